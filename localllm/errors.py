@@ -1,0 +1,85 @@
+"""Every error a user can meet: one sentence with the remedy, an exit code and an HTTP status.
+
+    LocalLLMError            exit 1   500   a fault of ours
+    ├── UsageError           exit 2   400   an option or a request that makes no sense
+    ├── DoesNotFit           exit 3   507   not enough memory for the weights or the context
+    ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
+    ├── ContextOverflow      exit 4   400   the prompt is longer than the context
+    ├── StoppedByLength      exit 6   500   `--fail-on-length`, and the answer was cut by a limit
+    ├── DamagedModel         exit 7   500   a model's file is truncated, inconsistent or holds NaN
+    ├── ModelNotFound        exit 8   404   no model of that name
+    └── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
+
+Code and status belong to the class, so no other file holds a table of them. Exit 130: interrupted.
+"""
+
+
+class LocalLLMError(Exception):
+    """`message` says what is wrong, `remedy` what to do about it; `str()` joins them with a semicolon."""
+
+    exit_code = 1
+    http_status = 500
+
+    def __init__(self, message: str, remedy: str | None = None):
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.message = message
+        self.remedy = remedy
+
+
+class UsageError(LocalLLMError):
+    """An option, a parameter or a request that makes no sense."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class DoesNotFit(LocalLLMError):
+    """Not enough memory for the weights or for the context asked for."""
+
+    exit_code = 3
+    http_status = 507
+
+
+class NoSuchDevice(LocalLLMError):
+    """The device that was asked for is not in this machine: never a silent fall back."""
+
+    exit_code = 3
+    http_status = 400
+
+
+class ContextOverflow(LocalLLMError):
+    """The prompt is longer than the context. Carries both numbers."""
+
+    exit_code = 4
+    http_status = 400
+
+    def __init__(self, prompt_tokens: int, context: int, remedy: str):
+        super().__init__(f"the prompt has {prompt_tokens} tokens and the context holds {context}", remedy)
+        self.prompt_tokens = prompt_tokens
+        self.context = context
+
+
+class StoppedByLength(LocalLLMError):
+    """The answer was cut by max_tokens or the context, and the caller asked that this be an error."""
+
+    exit_code = 6
+
+
+class DamagedModel(LocalLLMError):
+    """A file of the model is truncated, contradicts another, or holds NaN or infinite weights."""
+
+    exit_code = 7
+
+
+class ModelNotFound(LocalLLMError):
+    """No alias, folder or file of that name."""
+
+    exit_code = 8
+    http_status = 404
+
+
+class UnsupportedModel(LocalLLMError):
+    """A family, a quantization or a file format that localllm does not run."""
+
+    exit_code = 8
+    http_status = 400

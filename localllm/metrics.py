@@ -1,0 +1,120 @@
+"""One stopwatch for every way of using a model, and the definitions of the field, each in one place.
+
+queue       arrival until the first of the request's tokens is scheduled
+load        loading the model, where this request had to wait for it; else 0
+prefill     first scheduling until the first token out
+TTFT        arrival until the first token out (time to first token); load is not part of it
+ITL         each gap between consecutive tokens (inter-token latency)
+TPOT        (E2E - TTFT) / (output tokens - 1) (time per output token)
+TPS         1 / TPOT: output tokens per second once the first is out (decode speed of this one request)
+prefill/s   prompt tokens that were computed, not found in the cache, per second of prefill
+E2E         arrival until the last token out (end to end)
+
+Times are seconds of `time.perf_counter()`.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear interpolation between closest ranks (numpy's default); NaN of nothing."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    low = math.floor(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The measurements of one request, in seconds, tokens and bytes; NaN where nothing could be measured."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the KV cache
+    output_tokens: int
+    queue_s: float
+    load_s: float
+    prefill_s: float
+    ttft_s: float
+    itl_s: tuple[float, ...]
+    e2e_s: float
+    peak_bytes: int  # most memory this process has held so far
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else math.nan
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1 / self.tpot_s if self.tpot_s > 0 else math.nan
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s > 0 else math.nan
+
+    def itl_percentile(self, percent: float) -> float:
+        return percentile(self.itl_s, percent)
+
+    def as_dict(self) -> dict[str, float | int | list[float] | None]:
+        """For JSON: None instead of NaN, ITL percentiles beside the single gaps."""
+        values: dict[str, float | int | list[float]] = {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "queue_s": self.queue_s,
+            "load_s": self.load_s,
+            "prefill_s": self.prefill_s,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+            "tokens_per_s": self.tokens_per_s,
+            "itl_p50_s": self.itl_percentile(50),
+            "itl_p95_s": self.itl_percentile(95),
+            "itl_p99_s": self.itl_percentile(99),
+            "itl_s": list(self.itl_s),
+            "e2e_s": self.e2e_s,
+            "peak_bytes": self.peak_bytes,
+        }
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+
+
+@dataclass
+class Stopwatch:
+    """Follows one request: `schedule()` when its first tokens are taken up, `token()` at each token out."""
+
+    arrival: float
+    load_s: float = 0.0
+    clock: Callable[[], float] = time.perf_counter
+    scheduled: float | None = None
+    token_times: list[float] = field(default_factory=list)
+
+    def schedule(self) -> None:
+        """Only the first call counts: a preempted request is not new."""
+        if self.scheduled is None:
+            self.scheduled = self.clock()
+
+    def token(self) -> None:
+        self.token_times.append(self.clock())
+
+    def stop(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:
+        times = self.token_times
+        scheduled = math.nan if self.scheduled is None else self.scheduled
+        first = times[0] if times else math.nan
+        return Metrics(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            output_tokens=len(times),
+            queue_s=scheduled - self.arrival,
+            load_s=self.load_s,
+            prefill_s=first - scheduled,
+            ttft_s=first - self.arrival,
+            itl_s=tuple(b - a for a, b in itertools.pairwise(times)),
+            e2e_s=(times[-1] if times else self.clock()) - self.arrival,
+            peak_bytes=peak_bytes,
+        )

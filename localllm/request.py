@@ -1,0 +1,189 @@
+"""What a user asks and what comes back: the vocabulary between the engine and every way of using it.
+
+Plain data. Knows nothing of torch, files, terminals or HTTP.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.metrics import Metrics
+
+SEED_LIMIT = 2**63
+TOP_LOGPROBS_LIMIT = 64
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"  # the model said its end token, a stop id or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    CANCELLED = "cancelled"  # the caller went away
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is drawn and when to stop.
+
+    The defaults are the model's own distribution (temperature 1, nothing filtered). Order of operations, as
+    in `transformers`: logit_bias, repetition/presence/frequency penalty, temperature, top_k, top_p, min_p.
+    Raises UsageError where a value is outside its range.
+    """
+
+    temperature: float = 1.0
+    """0 takes the likeliest token (greedy); otherwise logits are divided by it."""
+
+    top_k: int = 0
+    """Keep the k likeliest tokens, and those equal to the k-th; 0 keeps all."""
+
+    top_p: float = 1.0
+    """The smallest set of likeliest tokens whose probabilities add up to top_p (Holtzman et al. 2019)."""
+
+    min_p: float = 0.0
+    """Keep tokens at least min_p times as likely as the likeliest (Nguyen et al. 2024)."""
+
+    repetition_penalty: float = 1.0
+    """Divide positive (multiply negative) logits of tokens seen in prompt and answer (Keskar et al. 2019)."""
+
+    repeat_last_n: int = -1
+    """How many last tokens repetition_penalty looks at; -1: all."""
+
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token already in the answer."""
+
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token as often as it stands in the answer."""
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids; -inf forbids one."""
+
+    seed: int | None = None
+    """Same seed, same text, whatever else is in the batch. None draws one, reported in Completion.seed."""
+
+    max_tokens: int | None = None
+    """Most tokens of the answer; None: until the context is full."""
+
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these strings; none of them is given out."""
+
+    stop_ids: tuple[int, ...] = ()
+    """The answer ends at one of these tokens, besides the model's own end tokens."""
+
+    ignore_eos: bool = False
+    """Go on past the model's end tokens (for measurements)."""
+
+    logprobs: int | None = None
+    """Log probability of each answer token and of this many likeliest alternatives; 0: the token alone."""
+
+    prompt_logprobs: int | None = None
+    """The same for each prompt token but the first."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            raise UsageError("stop is one string", "give a list of strings")
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        number, whole = (int, float), (int,)
+        self._check("temperature", number, 0, math.inf)
+        self._check("top_k", whole, 0, math.inf)
+        self._check("top_p", number, 0, 1, above=True)
+        self._check("min_p", number, 0, 1)
+        self._check("repetition_penalty", number, 0, math.inf, above=True)
+        self._check("repeat_last_n", whole, -1, math.inf)
+        self._check("presence_penalty", number, -math.inf, math.inf)
+        self._check("frequency_penalty", number, -math.inf, math.inf)
+        self._check("seed", whole, 0, SEED_LIMIT - 1, optional=True)
+        self._check("max_tokens", whole, 0, math.inf, optional=True)
+        self._check("logprobs", whole, 0, TOP_LOGPROBS_LIMIT, optional=True)
+        self._check("prompt_logprobs", whole, 0, TOP_LOGPROBS_LIMIT, optional=True)
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise UsageError("a stop string is empty or not a string", "leave it out")
+        for token, bias in self.logit_bias.items():
+            if isinstance(bias, bool) or not isinstance(bias, number) or math.isnan(bias) or bias == math.inf:
+                raise UsageError(f"logit_bias of token {token} is {bias!r}", "give a number below infinity")
+
+    def _check(
+        self,
+        name: str,
+        kinds: tuple[type, ...],
+        low: float,
+        high: float,
+        *,
+        above: bool = False,
+        optional: bool = False,
+    ) -> None:
+        """`low` and `high` are allowed, unless `above` leaves `low` out; infinity itself never is."""
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        fits = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        if not fits or not low <= value <= high or (above and value == low):
+            lowest = "" if low == -math.inf else f" {'above' if above else 'from'} {low:g}"
+            highest = "" if high == math.inf else f" up to {high:g}"
+            kind = "whole number" if kinds == (int,) else "number"
+            raise UsageError(f"{name} is {value!r}", f"give a {kind}{lowest}{highest}")
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingParams":
+        """What a model's generation_config.json recommends for sampling."""
+        known = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+        chosen = {name: value for name, value in config.items() if name in known and value is not None}
+        if config.get("do_sample") is False:
+            chosen["temperature"] = 0.0
+        return cls(**chosen)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One position: the token that stands there and the likeliest ones, by the model's own distribution."""
+
+    token_id: int
+    logprob: float  # natural logarithm
+    top: tuple[tuple[int, float], ...]  # (token id, log probability), likeliest first
+
+
+_ids = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt as token ids, ready for the engine. `arrival` is in seconds of `time.perf_counter()`."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival: float
+    id: int = field(default_factory=lambda: next(_ids))
+
+
+@dataclass(frozen=True)
+class GenerationEvent:
+    """A piece of an answer. Pieces joined give the whole; the last one carries finish_reason and metrics."""
+
+    request_id: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    metrics: Metrics | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    metrics: Metrics
+    seed: int
+    prompt_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()

@@ -1,0 +1,37 @@
+"""What the environment says: the LOCALLLM_* variables, read once."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Settings:
+    home: Path
+    """LOCALLLM_HOME: where saved chats and the prompt history live. Default: ~/.localllm"""
+
+    device: str
+    """LOCALLLM_DEVICE: `auto`, `cpu`, `cuda` or `cuda:N`, where `--device` is not given. Default: auto"""
+
+    dtype: str
+    """LOCALLLM_DTYPE: `auto`, `float32`, `bfloat16` or `float16`, where `--dtype` is not given. Default:
+    auto"""
+
+    threads: int | None
+    """LOCALLLM_THREADS: CPU threads for matrix products. Default: as many as the machine has cores"""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
+        """Raises UsageError where LOCALLLM_THREADS is not a positive whole number."""
+        threads = environment.get("LOCALLLM_THREADS")
+        if threads is not None and (not threads.isdecimal() or int(threads) == 0):
+            raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
+        return cls(
+            home=Path(environment.get("LOCALLLM_HOME") or "~/.localllm").expanduser(),
+            device=environment.get("LOCALLLM_DEVICE") or "auto",
+            dtype=environment.get("LOCALLLM_DTYPE") or "auto",
+            threads=int(threads) if threads else None,
+        )
