@@ -1,0 +1,35 @@
+"""Run open-weight language models on the machine in front of you.
+
+    import localllm
+    llm = localllm.load("demo")
+    print(llm.generate("Once upon a time", localllm.SamplingParams(max_tokens=64)).text)
+
+The names below are imported when they are first used, so that `import localllm` needs no torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "LLM": "localllm.llm",
+    "load": "localllm.llm",
+    "Completion": "localllm.request",
+    "FinishReason": "localllm.request",
+    "GenerationEvent": "localllm.request",
+    "SamplingParams": "localllm.request",
+    "TokenLogprob": "localllm.request",
+    "Metrics": "localllm.metrics",
+    "LocalLLMError": "localllm.errors",
+}
+
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'localllm' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

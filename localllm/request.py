@@ -111,7 +111,7 @@ class SamplingParams:
     def _check(
         self,
         name: str,
-        kinds: tuple[type, ...],
+        kinds: tuple[type[int] | type[float], ...],
         low: float,
         high: float,
         *,
@@ -119,11 +119,16 @@ class SamplingParams:
         optional: bool = False,
     ) -> None:
         """`low` and `high` are allowed, unless `above` leaves `low` out; infinity itself never is."""
-        value = getattr(self, name)
+        value: Any = getattr(self, name)
         if value is None and optional:
             return
-        fits = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-        if not fits or not low <= value <= high or (above and value == low):
+        if not (
+            isinstance(value, kinds)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and (low < value if above else low <= value)
+            and value <= high
+        ):
             lowest = "" if low == -math.inf else f" {'above' if above else 'from'} {low:g}"
             highest = "" if high == math.inf else f" up to {high:g}"
             kind = "whole number" if kinds == (int,) else "number"

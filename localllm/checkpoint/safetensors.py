@@ -1,0 +1,75 @@
+"""A Hugging Face folder's tensors, read one at a time from a memory map under their own names."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from localllm.checkpoint.header import Header, damaged
+from localllm.errors import DamagedModel
+
+FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+class Weights:
+    """Every tensor is taken once, with the shape that the model wants: what is missing, extra or of another
+    shape is an error that names it. `under(name)` is a view of the names below a prefix."""
+
+    def __init__(self, header: Header, prefix: str = "", shared: "Weights | None" = None):
+        self.header = header
+        self.prefix = prefix
+        self.left: set[str] = shared.left if shared else set(header.tensors)
+        self.files: dict[Path, safe_open] = shared.files if shared else {}
+
+    def under(self, name: str) -> "Weights":
+        return Weights(self.header, f"{self.prefix}{name}.", self)
+
+    def has(self, name: str) -> bool:
+        return self.prefix + name in self.left
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor as it is stored, mapped from the file. Raises DamagedModel as the class says."""
+        full = self.prefix + name
+        if full not in self.left:
+            raise DamagedModel(
+                f"the checkpoint lacks the tensor {full} of shape {list(shape)}", "fetch the model again"
+            )
+        entry = self.header.tensors[full]
+        if entry.shape != shape:
+            raise DamagedModel(
+                f"the tensor {full} has shape {list(entry.shape)} and config.json asks for {list(shape)}",
+                "fetch the model again",
+            )
+        self.left.remove(full)
+        try:
+            if entry.file not in self.files:
+                self.files[entry.file] = safe_open(entry.file, framework="pt")
+            tensor: Tensor = self.files[entry.file].get_tensor(full)
+        except (SafetensorError, OSError) as error:
+            raise damaged(entry.file, str(error)) from None
+        if entry.dtype in FLOATS:
+            check_finite(full, tensor)
+        return tensor
+
+    def finish(self, expected: Iterable[str] = ()) -> None:
+        """To be called when the model has taken all it wants; `expected` names what it may leave."""
+        extra = sorted(self.left - set(expected))
+        if extra:
+            more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+            raise DamagedModel(
+                f"the checkpoint holds the tensor {extra[0]}{more}, which config.json gives no place",
+                "fetch the model again",
+            )
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """One pass at the speed of memory: NaN and infinity survive in a sum; only a bad one is looked into."""
+    if torch.isfinite(tensor.sum(dtype=torch.float32)):
+        return
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        raise DamagedModel(
+            f"the tensor {name} holds {bad} values that are NaN or infinite", "fetch the model again"
+        )

@@ -1,0 +1,71 @@
+"""What is here: devices, their memory, the dtypes that run well on them. torch is imported inside functions, so
+that what needs no device needs no torch."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import TYPE_CHECKING
+
+from localllm.errors import NoSuchDevice, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` takes the first GPU, else the CPU; anything else is taken literally or refused.
+
+    Raises NoSuchDevice where it is not here, UsageError where the name means nothing.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise UsageError(f"there is no device {name!r}", "name auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise NoSuchDevice("there is no CUDA device here", "leave --device out or name cpu")
+    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+        raise NoSuchDevice(f"there is no device {name}", f"{torch.cuda.device_count()} CUDA devices are here")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
+    """`auto`: as stored, except that a CPU without fast 16-bit arithmetic computes in float32.
+
+    `stored` is the dtype of the weights as safetensors spells it. Raises UsageError for an unknown name.
+    """
+    import torch
+
+    if name != "auto":
+        if name not in DTYPES:
+            raise UsageError(f"there is no dtype {name!r}", f"name auto, {', '.join(DTYPES)}")
+        return getattr(torch, name)
+    wanted = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
+    if device.type == "cpu" and (wanted is torch.float16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return torch.float32
+    return wanted
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be taken now without pushing anything out."""
+    import psutil
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory this process has held on the device so far; on the CPU mapped weights count once read."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

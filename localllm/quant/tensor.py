@@ -1,0 +1,16 @@
+"""A weight stored in fewer bits: its packed parts by name, its format and the shape it stands for."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    format: str  # `int8`: see localllm/quant/formats
+    shape: tuple[int, int]  # (out, in) of the weight it stands for
+    parts: dict[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts.values())

@@ -1,0 +1,213 @@
+"""The loop: schedule, launch, commit. The first file to read.
+
+There is no prefill phase and no decode phase: a sequence has tokens that are known and tokens that are computed,
+and a step brings each nearer to having none left. The engine knows nothing of text; it is driven by one thread.
+
+On a device that works on by itself, step n + 1 is launched before step n is read. Three facts keep that right:
+blocks may be freed at once because the device works in order; a sequence with an unread token is not admitted
+again; only tokens that have been read enter the prefix index.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localllm.errors import LocalLLMError
+from localllm.request import FinishReason, TokenLogprob
+from localllm.runtime.batch import Batch
+from localllm.runtime.runner import Runner
+from localllm.runtime.sampler import NOT_A_NUMBER, Row, log_probabilities, sample
+from localllm.runtime.scheduler import Scheduler, Work
+from localllm.runtime.sequence import Sequence
+from localllm.runtime.state import BlockPool, SequenceState
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """What one step brought to one sequence."""
+
+    sequence: Sequence
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: LocalLLMError | None = None
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device is working on; nothing of it is read before the next has been launched."""
+
+    sampling: list[Sequence]  # whose newest token was computed, so that the next was sampled
+    choices: Tensor  # [len(sampling)] on the device
+    logits: Tensor | None  # [len(sampling), vocab], if any of them wants log probabilities
+    prompts: list[tuple[Sequence, int, Tensor]]  # position of the first, logits [n, vocab] of prompt positions
+    ended: list[Sequence]  # prompts that are computed and want no answer
+
+
+class Engine:
+    def __init__(self, runner: Runner, pool: BlockPool, token_budget: int, max_running: int):
+        self.runner = runner
+        self.pool = pool
+        self.scheduler = Scheduler(pool, token_budget, max_running)
+        self.newest = torch.zeros(max_running, dtype=torch.int64, device=runner.device)  # [rows]
+        self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
+        self.in_flight: Launched | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.in_flight or self.scheduler.running or self.scheduler.waiting)
+
+    def submit(self, sequence: Sequence) -> None:
+        self.scheduler.waiting.append(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Its blocks are free before the next step; no further event will name it."""
+        if not sequence.finished:
+            self.retire(sequence)
+
+    def step(self) -> list[TokenEvent]:
+        events = self.commit() if self.must_read_first() else []
+        work = self.scheduler.next_work()
+        launched = self.launch(work) if work else None  # the device starts on n + 1 ...
+        events += self.commit()  # ... before the host reads n: the only place where it waits
+        self.in_flight = launched
+        if not self.runner.asynchronous:
+            events += self.commit()
+        return events
+
+    def must_read_first(self) -> bool:
+        """Does the next step depend on tokens that only the device knows?"""
+        return bool(self.in_flight and any(s.needs_host_token for s in self.in_flight.sampling))
+
+    def launch(self, work: Work) -> Launched:
+        batch, sampling, prompts, ended = self.make_batch(work)
+        logits = self.runner.launch(batch)
+        sampled = logits[: len(sampling)]
+        wanted = any(s.request.params.logprobs is not None for s in sampling)
+        kept = sampled.clone() if wanted else None  # sampling changes its logits
+        choices = sample(sampled, [row_of(s) for s in sampling])
+        for sequence in sampling:
+            if sequence.row < 0:
+                sequence.row = self.free_rows.pop()
+            sequence.unread = 1
+        if sampling:
+            self.newest[[s.row for s in sampling]] = choices
+        at, prompt_logits = len(sampling), []
+        for sequence, first, count in prompts:
+            prompt_logits.append((sequence, first, logits[at : at + count]))
+            at += count
+        return Launched(sampling, choices, kept, prompt_logits, ended)
+
+    def make_batch(
+        self, work: Work
+    ) -> tuple[Batch, list[Sequence], list[tuple[Sequence, int, int]], list[Sequence]]:
+        """The step's tensors; who samples; whose prompt positions (first, count) give logits; who is done."""
+        states, tokens, sampling, ended = [], [], [], []
+        samples, prompts, prompt_index, unread = [], [], [], []
+        start = 0
+        for sequence, count in work:
+            assert sequence.state
+            known = sequence.token_ids[sequence.computed - count : sequence.computed]
+            if len(known) < count:  # the last one is known to the device alone
+                unread.append((start + count - 1, sequence.row))
+                known = [*known, 0]
+            states.append(sequence.state)
+            tokens.append(known)
+            if sequence.reads_whole_prompt:
+                first = sequence.computed - count
+                positions = max(0, min(sequence.computed, sequence.prompt_length - 1) - first)
+                if positions:
+                    prompts.append((sequence, first, positions))
+                    prompt_index += range(start, start + positions)
+            if sequence.pending == 0:
+                if sequence.limit > sequence.prompt_length:
+                    sampling.append(sequence)
+                    samples.append(start + count - 1)
+                else:
+                    ended.append(sequence)
+            start += count
+        copies, self.pool.copies = tuple(self.pool.copies), []
+        batch = Batch.of(states, tokens, samples + prompt_index, self.runner.device, copies)
+        if unread:
+            index, rows = zip(*unread, strict=True)
+            batch.token_ids[list(index)] = self.newest[list(rows)]
+        return batch, sampling, prompts, ended
+
+    def commit(self) -> list[TokenEvent]:
+        """Read the step in flight and note what it brought."""
+        launched, self.in_flight = self.in_flight, None
+        if launched is None:
+            return []
+        events = [
+            TokenEvent(s, prompt_logprobs=tuple(self.prompt_logprobs(s, first, logits)))
+            for s, first, logits in launched.prompts
+            if not s.finished
+        ]
+        for sequence in launched.ended:
+            if not sequence.finished:
+                self.retire(sequence)
+                events.append(TokenEvent(sequence, finish_reason=FinishReason.LENGTH))
+        logprobs: list[TokenLogprob] = []
+        if launched.logits is not None:
+            counts = [s.request.params.logprobs or 0 for s in launched.sampling]
+            logprobs = log_probabilities(launched.logits, launched.choices.clamp(min=0), counts)
+        for i, (sequence, token) in enumerate(zip(launched.sampling, launched.choices.tolist(), strict=True)):
+            if not sequence.finished:
+                wanted = sequence.request.params.logprobs is not None
+                events.append(self.accept(sequence, token, logprobs[i] if wanted else None))
+        return events
+
+    def prompt_logprobs(self, sequence: Sequence, first: int, logits: Tensor) -> list[TokenLogprob]:
+        following = sequence.token_ids[first + 1 : first + 1 + len(logits)]
+        count = sequence.request.params.prompt_logprobs or 0
+        return log_probabilities(logits, torch.tensor(following, device=logits.device), [count] * len(following))
+
+    def accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
+        """Append a token that has been read, and see whether the answer ends with it."""
+        # Where the next step is under way already, it has computed this token and sampled one more.
+        sequence.unread = int(sequence.computed > len(sequence.token_ids))
+        if token == NOT_A_NUMBER:
+            self.retire(sequence)
+            return TokenEvent(
+                sequence,
+                finish_reason=FinishReason.ERROR,
+                error=LocalLLMError("the model computed NaN", "try --dtype float32"),
+            )
+        sequence.token_ids.append(token)
+        sequence.output_counts[token] += 1
+        if sequence.state:
+            sequence.state.remember(sequence.token_ids)
+        params = sequence.request.params
+        reason = None
+        if token in params.stop_ids or (token in sequence.eos_ids and not params.ignore_eos):
+            reason = FinishReason.STOP
+        elif len(sequence.token_ids) >= sequence.limit:
+            reason = FinishReason.LENGTH
+        if reason:
+            self.retire(sequence)
+        return TokenEvent(sequence, token, logprob, finish_reason=reason)
+
+    def retire(self, sequence: Sequence) -> None:
+        sequence.finished = True
+        self.scheduler.retire(sequence)
+        if sequence.row >= 0:
+            self.free_rows.append(sequence.row)
+
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """[T, vocab] float32 in one forward pass over the tokens, beside whatever else is running."""
+        state = SequenceState(self.pool)
+        try:
+            state.extend(len(token_ids))
+            copies, self.pool.copies = tuple(self.pool.copies), []
+            every = list(range(len(token_ids)))
+            return self.runner.launch(Batch.of([state], [token_ids], every, self.runner.device, copies))
+        finally:
+            state.free()
+
+
+def row_of(sequence: Sequence) -> Row:
+    return Row(
+        sequence.request.params, sequence.seed, sequence.computed, sequence.token_ids, sequence.output_counts
+    )

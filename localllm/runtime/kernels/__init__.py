@@ -1,0 +1,8 @@
+"""The operations that a model is made of, each a signature with shapes; the kernels behind them register here."""
+
+from localllm.runtime.kernels.attention import attention
+from localllm.runtime.kernels.elementwise import gated_silu, rms_norm, rotate
+from localllm.runtime.kernels.linear import linear
+from localllm.runtime.kernels.registry import explain
+
+__all__ = ["attention", "explain", "gated_silu", "linear", "rms_norm", "rotate"]

@@ -1,0 +1,28 @@
+"""Runs one step of a model on its device: block copies, the forward pass, logits."""
+
+import torch
+from torch import Tensor
+
+from localllm.runtime.batch import Batch
+from localllm.runtime.cache import KVCache
+from localllm.runtime.model import Decoder
+
+
+class Runner:
+    """Eager execution. `asynchronous`: does the device work on while the host goes on?"""
+
+    def __init__(self, model: Decoder, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device):
+        self.model = model
+        self.device = device
+        self.asynchronous = device.type != "cpu"
+        self.caches = [
+            KVCache(blocks, block_size, layer.mixer.kv_heads, layer.mixer.head_dim, dtype, device)
+            for layer in model.config.layers
+        ]
+
+    def launch(self, batch: Batch) -> Tensor:
+        """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
+        for source, target in batch.copies:
+            for cache in self.caches:
+                cache.copy_block(source, target)
+        return self.model(batch, self.caches).float()

@@ -1,0 +1,153 @@
+"""Logits -> tokens: every row with its own parameters, and the same choice whatever other rows stand beside it.
+
+Order of operations, as in `transformers`: bias, penalties, temperature, top_k, top_p, min_p. Filters are
+thresholds on the value, so that tokens of equal probability are kept or dropped together and the result does not
+depend on the order in which a sort leaves them. The draw inverts the cumulative distribution in the order of the
+vocabulary at a point that is a function of the row's seed and position alone.
+"""
+
+from collections import Counter
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localllm.request import SamplingParams, TokenLogprob
+
+NOT_A_NUMBER = -1  # the choice of a row whose logits hold NaN, so that nothing waits for the check
+CANDIDATES = 1024  # likeliest tokens that top_p looks at first; all are sorted only where these do not suffice
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the next token of one sequence is drawn by."""
+
+    params: SamplingParams
+    seed: int
+    position: int  # of the token to be drawn, counted from the first of the prompt
+    token_ids: ListLike[int]  # prompt and answer so far; used by repetition_penalty only
+    output_counts: Counter[int]  # of the answer so far; used by presence and frequency penalty only
+
+
+def sample(logits: Tensor, rows: list[Row]) -> Tensor:
+    """logits: [N, vocab] float32, changed in place -> [N] int64 token ids, NOT_A_NUMBER where a row holds NaN."""
+    adjust(logits, rows)
+    best = logits.max(-1)
+    choice = best.indices
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        index = torch.tensor(drawn, device=logits.device)
+        choice[index] = draw(logits[index], [rows[i] for i in drawn])
+    return choice.masked_fill_(best.values.isnan(), NOT_A_NUMBER)
+
+
+def adjust(logits: Tensor, rows: list[Row]) -> None:
+    """Bias and penalties, in place."""
+    vocabulary = logits.shape[-1]
+    for i, row in enumerate(rows):
+        p = row.params
+        if p.logit_bias:
+            ids = torch.tensor([t for t in p.logit_bias if t < vocabulary], device=logits.device)
+            bias = torch.tensor([b for t, b in p.logit_bias.items() if t < vocabulary], device=logits.device)
+            logits[i, ids] += bias.float()
+        if p.repetition_penalty != 1.0 and p.repeat_last_n:
+            window = row.token_ids if p.repeat_last_n < 0 else row.token_ids[-p.repeat_last_n :]
+            ids = torch.tensor(list(set(window)), dtype=torch.int64, device=logits.device)
+            seen = logits[i, ids]
+            logits[i, ids] = torch.where(seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty)
+        if row.output_counts and (p.presence_penalty or p.frequency_penalty):
+            ids = torch.tensor(list(row.output_counts), device=logits.device)
+            counts = torch.tensor(list(row.output_counts.values()), device=logits.device)
+            logits[i, ids] -= p.presence_penalty + p.frequency_penalty * counts
+
+
+def draw(logits: Tensor, rows: list[Row]) -> Tensor:
+    """Temperature, filters and the draw. logits: [N, vocab] of rows whose temperature is above 0 -> [N]"""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+
+    # The largest logit becomes 0, so that no temperature above 0 overflows.
+    logits = (logits - logits.amax(-1, keepdim=True)) / column([row.params.temperature for row in rows])
+    logits = keep_top_k(logits, [row.params.top_k for row in rows])
+    top_p = [row.params.top_p for row in rows]
+    if min(top_p) < 1:
+        logits = logits.masked_fill(logits < top_p_threshold(logits, column(top_p)), -torch.inf)
+    probabilities = logits.softmax(-1)
+    min_p = column([row.params.min_p for row in rows])
+    probabilities = probabilities.masked_fill(probabilities < min_p * probabilities.amax(-1, keepdim=True), 0)
+    cumulative = probabilities.double().cumsum(-1)
+    seeds = torch.tensor([row.seed for row in rows], device=logits.device)
+    positions = torch.tensor([row.position for row in rows], device=logits.device)
+    point = uniform(seeds, positions)[:, None] * cumulative[:, -1:]
+    chosen = torch.searchsorted(cumulative, point, right=True)[:, 0]
+    # A point that rounds up to the whole mass lies behind the last possible token, not on a forbidden one.
+    last = logits.shape[-1] - 1 - (probabilities > 0).flip(-1).int().argmax(-1)
+    return torch.minimum(chosen, last)
+
+
+def keep_top_k(logits: Tensor, top_k: list[int]) -> Tensor:
+    """-inf below each row's k-th largest value; 0 keeps all."""
+    vocabulary = logits.shape[-1]
+    largest = min(max(top_k), vocabulary)
+    if largest == 0:
+        return logits
+    rank = torch.tensor([min(k, vocabulary) - 1 for k in top_k], device=logits.device)
+    values = logits.topk(largest).values.gather(-1, rank.clamp(min=0)[:, None])
+    return logits.masked_fill((logits < values) & (rank >= 0)[:, None], -torch.inf)
+
+
+def top_p_threshold(logits: Tensor, top_p: Tensor) -> Tensor:
+    """[N, 1] the smallest logit of each row's nucleus; -inf for rows with top_p = 1."""
+    total = logits.logsumexp(-1, keepdim=True)
+    count = min(CANDIDATES, logits.shape[-1])
+    values = logits.topk(count).values
+    cumulative = (values - total).exp().cumsum(-1)
+    enough = (cumulative[:, -1:] >= top_p) | (top_p >= 1)
+    if count < logits.shape[-1] and not bool(enough.all()):
+        values = logits.sort(descending=True).values
+        cumulative = (values - total).exp().cumsum(-1)
+    # The nucleus ends with the first token at which the sum reaches top_p.
+    size = (cumulative < top_p).sum(-1, keepdim=True).clamp(max=values.shape[-1] - 1)
+    return values.gather(-1, size).masked_fill(top_p >= 1, -torch.inf)
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """[N] float64 in [0, 1), a function of seed and position alone: the finalizer of SplitMix64 (Steele, Lea and
+    Flood 2014) over both, top 53 bits."""
+    mixed = finalize(finalize(seeds) + (positions + 1) * signed(0x9E3779B97F4A7C15))
+    return ((mixed >> 11) & (2**53 - 1)).double() * 2.0**-53
+
+
+def finalize(z: Tensor) -> Tensor:
+    z = (z ^ shift_right(z, 30)) * signed(0xBF58476D1CE4E5B9)
+    z = (z ^ shift_right(z, 27)) * signed(0x94D049BB133111EB)
+    return z ^ shift_right(z, 31)
+
+
+def shift_right(z: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's is arithmetic."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)
+
+
+def signed(value: int) -> int:
+    """The int64 with the same bits as an unsigned 64-bit number."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def log_probabilities(logits: Tensor, token_ids: Tensor, counts: list[int]) -> list[TokenLogprob]:
+    """The model's own distribution (before bias, penalties and temperature) at each position.
+
+    logits: [N, vocab] float32; token_ids: [N], what stands there; counts: how many alternatives each row wants.
+    """
+    logs = logits.log_softmax(-1)
+    chosen = logs.gather(-1, token_ids[:, None])[:, 0].tolist()
+    top = logs.topk(min(max(counts), logits.shape[-1]))
+    values, indices = top.values.tolist(), top.indices.tolist()
+    return [
+        TokenLogprob(token, logprob, tuple(zip(ids[:count], logprobs[:count], strict=True)))
+        for token, logprob, ids, logprobs, count in zip(
+            token_ids.tolist(), chosen, indices, values, counts, strict=True
+        )
+    ]

@@ -1,0 +1,102 @@
+"""Who brings how many tokens to the next step. Pure Python over counts: knows no tensor and no model.
+
+Running sequences go before waiting ones and short work before long, so that a long prompt never holds up an
+answer that is already streaming; a share of the budget is the oldest sequence's own, so that it never starves.
+"""
+
+from collections import deque
+
+from localllm.runtime.sequence import Sequence
+from localllm.runtime.state import BlockPool, OutOfBlocks, SequenceState
+
+OLDEST_SHARE = 4  # one part in so many of the budget is kept for the oldest sequence
+
+Work = list[tuple[Sequence, int]]
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, token_budget: int, max_running: int):
+        self.pool = pool
+        self.token_budget = token_budget
+        self.max_running = max_running
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.work: dict[Sequence, int] = {}  # of the step being scheduled
+
+    def next_work(self) -> Work:
+        """The sequences of the next step, each with room made for the tokens it brings."""
+        self.work = {}
+        fair = -(-self.token_budget // OLDEST_SHARE)
+        if self.running:
+            self.bring(min(self.running, key=arrival), fair)
+        ordered = sorted(self.running, key=lambda s: (s.pending, s.request.id))
+        for sequence in ordered:
+            if sequence.pending <= fair:
+                self.bring(sequence, fair)
+        self.admit()
+        for sequence in ordered:
+            self.bring(sequence, self.token_budget)
+        return [(s, count) for s, count in self.work.items() if s.state]  # minus those preempted since
+
+    def bring(self, sequence: Sequence, most: int) -> None:
+        """Let a running sequence bring more tokens, as far as the budget and its pending ones go."""
+        count = min(sequence.pending, most, self.token_budget - sum(self.work.values()))
+        if count > 0 and self.reserve(sequence, count):
+            self.work[sequence] = self.work.get(sequence, 0) + count
+
+    def admit(self) -> None:
+        """Waiting sequences in their order, as long as all that they know fits beside what the running know."""
+        promised = sum(self.missing_blocks(s) for s in self.running)
+        while self.waiting and len(self.running) < self.max_running:
+            sequence = self.waiting[0]
+            # One that was preempted while a step was in flight must be read first.
+            if sequence.unread or sum(self.work.values()) >= self.token_budget:
+                break
+            ids = () if sequence.reads_whole_prompt else sequence.token_ids
+            sequence.state = SequenceState(self.pool, ids)
+            if self.missing_blocks(sequence) + promised > self.pool.available:
+                self.release(sequence)
+                break
+            sequence.stopwatch.schedule()
+            if sequence.cached_tokens is None:
+                sequence.cached_tokens = sequence.computed
+            self.running.append(self.waiting.popleft())
+            self.bring(sequence, self.token_budget)
+            promised += self.missing_blocks(sequence)
+
+    def missing_blocks(self, sequence: Sequence) -> int:
+        """How many blocks more it takes to compute all that the sequence knows."""
+        assert sequence.state
+        return -(-(sequence.computed + sequence.pending) // self.pool.block_size) - len(sequence.state.table)
+
+    def reserve(self, sequence: Sequence, count: int) -> bool:
+        """Room for `count` more tokens; where there is none, the youngest sequence gives its blocks up."""
+        while sequence.state:  # until it is itself the youngest and preempted
+            try:
+                sequence.state.extend(count)
+                return True
+            except OutOfBlocks:
+                self.preempt(max(self.running, key=arrival))
+        return False
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take its blocks; it waits at the head of the queue and is computed again."""
+        self.release(sequence)
+        self.running.remove(sequence)
+        self.waiting.appendleft(sequence)
+
+    def retire(self, sequence: Sequence) -> None:
+        self.release(sequence)
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+
+    @staticmethod
+    def release(sequence: Sequence) -> None:
+        if sequence.state:
+            sequence.state.free()
+            sequence.state = None
+
+
+def arrival(sequence: Sequence) -> int:
+    return sequence.request.id

@@ -1,0 +1,56 @@
+"""One request while it is being answered."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from localllm.metrics import Stopwatch
+from localllm.request import Request
+from localllm.runtime.state import SequenceState
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Tokens that are known (prompt and answer) and how many of them are computed.
+
+    `unread` counts tokens that were sampled on the device and not yet read by the host: 0 or 1.
+    """
+
+    request: Request
+    seed: int
+    eos_ids: frozenset[int]
+    limit: int  # most tokens of prompt and answer together
+    stopwatch: Stopwatch
+    token_ids: list[int] = field(default_factory=list)
+    unread: int = 0
+    row: int = -1  # where its newest token lies on the device
+    state: SequenceState | None = None  # None: waiting
+    cached_tokens: int | None = None  # of the prompt, found in the KV cache when it was first admitted
+    output_counts: Counter[int] = field(default_factory=Counter)
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_ids)
+
+    @property
+    def computed(self) -> int:
+        return self.state.length if self.state else 0
+
+    @property
+    def pending(self) -> int:
+        """How many tokens are known, here or on the device, and not computed: *the* definition of work."""
+        return len(self.token_ids) + self.unread - self.computed
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def needs_host_token(self) -> bool:
+        """Its next token can only be sampled when the last one has been read: penalties count tokens."""
+        params = self.request.params
+        return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Prompt log probabilities need every prompt position computed, none taken from the cache."""
+        return self.request.params.prompt_logprobs is not None

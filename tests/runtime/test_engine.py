@@ -1,0 +1,161 @@
+"""Any mix of sequences, chunk sizes, budgets and block counts gives each sequence the tokens it gets alone, and
+leaks no block; also where a step is launched before the last one is read."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.metrics import Stopwatch
+from localllm.request import FinishReason, Request, SamplingParams
+from localllm.runtime.engine import Engine, TokenEvent
+from localllm.runtime.sequence import Sequence
+from tests.tiny import make_checkpoint, make_engine
+
+Answers = dict[int, list[TokenEvent]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    make_checkpoint(path, "Qwen3")
+    return path
+
+
+def sequence(prompt: list[int], seed: int = 0, eos: frozenset[int] = frozenset(), **params: object) -> Sequence:
+    request = Request(tuple(prompt), SamplingParams(**params), 0.0)  # pyright: ignore[reportArgumentType]
+    limit = len(prompt) + (8 if request.params.max_tokens is None else request.params.max_tokens)
+    return Sequence(request, seed, eos, limit, Stopwatch(0.0))
+
+
+def run(engine: Engine, sequences: list[Sequence]) -> Answers:
+    events: Answers = {s.request.id: [] for s in sequences}
+    for s in sequences:
+        engine.submit(s)
+    for _ in range(5000):
+        if not engine.busy:
+            break
+        for event in engine.step():
+            events[event.sequence.request.id].append(event)
+    assert not engine.busy
+    engine.pool.check()
+    assert engine.pool.available == len(engine.pool.users)
+    assert len(engine.free_rows) == len(engine.newest)
+    assert all(answer[-1].finish_reason for answer in events.values())
+    return events
+
+
+def tokens(answer: list[TokenEvent]) -> list[int]:
+    return [e.token_id for e in answer if e.token_id is not None]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
+@pytest.mark.parametrize("seed", range(40))
+def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(folder: Path, seed: int, asynchronous: bool) -> None:
+    rng = random.Random(seed)
+    base = [rng.randrange(3, 300) for _ in range(rng.randrange(1, 30))]
+    prompts = [
+        base[: rng.randrange(len(base) + 1)] + [rng.randrange(3, 300) for _ in range(rng.randrange(1, 25))]
+        for _ in range(rng.randrange(2, 7))
+    ]
+    choices = [
+        {"temperature": 0},
+        {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"temperature": 0.9, "top_k": 20},
+        {"temperature": 1.2, "top_p": 0.8, "frequency_penalty": 0.4},
+        {"temperature": 0, "prompt_logprobs": 1},
+    ]
+    settings = [rng.choice(choices) | {"max_tokens": rng.randrange(0, 20)} for _ in prompts]
+    eos = frozenset(rng.sample(range(320), 8))
+
+    def fresh() -> list[Sequence]:
+        return [sequence(p, seed, eos, **s) for p, s in zip(prompts, settings, strict=True)]
+
+    roomy = make_engine(folder)
+    alone = [tokens(run(roomy, [s])[s.request.id]) for s in fresh()]
+    need = max(-(-s.limit // 8) for s in fresh())
+    engine = make_engine(
+        folder,
+        blocks=need + rng.randrange(0, 12),
+        token_budget=rng.choice([1, 3, 8, 40, 512]),
+        max_running=rng.choice([1, 3, 16]),
+    )
+    engine.runner.asynchronous = asynchronous
+    together = fresh()
+    got = run(engine, together)
+    assert [tokens(got[s.request.id]) for s in together] == alone
+    if any(s["max_tokens"] for s in settings):
+        assert any(alone)
+
+
+def test_a_second_turn_finds_the_first_in_the_cache(folder: Path) -> None:
+    engine = make_engine(folder)
+    first = sequence(list(range(3, 40)), temperature=0, max_tokens=5)
+    answer = tokens(run(engine, [first])[first.request.id])
+    again = sequence([*range(3, 40), *answer, 7, 8], temperature=0, max_tokens=5)
+    run(engine, [again])
+    assert again.cached_tokens == 40  # the whole blocks of 37 + 4 computed tokens
+
+
+def test_cancelling_frees_everything_at_once_even_with_a_step_in_flight(folder: Path) -> None:
+    engine = make_engine(folder)
+    engine.runner.asynchronous = True
+    gone, stays = sequence([3, 4, 5], temperature=0), sequence([3, 4, 6], temperature=0)
+    engine.submit(gone)
+    engine.submit(stays)
+    engine.step()
+    engine.step()
+    engine.cancel(gone)
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert all(event.sequence is stays for event in events)
+    assert engine.pool.available == len(engine.pool.users)
+
+
+def test_why_an_answer_ends(folder: Path) -> None:
+    engine = make_engine(folder)
+    free = sequence([3, 4, 5], temperature=0, max_tokens=8)
+    said = tokens(run(engine, [free])[free.request.id])
+    assert len(said) == 8
+    third = said[2]
+    at = said.index(third) + 1
+    cases = {
+        FinishReason.STOP: sequence([3, 4, 5], eos=frozenset([third]), temperature=0, max_tokens=8),
+        FinishReason.LENGTH: sequence([3, 4, 5], temperature=0, max_tokens=8),
+    }
+    for reason, s in cases.items():
+        assert run(engine, [s])[s.request.id][-1].finish_reason == reason
+    by_id = sequence([3, 4, 5], temperature=0, max_tokens=8, stop_ids=(third,))
+    assert tokens(run(engine, [by_id])[by_id.request.id]) == said[:at]
+    ignoring = sequence([3, 4, 5], eos=frozenset([third]), temperature=0, max_tokens=8, ignore_eos=True)
+    assert tokens(run(engine, [ignoring])[ignoring.request.id]) == said
+
+
+def test_nan_logits_end_the_sequence_with_an_error_and_no_other(folder: Path) -> None:
+    engine = make_engine(folder)
+    engine.runner.model.embedding[9] = torch.nan
+    poisoned, healthy = sequence([3, 9], temperature=0.5), sequence([3, 4], temperature=0.5)
+    got = run(engine, [poisoned, healthy])
+    assert got[poisoned.request.id][-1].finish_reason == FinishReason.ERROR
+    assert "NaN" in str(got[poisoned.request.id][-1].error)
+    assert got[healthy.request.id][-1].finish_reason == FinishReason.LENGTH
+
+
+def test_logprobs_are_those_of_the_whole_sequence(folder: Path) -> None:
+    engine = make_engine(folder, token_budget=5)
+    prompt = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46]
+    asked = sequence(prompt, temperature=0.7, max_tokens=6, logprobs=3, prompt_logprobs=2)
+    events = run(engine, [asked])[asked.request.id]
+    whole = engine.logits(prompt + tokens(events)).log_softmax(-1)
+    of_prompt = [p for e in events for p in e.prompt_logprobs]
+    of_answer = [e.logprob for e in events if e.logprob]
+    assert [p.token_id for p in of_prompt] == prompt[1:]
+    assert [p.token_id for p in of_answer] == tokens(events)
+    for i, position in enumerate(of_prompt + of_answer):
+        assert position.logprob == pytest.approx(whole[i, position.token_id].item(), abs=1e-4)
+        top = whole[i].topk(len(position.top))
+        assert [t for t, _ in position.top] == top.indices.tolist()
+    assert {len(p.top) for p in of_prompt} == {2}
+    assert {len(p.top) for p in of_answer} == {3}

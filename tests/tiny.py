@@ -1,0 +1,79 @@
+"""Tiny random checkpoints of every family, made by `transformers`, and engines over them.
+
+Weights, norms and biases are drawn so large that a slip in any of them shows in the logits.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from localllm.arch.families import describe
+from localllm.checkpoint.header import read_header
+from localllm.checkpoint.safetensors import Weights
+from localllm.runtime.engine import Engine
+from localllm.runtime.load import Source
+from localllm.runtime.model import Decoder
+from localllm.runtime.runner import Runner
+from localllm.runtime.state import BlockPool
+
+CPU = torch.device("cpu")
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-3,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+    "bos_token_id": 1,
+    "pad_token_id": None,
+    "attn_implementation": "eager",
+}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
+    """Writes a random checkpoint of `kind` (`Llama`, `Qwen3`, ...) and returns the transformers model."""
+    config = getattr(transformers, f"{kind}Config")(**SMALL | changes)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:  # norms around 1, biases around 0
+                weight.copy_(torch.randn_like(weight) * 0.3 + ("norm" in name))
+            else:
+                weight.copy_(torch.randn_like(weight) * 2 / weight.shape[-1] ** 0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def make_engine(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    blocks: int = 64,
+    block_size: int = 8,
+    token_budget: int = 512,
+    max_running: int = 16,
+) -> Engine:
+    header = read_header(folder)
+    decoder = Decoder(describe(header.config), Source(Weights(header), CPU, dtype))
+    runner = Runner(decoder, blocks, block_size, dtype, CPU)
+    for cache in runner.caches:  # whatever reads a slot that was never written is found out
+        cache.k.fill_(torch.nan)
+        cache.v.fill_(torch.nan)
+    return Engine(runner, BlockPool(blocks, block_size), token_budget, max_running)
