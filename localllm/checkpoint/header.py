@@ -81,10 +81,11 @@ def indexed_files(index: Path) -> list[Path]:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
         raise DamagedModel(f"{index} has no weight_map", "fetch the model again")
+    for name in names.values():
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise DamagedModel(f"{index} names {name!r}, which is no file beside it", "do not trust it")
     files = [index.parent / name for name in sorted(set(names.values()))]
     for file in files:
-        if file.name != str(file.relative_to(index.parent)) or file.suffix != ".safetensors":
-            raise DamagedModel(f"{index} names {file.name!r}, which is no file beside it", "do not trust it")
         if not file.is_file():
             raise DamagedModel(f"{file} is missing though {index.name} names it", "fetch the model again")
     return files

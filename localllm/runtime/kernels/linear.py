@@ -20,10 +20,10 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
     """x: [..., in]; weight: [out, in]; bias: [out] -> [..., out]"""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
-    return choose("linear", x, weight).run(x, weight, bias)
+    return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
-def few_bfloat16_rows_on_cpu(x: Tensor, weight: QuantizedTensor) -> str | None:
+def few_bfloat16_rows_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if weight.format != int8.FORMAT:
         return f"format {weight.format}"
     if x.device.type != "cpu" or x.dtype != torch.bfloat16:

@@ -1,0 +1,213 @@
+"""What a broken or hostile model folder gets: one sentence that names the fault, and the documented exit code."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from localllm.arch.families import describe
+from localllm.checkpoint.header import read_header
+from localllm.checkpoint.quantized import check_layout
+from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
+from tests.tiny import make_checkpoint, make_engine
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_checkpoint(tmp_path, "Llama", num_hidden_layers=1)
+    return tmp_path
+
+
+def edit_tensors(folder: Path, edit: Callable[[Weights], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+
+
+def error_of(folder: Path) -> LocalLLMError:
+    with pytest.raises(LocalLLMError) as caught:
+        make_engine(folder)
+    assert "\n" not in str(caught.value)
+    assert caught.value.remedy
+    return caught.value
+
+
+NORM = "model.layers.0.input_layernorm.weight"
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+def test_a_missing_tensor_is_named_with_its_shape(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t.pop(QUERY))
+    assert f"lacks the tensor {QUERY} of shape [60, 48]" in error_of(folder).message
+
+
+def test_an_extra_tensor_is_named(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t.update({"model.surprise.weight": torch.ones(2)}))
+    assert "model.surprise.weight" in error_of(folder).message
+
+
+def test_a_wrong_shape_is_told_with_both(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t.update({QUERY: t[QUERY].T.contiguous()}))
+    message = error_of(folder).message
+    assert QUERY in message and "[48, 60]" in message and "[60, 48]" in message
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_weight_that_is_no_number_is_found(folder: Path, value: float) -> None:
+    edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
+    error = error_of(folder)
+    assert f"{NORM} holds 1 values that are NaN or infinite" in error.message
+    assert error.exit_code == 7
+
+
+def test_large_finite_weights_are_no_fault(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t[NORM].fill_(3e38))
+    make_engine(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 100, 5000, -1])
+def test_a_truncated_file(folder: Path, keep: int) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    error = error_of(folder)
+    assert isinstance(error, DamagedModel)
+    assert "model.safetensors is damaged" in error.message
+
+
+def rewrite_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + length])
+    edited = edit(header)
+    raw = edited if isinstance(edited, bytes) else json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(raw)) + raw + content[8 + length :])
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda h: h[NORM].update(shape=[10**18, 10**18]),
+        lambda h: h[NORM].update(shape=[-48]),
+        lambda h: h[NORM].update(shape=["48"]),
+        lambda h: h[NORM].update(data_offsets=[0, 192]),
+        lambda h: h[NORM].update(data_offsets=[2**70, 2**70 + 192]),
+        lambda h: h[NORM].pop("dtype"),
+        lambda h: h.update({NORM: 5}),
+        lambda h: b"[1, 2]",
+        lambda h: b"{not json",
+        lambda h: b"[" * 50_000,
+        lambda h: json.dumps(h).encode()[:-1] + b', "a": {"dtype":"F32"}, "a": {}}',
+    ],
+    ids=range(11),
+)
+def test_a_hostile_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    rewrite_header(folder, edit)
+    assert isinstance(error_of(folder), DamagedModel)
+
+
+def test_a_header_longer_than_the_file(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{}")
+    assert "the file has 10" in error_of(folder).message
+
+
+def test_an_unknown_dtype(folder: Path) -> None:
+    rewrite_header(folder, lambda h: h[NORM].update(dtype="F8_E4M3"))
+    assert isinstance(error_of(folder), UnsupportedModel)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
+def test_pickled_weights_are_refused_with_the_reason(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    error = error_of(folder)
+    assert isinstance(error, UnsupportedModel)
+    assert name in error.message and "run code" in error.message
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        read_header(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "model.bin"])
+def test_an_index_names_only_files_beside_it(folder: Path, name: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: name}}))
+    assert "no file beside it" in error_of(folder).message
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: "a.safetensors"}}))
+    assert "a.safetensors is missing" in error_of(folder).message
+
+
+def test_shards_are_read_as_one(folder: Path) -> None:
+    expected = make_engine(folder).logits([3, 4, 5])
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({n: tensors[n] for n in part}, folder / file)
+    index = {"weight_map": {n: file for file, part in parts.items() for n in part}}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(make_engine(folder).logits([3, 4, 5]), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, UnsupportedModel, "MambaForCausalLM is not supported"),
+        ({"architectures": ...}, UnsupportedModel, "not supported"),
+        ({"hidden_act": "relu"}, UnsupportedModel, "relu"),
+        ({"hidden_size": ...}, DamagedModel, "lacks 'hidden_size'"),
+        ({"hidden_size": "48"}, DamagedModel, "not a positive number"),
+        ({"num_hidden_layers": 0}, DamagedModel, "no layers"),
+        ({"num_key_value_heads": 4}, DamagedModel, "cannot share"),
+        ({"head_dim": 5}, DamagedModel, "rotated in pairs"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, UnsupportedModel, "yarn"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, DamagedModel, "lacks 'factor'"),
+    ],
+    ids=str,
+)
+def test_a_config_that_cannot_be_run(
+    folder: Path, changes: dict[str, Any], kind: type[LocalLLMError], words: str
+) -> None:
+    edit_config(folder, **changes)
+    error = error_of(folder)
+    assert isinstance(error, kind)
+    assert words in error.message
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"a": 1, "a": 2}', b"[" * 10**5])
+def test_a_config_that_is_no_json_object(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
+    assert isinstance(error_of(folder), DamagedModel)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"quant_method": "gptq", "bits": 4}, {"quant_method": "compressed-tensors", "format": "pack-quantized"}],
+)
+def test_a_quantization_that_does_not_run_is_named(folder: Path, layout: dict[str, Any]) -> None:
+    edit_config(folder, quantization_config=layout)
+    with pytest.raises(UnsupportedModel, match=layout["quant_method"]):
+        check_layout(read_header(folder).config)
+
+
+def test_a_tied_head_that_is_stored_twice_and_old_rope_tables_are_no_leftovers(folder: Path) -> None:
+    edit_config(folder, tie_word_embeddings=True)
+    edit_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}))
+    make_engine(folder)
+    assert describe(read_header(folder).config).tie_embeddings

@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from localllm.quant.formats import int8
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels import explain, linear
+from tests.runtime.kernels.harness import check
+
+
+def quantized(rows: int, columns: int) -> QuantizedTensor:
+    generator = torch.Generator().manual_seed(rows)
+    return int8.quantize(torch.randn(rows, columns, generator=generator, dtype=torch.float64).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 96, 64), (3, 100, 96), (17, 33, 32), (70, 64, 128)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, columns, generator=generator, dtype=torch.float64).bfloat16()
+    b = torch.randn(rows, generator=generator, dtype=torch.float64).bfloat16() if bias else None
+    weight = quantized(rows, columns)
+    ran = check("linear", lambda d: (x.to(d), weight, None if b is None else b.to(d)), dtype)
+    assert ran == (["torch-int8-cpu"] if dtype == torch.bfloat16 and tokens < 64 else [])
+
+
+def test_the_choice_is_explained() -> None:
+    weight = quantized(8, 32)
+    [fast, reference] = explain("linear", torch.zeros(1, 32), weight, None)
+    assert fast == ("torch-int8-cpu", "torch.float32 on cpu, not bfloat16 on cpu")
+    assert reference == ("reference", "ok")
+    assert explain("linear", torch.zeros(64, 32, dtype=torch.bfloat16), weight, None)[0][1].startswith("64 rows")
+
+
+def test_int8_is_within_half_a_step_of_the_weight() -> None:
+    weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+    weight[7] = 0
+    packed = int8.quantize(weight)
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert ((int8.dequantize(packed, torch.float32) - weight).abs() <= step / 2 + 1e-6).all()
+    assert packed.nbytes == 40 * 64 + 40 * 4
+
+
+def test_a_plain_weight_is_a_plain_product() -> None:
+    x, w = torch.randn(2, 3), torch.randn(4, 3)
+    assert torch.equal(linear(x, w), x @ w.T)

@@ -1,0 +1,169 @@
+"""The sampler against the logits processors of `transformers`, its draws against the distribution, and a row's
+choice against whatever else is in the batch."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from localllm.request import SamplingParams
+from localllm.runtime import sampler
+from localllm.runtime.sampler import NOT_A_NUMBER, Row, log_probabilities, sample, uniform
+
+VOCABULARY = 211
+
+
+def row(
+    position: int = 0, seed: int = 1, prompt: list[int] | None = None, said: list[int] | None = None, **params: Any
+) -> Row:
+    said = said or []
+    return Row(SamplingParams(**params), seed, position, [*(prompt or []), *said], Counter(said))
+
+
+def logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def drawn_from(values: torch.Tensor, count: int, **params: Any) -> torch.Tensor:
+    """How often each token is drawn at `count` positions."""
+    many = values.expand(count, -1).clone()
+    choices = sample(many, [row(position=i, **params) for i in range(count)])
+    return torch.bincount(choices, minlength=VOCABULARY) / count
+
+
+def theirs(values: torch.Tensor, *processors: Any, ids: list[int] | None = None) -> torch.Tensor:
+    scores = LogitsProcessorList(processors)(torch.tensor([ids or [0]]), values[None].clone())
+    return scores.softmax(-1)[0]
+
+
+@pytest.mark.parametrize(
+    ("params", "processors"),
+    [
+        ({"temperature": 1.0}, []),
+        ({"temperature": 0.6}, [TemperatureLogitsWarper(0.6)]),
+        ({"temperature": 1.7, "top_k": 12}, [TemperatureLogitsWarper(1.7), TopKLogitsWarper(12)]),
+        ({"temperature": 1.0, "top_p": 0.8}, [TopPLogitsWarper(0.8)]),
+        ({"temperature": 2.0, "min_p": 0.1}, [TemperatureLogitsWarper(2.0), MinPLogitsWarper(0.1)]),
+        (
+            {"temperature": 1.5, "top_k": 30, "top_p": 0.9, "min_p": 0.05},
+            [TemperatureLogitsWarper(1.5), TopKLogitsWarper(30), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)],
+        ),
+    ],
+    ids=str,
+)
+def test_draws_follow_the_distribution_of_transformers(params: dict[str, Any], processors: list[Any]) -> None:
+    values = logits(1)[0]
+    expected, count = theirs(values, *processors), 20_000
+    got = drawn_from(values, count, **params)
+    assert not got[expected == 0].any()
+    deviation = (expected * (1 - expected) / count).sqrt()
+    assert ((got - expected).abs() <= 5 * deviation + 1e-9).all()
+
+
+def test_top_p_is_exact_where_the_first_candidates_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = logits(3)
+    top_p = torch.tensor([[0.5], [0.99], [1.0]])
+    exact = sampler.top_p_threshold(values, top_p)
+    monkeypatch.setattr(sampler, "CANDIDATES", 4)
+    assert torch.equal(sampler.top_p_threshold(values, top_p), exact)
+    for threshold, value, p in zip(exact[:2, 0], values, (0.5, 0.99), strict=False):
+        assert torch.equal(value >= threshold, theirs(value, TopPLogitsWarper(p)) > 0)
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    values, ids = logits(1), [3, 5, 5, 8]
+    penalized = values.clone()
+    sampler.adjust(penalized, [row(prompt=ids[:2], said=ids[2:], repetition_penalty=1.4)])
+    expected = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([ids]), values.clone())
+    torch.testing.assert_close(penalized, expected)
+
+
+def test_repetition_penalty_looks_at_the_last_tokens_only() -> None:
+    values = torch.ones(1, VOCABULARY)
+    sampler.adjust(values, [row(prompt=[1, 2], said=[3], repetition_penalty=2.0, repeat_last_n=2)])
+    assert [t for t in range(VOCABULARY) if values[0, t] == 0.5] == [2, 3]
+
+
+def test_presence_and_frequency_count_the_answer_and_not_the_prompt() -> None:
+    values = torch.zeros(1, VOCABULARY)
+    sampler.adjust(values, [row(prompt=[1], said=[2, 2, 3], presence_penalty=0.5, frequency_penalty=0.25)])
+    assert values[0, :5].tolist() == [0.0, 0.0, -1.0, -0.75, 0.0]
+
+
+def test_bias_moves_the_choice_and_minus_infinity_forbids() -> None:
+    values = logits(2)
+    best = values.argmax(-1).tolist()
+    pushed, forbidden = (
+        row(temperature=0, logit_bias={7: 100}),
+        row(temperature=0, logit_bias={best[1]: -torch.inf}),
+    )
+    choice = sample(values, [pushed, forbidden]).tolist()
+    assert choice[0] == 7
+    assert choice[1] != best[1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_draws_the_same_whatever_stands_beside_it(seed: int) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.3},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.7},
+        {"temperature": 2.0, "min_p": 0.02, "presence_penalty": 1.0, "said": [1, 2, 3]},
+    ]
+    values = logits(len(kinds), seed).bfloat16().float()  # with many ties
+    rows = [row(position=seed, seed=seed, **kind) for kind in kinds]
+    together = sample(values.clone(), rows).tolist()
+    alone = [sample(values[i : i + 1].clone(), [r]).item() for i, r in enumerate(rows)]
+    assert together == alone
+
+
+def test_equal_logits_are_kept_or_dropped_together() -> None:
+    values = torch.zeros(VOCABULARY)
+    assert (drawn_from(values, 4000, temperature=1.0, top_k=3) > 0).sum() == VOCABULARY
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e30])
+def test_extreme_temperatures_stay_finite(temperature: float) -> None:
+    choice = sample(logits(1), [row(temperature=temperature)])
+    assert 0 <= choice.item() < VOCABULARY
+
+
+def test_nan_is_said_and_does_not_spread() -> None:
+    values = logits(3)
+    values[1, 5] = torch.nan
+    choice = sample(values, [row(temperature=t) for t in (0, 1, 1)])
+    assert choice[1] == NOT_A_NUMBER
+    assert (choice[[0, 2]] >= 0).all()
+
+
+def test_uniform_is_uniform_over_positions_and_over_seeds() -> None:
+    n = 50_000
+    for seeds, positions in [
+        (torch.zeros(n, dtype=torch.int64), torch.arange(n)),
+        (torch.arange(n), torch.zeros(n, dtype=torch.int64)),
+        (torch.full((n,), 2**63 - 1), torch.arange(n)),
+    ]:
+        u = uniform(seeds, positions)
+        assert u.min() >= 0 and u.max() < 1
+        bins = torch.histc(u, 100, 0, 1)
+        assert ((bins - n / 100).abs() < 5 * (n / 100) ** 0.5).all()
+        assert abs(torch.corrcoef(torch.stack((u[:-1], u[1:])))[0, 1]) < 0.02
+
+
+def test_log_probabilities_are_sorted_and_of_the_model_itself() -> None:
+    values = logits(2)
+    got = log_probabilities(values, torch.tensor([4, 5]), [3, 0])
+    expected = values.log_softmax(-1)
+    assert got[0].logprob == pytest.approx(expected[0, 4].item())
+    assert [t for t, _ in got[0].top] == expected[0].topk(3).indices.tolist()
+    assert got[1].top == ()
