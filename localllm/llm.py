@@ -6,7 +6,7 @@ print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -74,6 +74,9 @@ def load(
     check_layout(header.config)
     kind = resolve_dtype(dtype or settings.dtype, stored_dtype(header), place)
     tokenizer = Tokenizer.from_folder(ref.path)
+    template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
+    if template:
+        template.warm_up()  # its process starts while the weights are read
     free = free_bytes(place)
     need = weight_bytes(header, kind)
     if need > free:
@@ -87,7 +90,6 @@ def load(
         decoder = Decoder(config, Source(Weights(header), place, kind))
         runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place)
     engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
-    template = ChatTemplate.from_folder(ref.path)
     return LLM(ref.name, header, config, tokenizer, template, engine, context, need, start)
 
 
@@ -173,7 +175,7 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         tools: Sequence[Message] | None = None,
-        **template: Any,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> Request:
         """Text as it is, token ids as they are, or messages through the chat template.
 
@@ -181,7 +183,7 @@ class LLM:
         """
         arrival = time.perf_counter()
         params = params or self.default_params
-        ids = self.encode(prompt, tools, template)
+        ids = self.encode(prompt, tools, template_arguments)
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
@@ -202,18 +204,22 @@ class LLM:
         return Request(tuple(ids), params, arrival)
 
     def encode(
-        self, prompt: Prompt, tools: Sequence[Message] | None, template: Mapping[str, Any]
+        self, prompt: Prompt, tools: Sequence[Message] | None, template_arguments: Mapping[str, Any] | None
     ) -> Sequence[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if not prompt or isinstance(prompt[0], int):
-            return [int(token) for token in prompt]  # pyright: ignore[reportArgumentType]
+        ids = [part for part in prompt if isinstance(part, int)]
+        messages = [part for part in prompt if isinstance(part, Mapping)]
+        if len(ids) == len(prompt):
+            return ids
+        if len(messages) < len(prompt):
+            raise UsageError("the prompt is neither text nor token ids nor messages", "give one of the three")
         if self.template is None:
             raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
-        rendered = self.template.render(prompt, tools=tools, add_generation_prompt=True, **template)  # pyright: ignore[reportArgumentType]
-        return self.tokenizer.encode_chat(rendered)
+        chat = self.template.render(messages, tools=tools, arguments=template_arguments)
+        return self.tokenizer.encode_chat(chat)
 
-    def submit(self, request: Request) -> Iterator[GenerationEvent]:
+    def submit(self, request: Request) -> Generator[GenerationEvent, None, None]:
         """The answer to a prepared request, piece by piece; closing the iterator cancels it."""
         params, prompt = request.params, len(request.prompt_ids)
         seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -226,10 +232,10 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         tools: Sequence[Message] | None = None,
-        **template: Any,
-    ) -> Iterator[GenerationEvent]:
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Generator[GenerationEvent, None, None]:
         """`prepare` and `submit`."""
-        return self.submit(self.prepare(prompt, params, tools, **template))
+        return self.submit(self.prepare(prompt, params, tools, template_arguments))
 
     def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Completion:
         """Continue text or token ids, without a chat template."""
@@ -241,10 +247,10 @@ class LLM:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         tools: Sequence[Message] | None = None,
-        **template: Any,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Answer a conversation through the model's chat template."""
-        request = self.prepare(messages, params, tools, **template)
+        request = self.prepare(messages, params, tools, template_arguments)
         return collect(request, self.submit(request))
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:

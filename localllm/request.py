@@ -104,6 +104,9 @@ class SamplingParams:
         self._check("prompt_logprobs", whole, 0, TOP_LOGPROBS_LIMIT, optional=True)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("a stop string is empty or not a string", "leave it out")
+        for token in (*self.stop_ids, *self.logit_bias):
+            if type(token) is not int or token < 0:
+                raise UsageError(f"stop_ids and logit_bias name the token {token!r}", "give token ids from 0")
         for token, bias in self.logit_bias.items():
             if isinstance(bias, bool) or not isinstance(bias, number) or math.isnan(bias) or bias == math.inf:
                 raise UsageError(f"logit_bias of token {token} is {bias!r}", "give a number below infinity")

@@ -4,7 +4,7 @@ the stopwatch, one queue a request, cancelling."""
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -78,7 +78,7 @@ class Worker:
 
     def stream(
         self, request: Request, seed: int, eos_ids: frozenset[int], limit: int, load_s: float = 0.0
-    ) -> Iterator[GenerationEvent]:
+    ) -> Generator[GenerationEvent, None, None]:
         """The answer, piece by piece; the last piece carries finish_reason and metrics.
 
         Closing the iterator cancels the request: its memory is free before the next step. Raises what went wrong.
@@ -147,11 +147,14 @@ class Worker:
         reply = self.replies.get(event.sequence.request.id)
         if reply is None:
             return
+        stopped = False
         if event.error:
             reply.events.put(event.error)
-        elif reply.push(event, self.engine.runner.device):
+        else:
+            stopped = reply.push(event, self.engine.runner.device)
+        if stopped:
             self.engine.cancel(event.sequence)
-        if event.sequence.finished:
+        if stopped or event.finish_reason:
             del self.replies[event.sequence.request.id]
 
     def fail(self, error: BaseException) -> None:

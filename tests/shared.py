@@ -1,0 +1,15 @@
+"""The real models, tokenizers and texts that lie beside a checkout; without them, tests that need them skip."""
+
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+def shared(name: str) -> Path:
+    """A file or folder of the shared data, or the reason to skip."""
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"shared/data/{name} is not beside this checkout")
+    return path

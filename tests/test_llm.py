@@ -1,0 +1,239 @@
+"""The Python API on really trained models: exact texts, the same by every way in, and what goes wrong."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import localllm
+from localllm import LLM, FinishReason, SamplingParams
+from localllm.errors import ContextOverflow, DoesNotFit, LocalLLMError, NoSuchDevice, UsageError
+from localllm.llm import plan_context
+from tests.shared import shared
+
+GREEDY = SamplingParams(temperature=0, max_tokens=80)
+PROMPT = "Once upon a time, there was a little girl named"
+STORY = (
+    " Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, "
+    "but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and did"
+)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with localllm.load(shared("stories260K")) as loaded:
+        yield loaded
+
+
+def test_the_known_story_to_the_letter(llm: LLM) -> None:
+    done = llm.generate(PROMPT, GREEDY)
+    assert done.text == STORY
+    assert done.finish_reason == FinishReason.LENGTH
+    assert len(done.token_ids) == done.metrics.output_tokens == 80
+
+
+def test_a_model_stored_in_bfloat16_gives_the_greedy_text_of_transformers_in_float32() -> None:
+    folder = shared("TinyStories-656K-hf")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with localllm.load(folder, dtype="float32") as llm:
+        for prompt in ("Once upon a time", "The dog and the cat", "Tom had a red ball."):
+            ids = llm.tokenizer.encode(prompt)
+            expected = theirs.generate(
+                torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=120, do_sample=False
+            )[0].tolist()
+            done = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=120))
+            assert [*ids, *done.token_ids] == expected
+            assert done.text == tokenizer.decode(expected[len(ids) :], skip_special_tokens=True)
+
+
+def test_logits_are_those_of_transformers(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(STORY)
+    theirs = AutoModelForCausalLM.from_pretrained(shared("stories260K"), dtype=torch.float32)
+    expected = theirs(torch.tensor([ids])).logits[0]
+    got = llm.logits(ids)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+def test_pieces_of_a_stream_are_the_whole_and_the_last_one_carries_the_metrics(llm: LLM) -> None:
+    events = list(llm.stream(PROMPT, GREEDY))
+    assert "".join(e.text for e in events) == STORY
+    assert [e.finish_reason for e in events[:-1]] == [None] * (len(events) - 1)
+    metrics = events[-1].metrics
+    assert metrics
+    assert metrics.prompt_tokens == len(llm.tokenizer.encode(PROMPT))
+    assert len(metrics.itl_s) == 79
+    assert metrics.ttft_s >= metrics.queue_s >= 0
+    assert metrics.e2e_s == pytest.approx(metrics.ttft_s + sum(metrics.itl_s))
+
+
+def test_only_the_first_request_waited_for_the_load() -> None:
+    with localllm.load(shared("stories260K")) as llm:
+        first, second = (llm.generate("A", SamplingParams(max_tokens=1)).metrics.load_s for _ in range(2))
+    assert first > 0
+    assert second == 0
+
+
+@pytest.mark.parametrize("stop", [["the park"], ["ar", "zzz"], ["d big, r", "red", "big"], [" Lily. S"]])
+def test_stop_strings_end_the_text_wherever_the_tokens_break(llm: LLM, stop: list[str]) -> None:
+    done = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=80, stop=tuple(stop)))
+    assert done.text == STORY[: min(STORY.index(s) for s in stop if s in STORY)]
+    assert done.finish_reason == FinishReason.STOP
+    assert len(done.token_ids) < 80
+
+
+def test_a_stop_string_that_never_comes_holds_nothing_back(llm: LLM) -> None:
+    done = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=80, stop=("did not",)))
+    assert done.text == STORY
+    assert done.finish_reason == FinishReason.LENGTH
+
+
+def test_the_same_seed_gives_the_same_text_whatever_else_is_running(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=60)
+    alone = llm.generate(PROMPT, params).text
+    others = [
+        threading.Thread(target=llm.generate, args=(f"{n} dogs", SamplingParams(max_tokens=80))) for n in range(4)
+    ]
+    for thread in others:
+        thread.start()
+    together = llm.generate(PROMPT, params)
+    for thread in others:
+        thread.join()
+    assert together.text == alone
+    assert together.seed == 7
+    assert llm.generate(PROMPT, SamplingParams(temperature=1.0, seed=8, max_tokens=60)).text != alone
+
+
+def test_a_drawn_seed_is_told_and_can_be_used_again(llm: LLM) -> None:
+    done = llm.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=30))
+    again = llm.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=30, seed=done.seed))
+    assert again.text == done.text
+
+
+def test_an_abandoned_stream_frees_its_memory(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, SamplingParams(temperature=0))
+    next(stream)
+    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert llm.worker.call(lambda: llm.engine.busy) is False
+    assert llm.engine.pool.available == len(llm.engine.pool.users)
+
+
+def test_no_tokens_may_be_asked_for(llm: LLM) -> None:
+    done = llm.generate(PROMPT, SamplingParams(max_tokens=0, prompt_logprobs=0))
+    assert done.text == ""
+    assert done.finish_reason == FinishReason.LENGTH
+    assert [p.token_id for p in done.prompt_logprobs] == llm.tokenizer.encode(PROMPT)[1:]
+
+
+def test_an_answer_ends_where_the_context_does(llm: LLM) -> None:
+    prompt = [5] * 500
+    done = llm.generate(prompt, SamplingParams(temperature=0, ignore_eos=True))
+    assert len(done.token_ids) == 12
+    assert done.finish_reason == FinishReason.LENGTH
+    full = llm.generate([5] * 512, SamplingParams(max_tokens=0))
+    assert full.metrics.prompt_tokens == 512
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
+    with localllm.load(shared("stories260K"), context=64) as llm:
+        with pytest.raises(ContextOverflow, match=r"100 tokens and the context holds 64.*--context") as caught:
+            llm.generate([5] * 100)
+        assert (caught.value.prompt_tokens, caught.value.context) == (100, 64)
+        with pytest.raises(ContextOverflow, match="made for 512"):
+            llm.generate([5] * 600)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([], "empty"),
+        ([5, 512], "512 is no token"),
+        ([-1], "-1 is no token"),
+        ([{"role": "user"}], "chat template"),
+    ],
+)
+def test_a_prompt_that_makes_no_sense(llm: LLM, prompt: list[int], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        list(llm.stream(prompt))
+
+
+def test_a_closed_model_says_so() -> None:
+    llm = localllm.load(shared("stories260K"))
+    stream = llm.stream(PROMPT, SamplingParams(temperature=0))
+    next(stream)
+    llm.close()
+    with pytest.raises(LocalLLMError, match="closed"):
+        list(stream)
+
+
+def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = llm.engine.runner.launch
+
+    def fail(batch: object) -> torch.Tensor:
+        raise MemoryError
+
+    monkeypatch.setattr(llm.engine.runner, "launch", fail)
+    with pytest.raises(DoesNotFit):
+        llm.generate(PROMPT, GREEDY)
+    monkeypatch.setattr(llm.engine.runner, "launch", launch)
+    assert llm.generate(PROMPT, GREEDY).text == STORY
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"device": "tpu"}, UsageError),
+        ({"device": "cuda:99"}, NoSuchDevice),
+        ({"dtype": "int3"}, UsageError),
+        ({"context": 0}, UsageError),
+        ({"context": 513}, UsageError),
+        ({"quant": "int4"}, UsageError),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense(options: dict[str, str], kind: type[LocalLLMError]) -> None:
+    with pytest.raises(kind):
+        localllm.load(shared("stories260K"), **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.llm.free_bytes", lambda device: 1_000_000)
+    with pytest.raises(DoesNotFit, match=r"need 0\.0 GB in float32, 0\.0 GB are free") as caught:
+        localllm.load(shared("stories260K"))
+    assert caught.value.exit_code == 3
+
+
+def test_a_context_that_does_not_fit_names_one_that_does(llm: LLM) -> None:
+    assert plan_context(llm.config, None, 1000, 10**9) == (512, 256)
+    assert plan_context(llm.config, None, 1000, 20_000) == (160, 10)
+    with pytest.raises(DoesNotFit, match="--context 160 fits"):
+        plan_context(llm.config, 400, 1000, 20_000)
+    with pytest.raises(DoesNotFit, match="free memory"):
+        plan_context(llm.config, None, 1000, 1000)
+
+
+def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:
+    folder = shared("stories260K")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7], "temperature": 0.25}))
+    with localllm.load(tmp_path) as llm:
+        assert llm.eos_ids == {2, 7}
+        assert llm.default_params.temperature == 0.25
+
+
+def test_importing_the_package_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import localllm, sys; localllm.SamplingParams(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert set(dir(localllm)) == set(localllm.__all__)
+    assert all(getattr(localllm, name) for name in localllm.__all__)
+    with pytest.raises(AttributeError):
+        _ = localllm.nothing

@@ -1,0 +1,47 @@
+import math
+
+import numpy
+import pytest
+
+from localllm.metrics import Stopwatch, percentile
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_definition_on_a_known_course() -> None:
+    clock = Clock()
+    watch = Stopwatch(arrival=10.0, load_s=3.0, clock=clock)
+    clock.now = 11.0
+    watch.schedule()
+    clock.now = 12.0
+    watch.schedule()  # preempted and taken up again: not new
+    for now in (13.0, 13.5, 14.5, 15.0):
+        clock.now = now
+        watch.token()
+    m = watch.stop(prompt_tokens=20, cached_tokens=16, peak_bytes=5)
+    assert (m.queue_s, m.load_s, m.prefill_s, m.ttft_s, m.e2e_s) == (1.0, 3.0, 2.0, 3.0, 5.0)
+    assert m.itl_s == (0.5, 1.0, 0.5)
+    assert m.tpot_s == pytest.approx(2.0 / 3)
+    assert m.tokens_per_s == pytest.approx(1.5)
+    assert m.prefill_tokens_per_s == 2.0
+    assert m.itl_percentile(50) == 0.5
+    assert m.as_dict()["itl_p99_s"] == pytest.approx(0.99)
+
+
+def test_nothing_measured_is_nothing_told() -> None:
+    m = Stopwatch(arrival=0.0, clock=Clock()).stop(3, 0, 5)
+    assert math.isnan(m.ttft_s) and math.isnan(m.tokens_per_s) and math.isnan(m.itl_percentile(50))
+    assert m.as_dict()["ttft_s"] is None
+    assert m.as_dict()["output_tokens"] == 0
+
+
+@pytest.mark.parametrize("percent", [0, 1, 50, 95, 99, 100])
+def test_percentiles_are_those_of_numpy(percent: float) -> None:
+    values = [3.0, 1.0, 2.0, 10.0, 7.5]
+    assert percentile(values, percent) == pytest.approx(numpy.percentile(values, percent))

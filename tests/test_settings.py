@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import pytest
+
+from localllm.errors import UsageError
+from localllm.settings import Settings
+
+
+def test_nothing_set() -> None:
+    settings = Settings.from_environment({})
+    assert settings == Settings(Path.home() / ".localllm", "auto", "auto", None)
+
+
+def test_everything_set() -> None:
+    names = {"HOME": "/tmp/x", "DEVICE": "cpu", "DTYPE": "float32", "THREADS": "3"}
+    settings = Settings.from_environment({f"LOCALLLM_{name}": value for name, value in names.items()})
+    assert settings == Settings(Path("/tmp/x"), "cpu", "float32", 3)
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "many", ""])
+def test_threads_must_be_a_positive_number(threads: str) -> None:
+    with pytest.raises(UsageError, match="LOCALLLM_THREADS"):
+        Settings.from_environment({"LOCALLLM_THREADS": threads})
