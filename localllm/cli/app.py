@@ -1,6 +1,7 @@
 """The program `localllm`: its commands, and what becomes of their errors. Imports no torch."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -61,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Exit as end:
         return end.exit_code
     except KeyboardInterrupt:
-        return INTERRUPTED
+        # After a second Ctrl-C the engine's thread may still be inside a kernel, and an interpreter that ends
+        # around it aborts with a message. Everything that was said has been flushed.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os._exit(INTERRUPTED)
     except LocalLLMError as error:
         note(f"error: {error}")
         return error.exit_code

@@ -1,8 +1,10 @@
 """The conversation in a terminal: a line editor, the answers as they come, slash commands."""
 
 import re
-from collections.abc import Callable
-from contextlib import closing
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -20,6 +22,7 @@ from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.request import FinishReason, SamplingParams
 from localllm.settings import Settings
 
+LOCAL_MODES = 3  # place of c_lflag in what tcgetattr gives
 OPENS_QUOTES = re.compile(r'\s*(/system\s+)?"""')
 
 
@@ -52,7 +55,7 @@ def answer(session: Session, text: str) -> None:
     """Show the answer to one message as it comes; Ctrl-C stops it and keeps what was said."""
     out, tokens, last = AnswerWriter(), 0, None
     try:
-        with closing(session.chat.ask(text)) as events:
+        with closing(session.chat.ask(text)) as events, unseen_keys():
             try:
                 for event in events:
                     out.write(event.text)
@@ -68,6 +71,20 @@ def answer(session: Session, text: str) -> None:
         note(f"note: the answer was cut by {limit}; {remedy}")
     if last and last.metrics and session.verbose:
         note(metrics_block(last.metrics, last.seed))
+
+
+@contextmanager
+def unseen_keys() -> Iterator[None]:
+    """Keys pressed meanwhile do not appear in the middle of an answer; they wait for the next prompt."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    flags = termios.tcgetattr(fd)
+    flags[LOCAL_MODES] &= ~termios.ECHO
+    termios.tcsetattr(fd, termios.TCSANOW, flags)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def line_editor(home: Path) -> Callable[[], str]:

@@ -116,6 +116,19 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal, model):
     assert chat.leave() == 0
 
 
+def test_what_is_typed_during_an_answer_waits_for_the_next_prompt(terminal, model):
+    chat = terminal("run", model)
+    chat.see(">>> ")
+    chat.type("slowly " * 5 + "\r")
+    chat.see("1:slowly")
+    chat.type("/show\r")
+    assert "/show" not in chat.see(">>> ")
+    chat.see("/show")
+    chat.see("messages     2")
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+
+
 def test_ctrl_c_at_the_prompt_clears_the_line(terminal, model):
     chat = terminal("run", model)
     chat.see(">>> ")
