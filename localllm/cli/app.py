@@ -70,9 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"error: {error}")
         return error.exit_code
     except typer.TyperException as error:  # an unknown flag, a missing argument
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "localllm"
-        note(f"error: {error.format_message().rstrip('.')}; see `{command} --help`")
+        note(f"error: {usage(error)}")
         return UsageError.exit_code
     except BrokenPipeError:  # `| head`: the reader has what it wanted
         abandon_stdout()
@@ -84,3 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         note(f"error: {type(error).__name__}: {error}{DEBUG_HINT}")
         return LocalLLMError.exit_code
+
+
+def usage(error: typer.TyperException) -> str:
+    """Typer's sentence in the shape of ours: a small letter, and the way out after a semicolon."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "localllm"
+    message = error.format_message().rstrip(".")
+    stop = "" if message.endswith("?") else ";"
+    return f"{message[:1].lower()}{message[1:]}{stop} see `{command} --help`"

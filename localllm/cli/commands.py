@@ -19,7 +19,8 @@ from localllm.errors import UsageError
 from localllm.request import SamplingParams
 
 CHAT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-PARAMETERS = [field.name for field in dataclasses.fields(SamplingParams)]
+# A conversation shows text alone, so asking for log probabilities would change nothing that can be seen.
+PARAMETERS = [f.name for f in dataclasses.fields(SamplingParams) if not f.name.endswith("logprobs")]
 
 
 @dataclasses.dataclass
@@ -124,7 +125,7 @@ def _value(word: str) -> object:
 
 
 def _parameters(params: SamplingParams) -> str:
-    return columns([(name, str(value)) for name, value in dataclasses.asdict(params).items()])
+    return columns([(name, str(getattr(params, name))) for name in PARAMETERS])
 
 
 def _show(session: Session, rest: str) -> str:

@@ -74,7 +74,7 @@ def _resolve_path(name: str) -> ModelRef:
     if missing := missing_files(path):
         hides = f", and hides the model {name} while you are here" if name in catalog() else ""
         raise ModelNotFound(
-            f"the folder {name} has no {' and no '.join(missing)}{hides}", "give the folder of a whole model"
+            f"the folder {name} has no {', '.join(missing)}{hides}", "give the folder of a whole model"
         )
     return ModelRef(path.resolve().name, path)
 

@@ -69,6 +69,7 @@ def test_a_parameter_is_set(session, line, name, value):
         ("parameter top_k 1.5", "give a whole number"),
         ("parameter temprature 1", "did you mean temperature"),
         ("parameter top_k 1 2", "takes one value"),
+        ("parameter logprobs 1", "there is no parameter logprobs"),
         ("parameter stop_ids x", "are not token ids"),
         ("parameter logit_bias 5", "is not ID=BIAS"),
         ("parameter stop 'open", "close the quotes"),

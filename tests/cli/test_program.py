@@ -17,7 +17,7 @@ from tests.cli.conftest import LAUNCHER
 def test_what_needs_no_model_needs_no_torch(arguments):
     check = (
         "import sys; from localllm.cli.app import main; code = main(sys.argv[1:]);"
-        "heavy = {'torch', 'transformers', 'numpy', 'prompt_toolkit'} & set(sys.modules);"
+        "heavy = {'torch', 'transformers', 'prompt_toolkit'} & set(sys.modules);"
         "sys.exit(f'imports {heavy}' if heavy else code)"
     )
     start = time.perf_counter()

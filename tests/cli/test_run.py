@@ -28,6 +28,10 @@ def test_piped_text_alone_is_the_prompt_less_its_last_line_end(localllm, model, 
     assert localllm("run", model, piped=piped)[1] == f"1:{prompt}"
 
 
+def test_a_prompt_may_begin_with_a_dash(localllm, model):
+    assert localllm("run", model, "--", "-1 is what?")[1] == "1:-1 is what?"
+
+
 @pytest.mark.parametrize("piped", [b"", b"\n", b" \n\t\n"])
 def test_an_empty_prompt_is_refused_before_the_model_loads(localllm, engine, model, piped):
     code, out, err = localllm("run", model, piped=piped)

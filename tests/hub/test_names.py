@@ -87,7 +87,7 @@ def test_a_path_never_falls_through_to_an_alias(name):
 
 def test_an_existing_folder_hides_an_alias_and_says_so(tmp_path):
     (tmp_path / "here" / "demo").mkdir()
-    with pytest.raises(ModelNotFound, match=r"has no config\.json .*hides the model demo"):
+    with pytest.raises(ModelNotFound, match=r"has no config\.json, .*hides the model demo"):
         resolve("demo")
 
 
