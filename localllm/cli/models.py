@@ -97,11 +97,11 @@ def _find(model: str) -> Entry:
 
 def _from_catalog(entry: CatalogEntry) -> Entry:
     folder = cached_folder(entry.repo) if entry.repo else boxed_folder(entry)
-    if folder and folder.exists() and not missing_files(folder):
-        state = State.DOWNLOADED if entry.repo else State.BOXED
-        return _here(entry.name, state, folder, entry.repo, entry)
-    state = State.INCOMPLETE if folder and folder.exists() else State.ABSENT
-    return Entry(entry.name, state, entry.repo, None, entry.license, entry.parameters, entry.context)
+    if folder is None or not folder.exists():
+        return Entry(
+            entry.name, State.ABSENT, entry.repo, None, entry.license, entry.parameters, entry.context
+        )
+    return _here(entry.name, State.DOWNLOADED if entry.repo else State.BOXED, folder, entry.repo, entry)
 
 
 def _here(
@@ -109,6 +109,8 @@ def _here(
 ) -> Entry:
     license, parameters = (known.license, known.parameters) if known else (None, None)
     try:
+        if missing_files(folder):
+            return Entry(name, State.INCOMPLETE, repo, folder, license, parameters, known and known.context)
         facts = describe(folder)
     except DamagedModel as fault:
         return Entry(name, State.DAMAGED, repo, folder, license, parameters, None, fault=fault)

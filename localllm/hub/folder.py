@@ -32,13 +32,19 @@ class FolderFacts:
 
 def missing_files(folder: Path) -> list[str]:
     """The files that a model needs and that are not in this folder; empty if it can be loaded."""
-    needed = ["config.json", "tokenizer.json"]
-    if not (folder / "model.safetensors").exists():
-        index = folder / "model.safetensors.index.json"
-        needed += (
-            sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
-        )
+    needed = ["config.json", "tokenizer.json", *_weight_files(folder)]
     return [name for name in needed if not (folder / name).exists()]
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """One file, or those that the index names."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists() or not index.exists():
+        return ["model.safetensors"]
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
+        raise DamagedModel(f"{index} names no weight files", "download the model again")
+    return sorted(set(files.values()))
 
 
 def read_json(path: Path) -> dict[str, Any]:

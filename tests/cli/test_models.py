@@ -41,8 +41,11 @@ def test_list_as_json_has_the_same_models(localllm, tmp_path):
 
 def test_one_damaged_model_does_not_hide_the_others(localllm, tmp_path):
     (write_cached(tmp_path / "cache", "Qwen/Qwen3-4B") / "model.safetensors").write_bytes(b"x")
+    index = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors.index.json"
+    index.with_name("model.safetensors").rename(index)
     code, out, _ = localllm("list")
     assert code == 0
+    assert "damaged" in rows(out)["qwen3:8b"]
     assert "damaged" in rows(out)["qwen3:4b"]
     code, out, err = localllm("show", "qwen3:4b")
     assert (code, out) == (7, "")

@@ -34,6 +34,16 @@ def test_missing_files_are_named(tmp_path):
     assert missing_files(write_model(tmp_path)) == []
 
 
+@pytest.mark.parametrize(
+    "index", ["{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}']
+)
+def test_an_index_that_names_no_files_is_damaged(tmp_path, index):
+    (write_model(tmp_path) / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(DamagedModel, match="names no weight files"):
+        missing_files(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["{", "[1]", '"text"', "\udcff"])
 def test_a_damaged_json_file_is_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))
