@@ -1,0 +1,175 @@
+"""One conversation with a model: who said what, the parameters, how full the context is; on disk as JSON.
+
+Knows nothing of terminals. The model is anything shaped like an LLM.
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from localllm.errors import UsageError
+from localllm.metrics import Metrics
+from localllm.request import GenerationEvent, SamplingParams
+
+FILE_VERSION = 1
+Message = dict[str, str]
+Events = Generator[GenerationEvent, None, None]
+
+
+class ChatModel(Protocol):
+    """What a conversation needs of an LLM."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def has_chat_template(self) -> bool: ...
+    @property
+    def default_params(self) -> SamplingParams: ...
+    def stream(
+        self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> Events: ...
+
+
+class Chat:
+    """`messages` are the turns so far, without the system prompt; `system` stands before them when asked."""
+
+    def __init__(self, model: ChatModel, params: SamplingParams | None = None, system: str | None = None):
+        self.model = model
+        self.params = params or model.default_params
+        self.system = system
+        self.messages: list[Message] = []
+        self.last: Metrics | None = None  # of the last answer, if it came to its end
+
+    def ask(self, text: str) -> Events:
+        """Stream the answer to `text`; both become part of the conversation.
+
+        Closing the iterator stops the answer, and what was said so far stays. A question that got no answer
+        at all (an error, or stopped before the first word) leaves the conversation as it was.
+        Raises UsageError for a system prompt without a chat template, and whatever the model raises.
+        """
+        self.messages.append({"role": "user", "content": text})
+        self.last = None
+        answer, finished = "", False
+        try:
+            with closing(self.model.stream(self._prompt(), self.params)) as events:
+                for event in events:
+                    answer += event.text
+                    finished = finished or event.finish_reason is not None
+                    self.last = event.metrics or self.last
+                    yield event
+        finally:
+            if answer or finished:
+                self.messages.append({"role": "assistant", "content": answer})
+            else:
+                self.messages.pop()
+
+    def undo(self) -> str | None:
+        """Take back the last question and its answer; gives the question, or None if there is none."""
+        if not self.messages:
+            return None
+        question = self.messages[-2]["content"]
+        del self.messages[-2:]
+        self.last = None
+        return question
+
+    def clear(self) -> None:
+        """Forget what was said; system prompt and parameters stay."""
+        self.messages.clear()
+        self.last = None
+
+    @property
+    def used_tokens(self) -> int | None:
+        """Tokens that the conversation took after the last answer; None without one, or if it was stopped."""
+        return self.last.prompt_tokens + self.last.output_tokens if self.last else None
+
+    def save(self, path: Path) -> None:
+        """Write the conversation to a file, whole or not at all, readable for this user alone.
+
+        Raises UsageError where the file cannot be written.
+        """
+        content = {
+            "version": FILE_VERSION,
+            "model": self.model.name,
+            "system": self.system,
+            "params": _params_to_json(self.params),
+            "messages": self.messages,
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _replace(path, json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False))
+        except OSError as error:
+            raise UsageError(f"the conversation cannot be saved: {error}") from error
+
+    def load(self, path: Path) -> str:
+        """Take over the conversation of a file; gives the name of the model it was held with.
+
+        Raises UsageError, and changes nothing, where the file is not there or is no conversation.
+        """
+        try:
+            content = json.loads(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"the conversation cannot be read: {error}") from error
+        except ValueError as error:
+            raise UsageError(f"{path} is not JSON ({error})") from error
+        if not isinstance(content, dict) or content.get("version") != FILE_VERSION:
+            raise UsageError(f"{path} is no conversation of format {FILE_VERSION}")
+        try:
+            params, messages = _params_from_json(content["params"]), _checked(content["messages"])
+            system, name = content["system"], str(content["model"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{path} is a damaged conversation ({error!r})") from error
+        if not (system is None or isinstance(system, str)):
+            raise UsageError(f"{path} is a damaged conversation (system is no text)")
+        self.params, self.messages, self.system, self.last = params, messages, system, None
+        return name
+
+    def _prompt(self) -> str | list[Message]:
+        if self.model.has_chat_template:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            return [*system, *self.messages]
+        if self.system:
+            raise UsageError(
+                f"{self.model.name} has no chat template for a system prompt", "write it as text"
+            )
+        # A model that only continues text gets the text so far.
+        return "\n".join(message["content"] for message in self.messages)
+
+
+def _replace(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never half of one."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _checked(messages: Any) -> list[Message]:
+    """Raises ValueError unless question and answer take turns, as templates demand."""
+    checked = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
+    roles = [message["role"] for message in checked]
+    if roles != ["user", "assistant"] * (len(roles) // 2):
+        raise ValueError("question and answer do not take turns")
+    return checked
+
+
+def _params_to_json(params: SamplingParams) -> dict[str, Any]:
+    # JSON has no infinity, and its keys are text.
+    bias = {str(token): str(bias) for token, bias in params.logit_bias.items()}
+    return dataclasses.asdict(params) | {"logit_bias": bias}
+
+
+def _params_from_json(fields: dict[str, Any]) -> SamplingParams:
+    bias: dict[str, str] = fields["logit_bias"]
+    fields = fields | {"logit_bias": {int(token): float(value) for token, value in bias.items()}}
+    return SamplingParams(**fields)

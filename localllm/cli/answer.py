@@ -1,0 +1,110 @@
+"""One answer to one prompt: as text while it comes, or as one JSON object at its end."""
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.cli import io
+from localllm.cli.loading import Model
+from localllm.cli.report import metrics_block
+from localllm.errors import LocalLLMError, StoppedByLength, UsageError
+from localllm.request import FinishReason, GenerationEvent, SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Show:
+    """What to show of an answer, and what to make of one that was cut."""
+
+    raw: bool
+    as_json: bool
+    verbose: bool
+    fail_on_length: bool
+
+
+def answer(
+    llm: Model, prompt: str, system: str | None, params: SamplingParams, show: Show, out: io.AnswerWriter
+) -> None:
+    """Write the answer to `out`.
+
+    Raises StoppedByLength where a limit cut it and `show` calls that a failure, LocalLLMError where the
+    engine gave up, and UsageError for a system prompt that the model has no template for.
+    """
+    events = []
+    with closing(llm.stream(_with_template(llm, prompt, system, raw=show.raw), params)) as stream:
+        try:
+            for event in stream:
+                events.append(event)
+                if not show.as_json:
+                    out.write(event.text)
+        finally:
+            out.finish()
+    last = events[-1]
+    if show.as_json:
+        content = _as_json(llm, events, params)
+        out.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
+    if show.verbose and last.metrics:
+        io.note(metrics_block(last.metrics, last.seed))
+    if last.finish_reason == FinishReason.ERROR:
+        raise LocalLLMError("the engine gave up on this answer")
+    if last.finish_reason == FinishReason.LENGTH:
+        limit, remedy = what_cut(llm, params, sum(len(event.token_ids) for event in events))
+        if show.fail_on_length:
+            raise StoppedByLength(f"the answer was cut by {limit}", remedy)
+        if show.verbose or out.terminal:
+            io.note(f"note: the answer was cut by {limit}; {remedy}")
+
+
+def what_cut(llm: Model, params: SamplingParams, tokens: int) -> tuple[str, str]:
+    """The limit that ended an answer of this many tokens, and what to do about it."""
+    if params.max_tokens is not None and tokens >= params.max_tokens:
+        return f"max_tokens ({params.max_tokens})", "raise max_tokens to let it go on"
+    return f"the context ({llm.context} tokens)", "load the model with a larger --context if it has one"
+
+
+def _with_template(llm: Model, prompt: str, system: str | None, *, raw: bool) -> str | list[dict[str, str]]:
+    if raw:
+        return prompt
+    if llm.has_chat_template:
+        before = [{"role": "system", "content": system}] if system else []
+        return [*before, {"role": "user", "content": prompt}]
+    if system:
+        raise UsageError(f"{llm.name} has no chat template for a system prompt", "write it into the prompt")
+    io.note(
+        f"note: {llm.name} has no chat template, so the prompt is continued as it is (--raw says the same)"
+    )
+    return prompt
+
+
+def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingParams) -> dict[str, Any]:
+    """The object of `--json`; its fields are described in docs/cli.md."""
+    last = events[-1]
+    content = {
+        "model": llm.name,
+        "device": llm.device,
+        "dtype": llm.dtype,
+        "context": llm.context,
+        "text": "".join(event.text for event in events),
+        "token_ids": [token for event in events for token in event.token_ids],
+        "finish_reason": last.finish_reason,
+        "seed": last.seed,
+        "metrics": last.metrics.as_dict() if last.metrics else None,
+    }
+    if params.logprobs is not None:
+        content["logprobs"] = [_logprob(llm, entry) for event in events for entry in event.logprobs]
+    if params.prompt_logprobs is not None:
+        content["prompt_logprobs"] = [
+            _logprob(llm, entry) for event in events for entry in event.prompt_logprobs
+        ]
+    return content
+
+
+def _logprob(llm: Model, entry: TokenLogprob) -> dict[str, Any]:
+    def fields(token: int, value: float) -> dict[str, Any]:
+        # JSON has no infinity: null is the log probability of what cannot be.
+        shown = value if math.isfinite(value) else None
+        return {"token_id": token, "token": llm.tokenizer.decode([token]), "logprob": shown}
+
+    return fields(entry.token_id, entry.logprob) | {"top": [fields(*candidate) for candidate in entry.top]}

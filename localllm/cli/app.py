@@ -1,0 +1,93 @@
+"""The program `localllm`: its commands, and what becomes of their errors. Imports no torch."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from localllm.cli.io import abandon_stdout, note, use_utf8
+from localllm.cli.models import list_models, show
+from localllm.cli.run import run
+from localllm.errors import LocalLLMError, UsageError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
+
+# Completion would need typer's own main(), which makes a broken pipe exit 1.
+app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None)
+app.command()(run)
+app.command("list")(list_models)
+app.command()(show)
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        try:
+            version = metadata.version("localllm")
+        except metadata.PackageNotFoundError:
+            version = "(a source tree that is not installed)"
+        typer.echo(f"localllm {version}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def localllm(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run open-weight language models on the machine in front of you."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and give its exit code; every error becomes one line on stderr."""
+    use_utf8()
+    try:
+        command = typer.main.get_command(app)
+        with command.make_context(
+            "localllm", list(sys.argv[1:] if arguments is None else arguments)
+        ) as context:
+            command.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return 0
+    except typer.Exit as end:
+        return end.exit_code
+    except KeyboardInterrupt:
+        # After a second Ctrl-C the engine's thread may still be inside a kernel, and an interpreter that ends
+        # around it aborts with a message. Everything that was said has been flushed.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os._exit(INTERRUPTED)
+    except LocalLLMError as error:
+        note(f"error: {error}")
+        return error.exit_code
+    except typer.TyperException as error:  # an unknown flag, a missing argument
+        note(f"error: {usage(error)}")
+        return UsageError.exit_code
+    except BrokenPipeError:  # `| head`: the reader has what it wanted
+        abandon_stdout()
+        return 0
+    except Exception as error:
+        if isinstance(error, OSError):  # a full disk, say, would fail again when the interpreter flushes
+            abandon_stdout()
+        if os.environ.get("LOCALLLM_DEBUG"):
+            traceback.print_exc()
+        note(f"error: {type(error).__name__}: {error}{DEBUG_HINT}")
+        return LocalLLMError.exit_code
+
+
+def usage(error: typer.TyperException) -> str:
+    """Typer's sentence in the shape of ours: a small letter, and the way out after a semicolon."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "localllm"
+    message = error.format_message().rstrip(".")
+    stop = "" if message.endswith("?") else ";"
+    return f"{message[:1].lower()}{message[1:]}{stop} see `{command} --help`"

@@ -1,0 +1,110 @@
+"""The contract with pipes and terminals: the prompt comes in as UTF-8, the model's text goes out on stdout
+and nothing else does; notes, progress and numbers go to stderr.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from localllm.errors import UsageError
+
+NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
+# On a terminal, what a model says must not move the cursor or set the title: ESC is shown as ␛ and so on.
+VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+VISIBLE |= {code: 0xFFFD for code in range(0x80, 0xA0)}
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """A stream that was closed (`<&-`) is None, and no terminal."""
+    return stream is not None and stream.isatty()
+
+
+def both_ends_are_terminals() -> bool:
+    return is_terminal(sys.stdin) and is_terminal(sys.stdout)
+
+
+def read_prompt(words: list[str], *, raw: bool) -> str:
+    """The prompt: what is piped in as context, then the words as instruction, a blank line between.
+
+    One line end at the end of the piped text is the pipe's, not the prompt's. Raises UsageError where that
+    leaves nothing, or where bytes are not UTF-8.
+    """
+    instruction = " ".join(words)
+    try:
+        instruction.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            "the prompt is not valid UTF-8", "give it in UTF-8, or pipe it through `iconv`"
+        ) from error
+    context = "" if sys.stdin is None or is_terminal(sys.stdin) else _read_stdin()
+    if context.strip() and instruction:
+        return context.rstrip("\r\n") + "\n\n" + instruction
+    prompt = instruction or context.removesuffix("\n").removesuffix("\r")
+    if not prompt or not (raw or prompt.strip()):
+        raise UsageError("the prompt is empty", NO_PROMPT)
+    return prompt
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"stdin is not valid UTF-8 at byte {error.start}", "convert it first: `iconv -f latin1 -t utf-8`"
+        ) from error
+
+
+class AnswerWriter:
+    """Writes an answer to stdout as it comes."""
+
+    def __init__(self) -> None:
+        if sys.stdout is None:
+            raise UsageError("stdout is closed", "send the answer to a file or to /dev/null")
+        self.terminal = is_terminal(sys.stdout)
+        self.last = ""
+
+    def write(self, text: str) -> None:
+        if text:
+            self.last = text[-1]
+            sys.stdout.write(text.translate(VISIBLE) if self.terminal else text)
+            sys.stdout.flush()
+
+    def finish(self) -> None:
+        """A terminal's next line starts at the left; a pipe gets the text alone."""
+        if self.terminal and self.last not in ("", "\n"):
+            self.write("\n")
+
+
+def note(text: str) -> None:
+    """A remark for the person, on stderr; where that is closed, there is nobody to tell."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """Show that something takes a moment, on a terminal only; it leaves no trace."""
+    if not is_terminal(sys.stderr):
+        yield
+        return
+    from rich.console import Console  # 60 ms that a pipe need not wait for
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+def use_utf8() -> None:
+    """The same text on every machine, whatever its locale says."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure:
+            reconfigure(encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else "replace")
+
+
+def abandon_stdout() -> None:
+    """The reader has gone: keep the interpreter from complaining again when it flushes at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

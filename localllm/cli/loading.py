@@ -1,0 +1,39 @@
+"""The one door from the command line to the engine."""
+
+from typing import Protocol
+
+from localllm.chat import ChatModel
+from localllm.cli.io import status
+from localllm.hub.names import resolve
+from localllm.settings import Settings
+
+
+class Tokenizer(Protocol):
+    def decode(self, ids: list[int], /) -> str: ...
+
+
+class Model(ChatModel, Protocol):
+    """What the command line needs of an LLM."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    def close(self) -> None: ...
+
+
+def load_model(name: str, *, device: str | None, dtype: str | None, context: int | None) -> Model:
+    """Load a model, with a sign of life on a terminal; None leaves a choice to the settings.
+
+    Raises what `resolve` and the engine raise.
+    """
+    settings = Settings.from_environment()
+    resolve(name)  # a wrong name is told at once, before torch takes its second to import
+    with status(f"loading {name}"):
+        from localllm.llm import load
+
+        return load(name, device=device, dtype=dtype, context=context, settings=settings)

@@ -1,0 +1,177 @@
+"""`localllm list` and `localllm show`: which models there are, and what one says about itself."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+from localllm.cli import options, report
+from localllm.errors import DamagedModel
+from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
+from localllm.hub.folder import FolderFacts, describe, missing_files
+from localllm.hub.names import is_path, resolve
+from localllm.hub.store import cached_folder, cached_models
+from localllm.request import SamplingParams
+
+
+class State(StrEnum):
+    """Where a model is."""
+
+    BOXED = "boxed"  # comes with the program
+    DOWNLOADED = "downloaded"  # in the Hugging Face cache
+    FOLDER = "folder"  # given as a path
+    DAMAGED = "damaged"  # a file contradicts its format
+    INCOMPLETE = "incomplete"  # a download that was broken off
+    ABSENT = "not here"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One model as both commands show it; None where it does not say."""
+
+    name: str
+    state: State
+    repo: str | None
+    path: Path | None
+    license: str | None
+    stated_parameters: str | None  # by the model card
+    context: int | None
+    facts: FolderFacts | None = None
+    fault: DamagedModel | None = None
+
+    @property
+    def parameters(self) -> str:
+        counted = self.facts.parameters if self.facts else None
+        return self.stated_parameters or (report.count(counted) if counted else "-")
+
+    @property
+    def is_here(self) -> bool:
+        return self.state not in (State.INCOMPLETE, State.ABSENT)
+
+
+def list_models(as_json: options.Json = False) -> None:
+    """List the models on this machine and those known by name."""
+    entries = sorted(_entries(), key=lambda entry: not entry.is_here)
+    if as_json:
+        typer.echo(json.dumps([_as_json(entry) for entry in entries], indent=1))
+        return
+    header = ("NAME", "PARAMETERS", "CONTEXT", "SIZE", "LICENSE", "STATE")
+    typer.echo(report.table([header, *(_row(entry) for entry in entries)]))
+
+
+def show(model: options.ModelName, as_json: options.Json = False) -> None:
+    """Show what is known of a model.
+
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder. Reads no weights and downloads
+    nothing.
+    """
+    entry = _find(model)
+    if entry.fault:
+        raise entry.fault
+    if as_json:
+        typer.echo(json.dumps(_as_json(entry), indent=1))
+    else:
+        typer.echo(report.columns(_details(entry)))
+
+
+def _entries() -> Iterator[Entry]:
+    repos = {entry.repo for entry in catalog().values()}
+    yield from map(_from_catalog, catalog().values())
+    for repo, folder in cached_models():
+        if repo not in repos:
+            yield _here(repo, State.DOWNLOADED, folder, repo)
+
+
+def _find(model: str) -> Entry:
+    if model in catalog() and not is_path(model):
+        return _from_catalog(catalog()[model])
+    ref = resolve(model)
+    downloaded = ref.name == model and cached_folder(model) == ref.path
+    if downloaded:
+        return _here(model, State.DOWNLOADED, ref.path, model)
+    return _here(ref.name, State.FOLDER, ref.path)
+
+
+def _from_catalog(entry: CatalogEntry) -> Entry:
+    folder = cached_folder(entry.repo) if entry.repo else boxed_folder(entry)
+    if folder is None or not folder.exists():
+        return Entry(
+            entry.name, State.ABSENT, entry.repo, None, entry.license, entry.parameters, entry.context
+        )
+    return _here(entry.name, State.DOWNLOADED if entry.repo else State.BOXED, folder, entry.repo, entry)
+
+
+def _here(
+    name: str, state: State, folder: Path, repo: str | None = None, known: CatalogEntry | None = None
+) -> Entry:
+    license, parameters = (known.license, known.parameters) if known else (None, None)
+    try:
+        if missing_files(folder):
+            return Entry(name, State.INCOMPLETE, repo, folder, license, parameters, known and known.context)
+        facts = describe(folder)
+    except DamagedModel as fault:
+        return Entry(name, State.DAMAGED, repo, folder, license, parameters, None, fault=fault)
+    return Entry(name, state, repo, folder, license, parameters, facts.context, facts)
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    size = report.size(entry.facts.weight_bytes) if entry.facts else "-"
+    context = str(entry.context) if entry.context else "-"
+    return (entry.name, entry.parameters, context, size, entry.license or "-", entry.state)
+
+
+def _details(entry: Entry) -> list[tuple[str, str]]:
+    rows = [
+        ("name", entry.name),
+        ("state", entry.state),
+        ("path", str(entry.path or "-")),
+        ("repository", entry.repo or "-"),
+        ("license", entry.license or "-"),
+        ("parameters", entry.parameters),
+        ("context", f"{entry.context} tokens" if entry.context else "-"),
+    ]
+    if facts := entry.facts:
+        sampling = _sampling(facts)
+        rows += [
+            ("architecture", facts.architecture or "-"),
+            ("layers", str(facts.layers or "-")),
+            ("weights", f"{report.size(facts.weight_bytes)} as {', '.join(facts.dtypes)}"),
+            ("quantization", facts.quantization or "none"),
+            ("chat template", "yes" if facts.chat_template else "no: it continues text"),
+            ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
+        ]
+    elif entry.repo:
+        rows += [("to get it", f"hf download {entry.repo}")]
+    return rows
+
+
+def _as_json(entry: Entry) -> dict[str, object]:
+    """The object that docs/cli.md describes; null where nothing is known."""
+    facts = entry.facts
+    return {
+        "name": entry.name,
+        "state": entry.state,
+        "path": str(entry.path) if entry.path else None,
+        "repo": entry.repo,
+        "license": entry.license,
+        "stated_parameters": entry.stated_parameters,
+        "context": entry.context,
+        "architecture": facts.architecture if facts else None,
+        "layers": facts.layers if facts else None,
+        "parameters": facts.parameters if facts else None,
+        "dtypes": facts.dtypes if facts else None,
+        "weight_bytes": facts.weight_bytes if facts else None,
+        "quantization": facts.quantization if facts else None,
+        "chat_template": facts.chat_template if facts else None,
+        "sampling": _sampling(facts) if facts else None,
+    }
+
+
+def _sampling(facts: FolderFacts) -> dict[str, object]:
+    """What the model's generation_config.json sets that is not the neutral value anyway."""
+    chosen = SamplingParams.from_generation_config(facts.generation_config)
+    neutral = dataclasses.asdict(SamplingParams())
+    return {name: value for name, value in dataclasses.asdict(chosen).items() if value != neutral[name]}

@@ -1,0 +1,97 @@
+"""The flags that several commands share, and their way into SamplingParams."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from localllm.errors import UsageError
+from localllm.request import SamplingParams
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
+
+
+def option(*names: str, text: str, metavar: str) -> Any:
+    """A flag with a value, whose default is the model's own."""
+    return typer.Option(*names, help=text, metavar=metavar, show_default=False)
+
+
+def switch(name: str, *, text: str) -> Any:
+    """A flag that is given or not, without a `--no-` twin."""
+    return typer.Option(name, help=text, show_default=False)
+
+
+Json = Annotated[bool, switch("--json", text="Print one JSON object.")]
+
+Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar="DEVICE")]
+DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
+Context = Annotated[int | None, option(text="Room for prompt and answer, in tokens.", metavar="TOKENS")]
+
+Temperature = Annotated[
+    float | None, option(text="0 takes the likeliest token; more varies more.", metavar="X")
+]
+TopK = Annotated[int | None, option(text="Keep the K likeliest tokens; 0 keeps all.", metavar="K")]
+TopP = Annotated[float | None, option(text="Keep the likeliest tokens that add up to P.", metavar="P")]
+MinP = Annotated[
+    float | None, option(text="Keep tokens at least P times as likely as the likeliest.", metavar="P")
+]
+RepetitionPenalty = Annotated[
+    float | None, option(text="Make tokens seen before X times less likely; 1 is off.", metavar="X")
+]
+RepeatLastN = Annotated[
+    int | None, option(text="How many last tokens that looks at; -1 is all.", metavar="N")
+]
+PresencePenalty = Annotated[
+    float | None, option(text="Subtract X from tokens already in the answer.", metavar="X")
+]
+FrequencyPenalty = Annotated[
+    float | None, option(text="Subtract X for each time a token is in the answer.", metavar="X")
+]
+LogitBias = Annotated[
+    list[str] | None,
+    option(text="Add BIAS to the logit of token ID; -inf forbids it. Repeatable.", metavar="ID=BIAS"),
+]
+Seed = Annotated[int | None, option(text="Same seed, same text.", metavar="N")]
+
+MaxTokens = Annotated[
+    int | None, option(text="Most tokens of the answer; else until the context is full.", metavar="N")
+]
+Stop = Annotated[list[str] | None, option(text="End before this text. Repeatable.", metavar="TEXT")]
+StopIds = Annotated[
+    list[int] | None, option("--stop-id", text="End at this token. Repeatable.", metavar="ID")
+]
+IgnoreEos = Annotated[bool | None, switch("--ignore-eos", text="Go on past the model's end tokens.")]
+
+Logprobs = Annotated[
+    int | None,
+    option(text="With --json: log probability of each token and of N alternatives.", metavar="N"),
+]
+PromptLogprobs = Annotated[
+    int | None, option(text="With --json: the same for the tokens of the prompt.", metavar="N")
+]
+
+
+def sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields of SamplingParams that were given as flags; `flags` may hold others.
+
+    Raises UsageError where a value is wrong, so that no model is loaded for nothing.
+    """
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    fields = {name: flags[name] for name in names if flags.get(name) not in (None, [], ())}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = parse_logit_bias(fields["logit_bias"])
+    SamplingParams(**fields)
+    return fields
+
+
+def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
+    """`["42=-inf", "7=1.5"]` as a mapping. Raises UsageError where one is not ID=BIAS."""
+    biases = {}
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError as error:
+            raise UsageError(f"logit bias {pair!r} is not ID=BIAS", "write for example 42=-inf") from error
+    return biases

@@ -1,0 +1,91 @@
+"""`localllm run`: one answer to a prompt, or a conversation where there is none."""
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+
+from localllm.cli import io, options
+from localllm.cli.answer import Show, answer
+from localllm.cli.loading import load_model
+from localllm.errors import UsageError
+
+FLAGS_OF_ONE_ANSWER = {
+    "raw": "--raw",
+    "as_json": "--json",
+    "fail_on_length": "--fail-on-length",
+    "logprobs": "--logprobs",
+    "prompt_logprobs": "--prompt-logprobs",
+}
+
+
+def run(
+    ctx: typer.Context,
+    model: options.ModelName,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", hidden=True)] = None,
+    system: Annotated[
+        str | None,
+        options.option(text="System prompt: how the model should behave.", metavar="TEXT"),
+    ] = None,
+    raw: Annotated[
+        bool,
+        options.switch("--raw", text="Continue the prompt as it is, without chat template."),
+    ] = False,
+    context: options.Context = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    as_json: options.Json = False,
+    verbose: Annotated[bool, options.switch("--verbose", text="Print all measurements to stderr.")] = False,
+    fail_on_length: Annotated[
+        bool,
+        options.switch("--fail-on-length", text="Exit with 6 if a limit cut the answer."),
+    ] = False,
+    logprobs: options.Logprobs = None,
+    prompt_logprobs: options.PromptLogprobs = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    repeat_last_n: options.RepeatLastN = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logit_bias: options.LogitBias = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = None,
+    stop: options.Stop = None,
+    stop_ids: options.StopIds = None,
+    ignore_eos: options.IgnoreEos = None,
+) -> None:
+    """Answer a prompt, or start a conversation.
+
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder. The prompt is PROMPT, or what is
+    piped in, or both, the piped text first. stdout gets the model's text and nothing else. In a terminal and
+    without a prompt, a conversation begins.
+    """
+    given = options.sampling_fields(ctx.params)
+    if raw and system:
+        raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
+    where = {"device": device, "dtype": dtype, "context": context}
+    if not prompt and io.both_ends_are_terminals():
+        _refuse_flags_of_one_answer(ctx.params)
+        from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for
+
+        with closing(load_model(model, **where)) as llm:
+            converse(llm, dataclasses.replace(llm.default_params, **given), system, verbose=verbose)
+    else:
+        if (logprobs, prompt_logprobs) != (None, None) and not as_json:
+            raise UsageError("log probabilities are part of the JSON output", "add --json")
+        text = io.read_prompt(prompt or [], raw=raw)
+        out = io.AnswerWriter()
+        show = Show(raw=raw, as_json=as_json, verbose=verbose, fail_on_length=fail_on_length)
+        with closing(load_model(model, **where)) as llm:
+            answer(llm, text, system, dataclasses.replace(llm.default_params, **given), show, out)
+
+
+def _refuse_flags_of_one_answer(flags: Mapping[str, Any]) -> None:
+    for name, flag in FLAGS_OF_ONE_ANSWER.items():
+        if flags[name] is not None and flags[name] is not False:
+            raise UsageError(f"{flag} is for one answer, and there is no prompt", "add a prompt")

@@ -1,0 +1,113 @@
+"""From what a user calls a model to the folder it lies in.
+
+demo, qwen3:0.6b      an alias of models.toml
+Qwen/Qwen3-0.6B       a repository of huggingface.co that is in the cache
+./folder, /a/folder   a path; an existing folder or file is always a path, never an alias
+"""
+
+import difflib
+import os.path
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from localllm.errors import ModelNotFound, UnsupportedModel
+from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
+from localllm.hub.folder import missing_files
+from localllm.hub.store import cached_folder, cached_models
+
+WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+ALIAS = re.compile(rf"{WORD}(:{WORD})?")
+REPO = re.compile(rf"{WORD}/{WORD}")
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A model on this machine: what to call it, and the folder with its config.json and weights."""
+
+    name: str
+    path: Path
+
+
+def resolve(name: str) -> ModelRef:
+    """Find the folder of a model.
+
+    Raises ModelNotFound where nothing of that name is here (with near names, or how to download it) and
+    UnsupportedModel where the name is that of a single file.
+    """
+    if is_path(name):
+        return _resolve_path(name)
+    if entry := catalog().get(name):
+        return _resolve_entry(entry)
+    if REPO.fullmatch(name):
+        return ModelRef(name, _downloaded(name, name))
+    _not_found(name)
+
+
+def is_path(name: str) -> bool:
+    """Is this meant as a path? A colon or a slash alone does not make one: `qwen3:4b`, `org/repo`."""
+    return (
+        name in (".", "..")
+        or name.startswith(("/", "./", "../", "~"))
+        or name.count("/") > 1
+        or name.endswith(("/", ".gguf", ".safetensors"))
+        or os.path.exists(name)  # unlike Path.exists, False for a name too long or with a NUL
+    )
+
+
+def near_names(name: str) -> list[str]:
+    """Names of models that could have been meant, likeliest first."""
+    known = [*catalog(), *(repo for repo, _ in cached_models())]
+    tags = [other for other in known if other.startswith(f"{name}:")]
+    return (tags + [near for near in difflib.get_close_matches(name, known, n=4) if near not in tags])[:4]
+
+
+def _resolve_path(name: str) -> ModelRef:
+    path = Path(name).expanduser()
+    if path.is_file():
+        instead = f"run its folder: `localllm run {path.parent}`" if path.suffix == ".safetensors" else None
+        instead = instead or "give a folder with config.json, tokenizer.json and model.safetensors"
+        raise UnsupportedModel(f"{name} is a file, and this version runs folders", instead)
+    if not path.is_dir():
+        raise ModelNotFound(f"there is no folder {name}", "`localllm list` shows the models known by name")
+    if missing := missing_files(path):
+        hides = f", and hides the model {name} while you are here" if name in catalog() else ""
+        raise ModelNotFound(
+            f"the folder {name} has no {', '.join(missing)}{hides}", "give the folder of a whole model"
+        )
+    return ModelRef(path.resolve().name, path)
+
+
+def _resolve_entry(entry: CatalogEntry) -> ModelRef:
+    if entry.repo:
+        return ModelRef(entry.name, _downloaded(entry.name, entry.repo))
+    folder = boxed_folder(entry)
+    if folder is None or missing_files(folder):
+        raise ModelNotFound(
+            f"the model {entry.name} is missing from this installation", "install localllm again"
+        )
+    return ModelRef(entry.name, folder)
+
+
+def _downloaded(name: str, repo: str) -> Path:
+    folder = cached_folder(repo)
+    missing = missing_files(folder) if folder else None
+    if folder and not missing:
+        return folder
+    state = f"is here without {' and '.join(missing)}" if missing else "is not on this machine"
+    raise ModelNotFound(
+        f"{name} {state}, and this version does not download by itself yet",
+        f"run `hf download {repo}`, then `localllm run {name}`",
+    )
+
+
+def _not_found(name: str) -> NoReturn:
+    if not ALIAS.fullmatch(name):
+        raise ModelNotFound(
+            f"{name!r} is not a name of a model",
+            "give a name of `localllm list`, ORG/REPO or the path of a folder",
+        )
+    near = near_names(name)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ModelNotFound(f"no model is called {name}", f"{guess}`localllm list` shows the names")

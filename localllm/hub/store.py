@@ -1,0 +1,39 @@
+"""The models on this machine: those in the box, and those in the Hugging Face cache. Never the network.
+
+The cache is where `huggingface_hub` keeps it (HF_HUB_CACHE, HF_HOME), used in place and never copied.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from huggingface_hub import CacheNotFound, constants, scan_cache_dir, try_to_load_from_cache
+
+from localllm.errors import DamagedModel
+from localllm.hub.folder import missing_files, read_json
+
+
+def cached_folder(repo: str) -> Path | None:
+    """The snapshot of the repository's main branch, complete or not; None if its config.json is not here."""
+    config = try_to_load_from_cache(repo, "config.json", cache_dir=constants.HF_HUB_CACHE)
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def cached_models() -> Iterator[tuple[str, Path]]:
+    """Repository and folder of each complete language model in the cache."""
+    try:
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return
+    for repo in sorted(repos, key=lambda r: r.repo_id.lower()):
+        folder = cached_folder(repo.repo_id) if repo.repo_type == "model" else None
+        if folder and _is_whole_language_model(folder):
+            yield repo.repo_id, folder
+
+
+def _is_whole_language_model(folder: Path) -> bool:
+    """The cache also holds encoders, image models and downloads that were broken off."""
+    try:
+        architectures = read_json(folder / "config.json").get("architectures") or []
+        return any(name.endswith("ForCausalLM") for name in architectures) and not missing_files(folder)
+    except DamagedModel:  # one broken repository must not hide the others
+        return False

@@ -1,0 +1,67 @@
+import io
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from huggingface_hub import constants
+
+from localllm.cli.app import main
+from tests.cli import fake_engine
+from tests.hub.folders import write_model
+
+LAUNCHER = Path(__file__).with_name("launch.py")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path, monkeypatch):
+    """No model, chat or setting of the person who runs the tests."""
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name in ("LOCALLLM_DEVICE", "LOCALLLM_DTYPE", "LOCALLLM_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The folder of a model with a chat template."""
+    return str(write_model(tmp_path / "tiny"))
+
+
+@pytest.fixture
+def base(tmp_path):
+    """The folder of a model without one."""
+    return str(write_model(tmp_path / "tiny-base"))
+
+
+@pytest.fixture
+def engine(monkeypatch) -> ModuleType:
+    """The fake engine in the place of `localllm.llm`; `engine.loaded` lists what was loaded, and how."""
+    monkeypatch.setitem(sys.modules, "localllm.llm", None)  # so that it is taken out again
+    return fake_engine.install()
+
+
+@pytest.fixture
+def localllm(engine, monkeypatch, capsys):
+    """Run the program in this process: arguments and piped text in; exit code, stdout and stderr out."""
+
+    def run(*arguments, piped=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def program():
+    """Run the program, with the fake engine, as a process of its own."""
+
+    def run(*arguments, **options):
+        options = {"input": b"", "capture_output": True} | options
+        return subprocess.run([sys.executable, LAUNCHER, *arguments], timeout=60, **options)
+
+    return run

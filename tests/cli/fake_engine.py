@@ -1,0 +1,114 @@
+"""An engine without a model: it answers by rules, so that tests of the command line need no weights.
+
+`install()` puts it where the command line looks for the real one.
+"""
+
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+from localllm.errors import ContextOverflow, DamagedModel
+from localllm.metrics import Stopwatch
+from localllm.request import FinishReason, GenerationEvent, SamplingParams, TokenLogprob
+
+
+class FakeTokenizer:
+    """One token a character."""
+
+    def encode(self, text):
+        return [ord(character) for character in text]
+
+    def decode(self, ids):
+        return "".join(chr(token) for token in ids)
+
+
+class FakeLLM:
+    """Says back what it was sent. Some prompts make it do other things: see `stream`."""
+
+    path = Path("fake")
+    device = "cpu"
+    dtype = "float32"
+    weight_bytes = 12_000_000
+    tokenizer = FakeTokenizer()
+    default_params = SamplingParams(temperature=0.7, top_k=40)
+
+    def __init__(self, name="demo", context=4096, has_chat_template=True):
+        self.name = name
+        self.context = context
+        self.has_chat_template = has_chat_template
+        self.asked = []  # (prompt, params) of every stream
+        self.cancelled = False
+        self.closed = False
+
+    def stream(self, prompt, params=None):
+        params = params or self.default_params
+        self.asked.append((prompt, params))
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        size = len(text) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)
+        if size >= self.context:
+            raise ContextOverflow(size, self.context, "raise --context")
+        if "fault" in text:
+            raise DamagedModel("model.safetensors holds NaN", "download it again")
+        if "bug" in text:
+            raise ZeroDivisionError("division by zero")
+        watch = Stopwatch(time.perf_counter(), load_s=1.5)
+        watch.schedule()
+        answer = self._answer(prompt, text)
+        answer = answer[: params.max_tokens] if params.max_tokens is not None else answer
+        delay = 0.02 if "slowly" in text else 0
+        try:
+            for position, character in enumerate(answer):
+                time.sleep(delay)
+                watch.token()
+                last = position == len(answer) - 1
+                cut = params.max_tokens is not None and position + 1 == params.max_tokens
+                finish = (FinishReason.LENGTH if cut else FinishReason.STOP) if last else None
+                yield GenerationEvent(
+                    1,
+                    text=character,
+                    token_ids=(ord(character),),
+                    logprobs=self._logprobs(character) if params.logprobs is not None else (),
+                    prompt_logprobs=self._logprobs("p")
+                    if params.prompt_logprobs is not None and not position
+                    else (),
+                    finish_reason=finish,
+                    metrics=watch.stop(len(text), 0, 300_000_000) if last else None,
+                    seed=params.seed if params.seed is not None else 7,
+                )
+        except GeneratorExit:
+            self.cancelled = True
+            raise
+
+    def _answer(self, prompt, text):
+        if "escape" in text:
+            return "\x1b[31mred\x07 \x9b1m"
+        if "lines" in text:
+            return "a line\n" * 5000
+        if "forever" in text:
+            return "word " * 100_000
+        if isinstance(prompt, str):
+            return f"raw:{text}"
+        system = "".join(f"[{m['content']}]" for m in prompt if m["role"] == "system")
+        return f"{len(prompt)}{system}:{text}"
+
+    def _logprobs(self, character):
+        return (TokenLogprob(ord(character), -0.5, ((ord(character), -0.5), (0, float("-inf")))),)
+
+    def close(self):
+        self.closed = True
+
+
+def install():
+    """Stand in for `localllm.llm`; names ending in `base` get a model without a chat template."""
+    module = ModuleType("localllm.llm")
+    module.loaded = []
+
+    def load(model, *, device=None, dtype=None, quant=None, context=None, settings=None):
+        llm = FakeLLM(Path(model).name, context or 4096, has_chat_template=not str(model).endswith("base"))
+        module.loaded.append((llm, {"device": device, "dtype": dtype, "context": context}))
+        return llm
+
+    module.load = load
+    sys.modules["localllm.llm"] = module
+    return module

@@ -1,0 +1,163 @@
+from pathlib import Path
+
+import pytest
+
+from localllm.chat import Chat
+from localllm.cli.commands import COMMANDS, Session, execute, unquote
+from localllm.errors import UsageError
+from tests.cli.fake_engine import FakeLLM
+
+
+@pytest.fixture
+def session(tmp_path):
+    llm = FakeLLM()
+    return Session(llm, Chat(llm), tmp_path / "chats")
+
+
+def talk(session, text="hello"):
+    return "".join(event.text for event in session.chat.ask(text))
+
+
+@pytest.mark.parametrize(
+    "line", ["/hepl", "/shwo", "/sett parameter top_k 3", "/quit", "/Help", "/etc/passwd", "/"]
+)
+def test_an_unknown_command_is_an_error_and_never_sent(session, line):
+    with pytest.raises(
+        UsageError, match=f"there is no command {line.split()[0]}; .*a space before the / sends"
+    ):
+        execute(session, line)
+    assert session.llm.asked == []
+
+
+def test_near_names_are_given():
+    with pytest.raises(UsageError, match=r"did you mean /help\?"):
+        execute(None, "/hepl")
+
+
+def test_help_names_every_command(session):
+    text = execute(session, "/?")
+    assert text == execute(session, "/help")
+    assert all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("temperature 0", "temperature", 0),
+        ("temperature 0.5", "temperature", 0.5),
+        ("top_k 3", "top_k", 3),
+        ("seed 7", "seed", 7),
+        ("seed none", "seed", None),
+        ("max_tokens 10", "max_tokens", 10),
+        ("ignore_eos true", "ignore_eos", True),
+        ("stop END 'two words'", "stop", ("END", "two words")),
+        ("stop_ids 1 2", "stop_ids", (1, 2)),
+        ("logit_bias 5=-inf 7=1", "logit_bias", {5: float("-inf"), 7: 1.0}),
+    ],
+)
+def test_a_parameter_is_set(session, line, name, value):
+    execute(session, f"/set parameter {line}")
+    assert getattr(session.chat.params, name) == value
+    assert session.chat.params.top_p == session.llm.default_params.top_p
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("parameter temperature -1", "temperature is -1; give a number from 0"),
+        ("parameter temperature hot", "temperature is 'hot'"),
+        ("parameter top_k 1.5", "give a whole number"),
+        ("parameter temprature 1", "did you mean temperature"),
+        ("parameter top_k 1 2", "takes one value"),
+        ("parameter logprobs 1", "there is no parameter logprobs"),
+        ("parameter stop_ids x", "are not token ids"),
+        ("parameter logit_bias 5", "is not ID=BIAS"),
+        ("parameter stop 'open", "close the quotes"),
+        ("parameter temperature", "/set parameter NAME VALUE"),
+        ("colour red", "/set parameter NAME VALUE"),
+        ("", "/set parameter NAME VALUE"),
+    ],
+)
+def test_a_wrong_setting_changes_nothing_and_says_why(session, line, message):
+    before = session.chat.params
+    with pytest.raises(UsageError, match=message):
+        execute(session, f"/set {line}")
+    assert session.chat.params == before
+
+
+def test_parameters_are_listed(session):
+    assert "temperature          0.7" in execute(session, "/set parameter")
+
+
+def test_verbose_and_quiet(session):
+    execute(session, "/set verbose")
+    assert session.verbose
+    execute(session, "/set quiet")
+    assert not session.verbose
+
+
+def test_show_tells_model_parameters_and_context(session):
+    assert "nothing said yet, 4096 at most" in execute(session, "/show")
+    answer = talk(session)
+    shown = execute(session, "/show")
+    assert f"{len('hello' + answer)} tokens used, 4096 at most" in shown
+    assert "temperature=0.7 top_k=40" in shown
+
+
+def test_system_is_set_shown_and_removed(session):
+    execute(session, '/system """be\nbrief"""')
+    assert session.chat.system == "be\nbrief"
+    assert execute(session, "/system") == "be\nbrief"
+    execute(session, "/system none")
+    assert session.chat.system is None
+
+
+def test_undo_and_clear(session):
+    talk(session, "one\nmore")
+    talk(session, "two")
+    assert execute(session, "/undo") == "taken back: two"
+    assert execute(session, "/undo") == "taken back: one"
+    with pytest.raises(UsageError, match="nothing to take back"):
+        execute(session, "/undo")
+    talk(session)
+    execute(session, "/clear")
+    assert session.chat.messages == []
+
+
+def test_a_conversation_is_saved_and_loaded_by_name(session):
+    talk(session)
+    execute(session, "/set parameter temperature 0.1")
+    execute(session, "/save monday")
+    other = Session(FakeLLM("other"), Chat(FakeLLM("other")), session.chats)
+    assert execute(other, "/load monday") == "loaded 2 messages (it was held with demo)"
+    assert other.chat.params.temperature == 0.1
+    with pytest.raises(UsageError, match="no conversation is saved as tuesday; saved are: monday"):
+        execute(other, "/load tuesday")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "/tmp/x", "two words", "x" * 65, "ü", "a\nb"])
+@pytest.mark.parametrize("command", ["/save", "/load"])
+def test_a_name_is_never_a_path(session, command, name):
+    with pytest.raises(UsageError, match="is no name for a conversation"):
+        execute(session, f"{command} {name}")
+    assert not session.chats.exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(session, tmp_path):
+    session.chats = Path("/dev/null/chats")
+    with pytest.raises(UsageError, match="cannot be saved"):
+        execute(session, "/save x")
+
+
+@pytest.mark.parametrize("line", ["/bye", "/exit"])
+def test_leaving(session, line):
+    with pytest.raises(EOFError):
+        execute(session, line)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [(' """a\nb""" ', "a\nb"), ('"""\na\n"""', "a"), ('"""a', '"""a'), ('""""', '""""'), (" a ", "a")],
+)
+def test_triple_quotes_are_taken_off(text, plain):
+    assert unquote(text) == plain

@@ -1,0 +1,98 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from localllm.cli import models
+from tests.hub.folders import write_cached, write_model
+
+
+def rows(text):
+    return {line.split()[0]: line for line in text.splitlines()}
+
+
+def test_list_shows_what_is_here_first(localllm, tmp_path):
+    write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
+    write_cached(tmp_path / "cache", "someone/their-model")
+    write_cached(tmp_path / "cache", "an/encoder", architectures=["BertModel"])
+    (write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors").unlink()
+    code, out, err = localllm("list")
+    assert (code, err) == (0, "")
+    table = rows(out)
+    assert "downloaded" in table["qwen3:4b"]
+    assert "downloaded" in table["someone/their-model"]
+    assert "incomplete" in table["qwen3:8b"]
+    assert "not here" in table["qwen3:0.6b"]
+    assert "an/encoder" not in table
+    here = [name for name, line in table.items() if "downloaded" in line]
+    assert set(list(table)[: len(here) + 2]) >= {"NAME", *here}  # the boxed model may stand there too
+
+
+def test_list_as_json_has_the_same_models(localllm, tmp_path):
+    write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
+    entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--json")[1])}
+    assert entries["qwen3:4b"]["state"] == "downloaded"
+    assert entries["qwen3:4b"]["parameters"] == 12
+    assert (
+        entries["qwen3:0.6b"] | {"path": None, "repo": "Qwen/Qwen3-0.6B", "weight_bytes": None}
+        == entries["qwen3:0.6b"]
+    )
+
+
+def test_one_damaged_model_does_not_hide_the_others(localllm, tmp_path):
+    (write_cached(tmp_path / "cache", "Qwen/Qwen3-4B") / "model.safetensors").write_bytes(b"x")
+    index = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors.index.json"
+    index.with_name("model.safetensors").rename(index)
+    code, out, _ = localllm("list")
+    assert code == 0
+    assert "damaged" in rows(out)["qwen3:8b"]
+    assert "damaged" in rows(out)["qwen3:4b"]
+    code, out, err = localllm("show", "qwen3:4b")
+    assert (code, out) == (7, "")
+    assert "is no whole safetensors file" in err
+
+
+def test_show_of_a_folder(localllm, model):
+    code, out, err = localllm("show", model)
+    assert (code, err) == (0, "")
+    facts = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith("chat"))
+    assert facts["name"] == "tiny"
+    assert facts["state"] == "folder"
+    assert facts["context"] == "4096 tokens"
+    assert facts["sampling"] == "temperature=0.6 top_k=20"
+
+
+def test_show_of_a_download(localllm, tmp_path):
+    folder = write_cached(tmp_path / "cache", "someone/their-model")
+    shown = json.loads(localllm("show", "someone/their-model", "--json")[1])
+    assert shown["state"] == "downloaded"
+    assert Path(shown["path"]) == folder
+    assert shown["sampling"] == {"temperature": 0.6, "top_k": 20}
+
+
+def test_show_of_a_model_that_is_not_here_says_how_to_get_it(localllm):
+    code, out, _ = localllm("show", "llama3.2:1b")
+    assert code == 0
+    assert "not here" in out
+    assert "hf download meta-llama/Llama-3.2-1B-Instruct" in out
+
+
+def test_show_of_nothing_is_an_error(localllm):
+    code, out, err = localllm("show", "qwen3")
+    assert (code, out) == (8, "")
+    assert "did you mean" in err
+
+
+@pytest.mark.parametrize("damage", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_show_names_a_damaged_file(localllm, tmp_path, damage):
+    folder = write_model(tmp_path / "tiny")
+    (folder / damage).write_text("{")
+    code, _, err = localllm("show", str(folder))
+    assert code == 7
+    assert damage in err
+
+
+def test_a_folder_of_the_same_name_as_an_alias_is_what_is_shown(localllm, tmp_path, monkeypatch):
+    write_model(tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(localllm("show", "demo", "--json")[1])["state"] == models.State.FOLDER

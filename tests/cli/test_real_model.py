@@ -1,0 +1,67 @@
+"""The whole way, with the engine and the model that come with the program."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from localllm.hub.catalog import boxed_folder, catalog
+
+DEMO = boxed_folder(catalog()["demo"])
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("localllm.llm") is None, reason="the engine is not in this tree"
+    ),
+    pytest.mark.skipif(not (DEMO and DEMO.exists()), reason="the boxed model is not in this tree"),
+]
+
+
+def localllm(*arguments, piped=b""):
+    return subprocess.run(
+        [sys.executable, "-m", "localllm", *arguments], input=piped, capture_output=True, timeout=120
+    )
+
+
+def test_a_story_from_the_box():
+    done = localllm("run", "demo", "Tell me a story about a fox", "--seed", "1", "--max-tokens", "120")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "fox" in done.stdout.decode()
+
+
+def test_the_same_seed_gives_the_same_text():
+    runs = [localllm("run", "demo", "Hello", "--seed", "5", "--max-tokens", "20", "--json") for _ in range(2)]
+    first, second = (json.loads(run.stdout) for run in runs)
+    assert (first["text"], first["token_ids"]) == (second["text"], second["token_ids"])
+    assert first["metrics"]["load_s"] > 0
+
+
+def test_piped_text_and_a_reader_that_leaves_early():
+    run = f"{sys.executable} -m localllm run demo 'Tell me a story'"
+    command = f"echo notes | {run} | head -c 1; echo ${{PIPESTATUS[1]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=120)
+    assert done.stdout.endswith(b"0\n")
+    assert done.stderr == b""
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers():
+    done = localllm("run", "demo", "hello " * 50, "--context", "32")
+    assert (done.returncode, done.stdout) == (4, b"")
+    assert b"the context holds 32" in done.stderr
+
+
+def test_verbose_and_log_probabilities():
+    done = localllm(
+        "run", "demo", "Hello", "--json", "--verbose", "--logprobs=2", "--prompt-logprobs=0", "--max-tokens=4"
+    )
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert [entry["token_id"] for entry in answer["logprobs"]] == answer["token_ids"]
+    assert len(answer["prompt_logprobs"]) == answer["metrics"]["prompt_tokens"] - 1
+    assert b"TTFT" in done.stderr
+
+
+def test_show_of_the_boxed_model():
+    shown = json.loads(localllm("show", "demo", "--json").stdout)
+    assert (shown["state"], shown["chat_template"]) == ("boxed", True)

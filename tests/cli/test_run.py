@@ -1,0 +1,216 @@
+import json
+
+import pytest
+
+from localllm.request import SamplingParams
+
+
+def asked(engine):
+    """Prompt and parameters of the last question."""
+    return engine.loaded[-1][0].asked[-1]
+
+
+def test_stdout_is_the_text_and_nothing_else(localllm, model):
+    assert localllm("run", model, "Tell", "me") == (0, "1:Tell me", "")
+
+
+def test_piped_text_stands_before_the_instruction(localllm, model):
+    assert (
+        localllm("run", model, "Summarise:", piped=b"note 1\nnote 2\n\n")[1]
+        == "1:note 1\nnote 2\n\nSummarise:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("piped", "prompt"), [(b"hi\n", "hi"), (b"hi\r\n", "hi"), (b"hi\n\n", "hi\n"), (b"hi", "hi")]
+)
+def test_piped_text_alone_is_the_prompt_less_its_last_line_end(localllm, model, piped, prompt):
+    assert localllm("run", model, piped=piped)[1] == f"1:{prompt}"
+
+
+def test_a_prompt_may_begin_with_a_dash(localllm, model):
+    assert localllm("run", model, "--", "-1 is what?")[1] == "1:-1 is what?"
+
+
+@pytest.mark.parametrize("piped", [b"", b"\n", b" \n\t\n"])
+def test_an_empty_prompt_is_refused_before_the_model_loads(localllm, engine, model, piped):
+    code, out, err = localllm("run", model, piped=piped)
+    assert (code, out, engine.loaded) == (2, "", [])
+    assert err == (
+        "error: the prompt is empty; give one after the model's name or pipe one in: "
+        "`echo Hello | localllm run MODEL`\n"
+    )
+
+
+def test_bytes_that_are_not_utf8_are_named_by_their_offset(localllm, engine, model):
+    code, out, err = localllm("run", model, piped=b"caf\xe9")
+    assert (code, out, engine.loaded) == (2, "", [])
+    assert err.startswith("error: stdin is not valid UTF-8 at byte 3; ")
+    assert err.count("\n") == 1
+
+
+def test_an_argument_that_is_not_utf8_is_refused(localllm, model):
+    code, _, err = localllm("run", model, "caf\udce9")
+    assert code == 2
+    assert "the prompt is not valid UTF-8" in err
+
+
+FLAGS = {
+    "--temperature=0": {"temperature": 0},
+    "--top-k=3": {"top_k": 3},
+    "--top-p=0.5": {"top_p": 0.5},
+    "--min-p=0.1": {"min_p": 0.1},
+    "--repetition-penalty=1.2": {"repetition_penalty": 1.2},
+    "--repeat-last-n=-1": {"repeat_last_n": -1},
+    "--presence-penalty=-0.5": {"presence_penalty": -0.5},
+    "--frequency-penalty=0.5": {"frequency_penalty": 0.5},
+    "--logit-bias=5=-inf --logit-bias 7=1.5": {"logit_bias": {5: float("-inf"), 7: 1.5}},
+    "--seed=0": {"seed": 0},
+    "--max-tokens=3": {"max_tokens": 3},
+    "--stop=a --stop=b": {"stop": ("a", "b")},
+    "--stop-id=0 --stop-id=4": {"stop_ids": (0, 4)},
+    "--ignore-eos": {"ignore_eos": True},
+    "--logprobs=0 --json": {"logprobs": 0},
+    "--prompt-logprobs=2 --json": {"prompt_logprobs": 2},
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_flag_overrides_the_models_own_value_and_no_other(localllm, engine, model, flags):
+    code, _, err = localllm("run", model, "hello", *flags.split())
+    assert (code, err) == (0, "")
+    assert asked(engine)[1] == SamplingParams(**{"temperature": 0.7, "top_k": 40} | FLAGS[flags])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--temperature=-1",
+        "--top-p=0",
+        "--top-k=1.5",
+        "--seed=x",
+        "--logit-bias=5",
+        "--stop=",
+        "--nonsense",
+        "--temperature=nan",
+    ],
+)
+def test_a_wrong_flag_is_told_before_the_model_loads(localllm, engine, model, flags):
+    code, out, err = localllm("run", model, "hello", flags)
+    assert (code, out, engine.loaded) == (2, "", [])
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [("--raw", "--system=x"), ("--logprobs=1",), ("--prompt-logprobs=0",)])
+def test_flags_that_contradict_each_other_are_refused(localllm, engine, model, flags):
+    assert localllm("run", model, "hello", *flags)[0] == 2
+    assert engine.loaded == []
+
+
+def test_the_model_is_loaded_as_the_flags_say_and_closed(localllm, engine, model):
+    localllm("run", model, "hello", "--device", "cpu", "--dtype", "bfloat16", "--context", "99")
+    llm, how = engine.loaded[-1]
+    assert how == {"device": "cpu", "dtype": "bfloat16", "context": 99}
+    assert llm.closed
+
+
+def test_a_system_prompt_stands_first(localllm, model):
+    assert localllm("run", model, "hello", "--system", "be brief")[1] == "2[be brief]:hello"
+
+
+def test_raw_sends_the_prompt_as_it_is(localllm, base, model):
+    assert localllm("run", model, "hello", "--raw") == (0, "raw:hello", "")
+    assert localllm("run", base, "hello", "--raw") == (0, "raw:hello", "")
+    assert localllm("run", base, "--raw", piped=b" \n")[:2] == (0, "raw: ")
+
+
+def test_without_a_chat_template_the_prompt_is_continued_and_a_note_says_so(localllm, base):
+    code, out, err = localllm("run", base, "hello")
+    assert (code, out) == (0, "raw:hello")
+    assert err.startswith("note: tiny-base has no chat template")
+    code, out, err = localllm("run", base, "hello", "--system", "x")
+    assert (code, out) == (2, "")
+    assert "no chat template for a system prompt" in err
+
+
+def test_json_is_one_object_with_everything(localllm, model):
+    code, out, err = localllm(
+        "run", model, "hi", "--json", "--seed=3", "--max-tokens=2", "--logprobs=1", "--prompt-logprobs=1"
+    )
+    answer = json.loads(out)
+    metrics = answer.pop("metrics")
+    entry = {"token_id": 49, "token": "1", "logprob": -0.5}
+    assert (code, err) == (0, "")
+    assert answer.pop("logprobs")[0] == entry | {
+        "top": [entry, {"token_id": 0, "token": "\0", "logprob": None}]
+    }
+    assert [entry["token"] for entry in answer.pop("prompt_logprobs")] == ["p"]
+    assert answer == {
+        "model": "tiny",
+        "device": "cpu",
+        "dtype": "float32",
+        "context": 4096,
+        "text": "1:",
+        "token_ids": [49, 58],
+        "finish_reason": "length",
+        "seed": 3,
+    }
+    assert (metrics["load_s"], metrics["prompt_tokens"], metrics["output_tokens"]) == (1.5, 2, 2)
+    assert out.count("\n") == 1
+
+
+def test_log_probabilities_are_in_the_json_only_where_asked_for(localllm, model):
+    assert not {"logprobs", "prompt_logprobs"} & json.loads(localllm("run", model, "hi", "--json")[1]).keys()
+
+
+def test_verbose_prints_every_measurement_to_stderr(localllm, model):
+    code, out, err = localllm("run", model, "hello", "--verbose")
+    assert (code, out) == (0, "1:hello")
+    names = "load queue prompt prefill TTFT output ITL TPOT TPS E2E peak seed"
+    assert [line.split()[0] for line in err.splitlines()] == names.split()
+    assert "load          1.50 s\n" in err
+    assert "prompt        5 tokens (0 cached)\n" in err
+    assert "peak memory   300 MB\n" in err
+
+
+def test_an_answer_that_was_cut_is_told_where_that_was_asked_for(localllm, model):
+    assert localllm("run", model, "hello", "--max-tokens=2") == (0, "1:", "")
+    code, out, err = localllm("run", model, "hello", "--max-tokens=2", "--fail-on-length")
+    assert (code, out) == (6, "1:")
+    assert err == "error: the answer was cut by max_tokens (2); raise max_tokens to let it go on\n"
+    assert "note: the answer was cut" in localllm("run", model, "hello", "--max-tokens=2", "--verbose")[2]
+    assert localllm("run", model, "hello", "--fail-on-length")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "message"),
+    [
+        ("fault", 7, "error: model.safetensors holds NaN; download it again\n"),
+        ("x" * 5000, 4, "error: the prompt has 5000 tokens and the context holds 4096; raise --context\n"),
+        (
+            "bug",
+            1,
+            "error: ZeroDivisionError: division by zero; this is a fault of localllm, "
+            "LOCALLLM_DEBUG=1 shows where\n",
+        ),
+    ],
+)
+def test_an_error_is_one_line_and_its_own_exit_code(localllm, model, prompt, code, message):
+    assert localllm("run", model, prompt) == (code, "", message)
+
+
+def test_debug_shows_where_a_fault_lies(localllm, model, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_DEBUG", "1")
+    assert "Traceback" in localllm("run", model, "bug")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["run", "nothing", "hi"], 8), (["run", "./none", "hi"], 8), (["nope"], 2), (["run"], 2)],
+)
+def test_mistakes_in_the_command_line_are_one_line(localllm, arguments, code):
+    got, out, err = localllm(*arguments)
+    assert (got, out) == (code, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1

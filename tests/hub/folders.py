@@ -1,0 +1,28 @@
+"""Model folders of a few hundred bytes: everything that naming looks at, and no real weights."""
+
+import json
+
+import numpy
+from safetensors.numpy import save_file
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "max_position_embeddings": 4096}
+SNAPSHOT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def write_model(folder, **config):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    save_file({"a": numpy.zeros((3, 4), numpy.float16)}, folder / "model.safetensors")
+    return folder
+
+
+def write_cached(cache, repo, **config):
+    """A repository as the Hugging Face cache keeps it."""
+    root = cache / f"models--{repo.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text(SNAPSHOT)
+    (root / "blobs").mkdir()
+    return write_model(root / "snapshots" / SNAPSHOT, **config)

@@ -1,0 +1,120 @@
+import pytest
+from huggingface_hub import constants
+
+from localllm.errors import ModelNotFound, UnsupportedModel
+from localllm.hub.catalog import PACKAGE, boxed_folder, catalog
+from localllm.hub.folder import missing_files
+from localllm.hub.names import ALIAS, REPO, resolve
+from tests.hub.folders import write_cached, write_model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty Hugging Face cache, and an empty folder to stand in."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "cache"
+
+
+def test_a_folder_is_named_by_its_last_part(tmp_path):
+    folder = write_model(tmp_path / "here" / "my-model")
+    for name in (str(folder), "./my-model", "my-model", "my-model/"):
+        ref = resolve(name)
+        assert ref.name == "my-model"
+        assert ref.path.resolve() == folder
+
+
+def test_an_alias_finds_its_repository_in_the_cache(cache):
+    folder = write_cached(cache, "Qwen/Qwen3-4B")
+    assert resolve("qwen3:4b").path == folder
+    assert resolve("qwen3:4b").name == "qwen3:4b"
+    assert resolve("Qwen/Qwen3-4B").path == folder
+    assert resolve("Qwen/Qwen3-4B").name == "Qwen/Qwen3-4B"
+
+
+def test_a_repository_outside_the_catalog_needs_no_alias(cache):
+    folder = write_cached(cache, "someone/their-model")
+    assert resolve("someone/their-model").path == folder
+
+
+@pytest.mark.parametrize("name", ["qwen3:4b", "Qwen/Qwen3-4B"])
+def test_a_model_that_is_not_here_says_how_to_get_it(name):
+    with pytest.raises(
+        ModelNotFound, match=r"does not download .* `hf download Qwen/Qwen3-4B`, then"
+    ) as error:
+        resolve(name)
+    assert error.value.exit_code == 8
+
+
+def test_a_download_that_was_broken_off_names_what_is_missing(cache):
+    folder = write_cached(cache, "Qwen/Qwen3-4B")
+    (folder / "model.safetensors").unlink()
+    index = (
+        '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    )
+    (folder / "model.safetensors.index.json").write_text(index)
+    (folder / "model-00001-of-00002.safetensors").touch()
+    with pytest.raises(ModelNotFound, match=r"is here without model-00002-of-00002\.safetensors"):
+        resolve("qwen3:4b")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("qwen3", "qwen3:0.6b"),
+        ("quen3:4b", "qwen3:4b"),
+        ("llama3.2", "llama3.2:1b or llama3.2:3b"),
+        ("Demo", "demo"),
+    ],
+)
+def test_a_slip_of_the_pen_gets_near_names(name, near):
+    with pytest.raises(ModelNotFound, match=f"no model is called {name}; did you mean .*{near}"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("name", ["", "foo bar", "a:b:c", "-x", "x\n", "\0", "ü", "a" * 5000])
+def test_what_is_no_name_at_all_is_refused(name):
+    with pytest.raises(ModelNotFound, match="is not a name of a model"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("name", ["./demo", "/nowhere/demo", "a/b/c", "~/nowhere-at-all", "../demo", "demo/"])
+def test_a_path_never_falls_through_to_an_alias(name):
+    with pytest.raises(ModelNotFound, match="there is no folder"):
+        resolve(name)
+
+
+def test_an_existing_folder_hides_an_alias_and_says_so(tmp_path):
+    (tmp_path / "here" / "demo").mkdir()
+    with pytest.raises(ModelNotFound, match=r"has no config\.json, .*hides the model demo"):
+        resolve("demo")
+
+
+@pytest.mark.parametrize("file", ["model.gguf", "model.safetensors", "notes.txt"])
+def test_a_single_file_is_not_supported_and_says_what_is(tmp_path, file):
+    (tmp_path / "here" / file).touch()
+    with pytest.raises(UnsupportedModel, match="folder"):
+        resolve(f"./{file}")
+
+
+def test_a_broken_repository_in_the_cache_does_not_hide_the_near_names(cache):
+    (write_cached(cache, "some/broken") / "config.json").write_text("{")
+    with pytest.raises(ModelNotFound, match="did you mean qwen3:"):
+        resolve("qwen3")
+
+
+def test_every_entry_of_the_catalog_is_well_formed():
+    for name, entry in catalog().items():
+        assert ALIAS.fullmatch(name)
+        assert (entry.boxed is None) != (entry.repo is None)
+        assert entry.repo is None or REPO.fullmatch(entry.repo)
+
+
+@pytest.mark.skipif(
+    not (PACKAGE / "boxed" / "demo").exists(), reason="the boxed model is not in this tree yet"
+)
+def test_the_boxed_model_is_whole():
+    folder = boxed_folder(catalog()["demo"])
+    assert missing_files(folder) == []
+    assert resolve("demo").path == folder
