@@ -1,8 +1,9 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -38,3 +39,10 @@ def tokenizer(folder: Callable[[str], Path]) -> Callable[[str], Tokenizer]:
         return opened[name]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def qwen3(tokenizer: Callable[[str], Tokenizer]) -> Iterator[ChatTemplate]:
+    template = ChatTemplate.of(tokenizer("qwen3"))
+    yield template
+    template.close()
