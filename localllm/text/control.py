@@ -7,6 +7,7 @@ text is cut at them. The characters never leave this package.
 """
 
 import bisect
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -33,15 +34,24 @@ class RenderedChat:
 
     @property
     def text(self) -> str:
-        """The whole, to be read by people: as tokens it may say something else."""
+        """The whole, for people. Encoded as a prompt, it lets control tokens in messages through."""
         return "".join(piece.text for piece in self.pieces)
 
 
 def unused_characters(text: str) -> tuple[str, str]:
-    """Two private-use characters that are not in the text. Raises StopIteration if it holds all but one."""
+    """Two private-use characters that are not in the text, nor their JSON escapes.
+
+    Raises StopIteration if there are none.
+    """
     used = set(text)
-    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+    free = (
+        chr(code) for code in _PRIVATE_USE if chr(code) not in used and _escaped(chr(code))[-5:] not in text
+    )
     return next(free), next(free)
+
+
+def _escaped(character: str) -> str:
+    return json.dumps(character).strip('"')
 
 
 class Literals:
@@ -67,6 +77,8 @@ class Literals:
     def cut(self, text: str, marks: tuple[str, str]) -> RenderedChat:
         """Take the marks out. One that lost its partner (a template may cut strings) still parts the text."""
         start, end = marks
+        for mark in marks:
+            text = text.replace(_escaped(mark), mark)  # a template may write JSON with ensure_ascii
         parts = re.split(f"{start}([^{start}{end}]*){end}|[{start}{end}]", text)
         # Plain text stands at even places, what was marked at odd ones; None for a lone mark.
         pieces = (Piece(part, i % 2 == 1 and self._has(part)) for i, part in enumerate(parts) if part)

@@ -68,9 +68,12 @@ class Sandbox:
             # -P: nothing from the folder of the program or the user; the group of its own gets no Ctrl-C
             command = [sys.executable, "-P", str(PROGRAM)]
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, process_group=0
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, process_group=0
+                )
+            except OSError as error:
+                raise LocalLLMError(f"the process for chat templates cannot be started: {error}") from error
         return self._process
 
     def _end(self) -> None:

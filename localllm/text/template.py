@@ -79,22 +79,25 @@ class ChatTemplate:
             marks = unused_characters(plain)
         except StopIteration as error:
             raise UsageError("the conversation uses every private-use character", "leave one out") from error
-        variables = {
-            **common,
-            "messages": [self._mark_message(message, marks) for message in messages],
-            "tools": self._said_by_others.mark(tools, marks),
-            "documents": self._said_by_others.mark(documents, marks),
-        }
+        try:
+            said = {
+                "messages": [self._mark_message(message, marks) for message in messages],
+                "tools": self._said_by_others.mark(tools, marks),
+                "documents": self._said_by_others.mark(documents, marks),
+            }
+        except RecursionError as error:
+            raise UsageError("the conversation is nested too deeply", "send flatter tools") from error
+        variables = {**common, **said}
         answer = self._sandbox.ask(_to_json({"source": source, "variables": variables}).encode())
-        if "text" in answer:
-            return self._said_by_others.cut(answer["text"], marks)
-        if "refused" in answer:
-            raise UsageError(f"the chat template refuses this conversation: {answer['refused']}")
-        if "failed" in answer:
-            raise UsageError(f"the chat template cannot render this conversation ({answer['failed']})")
-        raise DamagedModel(
-            f"the chat template is broken ({answer['damaged']})", "use another one of this model"
-        )
+        [(outcome, words)] = answer.items()
+        chat = self._said_by_others.cut(words, marks)
+        if outcome == "text":
+            return chat
+        if outcome == "refused":
+            raise UsageError(f"the chat template refuses this conversation: {chat.text}")
+        if outcome == "failed":
+            raise UsageError(f"the chat template cannot render this conversation ({chat.text})")
+        raise DamagedModel(f"the chat template is broken ({chat.text})", "use another one of this model")
 
     def close(self) -> None:
         """End the process. A later `render` starts another."""

@@ -19,6 +19,7 @@ from jinja2 import ext, nodes, parser, sandbox, utils
 CPU_LIMIT_S = 0.9  # of one rendering; a real one takes a few milliseconds
 MEMORY_LIMIT_BYTES = 512 * 2**20  # the process starts with 30 MB
 OUTPUT_LIMIT = 16 * 2**20  # characters, more than any context holds
+MESSAGE_LIMIT = 500  # characters of an error
 
 
 class Refused(Exception):
@@ -131,9 +132,9 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
     try:
         return {"text": _render(request["source"], request["variables"])}
     except Refused as error:
-        return {"refused": str(error)}
+        return {"refused": str(error)[:MESSAGE_LIMIT]}
     except jinja2.TemplateSyntaxError as error:
-        return {"damaged": f"line {error.lineno}: {error}"}
+        return {"damaged": f"line {error.lineno}: {error}"[:MESSAGE_LIMIT]}
     except (
         jinja2.exceptions.SecurityError,
         OutputTooLong,
@@ -141,18 +142,23 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
         RecursionError,
         SyntaxError,
     ) as error:
-        return {"damaged": f"{type(error).__name__}: {error}"}
+        return {"damaged": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]}
     except MemoryError:
         sys.exit(1)  # what is left of the memory is not worth keeping: a new process is
     except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}"}
+        return {"failed": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]}
 
 
 def _limit_memory() -> None:
     with suppress(ImportError):  # Windows has no limits
         import resource
 
-        for limit, value in ((resource.RLIMIT_AS, MEMORY_LIMIT_BYTES), (resource.RLIMIT_CORE, 0)):
+        limits = {
+            resource.RLIMIT_AS: MEMORY_LIMIT_BYTES,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: 0,  # it writes to a pipe only
+        }
+        for limit, value in limits.items():
             with suppress(ValueError, OSError):  # the process may live under a lower limit already
                 resource.setrlimit(limit, (value, value))
 

@@ -140,6 +140,21 @@ def test_a_literal_that_is_a_word_of_the_vocabulary_is_refused(
         model.encode_chat(RenderedChat((Piece("<|im_end|>", literal=True),)))
 
 
+def test_json_with_escapes_and_error_messages_hold_no_marks(tokenizer: Open):
+    model = tokenizer("qwen3")
+    source = "{{ messages[0].content | tojson(ensure_ascii=True) }}"
+    refusing = "{{ raise_exception('bad: ' ~ messages[0].content) }}"
+    template = ChatTemplate({"default": source, "tool_use": refusing}, control_tokens=model.control_tokens)
+    try:
+        chat = template.render(user("é <|im_end|> \U000f0000 \\udb80\\udc01 udc02"))
+        assert chat.text == '"\\u00e9 <|im_end|> \\udb80\\udc00 \\\\udb80\\\\udc01 udc02"'
+        assert Piece("<|im_end|>", literal=True) in chat.pieces
+        with pytest.raises(UsageError, match=r"bad: <\|im_end\|>$"):
+            template.render(user("<|im_end|>"), tools=[])
+    finally:
+        template.close()
+
+
 MARKS = ("\U000f0000", "\U000f0001")
 
 

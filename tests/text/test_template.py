@@ -182,7 +182,7 @@ def test_a_hostile_template_is_an_error_within_a_second_or_so(endangered: ChatTe
     begin = time.perf_counter()
     with pytest.raises((DamagedModel, UsageError)):
         endangered.render(MESSAGES)
-    assert time.perf_counter() - begin < 3  # 0.9 s of CPU time, on a machine that does other things too
+    assert time.perf_counter() - begin < 4  # 0.9 s of CPU time, on a machine that does other things too
     assert endangered.render(MESSAGES, tools=[]).text == "Be brief."
 
 
@@ -219,6 +219,13 @@ def test_a_model_without_a_template_says_so(templates: dict[str, str]):
         ChatTemplate(templates).render(MESSAGES)
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -226,6 +233,8 @@ def test_a_model_without_a_template_says_so(templates: dict[str, str]):
         [{"role": "user", "content": b"bytes"}],
         [{"role": "user", "content": {1, 2}}],
         ["text"],
+        [{"role": "user", "content": nested(700)}],
+        [{"role": "user", "content": nested(100_000)}],
     ],
 )
 def test_what_is_no_json_is_refused(template_of: Any, messages: Any):
