@@ -1,0 +1,110 @@
+"""The process in which templates are rendered, seen from outside: start it, ask it, end it."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from localllm.errors import DamagedModel, LocalLLMError
+
+PROGRAM = Path(__file__).with_name("template_process.py")
+START_LIMIT_S = 30.0  # a cold disk under load; about 0.1 s otherwise
+RENDER_LIMIT_S = 2.0  # by the clock; the program's own limit of CPU time ends it before
+
+
+class Sandbox:
+    """A process with little memory and little time, started when needed and replaced when it dies.
+
+    Safe to use from several threads, one rendering at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process without waiting for it."""
+        with self._lock:
+            self._start()
+
+    def ask(self, request: bytes) -> dict[str, str]:
+        """Send one line of JSON, return the answer.
+
+        Raises DamagedModel if the process died of the request, LocalLLMError if it cannot be started.
+        """
+        with self._lock:
+            process = self._start()
+            try:
+                if not self._ready and self._exchange(process, b"", START_LIMIT_S) != b"ready\n":
+                    raise LocalLLMError(
+                        "the process for chat templates did not start", "is jinja2 installed?"
+                    )
+                self._ready = True
+                line = self._exchange(process, request + b"\n", RENDER_LIMIT_S)
+                if not line.endswith(b"\n"):
+                    raise DamagedModel(
+                        _cause(process), "the template is at fault, or the conversation is too long"
+                    )
+                return json.loads(line)
+            except BaseException:
+                self._end()  # an interrupted exchange would leave its answer for the next one
+                raise
+
+    def close(self) -> None:
+        """End the process, if there is one. Asking again starts another."""
+        with self._lock:
+            self._end()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            # -P: nothing from the folder of the program or the user; the group of its own gets no Ctrl-C
+            command = [sys.executable, "-P", str(PROGRAM)]
+            pipe = subprocess.PIPE
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, process_group=0
+                )
+            except OSError as error:
+                raise LocalLLMError(f"the process for chat templates cannot be started: {error}") from error
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._process, self._ready = None, False
+
+    def _exchange(self, process: subprocess.Popen[bytes], request: bytes, limit_s: float) -> bytes:
+        """Write, then read a line; less than a line if the process died or took too long."""
+        assert process.stdin and process.stdout
+        with suppress(BrokenPipeError):
+            process.stdin.write(request)
+            process.stdin.flush()
+        deadline = time.monotonic() + limit_s
+        line = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n") and selector.select(max(0.0, deadline - time.monotonic())):
+                read = os.read(process.stdout.fileno(), 2**20)
+                if not read:
+                    break
+                line += read
+        return bytes(line)
+
+
+def _cause(process: subprocess.Popen[bytes]) -> str:
+    try:
+        code = process.wait(timeout=0.2)
+    except subprocess.TimeoutExpired:
+        code = -signal.SIGPROF  # still at it
+    if code == -signal.SIGPROF:
+        return "the chat template ran for too long and was stopped"
+    return "the chat template used too much memory"

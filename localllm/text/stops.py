@@ -1,0 +1,53 @@
+"""Stop strings in a stream of text. Knows nothing of tokens."""
+
+from typing import Any
+
+_END = object()  # marks a node of the trie where a stop string is complete
+
+
+class StopStrings:
+    """Ends a text before a stop string, wherever the borders of its pieces fall.
+
+    The stop string that is complete first wins; of those complete at the same character, the one that
+    started first. So the answer does not depend on how the text was cut. What may still become a stop string
+    is held back, never more than the longest one; time per character is bounded by the longest, too, and does
+    not depend on their number.
+    """
+
+    def __init__(self, stops: tuple[str, ...]):
+        self._root: dict[Any, Any] = {}
+        for stop in stops:
+            node = self._root
+            for character in stop:
+                node = node.setdefault(character, {})
+            node[_END] = True
+        self._held = ""
+        self._begun: list[
+            tuple[int, dict[Any, Any]]
+        ] = []  # (start in _held, how far in the trie), oldest first
+        self._found = False
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that is safe to give out, and whether a stop string was found; after that, nothing is."""
+        if self._found or not self._root:
+            return ("" if self._found else text), self._found
+        first_new = len(self._held)
+        self._held += text
+        for position in range(first_new, len(self._held)):
+            character = self._held[position]
+            self._begun.append((position, self._root))
+            self._begun = [(start, node[character]) for start, node in self._begun if character in node]
+            for start, node in self._begun:
+                if _END in node:
+                    self._found = True
+                    return self._give(start), True
+        return self._give(self._begun[0][0] if self._begun else len(self._held)), False
+
+    def finish(self) -> str:
+        """What was held back, as the text ends here; nothing if a stop string was found."""
+        return "" if self._found else self._give(len(self._held))
+
+    def _give(self, count: int) -> str:
+        given, self._held = self._held[:count], self._held[count:]
+        self._begun = [(start - count, node) for start, node in self._begun]
+        return given

@@ -1,0 +1,187 @@
+"""The process that renders chat templates: a program of its own, which knows nothing of localllm.
+
+A template comes with the model, so it is a stranger's code. Jinja's sandbox keeps it from the machine but not
+from computing or allocating without end; the limits of a process do. The program reads requests from stdin
+and writes answers to stdout, one JSON object a line, and ends when stdin does, hence with its parent.
+"""
+
+import functools
+import json
+import signal
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import ext, nodes, parser, sandbox, utils
+
+CPU_LIMIT_S = 0.9  # of one rendering; a real one takes a few milliseconds
+MEMORY_LIMIT_BYTES = 512 * 2**20  # the process starts with 30 MB
+OUTPUT_LIMIT = 16 * 2**20  # characters, more than any context holds
+MESSAGE_LIMIT = 500  # characters of an error
+
+
+class Refused(Exception):
+    """The template called raise_exception: it does not accept this conversation."""
+
+
+class OutputTooLong(Exception):
+    """The rendered text went over the limit."""
+
+
+class Generation(ext.Extension):
+    """`{% generation %}` names what the model said, for training; to render, its body is all there is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the class above has it
+
+    def parse(self, parser: parser.Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Any) -> str:
+        return caller()
+
+
+class Environment(sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's strictest, where a forbidden attribute is an error at once and not merely undefined."""
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+        raise jinja2.exceptions.SecurityError(f"{attribute!r} of a {type(obj).__name__} is forbidden")
+
+
+class Dict:
+    """`dict` without its other methods, some of which would change what the sandbox keeps unchanged."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class Namespace(utils.Namespace):
+    """Jinja's, without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args  # so that a template may write namespace(self=1)
+        names = dict(*rest, **kwargs)
+        for name in names:
+            _check_name(name)
+        utils.Namespace.__init__(self, names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
+
+
+def _raise_exception(message: Any) -> None:
+    raise Refused(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # templates tell the model the date where the user is
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _compile(source: str) -> jinja2.Template:
+    """The environment that `transformers` gives templates."""
+    extensions = (Generation, ext.loopcontrols)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "namespace": Namespace,
+        "dict": Dict(),
+    }
+    return environment.from_string(source)
+
+
+def _render(source: str, variables: dict[str, Any]) -> str:
+    pieces: list[str] = []
+    length = 0
+    for piece in _compile(source).generate(variables):
+        length += len(piece)
+        if length > OUTPUT_LIMIT:
+            raise OutputTooLong(f"it writes more than {OUTPUT_LIMIT} characters")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def answer(request: dict[str, Any]) -> dict[str, str]:
+    """`text`; or `refused`, the template's own words; or `failed`, with this conversation; or `damaged`."""
+    try:
+        return {"text": _render(request["source"], request["variables"])}
+    except Refused as error:
+        return {"refused": str(error)[:MESSAGE_LIMIT]}
+    except jinja2.TemplateSyntaxError as error:
+        return {"damaged": f"line {error.lineno}: {error}"[:MESSAGE_LIMIT]}
+    except (
+        jinja2.exceptions.SecurityError,
+        OutputTooLong,
+        OverflowError,
+        RecursionError,
+        SyntaxError,
+    ) as error:
+        return {"damaged": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]}
+    except MemoryError:
+        sys.exit(1)  # what is left of the memory is not worth keeping: a new process is
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]}
+
+
+def _limit_memory() -> None:
+    with suppress(ImportError):  # Windows has no limits
+        import resource
+
+        limits = {
+            resource.RLIMIT_AS: MEMORY_LIMIT_BYTES,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: 0,  # it writes to a pipe only
+        }
+        for limit, value in limits.items():
+            with suppress(ValueError, OSError):  # the process may live under a lower limit already
+                resource.setrlimit(limit, (value, value))
+
+
+def _limit_time(seconds: float) -> None:
+    """SIGPROF, which nothing here catches, ends the process after this much CPU time; 0 lifts the limit."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    _limit_memory()
+    _compile("{{ 1 }}").render()  # the first use loads parts of Jinja
+    sys.stdout.buffer.write(b"ready\n")
+    sys.stdout.buffer.flush()
+    for line in sys.stdin.buffer:
+        _limit_time(CPU_LIMIT_S)
+        reply = json.dumps(answer(json.loads(line)))
+        _limit_time(0)
+        sys.stdout.buffer.write(reply.encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Text to token ids and back, by the model's own tokenizer.json. Knows nothing of Jinja or of streams."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+
+from localllm.errors import DamagedModel, UnsupportedModel, UsageError
+from localllm.text.control import RenderedChat
+from localllm.text.folder import read_chat_templates, read_special_tokens
+
+_NEVER_DAMAGE = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+class Tokenizer:
+    """One model's tokenizer, and what its folder says about special tokens and chat templates.
+
+    `tokenizer.json` decides, as in `transformers` 5: `add_bos_token` of tokenizer_config.json counts for
+    nothing beside it, its post-processor says what is put before and after a text.
+    """
+
+    special_tokens: dict[str, str]
+    """Named special tokens, as templates use them: {"bos_token": "<s>", ...}."""
+
+    chat_templates: dict[str, str]
+    """Jinja sources by name; most models have none or "default" alone."""
+
+    control_tokens: frozenset[str]
+    """Literals of tokens that are markup, never text: `special` in tokenizer.json, or named in the config."""
+
+    added_tokens: frozenset[str]
+    """Literals of all tokens that are matched before the text is tokenized, control tokens among them."""
+
+    eos_ids: tuple[int, ...]
+    """Tokens that end an answer, as far as the tokenizer knows; generation_config.json may know more."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ):
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_templates = dict(chat_templates or {})
+        added = {index: token for index, token in backend.get_added_tokens_decoder().items() if token.content}
+        named = set(self.special_tokens.values())
+        self.added_tokens = frozenset(token.content for token in added.values())
+        self.control_tokens = frozenset(
+            token.content for token in added.values() if token.special or token.content in named
+        )
+        self._added_ids = frozenset(added)
+        eos = backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        self.eos_ids = () if eos is None else (eos,)
+
+    @classmethod
+    def from_folder(cls, path: Path) -> Self:
+        """Read `tokenizer.json` and its companions.
+
+        Raises UnsupportedModel if there is no tokenizer.json, DamagedModel if a file cannot be understood.
+        """
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            remedy = (
+                "localllm reads the tokenizer.json format; look for a repository of this model that has one"
+            )
+            raise UnsupportedModel(f"{path} has no tokenizer.json", remedy)
+        with _blaming(f"{file} cannot be read"):
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        return cls(
+            backend, special_tokens=read_special_tokens(path), chat_templates=read_chat_templates(path)
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are, added ones among them. A model's embedding may have more rows."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a prompt. Control tokens written in it become control ids: it is no chat message.
+
+        `special` adds what the model wants before and after a text (BOS, EOS). Raises UsageError if the text
+        holds lone surrogates, which are no characters; DamagedModel if tokenizer.json contradicts itself.
+        """
+        return self._encode(text, special=special)
+
+    def encode_chat(self, chat: RenderedChat) -> list[int]:
+        """Token ids of a rendered chat: nothing is put before it, as the template writes its own BOS.
+
+        Its literal pieces are control tokens that somebody wrote in a message. They are encoded as the
+        text they are. Raises UsageError if the tokenizer knows no such way, or as `encode` does.
+        """
+        ids: list[int] = []
+        for piece in chat.pieces:
+            encode = self._encode_literal if piece.literal else self._encode_plain
+            ids += self._encode_on(piece.text, encode) if ids else encode(piece.text)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of these ids. Bytes that are no character become U+FFFD; ids of no token are left out."""
+        with _blaming("tokenizer.json contradicts itself"):
+            return self._backend.decode(ids, skip_special_tokens=skip_special)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        _check_characters(text)
+        with _blaming("tokenizer.json contradicts itself"):
+            return self._backend.encode(text, add_special_tokens=special).ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self._encode(text, special=False)
+
+    def _encode_literal(self, text: str) -> list[int]:
+        """The steps of `tokenizers` without the first, which matches added tokens."""
+        _check_characters(text)
+        normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
+        with _blaming("tokenizer.json contradicts itself"):
+            normal = normalizer.normalize_str(text) if normalizer else text
+            words = (
+                [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
+            )
+            ids = [token.id for word in words for token in self._backend.model.tokenize(word)]
+        if not self._added_ids.isdisjoint(ids):
+            raise UsageError(f"this model's tokenizer cannot write {text!r} as text", "leave it out")
+        return ids
+
+    def _encode_on(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Encode amid a text: after a newline, so that SentencePiece puts no space before it."""
+        ids = encode("\n" + text)
+        newline = self._newline_ids
+        return ids[len(newline) :] if ids[: len(newline)] == newline else encode(text)
+
+    @cached_property
+    def _newline_ids(self) -> list[int]:
+        return self._encode_plain("\n")
+
+
+@contextmanager
+def _blaming(message: str) -> Iterator[None]:
+    """Make DamagedModel of what the Rust library raises: any Exception, or a panic, which is none."""
+    try:
+        yield
+    except _NEVER_DAMAGE:
+        raise
+    except BaseException as error:
+        raise DamagedModel(f"{message}: {error}", "fetch the model again") from error
+
+
+def _check_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"character {error.start} of the text is a lone surrogate", "send valid Unicode"
+        ) from error

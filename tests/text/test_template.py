@@ -1,0 +1,339 @@
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from localllm.errors import DamagedModel, LocalLLMError, UsageError
+from localllm.text.sandbox import Sandbox
+from localllm.text.template import ChatTemplate
+
+NAMES = sorted(path.name for path in (Path(__file__).parents[3] / "shared/data/templates").glob("*.jinja"))
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2 < 3 & 4?  "},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nTrue, and not zero."},
+    {"role": "user", "content": "Danke, schön 😁"},
+]
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "reasoning_content": "look it up",
+    "tool_calls": [
+        {
+            "id": "abcdef123",
+            "type": "function",
+            "function": {"name": "weather", "arguments": {"city": "Köln"}},
+        }
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "abcdef123", "name": "weather", "content": '{"sky": "grey"}'}
+CONVERSATIONS = {
+    "one question": MESSAGES[1:2],
+    "two questions": MESSAGES,
+    "a tool call": [*MESSAGES[:2], CALL, RESULT],
+    "nothing": [],
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a <city>.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "where"}},
+            "required": ["city"],
+        },
+    },
+}
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    shared = Sandbox()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def template_of(sandbox: Sandbox) -> Callable[..., ChatTemplate]:
+    """One process for them all, as starting one takes longer than a test."""
+
+    def of(source: str, **arguments: Any) -> ChatTemplate:
+        template = ChatTemplate({"default": source}, **arguments)
+        template._sandbox = sandbox
+        return template
+
+    return of
+
+
+def golden_cases() -> list[Any]:
+    path = Path(__file__).parents[3] / "shared/data/templates/goldens/huggingface.js-e2e.json"
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+@pytest.mark.parametrize("case", golden_cases(), ids=lambda case: f"{case['group']}-{case['name']}")
+def test_golden_texts(case: dict[str, Any], template_of: Any):
+    variables = dict(case["data"])
+    today = time.strftime("%d %B %Y")
+    known = {name: variables.pop(name, None) for name in ("messages", "tools", "documents")}
+    # Jamba alone tells a missing one from a false one; transformers always gives one.
+    add = variables.pop("add_generation_prompt", "Jamba-Large" in case["name"])
+    template = template_of(case["chat_template"])
+    text = template.render(
+        known["messages"] or [],
+        tools=known["tools"],
+        documents=known["documents"],
+        add_generation_prompt=add,
+        arguments=variables,
+    ).text
+    target = case["target"].replace("10 July 2025", today)  # SmolLM3 writes the date of the day
+    # MadeAgents/Hammer2.1 alone does not agree: it writes a dict without tojson, here as Python's repr.
+    assert (text == target) == case["matches_python_jinja2"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_real_templates_write_what_transformers_writes(data: Path, template_of: Any, name: str):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = (data / "templates" / name).read_text()
+    template = template_of(source, special_tokens=SPECIAL)
+    rendered = 0
+    for messages in CONVERSATIONS.values():
+        for tools in (None, [TOOL]):
+            for arguments in ({}, {"enable_thinking": False, "add_generation_prompt": False}):
+                given = {"add_generation_prompt": True, **arguments}
+                try:
+                    [expected], _ = render_jinja_template(
+                        [messages], tools=tools, chat_template=source, **SPECIAL, **given
+                    )
+                except (jinja2.TemplateError, TypeError, ValueError, KeyError):
+                    with pytest.raises(LocalLLMError, match="the chat template"):
+                        _render(template, messages, tools, given)
+                else:
+                    assert _render(template, messages, tools, given) == expected
+                    rendered += 1
+    assert rendered >= 2
+
+
+def _render(template: ChatTemplate, messages: Any, tools: Any, given: dict[str, Any]) -> str:
+    add = given["add_generation_prompt"]
+    arguments = {key: value for key, value in given.items() if key != "add_generation_prompt"}
+    return template.render(messages, tools=tools, add_generation_prompt=add, arguments=arguments).text
+
+
+CHAIN = "".join(f"{{% set v{i + 1} = v{i} ~ v{i} ~ v{i} ~ v{i} %}}" for i in range(30))
+HOSTILE = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "loops that write": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}",  # noqa: E501
+    "a loop over a grown list": "{% set l = [1] * 90000 %}{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}",  # noqa: E501
+    "a range too long": "{{ range(10**9) | list }}",
+    "ranges joined": "{% for i in range(99999) %}{{ range(99999) | join }}{% endfor %}",
+    "a long string": "{{ 'x' * 10**10 }}",
+    "long output": "{{ 'x' * 10**8 }}",
+    "much output": "{% for i in range(99999) %}{{ 'x' * 10**5 }}{% endfor %}",
+    "a long list": "{{ [0] * 10**10 }}",
+    "a doubling string": "{% set v0 = 'x' * 1000 %}" + CHAIN + "{{ v30 }}",
+    "a power": "{{ 10**(10**9) }}",
+    "a power printed": "{{ (7**(10**6)) | string | length }}",
+    "a shared list as JSON": "{% set ns = namespace(l=[0]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",  # noqa: E501
+    "a macro of itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "a macro that branches": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",  # noqa: E501
+    "a recursive loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "the class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "the class by attr": "{{ ''|attr('__class__')|attr('__mro__') }}",
+    "the class by map": "{{ ['']|map(attribute='__class__')|list }}",
+    "the globals": "{{ raise_exception.__globals__ }}",
+    "the globals of a method": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "the class by format": "{{ '{0.__class__.__mro__}'.format(1) }}",
+    "the class by format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+    "a wide format": "{{ '{:>9999999999}'.format(1) }}",
+    "a wide percent format": "{{ '%9999999999d' % 1 }}",
+    "a wide filter": "{{ 'x' | center(9999999999) }}",
+    "the namespace": "{% set ns = namespace(__class__=1) %}{% set ns.__init__ = 2 %}{{ ns }}",
+    "a list changed": "{{ messages.append(1) }}",
+    "the environment": "{{ self._TemplateReference__context.environment }}",
+    "another file": "{% include '/etc/passwd' %}",
+    "another module": "{% import 'os' as os %}",
+    "deep nesting": "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+    "deep brackets": "{{ " + "(" * 50_000 + ")" * 50_000 + " }}",
+    "a deep expression": "{{ " + "not " * 50_000 + "1 }}",
+    "a long expression": "{{ " + "1 + " * 50_000 + "1 }}",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def endangered() -> Iterator[ChatTemplate]:
+    """All hostile templates in turn share one process with a good one."""
+    template = ChatTemplate({"default": "", "tool_use": "{{ messages[0].content }}"})
+    yield template
+    template.close()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_an_error_within_a_second_or_so(endangered: ChatTemplate, name: str):
+    endangered._templates["default"] = HOSTILE[name]
+    begin = time.perf_counter()
+    with pytest.raises((DamagedModel, UsageError)):
+        endangered.render(MESSAGES)
+    assert time.perf_counter() - begin < 4  # 0.9 s of CPU time, on a machine that does other things too
+    assert endangered.render(MESSAGES, tools=[]).text == "Be brief."
+
+
+def test_the_error_says_what_was_wrong(template_of: Any):
+    def error(source: str) -> str:
+        with pytest.raises(LocalLLMError) as caught:
+            template_of(source).render(MESSAGES)
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    assert "UsageError: the chat template refuses this conversation: only users" in error(
+        "{{ raise_exception('only users') }}"
+    )
+    assert "UsageError: the chat template cannot render this conversation (UndefinedError" in error(
+        "{{ a.b.c }}"
+    )
+    assert "DamagedModel: the chat template is broken (line 1: unexpected" in error("{% if")
+    assert "DamagedModel: the chat template ran for too long" in error(HOSTILE["nested loops"])
+    assert "DamagedModel: the chat template used too much memory" in error(HOSTILE["a long string"])
+    assert "DamagedModel: the chat template is broken (SecurityError" in error(HOSTILE["the globals"])
+
+
+def test_tools_choose_the_template_for_tools():
+    template = ChatTemplate({"default": "plain", "tool_use": "tools"})
+    try:
+        assert template.render([]).text == "plain"
+        assert template.render([], tools=[TOOL]).text == "tools"
+    finally:
+        template.close()
+
+
+@pytest.mark.parametrize("templates", [{}, {"rag": "x"}])
+def test_a_model_without_a_template_says_so(templates: dict[str, str]):
+    with pytest.raises(UsageError, match=r"this model has .*template"):
+        ChatTemplate(templates).render(MESSAGES)
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "\ud800"}],
+        [{"role": "user", "content": b"bytes"}],
+        [{"role": "user", "content": {1, 2}}],
+        ["text"],
+        [{"role": "user", "content": nested(700)}],
+        [{"role": "user", "content": nested(100_000)}],
+    ],
+)
+def test_what_is_no_json_is_refused(template_of: Any, messages: Any):
+    with pytest.raises(UsageError):
+        template_of("{{ messages }}").render(messages)
+
+
+def test_arguments_go_before_special_tokens(template_of: Any):
+    template = template_of(
+        "{{ bos_token }}{{ eos_token }}", special_tokens={"bos_token": "a", "eos_token": "b"}
+    )
+    assert template.render([], arguments={"eos_token": "c"}).text == "ac"
+
+
+def test_what_templates_are_given(template_of: Any):
+    def write(source: str) -> str:
+        return template_of(source).render(MESSAGES).text
+
+    assert write("{{ strftime_now('%Y') }}") == time.strftime("%Y")
+    assert write("{{ {'b': '<é>', 'a': 1} | tojson }}") == '{"b": "<é>", "a": 1}'
+    assert write("{{ {'b': 1, 'a': 1} | tojson(indent=1, sort_keys=true) }}") == '{\n "a": 1,\n "b": 1\n}'
+    assert write("{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}x{% endfor %}") == "xx"
+    assert write("a{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}") == "a1"
+    assert write("{{ tools is none and documents is none }} {{ add_generation_prompt }}") == "True True"
+    assert write("{{ dict(a=1) }}{{ dict.fromkeys('a') }}") == "{'a': 1}{'a': None}"
+
+
+def test_the_process_is_replaced_when_it_dies_and_when_it_was_closed(template_of: Any):
+    template = template_of("x")
+    template.warm_up()
+    first = template._sandbox._process
+    assert template.render([]).text == "x"
+    assert template._sandbox._process is first
+    first.kill()
+    first.wait()
+    assert template.render([]).text == "x"
+    template.close()
+    template.close()
+    assert template.render([]).text == "x"
+
+
+def test_threads_share_the_process(template_of: Any):
+    from concurrent.futures import ThreadPoolExecutor
+
+    template = template_of("{{ messages[0].content }}")
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda n: template.render([{"content": str(n)}]).text, range(200)))
+    assert texts == list(map(str, range(200)))
+
+
+def test_an_interrupt_in_the_middle_leaves_no_answer_behind(
+    template_of: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupt(file: int, count: int) -> bytes:
+        raise KeyboardInterrupt
+
+    template = template_of("{{ messages[0].content }}")
+    template.render([{"content": "old"}])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("localllm.text.sandbox.os.read", interrupt)
+        template.render([{"content": "interrupted"}])
+    assert template.render([{"content": "new"}]).text == "new"
+
+
+def test_ctrl_c_does_not_end_the_process(template_of: Any):
+    import signal
+
+    template = template_of("x")
+    template.render([])
+    process = template._sandbox._process
+    process.send_signal(signal.SIGINT)
+    assert template.render([]).text == "x"
+    assert template._sandbox._process is process
+
+
+def test_the_process_dies_with_its_parent():
+    program = (
+        "import os, signal\n"
+        "from localllm.text.template import ChatTemplate\n"
+        "template = ChatTemplate({'default': 'x'})\n"
+        "template.render([])\n"
+        "print(template._sandbox._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
+    process = Path(f"/proc/{int(done.stdout)}/stat")
+    for _ in range(100):
+        if not process.exists() or process.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("the process for templates outlived its parent")
+
+
+def test_neither_torch_nor_transformers_is_loaded():
+    program = (
+        "import sys, localllm.text.template, localllm.text.detokenizer, localllm.text.stops\n"
+        "sys.exit(bool({'torch', 'transformers', 'jinja2'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)

@@ -1,0 +1,185 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localllm.errors import DamagedModel, UnsupportedModel, UsageError
+from localllm.text.tokenizer import Tokenizer
+
+Open = Callable[[str], Tokenizer]
+AWKWARD = [
+    "",
+    " ",
+    "hello world",
+    "  two  spaces  ",
+    "\n\n\ttabs\r\n",
+    "Hello, y'all! 😁 👨‍👩‍👧",
+    "日本語のテキスト",
+    "e\u0301 ﬁ Ω",
+    "3 33 333 3333",
+    "a<|im_end|>b </s> c <|end|>\n d",
+    "def f(x):\n    return x\n",
+    "\x00\x07\ufffd",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("stories260K", "expected-tokens.json"), ("llama3", "expected.json")]
+)
+def test_ids_are_those_of_llama_cpp(tokenizer: Open, folder: Callable[[str], Path], name: str, file: str):
+    begin = [] if name == "stories260K" else [128000]  # llama.cpp was asked for Llama 3 without its BOS
+    for case in json.loads((folder(name) / file).read_text()):
+        assert tokenizer(name).encode(case["text"]) == begin + case["ids"], case["text"]
+
+
+@pytest.mark.parametrize("name", ["stories260K", "tinystories", "llama3", "qwen3", "phi3"])
+def test_ids_and_text_are_those_of_transformers(tokenizer: Open, folder: Callable[[str], Path], name: str):
+    from transformers import PreTrainedTokenizerFast
+
+    ours, theirs = tokenizer(name), PreTrainedTokenizerFast.from_pretrained(folder(name))
+    for text in AWKWARD:
+        assert ours.encode(text) == theirs(text).input_ids, text
+        ids = ours.encode(text, special=False)
+        assert ids == theirs(text, add_special_tokens=False).input_ids, text
+        for skip_special in (True, False):
+            decoded = theirs.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+            assert ours.decode(ids, skip_special=skip_special) == decoded
+    assert ours.vocab_size == len(theirs)
+    assert ours.special_tokens == theirs.special_tokens_map
+    assert ours.eos_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
+
+
+def test_add_bos_token_counts_for_nothing_beside_tokenizer_json(
+    tokenizer: Open, folder: Callable[[str], Path]
+):
+    config = json.loads((folder("tinystories") / "tokenizer_config.json").read_text())
+    assert config["add_bos_token"] is True
+    assert tokenizer("tinystories").encode("hi")[0] == 1  # by the post-processor
+    assert tokenizer("phi3").encode("hi")[0] != 1  # which Phi-3 has not
+
+
+def test_limits_in_the_file_are_switched_off(tmp_path: Path, folder: Callable[[str], Path]):
+    content = json.loads((folder("stories260K") / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {
+        "strategy": {"Fixed": 64},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<unk>",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert len(Tokenizer.from_folder(tmp_path).encode("once upon a time")) in range(5, 20)
+
+
+def test_lone_surrogates_are_refused(tokenizer: Open):
+    with pytest.raises(UsageError, match=r"character 1 .* surrogate"):
+        tokenizer("stories260K").encode("a\ud800b")
+
+
+def test_a_folder_without_tokenizer_json_names_the_way_out(tmp_path: Path):
+    with pytest.raises(UnsupportedModel, match=r"no tokenizer\.json; "):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}',
+        b'{"model": {"type": "Strange"}}',
+        b'{"version": "1.0", "added_tokens": [{"id": -1}], "model": {}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, content: bytes):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(DamagedModel, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}),
+        ("model", {"type": "WordLevel", "vocab": {}, "unk_token": "u"}),
+    ],
+)
+def test_damage_that_shows_when_a_text_is_encoded_is_an_error_of_ours(model: Path, part: str, value: object):
+    content = json.loads((model / "tokenizer.json").read_text())
+    (model / "tokenizer.json").write_text(json.dumps({**content, part: value}))
+    tokenizer = Tokenizer.from_folder(model)
+    with pytest.raises(DamagedModel, match=r"tokenizer\.json contradicts itself"):
+        tokenizer.encode("hi there")
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException: no Exception."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"), [(Panic, DamagedModel), (KeyboardInterrupt, KeyboardInterrupt)]
+)
+def test_a_panic_is_damage_and_an_interrupt_is_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: type[BaseException],
+    expected: type[BaseException],
+):
+    def broken(path: str) -> None:
+        raise raised
+
+    (tmp_path / "tokenizer.json").touch()
+    monkeypatch.setattr("tokenizers.Tokenizer.from_file", broken)
+    with pytest.raises(expected):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.fixture
+def model(tmp_path: Path, folder: Callable[[str], Path]) -> Path:
+    shutil.copy(folder("stories260K") / "tokenizer.json", tmp_path / "tokenizer.json")
+    return tmp_path
+
+
+def test_tokenizer_config_goes_before_special_tokens_map(model: Path):
+    (model / "special_tokens_map.json").write_text('{"bos_token": {"content": "<s>"}, "eos_token": "<unk>"}')
+    (model / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>", "lstrip": false}}')
+    tokenizer = Tokenizer.from_folder(model)
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert tokenizer.eos_ids == (2,)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b'"text"'])
+def test_a_damaged_tokenizer_config_is_named(model: Path, content: bytes):
+    (model / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(DamagedModel, match=r"tokenizer_config\.json"):
+        Tokenizer.from_folder(model)
+
+
+def test_chat_templates_are_found_in_all_their_places(model: Path):
+    assert Tokenizer.from_folder(model).chat_templates == {}
+    (model / "chat_template.json").write_text('{"chat_template": "one"}')
+    assert Tokenizer.from_folder(model).chat_templates == {"default": "one"}
+    (model / "tokenizer_config.json").write_text('{"chat_template": "two"}')
+    assert Tokenizer.from_folder(model).chat_templates == {"default": "two"}
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert Tokenizer.from_folder(model).chat_templates == {"default": "a", "tool_use": "b"}
+    (model / "chat_template.jinja").write_text("three")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("four")
+    assert Tokenizer.from_folder(model).chat_templates == {"default": "three", "tool_use": "four"}
+
+
+@pytest.mark.parametrize("entry", [[{"name": "default"}], 3, [3], [{"name": "default", "template": 3}]])
+def test_a_chat_template_of_unknown_form_is_damage(model: Path, entry: object):
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
+    with pytest.raises(DamagedModel, match="chat_template"):
+        Tokenizer.from_folder(model)
