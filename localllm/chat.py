@@ -135,9 +135,7 @@ class Chat:
             system = [{"role": "system", "content": self.system}] if self.system else []
             return [*system, *self.messages]
         if self.system:
-            raise UsageError(
-                f"{self.model.name} has no chat template for a system prompt", "write it as text"
-            )
+            raise UsageError(f"{self.model.name} has no chat template for a system prompt", "write it as text")
         # A model that only continues text gets the text so far.
         return "\n".join(message["content"] for message in self.messages)
 

@@ -122,7 +122,7 @@ def stored_dtype(header: Header) -> str:
 
 def weight_bytes(header: Header, dtype: torch.dtype) -> int:
     """What the weights take in memory: integers as they are stored, floats in `dtype`."""
-    return sum(t.elements * (1 if t.dtype == "I8" else dtype.itemsize) for t in header.tensors.values())
+    return sum(t.nbytes if t.dtype == "I8" else t.elements * dtype.itemsize for t in header.tensors.values())
 
 
 def gigabytes(size: int) -> str:

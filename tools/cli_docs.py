@@ -17,9 +17,7 @@ SECTION = re.compile(r"(<!-- help: (?P<command>[\w ]+) -->\n).*?(<!-- end -->)",
 
 def help_of(command: str) -> str:
     """What `--help` prints in a terminal of 80 columns; `command` begins with `localllm`."""
-    context = typer.main.get_command(app).make_context(
-        "localllm", [], resilient_parsing=True, terminal_width=80
-    )
+    context = typer.main.get_command(app).make_context("localllm", [], resilient_parsing=True, terminal_width=80)
     for word in command.split()[1:]:
         found = context.command.get_command(context, word)  # type: ignore[attr-defined]
         context = found.make_context(word, [], parent=context, resilient_parsing=True)

@@ -7,8 +7,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from localllm.checkpoint.header import Header, damaged
-from localllm.errors import DamagedModel
+from localllm.checkpoint.header import Header
+from localllm.errors import DamagedModel, UnsupportedModel
+from localllm.files import damaged
 
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -42,6 +43,8 @@ class Weights:
                 f"the tensor {full} has shape {list(entry.shape)} and config.json asks for {list(shape)}",
                 "fetch the model again",
             )
+        if entry.dtype not in (*FLOATS, "I8"):
+            raise UnsupportedModel(f"the tensor {full} is stored as {entry.dtype}", "F32, F16, BF16 and I8 run")
         self.left.remove(full)
         try:
             if entry.file not in self.files:

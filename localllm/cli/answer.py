@@ -72,9 +72,7 @@ def _with_template(llm: Model, prompt: str, system: str | None, *, raw: bool) ->
         return [*before, {"role": "user", "content": prompt}]
     if system:
         raise UsageError(f"{llm.name} has no chat template for a system prompt", "write it into the prompt")
-    io.note(
-        f"note: {llm.name} has no chat template, so the prompt is continued as it is (--raw says the same)"
-    )
+    io.note(f"note: {llm.name} has no chat template, so the prompt is continued as it is (--raw says the same)")
     return prompt
 
 
@@ -95,9 +93,7 @@ def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingPara
     if params.logprobs is not None:
         content["logprobs"] = [_logprob(llm, entry) for event in events for entry in event.logprobs]
     if params.prompt_logprobs is not None:
-        content["prompt_logprobs"] = [
-            _logprob(llm, entry) for event in events for entry in event.prompt_logprobs
-        ]
+        content["prompt_logprobs"] = [_logprob(llm, entry) for event in events for entry in event.prompt_logprobs]
     return content
 
 

@@ -52,9 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_utf8()
     try:
         command = typer.main.get_command(app)
-        with command.make_context(
-            "localllm", list(sys.argv[1:] if arguments is None else arguments)
-        ) as context:
+        with command.make_context("localllm", list(sys.argv[1:] if arguments is None else arguments)) as context:
             command.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -56,9 +56,7 @@ def execute(session: Session, line: str) -> str:
 def unquote(text: str) -> str:
     """Without the triple quotes that let a text run over several lines."""
     text = text.strip()
-    return (
-        text[3:-3].strip("\n") if text.startswith('"""') and text.endswith('"""') and len(text) >= 6 else text
-    )
+    return text[3:-3].strip("\n") if text.startswith('"""') and text.endswith('"""') and len(text) >= 6 else text
 
 
 def _help(session: Session, rest: str) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import typer
 
+from localllm.checkpoint.facts import Facts, read_facts
 from localllm.cli import options, report
-from localllm.errors import DamagedModel
+from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
-from localllm.hub.folder import FolderFacts, describe, missing_files
+from localllm.hub.folder import missing_files
 from localllm.hub.names import is_path, resolve
 from localllm.hub.store import cached_folder, cached_models
 from localllm.request import SamplingParams
@@ -24,6 +25,7 @@ class State(StrEnum):
     DOWNLOADED = "downloaded"  # in the Hugging Face cache
     FOLDER = "folder"  # given as a path
     DAMAGED = "damaged"  # a file contradicts its format
+    UNSUPPORTED = "unsupported"  # pickled weights, or a format that does not run
     INCOMPLETE = "incomplete"  # a download that was broken off
     ABSENT = "not here"
 
@@ -39,8 +41,8 @@ class Entry:
     license: str | None
     stated_parameters: str | None  # by the model card
     context: int | None
-    facts: FolderFacts | None = None
-    fault: DamagedModel | None = None
+    facts: Facts | None = None
+    fault: DamagedModel | UnsupportedModel | None = None
 
     @property
     def parameters(self) -> str:
@@ -98,9 +100,7 @@ def _find(model: str) -> Entry:
 def _from_catalog(entry: CatalogEntry) -> Entry:
     folder = cached_folder(entry.repo) if entry.repo else boxed_folder(entry)
     if folder is None or not folder.exists():
-        return Entry(
-            entry.name, State.ABSENT, entry.repo, None, entry.license, entry.parameters, entry.context
-        )
+        return Entry(entry.name, State.ABSENT, entry.repo, None, entry.license, entry.parameters, entry.context)
     return _here(entry.name, State.DOWNLOADED if entry.repo else State.BOXED, folder, entry.repo, entry)
 
 
@@ -111,9 +111,10 @@ def _here(
     try:
         if missing_files(folder):
             return Entry(name, State.INCOMPLETE, repo, folder, license, parameters, known and known.context)
-        facts = describe(folder)
-    except DamagedModel as fault:
-        return Entry(name, State.DAMAGED, repo, folder, license, parameters, None, fault=fault)
+        facts = read_facts(folder)
+    except (DamagedModel, UnsupportedModel) as fault:
+        state = State.DAMAGED if isinstance(fault, DamagedModel) else State.UNSUPPORTED
+        return Entry(name, state, repo, folder, license, parameters, None, fault=fault)
     return Entry(name, state, repo, folder, license, parameters, facts.context, facts)
 
 
@@ -170,7 +171,7 @@ def _as_json(entry: Entry) -> dict[str, object]:
     }
 
 
-def _sampling(facts: FolderFacts) -> dict[str, object]:
+def _sampling(facts: Facts) -> dict[str, object]:
     """What the model's generation_config.json sets that is not the neutral value anyway."""
     chosen = SamplingParams.from_generation_config(facts.generation_config)
     neutral = dataclasses.asdict(SamplingParams())

@@ -28,9 +28,7 @@ Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar
 DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
 Context = Annotated[int | None, option(text="Room for prompt and answer, in tokens.", metavar="TOKENS")]
 
-Temperature = Annotated[
-    float | None, option(text="0 takes the likeliest token; more varies more.", metavar="X")
-]
+Temperature = Annotated[float | None, option(text="0 takes the likeliest token; more varies more.", metavar="X")]
 TopK = Annotated[int | None, option(text="Keep the K likeliest tokens; 0 keeps all.", metavar="K")]
 TopP = Annotated[float | None, option(text="Keep the likeliest tokens that add up to P.", metavar="P")]
 MinP = Annotated[
@@ -39,9 +37,7 @@ MinP = Annotated[
 RepetitionPenalty = Annotated[
     float | None, option(text="Make tokens seen before X times less likely; 1 is off.", metavar="X")
 ]
-RepeatLastN = Annotated[
-    int | None, option(text="How many last tokens that looks at; -1 is all.", metavar="N")
-]
+RepeatLastN = Annotated[int | None, option(text="How many last tokens that looks at; -1 is all.", metavar="N")]
 PresencePenalty = Annotated[
     float | None, option(text="Subtract X from tokens already in the answer.", metavar="X")
 ]
@@ -58,9 +54,7 @@ MaxTokens = Annotated[
     int | None, option(text="Most tokens of the answer; else until the context is full.", metavar="N")
 ]
 Stop = Annotated[list[str] | None, option(text="End before this text. Repeatable.", metavar="TEXT")]
-StopIds = Annotated[
-    list[int] | None, option("--stop-id", text="End at this token. Repeatable.", metavar="ID")
-]
+StopIds = Annotated[list[int] | None, option("--stop-id", text="End at this token. Repeatable.", metavar="ID")]
 IgnoreEos = Annotated[bool | None, switch("--ignore-eos", text="Go on past the model's end tokens.")]
 
 Logprobs = Annotated[

@@ -84,9 +84,7 @@ def _resolve_entry(entry: CatalogEntry) -> ModelRef:
         return ModelRef(entry.name, _downloaded(entry.name, entry.repo))
     folder = boxed_folder(entry)
     if folder is None or missing_files(folder):
-        raise ModelNotFound(
-            f"the model {entry.name} is missing from this installation", "install localllm again"
-        )
+        raise ModelNotFound(f"the model {entry.name} is missing from this installation", "install localllm again")
     return ModelRef(entry.name, folder)
 
 

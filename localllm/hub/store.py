@@ -8,8 +8,9 @@ from pathlib import Path
 
 from huggingface_hub import CacheNotFound, constants, scan_cache_dir, try_to_load_from_cache
 
-from localllm.errors import DamagedModel
-from localllm.hub.folder import missing_files, read_json
+from localllm.errors import DamagedModel, UnsupportedModel
+from localllm.files import read_json
+from localllm.hub.folder import missing_files
 
 
 def cached_folder(repo: str) -> Path | None:
@@ -35,5 +36,5 @@ def _is_whole_language_model(folder: Path) -> bool:
     try:
         architectures = read_json(folder / "config.json").get("architectures") or []
         return any(name.endswith("ForCausalLM") for name in architectures) and not missing_files(folder)
-    except DamagedModel:  # one broken repository must not hide the others
+    except (DamagedModel, UnsupportedModel):  # one broken repository must not hide the others
         return False

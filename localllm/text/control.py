@@ -44,9 +44,7 @@ def unused_characters(text: str) -> tuple[str, str]:
     Raises StopIteration if there are none.
     """
     used = set(text)
-    free = (
-        chr(code) for code in _PRIVATE_USE if chr(code) not in used and _escaped(chr(code))[-5:] not in text
-    )
+    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used and _escaped(chr(code))[-5:] not in text)
     return next(free), next(free)
 
 

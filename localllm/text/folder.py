@@ -1,10 +1,9 @@
 """What the files beside tokenizer.json say: names of special tokens, and chat templates."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from localllm.errors import DamagedModel
+from localllm.files import read_json
 
 
 def read_special_tokens(path: Path) -> dict[str, str]:
@@ -13,8 +12,8 @@ def read_special_tokens(path: Path) -> dict[str, str]:
     Raises DamagedModel if a file is not a JSON object.
     """
     config = {
-        **_read_object(path / "special_tokens_map.json"),
-        **_read_object(path / "tokenizer_config.json"),
+        **read_json(path / "special_tokens_map.json"),
+        **read_json(path / "tokenizer_config.json"),
     }
     named: dict[str, str] = {}
     for name, value in config.items():
@@ -34,13 +33,11 @@ def read_chat_templates(path: Path) -> dict[str, str]:
     try:
         found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
     except UnicodeDecodeError as error:
-        raise DamagedModel(
-            f"a chat template in {path} is not UTF-8: {error}", "fetch the model again"
-        ) from error
+        raise DamagedModel(f"a chat template in {path} is not UTF-8: {error}", "fetch the model again") from error
     if found:
         return found
     holders = ("tokenizer_config.json", "chat_template.json")
-    entries = (_read_object(path / name).get("chat_template") for name in holders)
+    entries = (read_json(path / name).get("chat_template") for name in holders)
     entry = next(filter(None, entries), None)
     if not entry:
         return {}
@@ -49,22 +46,7 @@ def read_chat_templates(path: Path) -> dict[str, str]:
     try:
         named = {template["name"]: template["template"] for template in entry}
     except (TypeError, KeyError) as error:
-        raise DamagedModel(
-            f"the chat_template of {path} has no known form", "fetch the model again"
-        ) from error
+        raise DamagedModel(f"the chat_template of {path} has no known form", "fetch the model again") from error
     if not all(isinstance(text, str) for text in (*named, *named.values())):
         raise DamagedModel(f"the chat_template of {path} has no known form", "fetch the model again")
     return named
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DamagedModel(f"{path} is not JSON: {error}", "fetch the model again") from error
-    if not isinstance(content, dict):
-        raise DamagedModel(f"{path} holds no JSON object", "fetch the model again")
-    return content

@@ -43,9 +43,7 @@ class Sandbox:
             process = self._start()
             try:
                 if not self._ready and self._exchange(process, b"", START_LIMIT_S) != b"ready\n":
-                    raise LocalLLMError(
-                        "the process for chat templates did not start", "is jinja2 installed?"
-                    )
+                    raise LocalLLMError("the process for chat templates did not start", "is jinja2 installed?")
                 self._ready = True
                 line = self._exchange(process, request + b"\n", RENDER_LIMIT_S)
                 if not line.endswith(b"\n"):

@@ -22,9 +22,7 @@ class StopStrings:
                 node = node.setdefault(character, {})
             node[_END] = True
         self._held = ""
-        self._begun: list[
-            tuple[int, dict[Any, Any]]
-        ] = []  # (start in _held, how far in the trie), oldest first
+        self._begun: list[tuple[int, dict[Any, Any]]] = []  # (start in _held, how far in the trie), oldest first
         self._found = False
 
     def push(self, text: str) -> tuple[str, bool]:

@@ -67,15 +67,11 @@ class Tokenizer:
         """
         file = path / "tokenizer.json"
         if not file.is_file():
-            remedy = (
-                "localllm reads the tokenizer.json format; look for a repository of this model that has one"
-            )
+            remedy = "localllm reads the tokenizer.json format; look for a repository of this model that has one"
             raise UnsupportedModel(f"{path} has no tokenizer.json", remedy)
         with _blaming(f"{file} cannot be read"):
             backend = tokenizers.Tokenizer.from_file(str(file))
-        return cls(
-            backend, special_tokens=read_special_tokens(path), chat_templates=read_chat_templates(path)
-        )
+        return cls(backend, special_tokens=read_special_tokens(path), chat_templates=read_chat_templates(path))
 
     @property
     def vocab_size(self) -> int:
@@ -121,9 +117,7 @@ class Tokenizer:
         normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
         with _blaming("tokenizer.json contradicts itself"):
             normal = normalizer.normalize_str(text) if normalizer else text
-            words = (
-                [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
-            )
+            words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
             ids = [token.id for word in words for token in self._backend.model.tokenize(word)]
         if not self._added_ids.isdisjoint(ids):
             raise UsageError(f"this model's tokenizer cannot write {text!r} as text", "leave it out")

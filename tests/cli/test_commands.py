@@ -22,9 +22,7 @@ def talk(session, text="hello"):
     "line", ["/hepl", "/shwo", "/sett parameter top_k 3", "/quit", "/Help", "/etc/passwd", "/"]
 )
 def test_an_unknown_command_is_an_error_and_never_sent(session, line):
-    with pytest.raises(
-        UsageError, match=f"there is no command {line.split()[0]}; .*a space before the / sends"
-    ):
+    with pytest.raises(UsageError, match=f"there is no command {line.split()[0]}; .*a space before the / sends"):
         execute(session, line)
     assert session.llm.asked == []
 

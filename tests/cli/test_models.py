@@ -49,7 +49,7 @@ def test_one_damaged_model_does_not_hide_the_others(localllm, tmp_path):
     assert "damaged" in rows(out)["qwen3:4b"]
     code, out, err = localllm("show", "qwen3:4b")
     assert (code, out) == (7, "")
-    assert "is no whole safetensors file" in err
+    assert "model.safetensors is damaged" in err
 
 
 def test_show_of_a_folder(localllm, model):

@@ -73,9 +73,7 @@ def test_a_full_disk_is_one_line(program, model):
 
 
 def test_text_is_utf8_whatever_the_locale(program, model):
-    done = program(
-        "run", model, input="grüße 🦊".encode(), env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
-    )
+    done = program("run", model, input="grüße 🦊".encode(), env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"})
     assert done.stdout.decode() == "1:grüße 🦊"
 
 

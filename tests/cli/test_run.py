@@ -15,10 +15,7 @@ def test_stdout_is_the_text_and_nothing_else(localllm, model):
 
 
 def test_piped_text_stands_before_the_instruction(localllm, model):
-    assert (
-        localllm("run", model, "Summarise:", piped=b"note 1\nnote 2\n\n")[1]
-        == "1:note 1\nnote 2\n\nSummarise:"
-    )
+    assert localllm("run", model, "Summarise:", piped=b"note 1\nnote 2\n\n")[1] == "1:note 1\nnote 2\n\nSummarise:"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +139,7 @@ def test_json_is_one_object_with_everything(localllm, model):
     metrics = answer.pop("metrics")
     entry = {"token_id": 49, "token": "1", "logprob": -0.5}
     assert (code, err) == (0, "")
-    assert answer.pop("logprobs")[0] == entry | {
-        "top": [entry, {"token_id": 0, "token": "\0", "logprob": None}]
-    }
+    assert answer.pop("logprobs")[0] == entry | {"top": [entry, {"token_id": 0, "token": "\0", "logprob": None}]}
     assert [entry["token"] for entry in answer.pop("prompt_logprobs")] == ["p"]
     assert answer == {
         "model": "tiny",

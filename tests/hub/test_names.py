@@ -40,9 +40,7 @@ def test_a_repository_outside_the_catalog_needs_no_alias(cache):
 
 @pytest.mark.parametrize("name", ["qwen3:4b", "Qwen/Qwen3-4B"])
 def test_a_model_that_is_not_here_says_how_to_get_it(name):
-    with pytest.raises(
-        ModelNotFound, match=r"does not download .* `hf download Qwen/Qwen3-4B`, then"
-    ) as error:
+    with pytest.raises(ModelNotFound, match=r"does not download .* `hf download Qwen/Qwen3-4B`, then") as error:
         resolve(name)
     assert error.value.exit_code == 8
 
@@ -50,9 +48,7 @@ def test_a_model_that_is_not_here_says_how_to_get_it(name):
 def test_a_download_that_was_broken_off_names_what_is_missing(cache):
     folder = write_cached(cache, "Qwen/Qwen3-4B")
     (folder / "model.safetensors").unlink()
-    index = (
-        '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
-    )
+    index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     (folder / "model.safetensors.index.json").write_text(index)
     (folder / "model-00001-of-00002.safetensors").touch()
     with pytest.raises(ModelNotFound, match=r"is here without model-00002-of-00002\.safetensors"):
@@ -111,9 +107,7 @@ def test_every_entry_of_the_catalog_is_well_formed():
         assert entry.repo is None or REPO.fullmatch(entry.repo)
 
 
-@pytest.mark.skipif(
-    not (PACKAGE / "boxed" / "demo").exists(), reason="the boxed model is not in this tree yet"
-)
+@pytest.mark.skipif(not (PACKAGE / "boxed" / "demo").exists(), reason="the boxed model is not in this tree yet")
 def test_the_boxed_model_is_whole():
     folder = boxed_folder(catalog()["demo"])
     assert missing_files(folder) == []

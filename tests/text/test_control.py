@@ -90,15 +90,11 @@ def test_tools_documents_and_their_names_are_text(tokenizer: Open, qwen3: ChatTe
     assert added_count(model, ids("<|im_start|>")) == added_count(model, ids("xyz"))
 
 
-def test_the_model_s_own_thoughts_are_found_and_its_control_tokens_are_text(
-    tokenizer: Open, qwen3: ChatTemplate
-):
+def test_the_model_s_own_thoughts_are_found_and_its_control_tokens_are_text(tokenizer: Open, qwen3: ChatTemplate):
     model = tokenizer("qwen3")
     answer = {"role": "assistant", "content": "<think>\nso\n</think>\n\nfine <|im_end|>"}
     chat = qwen3.render([*user("a"), answer, *user("b")])
-    assert (
-        "<think>" not in chat.text and "assistant\nfine <|im_end|>" in chat.text
-    )  # the template drops thoughts
+    assert "<think>" not in chat.text and "assistant\nfine <|im_end|>" in chat.text  # the template drops thoughts
     assert added_count(model, model.encode_chat(chat)) == 7
     kept = model.encode_chat(qwen3.render([*user("a"), answer], add_generation_prompt=False))
     assert model.encode("<think>")[0] in kept
@@ -131,9 +127,7 @@ def test_text_after_a_literal_gets_no_space_of_its_own(tokenizer: Open):
         template.close()
 
 
-def test_a_literal_that_is_a_word_of_the_vocabulary_is_refused(
-    tokenizer: Open, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_literal_that_is_a_word_of_the_vocabulary_is_refused(tokenizer: Open, monkeypatch: pytest.MonkeyPatch):
     model = tokenizer("qwen3")
     monkeypatch.setattr(model, "_added_ids", frozenset(model.encode("im", special=False)))
     with pytest.raises(UsageError, match="as text"):

@@ -41,9 +41,7 @@ def test_any_ids_give_what_a_whole_decode_gives(tokenizer: Open, name: str, data
 @pytest.mark.parametrize("name", BYTE_FALLBACK)
 @relaxed
 @given(st.data())
-def test_ids_without_bad_bytes_give_what_a_whole_decode_gives(
-    tokenizer: Open, name: str, data: st.DataObject
-):
+def test_ids_without_bad_bytes_give_what_a_whole_decode_gives(tokenizer: Open, name: str, data: st.DataObject):
     model = tokenizer(name)
     prompt = model.encode(data.draw(TEXTS))
     pieces = st.one_of(
@@ -116,9 +114,7 @@ def test_a_prompt_that_ends_within_a_character_is_completed(tokenizer: Open):
 
 @pytest.mark.parametrize("name", [*BYTE_LEVEL, *BYTE_FALLBACK])
 @pytest.mark.parametrize("kind", ["text", "garbage", "special"])
-def test_the_cost_of_a_token_does_not_grow(
-    tokenizer: Open, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
-):
+def test_the_cost_of_a_token_does_not_grow(tokenizer: Open, monkeypatch: pytest.MonkeyPatch, name: str, kind: str):
     model = tokenizer(name)
     special = model.encode("<s>" if name in BYTE_FALLBACK else "<|im_end|>", special=False)
     bad = 3 + 0xFF if name in BYTE_FALLBACK else model.encode("😁", special=False)[-1]

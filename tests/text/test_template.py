@@ -131,7 +131,7 @@ def _render(template: ChatTemplate, messages: Any, tools: Any, given: dict[str, 
 CHAIN = "".join(f"{{% set v{i + 1} = v{i} ~ v{i} ~ v{i} ~ v{i} %}}" for i in range(30))
 HOSTILE = {
     "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "loops that write": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}",  # noqa: E501
+    "loops that write": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}",
     "a loop over a grown list": "{% set l = [1] * 90000 %}{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}",  # noqa: E501
     "a range too long": "{{ range(10**9) | list }}",
     "ranges joined": "{% for i in range(99999) %}{{ range(99999) | join }}{% endfor %}",
@@ -195,9 +195,7 @@ def test_the_error_says_what_was_wrong(template_of: Any):
     assert "UsageError: the chat template refuses this conversation: only users" in error(
         "{{ raise_exception('only users') }}"
     )
-    assert "UsageError: the chat template cannot render this conversation (UndefinedError" in error(
-        "{{ a.b.c }}"
-    )
+    assert "UsageError: the chat template cannot render this conversation (UndefinedError" in error("{{ a.b.c }}")
     assert "DamagedModel: the chat template is broken (line 1: unexpected" in error("{% if")
     assert "DamagedModel: the chat template ran for too long" in error(HOSTILE["nested loops"])
     assert "DamagedModel: the chat template used too much memory" in error(HOSTILE["a long string"])
@@ -243,9 +241,7 @@ def test_what_is_no_json_is_refused(template_of: Any, messages: Any):
 
 
 def test_arguments_go_before_special_tokens(template_of: Any):
-    template = template_of(
-        "{{ bos_token }}{{ eos_token }}", special_tokens={"bos_token": "a", "eos_token": "b"}
-    )
+    template = template_of("{{ bos_token }}{{ eos_token }}", special_tokens={"bos_token": "a", "eos_token": "b"})
     assert template.render([], arguments={"eos_token": "c"}).text == "ac"
 
 
@@ -285,9 +281,7 @@ def test_threads_share_the_process(template_of: Any):
     assert texts == list(map(str, range(200)))
 
 
-def test_an_interrupt_in_the_middle_leaves_no_answer_behind(
-    template_of: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupt_in_the_middle_leaves_no_answer_behind(template_of: Any, monkeypatch: pytest.MonkeyPatch):
     def interrupt(file: int, count: int) -> bytes:
         raise KeyboardInterrupt
 
@@ -320,9 +314,7 @@ def test_the_process_dies_with_its_parent():
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
     process = Path(f"/proc/{int(done.stdout)}/stat")
     for _ in range(100):
         if not process.exists() or process.read_text().rpartition(")")[2].split()[0] == "Z":

@@ -25,9 +25,7 @@ AWKWARD = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "file"), [("stories260K", "expected-tokens.json"), ("llama3", "expected.json")]
-)
+@pytest.mark.parametrize(("name", "file"), [("stories260K", "expected-tokens.json"), ("llama3", "expected.json")])
 def test_ids_are_those_of_llama_cpp(tokenizer: Open, folder: Callable[[str], Path], name: str, file: str):
     begin = [] if name == "stories260K" else [128000]  # llama.cpp was asked for Llama 3 without its BOS
     for case in json.loads((folder(name) / file).read_text()):
@@ -51,9 +49,7 @@ def test_ids_and_text_are_those_of_transformers(tokenizer: Open, folder: Callabl
     assert ours.eos_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
 
 
-def test_add_bos_token_counts_for_nothing_beside_tokenizer_json(
-    tokenizer: Open, folder: Callable[[str], Path]
-):
+def test_add_bos_token_counts_for_nothing_beside_tokenizer_json(tokenizer: Open, folder: Callable[[str], Path]):
     config = json.loads((folder("tinystories") / "tokenizer_config.json").read_text())
     assert config["add_bos_token"] is True
     assert tokenizer("tinystories").encode("hi")[0] == 1  # by the post-processor
@@ -124,9 +120,7 @@ class Panic(BaseException):
     """As pyo3's PanicException: no Exception."""
 
 
-@pytest.mark.parametrize(
-    ("raised", "expected"), [(Panic, DamagedModel), (KeyboardInterrupt, KeyboardInterrupt)]
-)
+@pytest.mark.parametrize(("raised", "expected"), [(Panic, DamagedModel), (KeyboardInterrupt, KeyboardInterrupt)])
 def test_a_panic_is_damage_and_an_interrupt_is_not(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+
+from localllm.errors import DamagedModel
+from localllm.files import JSON_LIMIT, read_json
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b'"text"', b"\xff\xfe", b'{"a": 1, "a": 2}', b"[" * 10**5], ids=repr
+)
+def test_what_is_no_object_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(DamagedModel, match=r"config\.json is damaged"):
+        read_json(file)
+
+
+def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+    assert read_json(tmp_path / "config.json") == {}
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    with file.open("wb") as stream:
+        stream.truncate(JSON_LIMIT + 1)
+    with pytest.raises(DamagedModel, match="larger than any"):
+        read_json(file)
