@@ -1,0 +1,21 @@
+PYTHON = .venv/bin/python
+
+setup:    ## a virtual environment with everything the tests need
+	python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]"
+
+test:     ## all tests
+	$(PYTHON) -m pytest
+
+check:    ## format, lint, types, and who may import whom
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	.venv/bin/basedpyright
+	.venv/bin/lint-imports --no-cache
+
+bench:    ## a generated 1B model beside transformers; appends to bench/results/
+	$(PYTHON) -m bench.decode --save
+
+docs:     ## the help texts in docs/cli.md
+	$(PYTHON) tools/cli_docs.py
+
+.PHONY: setup test check bench docs
