@@ -37,6 +37,7 @@ from localllm.worker import Worker
 BLOCK_SIZE = 16  # tokens
 TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faster and hold others up longer
 MAX_RUNNING = 32  # sequences in one step
+SMALL_MODEL_BYTES = 64_000_000  # a smaller model decodes faster on one thread than on two that wait for each other
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
 Message = Mapping[str, Any]
@@ -65,8 +66,6 @@ def load(
         raise UsageError(
             f"quantizing to {quant} while loading is not there yet", "load a checkpoint stored as INT8"
         )
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     place = resolve_device(device or settings.device)
     ref = resolve(str(model))
     header = read_header(ref.path)
@@ -90,7 +89,8 @@ def load(
         decoder = Decoder(config, Source(Weights(header), place, kind))
         runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place)
     engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
-    return LLM(ref.name, header, config, tokenizer, template, engine, context, need, start)
+    threads = settings.threads or (1 if need < SMALL_MODEL_BYTES else torch.get_num_threads())
+    return LLM(ref.name, header, config, tokenizer, template, engine, context, need, threads, start)
 
 
 def plan_context(config: ModelConfig, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
@@ -146,6 +146,7 @@ class LLM:
         engine: Engine,
         context: int,
         weight_bytes: int,
+        threads: int,
         started: float,
     ):
         self.name = name
@@ -162,7 +163,7 @@ class LLM:
         stops = header.generation_config.get("eos_token_id", [])
         stops = stops if isinstance(stops, list) else [stops]
         self.eos_ids = frozenset([*stops, *config.eos_ids, *tokenizer.eos_ids]) - {None}
-        self.worker = Worker(engine, tokenizer)
+        self.worker = Worker(engine, tokenizer, threads)
         self.load_s = time.perf_counter() - started
         self.waited_for_load_s = self.load_s  # the first request waited for it, later ones did not
 

@@ -21,7 +21,8 @@ class Settings:
     auto"""
 
     threads: int | None
-    """LOCALLLM_THREADS: CPU threads for matrix products. Default: as many as the machine has cores"""
+    """LOCALLLM_THREADS: CPU threads for matrix products. Default: one for small models, else
+    as many as the machine has cores"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":

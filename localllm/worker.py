@@ -68,9 +68,10 @@ class Reply:
 class Worker:
     """Requests may come from any thread; the engine is touched by this one thread only."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, threads: int):
         self.engine = engine
         self.tokenizer = tokenizer
+        self.threads = threads  # CPU threads of an operation
         self.replies: dict[int, Reply] = {}
         self.inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
@@ -124,6 +125,7 @@ class Worker:
             self.engine.cancel(reply.sequence)
 
     def run(self) -> None:
+        torch.set_num_threads(self.threads)  # of this thread, and of those that begin after it
         with torch.inference_mode():
             while self.read_inbox():
                 try:
