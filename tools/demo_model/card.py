@@ -1,6 +1,6 @@
 """The model card, filled with what was measured."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _KINDS = {
     "story": "stories",
@@ -46,16 +46,21 @@ channel, in the compressed-tensors `int-quantized` layout; embeddings and norms 
 
 ## Data
 
-No foreign text and no other model went into it. `tools/demo_model/text.py` writes all conversations from
-a seed and a grammar that people wrote: 13 story plots with many heroes, places and phrasings, the facts
-about localllm, notes with their summaries, and exercises. Users' turns carry lower case, missing
-punctuation and small typing errors.
+No dataset, no text from elsewhere and no other model's weights or answers went into it.
+`tools/demo_model/text.py` writes all conversations from a seed and the grammar beside it: 13 story plots with
+many heroes, places and phrasings, the facts about localllm, notes with their summaries, and exercises. Users'
+turns carry lower case, missing punctuation and small typing errors.
 
 ## Training
 
-{steps:,} steps over {tokens:,} tokens ({learned:,} of them tokens of an answer, which alone count in the
-loss), from {drawn:,} drawn conversations. It took {minutes:.0f} minutes on 1 CPU core in bfloat16
-autocast, with Muon for the matrices, AdamW for the rest, and a cosine schedule.
+{steps:,} steps over {tokens:,} tokens, of which {learned:,} are tokens of an answer and alone count in the
+loss, from {drawn:,} drawn conversations. It took {minutes} minutes on 1 CPU core in bfloat16 autocast, with
+Muon for the matrices, AdamW for the rest, and a cosine schedule. There were two stages, because the first
+rate proved too high:
+
+| Stage | Highest rate | Steps | Minutes |
+|---|---|---|---|
+{stages}
 
 ## Held-out perplexity
 
@@ -77,9 +82,14 @@ sentence, and unusual words may be copied wrongly. English only.
 ## Reproduce
 
 ```
-OMP_NUM_THREADS=1 python -m tools.demo_model.train --out /tmp/demo-run
-python -m tools.demo_model.export --run /tmp/demo-run --to localllm/boxed/demo
+export OMP_NUM_THREADS=1
+python -m tools.demo_model.train --out /tmp/demo-1 --rate 5e-3 --steps 2240 --stop {first}
+python -m tools.demo_model.train --out /tmp/demo-2 --start /tmp/demo-1 --seed 2 --rate 2e-3 --steps {second}
+python -m tools.demo_model.export --run /tmp/demo-2 --to localllm/boxed/demo
 ```
+
+The text is the same to the letter, the weights are not the same to the last bit: the schedules of the run
+above were bounded by time, and the steps of its first stage are known to within ten.
 
 ## Licence
 
@@ -88,20 +98,30 @@ Apache-2.0, like localllm.
 
 
 def card(
-    report: Mapping[str, float],
+    stages: Sequence[Mapping[str, float]],
     parameters: int,
     texts: int,
     before: Mapping[str, float],
     after: Mapping[str, float],
 ) -> str:
-    rows = [f"| {title} | {before[kind]:.3f} | {after[kind]:.3f} |" for kind, title in _KINDS.items()]
+    def total(key: str) -> int:
+        return round(sum(stage[key] for stage in stages))
+
+    kinds = [f"| {title} | {before[kind]:.3f} | {after[kind]:.3f} |" for kind, title in _KINDS.items()]
+    lines = [
+        f"| {number} | {stage['rate']:g} | {stage['steps']:,.0f} | {stage['minutes']:.0f} |"
+        for number, stage in enumerate(stages, 1)
+    ]
     return _CARD.format(
         parameters=parameters,
-        steps=int(report["steps"]),
-        tokens=int(report["tokens"]),
-        learned=int(report["learned_tokens"]),
-        drawn=int(report["drawn"]),
-        minutes=report["minutes"],
+        steps=total("steps"),
+        tokens=total("tokens"),
+        learned=total("learned_tokens"),
+        drawn=total("drawn"),
+        minutes=total("minutes"),
+        stages="\n".join(lines),
+        first=round(stages[0]["steps"]),
+        second=round(stages[-1]["steps"]),
         texts=texts,
-        table="\n".join(rows),
+        table="\n".join(kinds),
     )

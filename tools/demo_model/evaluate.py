@@ -9,15 +9,19 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from tools.demo_model.chat import encode
-from tools.demo_model.text import HELD_OUT_SEED, TRAIN_SEED, Conversation, conversations
+from tools.demo_model.text import HELD_OUT_SEED, Conversation, conversations
 from tools.demo_model.train import WINDOW, labelled, loss_sum
 
 CANDIDATES = 1500
 
 
-def held_out(drawn: int) -> list[Conversation]:
-    """Conversations of another seed, less those that also occur among the `drawn` ones of training."""
-    seen = {json.dumps(c.messages) for c in islice(conversations(TRAIN_SEED), drawn)}
+def held_out(stages: list[dict[str, float]]) -> list[Conversation]:
+    """Conversations of another seed, less those that also occur in the text of any training stage."""
+    seen = {
+        json.dumps(c.messages)
+        for stage in stages
+        for c in islice(conversations(int(stage["seed"])), int(stage["drawn"]))
+    }
     others = islice(conversations(HELD_OUT_SEED), CANDIDATES)
     return [c for c in others if json.dumps(c.messages) not in seen]
 

@@ -117,8 +117,8 @@ def main() -> None:
 
     tokenizer = Tokenizer.from_file(str(options.run / "tokenizer.json"))
     model = LlamaForCausalLM.from_pretrained(options.run / "model", dtype=torch.float32)
-    report = json.loads((options.run / "report.json").read_text())
-    texts = held_out(report["drawn"])
+    stages = json.loads((options.run / "report.json").read_text())
+    texts = held_out(stages)
     before = perplexity(model, tokenizer, texts)
     tensors = stored_tensors(model)
     model.load_state_dict(dequantized(tensors), strict=False)
@@ -128,7 +128,7 @@ def main() -> None:
     tokenizer.save(str(options.to / "tokenizer.json"))
     write_configs(model, tokenizer, options.to)
     parameters = sum(p.numel() for p in model.parameters())
-    text = card(report, parameters, len(texts), before, after)
+    text = card(stages, parameters, len(texts), before, after)
     (options.to / "README.md").write_text(text, encoding="utf-8")
     print(text)
 

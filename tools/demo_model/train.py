@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m tools.demo_model.train --out /tmp/demo-run
 
-It takes about an hour on one CPU core and writes a checkpoint every few minutes. `export.py` then measures
-the result and turns it into `localllm/boxed/demo/`.
+It takes about an hour on one CPU core and writes a checkpoint every few minutes; the card names the exact
+commands. `export.py` then measures the result and turns it into `localllm/boxed/demo/`.
 """
 
 import argparse
@@ -74,10 +74,10 @@ def labelled(ids: list[int], learned: list[bool]) -> list[int]:
 class PackedRows(Iterator[Row]):
     """Rows of whole conversations: tokens, labels, and positions that start again with every conversation."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self.tokenizer = tokenizer
         self.pad = token_id(tokenizer, PAD)
-        self.stream = conversations(TRAIN_SEED)
+        self.stream = conversations(seed)
         self.waiting: list[tuple[list[int], list[bool]]] = []
         self.drawn = 0  # how far into the stream training came: what lies before it is not held out
 
@@ -131,29 +131,60 @@ def learning_rate(highest: float, step: int, progress: float) -> float:
     return highest * min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+def save(model: LlamaForCausalLM, out: Path, stages: list[dict[str, float]]) -> None:
+    """The model and what it cost so far, so that an interrupted run can be used as it is."""
+    model.save_pretrained(out / "model")
+    (out / "report.json").write_text(json.dumps(stages, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the boxed model.")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--stop", type=int, default=10**9, help="end here, before the schedule does")
     parser.add_argument(
         "--minutes", type=float, default=1e9, help="end the schedule earlier on a slow machine"
     )
-    parser.add_argument("--rate", type=float, default=5e-3, help="the highest learning rate")
+    parser.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate")
+    parser.add_argument(
+        "--seed", type=int, default=TRAIN_SEED, help="of the text; another one for every stage"
+    )
+    parser.add_argument("--start", type=Path, help="go on from the model of this earlier stage")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
 
-    tokenizer = train_tokenizer()
+    earlier: list[dict[str, float]] = []
+    if options.start:
+        tokenizer = Tokenizer.from_file(str(options.start / "tokenizer.json"))
+        model = LlamaForCausalLM.from_pretrained(options.start / "model", dtype=torch.float32)
+        model.config.use_cache = False
+        earlier = json.loads((options.start / "report.json").read_text())
+    else:
+        tokenizer = train_tokenizer()
+        model = new_model(tokenizer)
+    model.train()
     tokenizer.save(str(options.out / "tokenizer.json"))
-    model = new_model(tokenizer)
     steppers = optimizers(model)
-    rows = PackedRows(tokenizer)
+    rows = PackedRows(tokenizer, options.seed)
     start = saved = time.monotonic()
     learned = step = 0
+
+    def stage_report() -> dict[str, float]:
+        return {
+            "seed": options.seed,
+            "rate": options.rate,
+            "steps": step,
+            "tokens": step * ROWS * WINDOW,
+            "learned_tokens": learned,
+            "drawn": rows.drawn,
+            "minutes": round((time.monotonic() - start) / 60, 1),
+        }
+
     while True:
         minutes = (time.monotonic() - start) / 60
         progress = max(step / options.steps, minutes / options.minutes)
-        if progress >= 1:
+        if progress >= 1 or step >= options.stop:
             break
         for group in (g for s in steppers for g in s.param_groups):
             group["lr"] = learning_rate(options.rate, step, progress)
@@ -171,17 +202,8 @@ def main() -> None:
             print(f"step {step} loss {loss.item():.4f} learned {learned} minutes {minutes:.1f}", flush=True)
         if time.monotonic() - saved > CHECKPOINT_SECONDS:
             saved = time.monotonic()
-            model.save_pretrained(options.out / "model")
-    model.save_pretrained(options.out / "model")
-    report = {
-        "steps": step,
-        "tokens": step * ROWS * WINDOW,
-        "learned_tokens": learned,
-        "drawn": rows.drawn,
-        "minutes": round(minutes, 1),
-    }
-    (options.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2))
+            save(model, options.out, [*earlier, stage_report()])
+    save(model, options.out, [*earlier, stage_report()])
 
 
 if __name__ == "__main__":
