@@ -12,13 +12,13 @@ from tools.demo_model.grammar import article, expand, join_and
 from tools.demo_model.noise import noisy
 from tools.demo_model.plots import PLOTS
 from tools.demo_model.stories import request, tell
-from tools.demo_model.text import HELD_OUT_SEED, TRAIN_SEED, WEIGHTS, conversations
+from tools.demo_model.text import HELD_OUT_SEED, MIXES, TRAIN_SEED, conversations
 
-DRAWN = list(islice(conversations(TRAIN_SEED), 2000))
+DRAWN = list(islice(conversations(TRAIN_SEED, "copying"), 2000))
 
 
 def test_a_seed_names_a_text() -> None:
-    assert DRAWN[:200] == list(islice(conversations(TRAIN_SEED), 200))
+    assert DRAWN[:200] == list(islice(conversations(TRAIN_SEED, "copying"), 200))
 
 
 def test_the_held_out_stories_are_others() -> None:
@@ -38,7 +38,7 @@ def test_roles_alternate_and_the_assistant_speaks_last() -> None:
 
 
 def test_every_kind_is_drawn() -> None:
-    assert {drawn.kind for drawn in DRAWN} == set(WEIGHTS)
+    assert {drawn.kind for drawn in DRAWN} == set(MIXES["copying"])
 
 
 def test_no_placeholder_is_left() -> None:

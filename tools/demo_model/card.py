@@ -1,12 +1,14 @@
 """The model card, filled with what was measured."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 _KINDS = {
     "story": "stories",
     "about": "questions about localllm",
     "talk": "small talk",
     "notes": "notes and their summary",
+    "repeat": "repeat after me",
     "exercise": "small exercises",
     "unknown": "questions it cannot answer",
     "mixed": "several turns, mixed",
@@ -55,11 +57,11 @@ turns carry lower case, missing punctuation and small typing errors.
 
 {steps:,} steps over {tokens:,} tokens, of which {learned:,} are tokens of an answer and alone count in the
 loss, from {drawn:,} drawn conversations. It took {minutes} minutes on 1 CPU core in bfloat16 autocast, with
-Muon for the matrices, AdamW for the rest, and a cosine schedule. There were two stages, because the first
-rate proved too high:
+Muon for the matrices, AdamW for the rest, and a cosine schedule that starts anew with every stage. The second
+stage began when the first rate proved too high, the third to give copying, which summaries need, more weight:
 
-| Stage | Highest rate | Steps | Minutes |
-|---|---|---|---|
+| Stage | Highest rate | Mix of the text | Steps | Minutes |
+|---|---|---|---|---|
 {stages}
 
 ## Held-out perplexity
@@ -83,13 +85,17 @@ sentence, and unusual words may be copied wrongly. English only.
 
 ```
 export OMP_NUM_THREADS=1
-python -m tools.demo_model.train --out /tmp/demo-1 --rate 5e-3 --steps 2240 --stop {first}
-python -m tools.demo_model.train --out /tmp/demo-2 --start /tmp/demo-1 --seed 2 --rate 2e-3 --steps {second}
-python -m tools.demo_model.export --run /tmp/demo-2 --to localllm/boxed/demo
+python -m tools.demo_model.train --out /tmp/demo-1 --rate 5e-3 --steps 2240 --stop {stops[0]}
+python -m tools.demo_model.train --out /tmp/demo-2 --start /tmp/demo-1 --seed 2 --rate 2e-3 \\
+    --steps 1430 --stop {stops[1]}
+python -m tools.demo_model.train --out /tmp/demo-3 --start /tmp/demo-2 --seed 3 --rate 2e-3 \\
+    --mix copying --steps {stops[2]}
+python -m tools.demo_model.export --run /tmp/demo-3 --to localllm/boxed/demo
 ```
 
 The text is the same to the letter, the weights are not the same to the last bit: the schedules of the run
-above were bounded by time, and the steps of its first stage are known to within ten.
+above were bounded by time, their lengths in steps are estimates, and the steps of the first stage are known
+to within ten.
 
 ## Licence
 
@@ -98,7 +104,7 @@ Apache-2.0, like localllm.
 
 
 def card(
-    stages: Sequence[Mapping[str, float]],
+    stages: Sequence[Mapping[str, Any]],
     parameters: int,
     texts: int,
     before: Mapping[str, float],
@@ -109,7 +115,7 @@ def card(
 
     kinds = [f"| {title} | {before[kind]:.3f} | {after[kind]:.3f} |" for kind, title in _KINDS.items()]
     lines = [
-        f"| {number} | {stage['rate']:g} | {stage['steps']:,.0f} | {stage['minutes']:.0f} |"
+        f"| {number} | {stage['rate']:g} | {stage['mix']} | {stage['steps']:,} | {stage['minutes']:.0f} |"
         for number, stage in enumerate(stages, 1)
     ]
     return _CARD.format(
@@ -120,8 +126,7 @@ def card(
         drawn=total("drawn"),
         minutes=total("minutes"),
         stages="\n".join(lines),
-        first=round(stages[0]["steps"]),
-        second=round(stages[-1]["steps"]),
+        stops=[stage["steps"] for stage in stages],
         texts=texts,
         table="\n".join(kinds),
     )

@@ -10,19 +10,19 @@ from transformers import LlamaForCausalLM
 
 from tools.demo_model.chat import encode
 from tools.demo_model.text import HELD_OUT_SEED, Conversation, conversations
-from tools.demo_model.train import WINDOW, labelled, loss_sum
+from tools.demo_model.train import WINDOW, Stage, labelled, loss_sum
 
 CANDIDATES = 1500
 
 
-def held_out(stages: list[dict[str, float]]) -> list[Conversation]:
+def held_out(stages: list[Stage]) -> list[Conversation]:
     """Conversations of another seed, less those that also occur in the text of any training stage."""
     seen = {
         json.dumps(c.messages)
         for stage in stages
-        for c in islice(conversations(int(stage["seed"])), int(stage["drawn"]))
+        for c in islice(conversations(stage["seed"], stage["mix"]), stage["drawn"])
     }
-    others = islice(conversations(HELD_OUT_SEED), CANDIDATES)
+    others = islice(conversations(HELD_OUT_SEED, stages[-1]["mix"]), CANDIDATES)
     return [c for c in others if json.dumps(c.messages) not in seen]
 
 

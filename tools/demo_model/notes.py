@@ -181,6 +181,13 @@ KINDS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (
 )
 
 
+def repeat(rng: random.Random) -> tuple[str, str]:
+    """A request to repeat a text: plain practice in copying, which summaries need."""
+    text = _salad(rng) if rng.random() < 0.5 else _statement(rng)
+    asked = expand(rng, "{Repeat after me|Repeat|Say|Copy this|Echo|Repeat this|Write}:")
+    return asked + rng.choice((" ", " ", "\n")) + text, text
+
+
 def notes(rng: random.Random) -> tuple[str, str, str]:
     """The notes, the instruction and the answer; they are kept apart so that noise touches only the instruction."""
     text, answer = rng.choice(KINDS)(rng)

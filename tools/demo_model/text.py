@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tools.demo_model.about import ABOUT
 from tools.demo_model.grammar import expand
 from tools.demo_model.noise import noisy
-from tools.demo_model.notes import notes
+from tools.demo_model.notes import notes, repeat
 from tools.demo_model.simple import exercise
 from tools.demo_model.stories import Story, follow_up, story_turn
 from tools.demo_model.talk import joke, talk, unknown
@@ -34,7 +34,28 @@ SYSTEM_PROMPTS = (
 PIRATE_PROMPTS = ("You are a pirate.", "Talk like a pirate.", "You are a pirate. Answer like one.")
 
 # How often each kind is drawn; a story is many times longer than a sum, so this is not its share of the text.
-WEIGHTS = {"story": 30, "about": 20, "talk": 14, "notes": 18, "exercise": 14, "unknown": 10, "mixed": 16}
+MIXES = {
+    "stories": {
+        "story": 30,
+        "about": 20,
+        "talk": 14,
+        "notes": 18,
+        "exercise": 14,
+        "unknown": 10,
+        "mixed": 16,
+        "repeat": 0,
+    },
+    "copying": {
+        "story": 24,
+        "about": 18,
+        "talk": 14,
+        "notes": 50,
+        "exercise": 14,
+        "unknown": 12,
+        "mixed": 12,
+        "repeat": 50,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +82,8 @@ def _turns(rng: random.Random, kind: str) -> list[tuple[str, str]]:
         return [(f"{text}\n\n{noisy(rng, instruction)}", answer)]
     if kind == "mixed":
         return _mixed(rng)
+    if kind == "repeat":  # no noise: it would touch what is to be copied
+        return [repeat(rng)]
     single = {"about": about, "talk": talk, "exercise": exercise, "unknown": unknown}[kind]
     asked, answer = single(rng)
     return [(noisy(rng, asked), answer)]
@@ -86,9 +109,10 @@ def _mixed(rng: random.Random) -> list[tuple[str, str]]:
     return turns
 
 
-def conversation(rng: random.Random) -> Conversation:
+def conversation(rng: random.Random, mix: str) -> Conversation:
     """Draw one conversation."""
-    kind = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    weights = MIXES[mix]
+    kind = rng.choices(list(weights), list(weights.values()))[0]
     turns = _turns(rng, kind)
     messages: list[Message] = []
     roll = rng.random()
@@ -103,11 +127,11 @@ def conversation(rng: random.Random) -> Conversation:
     return Conversation(kind, messages)
 
 
-def conversations(seed: int) -> Iterator[Conversation]:
-    """An endless stream of conversations, the same for the same seed."""
+def conversations(seed: int, mix: str = "stories") -> Iterator[Conversation]:
+    """An endless stream of conversations, the same for the same seed and mix."""
     rng = random.Random(seed)
     while True:
-        yield conversation(rng)
+        yield conversation(rng, mix)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -20,7 +21,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tools.demo_model.chat import BEGIN, END, PAD, SPECIAL_TOKENS, encode, token_id
-from tools.demo_model.text import TRAIN_SEED, conversations
+from tools.demo_model.text import MIXES, TRAIN_SEED, conversations
 
 VOCABULARY = 3072
 WINDOW = 768  # the longest conversation that is learned; shorter ones share a row
@@ -29,6 +30,7 @@ IGNORED = -100
 WARMUP = 50
 CHECKPOINT_SECONDS = 240
 
+Stage = dict[str, Any]
 Row = tuple[list[int], list[int], list[int]]
 
 
@@ -74,10 +76,10 @@ def labelled(ids: list[int], learned: list[bool]) -> list[int]:
 class PackedRows(Iterator[Row]):
     """Rows of whole conversations: tokens, labels, and positions that start again with every conversation."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, seed: int, mix: str) -> None:
         self.tokenizer = tokenizer
         self.pad = token_id(tokenizer, PAD)
-        self.stream = conversations(seed)
+        self.stream = conversations(seed, mix)
         self.waiting: list[tuple[list[int], list[bool]]] = []
         self.drawn = 0  # how far into the stream training came: what lies before it is not held out
 
@@ -131,7 +133,7 @@ def learning_rate(highest: float, step: int, progress: float) -> float:
     return highest * min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def save(model: LlamaForCausalLM, out: Path, stages: list[dict[str, float]]) -> None:
+def save(model: LlamaForCausalLM, out: Path, stages: list[Stage]) -> None:
     """The model and what it cost so far, so that an interrupted run can be used as it is."""
     model.save_pretrained(out / "model")
     (out / "report.json").write_text(json.dumps(stages, indent=2) + "\n")
@@ -149,12 +151,13 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=TRAIN_SEED, help="of the text; another one for every stage"
     )
+    parser.add_argument("--mix", choices=list(MIXES), default="stories", help="which kinds come how often")
     parser.add_argument("--start", type=Path, help="go on from the model of this earlier stage")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
 
-    earlier: list[dict[str, float]] = []
+    earlier: list[Stage] = []
     if options.start:
         tokenizer = Tokenizer.from_file(str(options.start / "tokenizer.json"))
         model = LlamaForCausalLM.from_pretrained(options.start / "model", dtype=torch.float32)
@@ -166,13 +169,14 @@ def main() -> None:
     model.train()
     tokenizer.save(str(options.out / "tokenizer.json"))
     steppers = optimizers(model)
-    rows = PackedRows(tokenizer, options.seed)
+    rows = PackedRows(tokenizer, options.seed, options.mix)
     start = saved = time.monotonic()
     learned = step = 0
 
-    def stage_report() -> dict[str, float]:
+    def stage_report() -> Stage:
         return {
             "seed": options.seed,
+            "mix": options.mix,
             "rate": options.rate,
             "steps": step,
             "tokens": step * ROWS * WINDOW,
