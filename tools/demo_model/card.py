@@ -55,10 +55,11 @@ turns carry lower case, missing punctuation and small typing errors.
 
 ## Training
 
-{steps:,} steps over {tokens:,} tokens, of which {learned:,} are tokens of an answer and alone count in the
+{steps:,} steps over {tokens:,} tokens (padding included); the {learned:,} that belong to an answer count in the
 loss, from {drawn:,} drawn conversations. It took {minutes} minutes on 1 CPU core in bfloat16 autocast, with
 Muon for the matrices, AdamW for the rest, and a cosine schedule that starts anew with every stage. The second
-stage began when the first rate proved too high, the third to give copying, which summaries need, more weight:
+stage began when the first rate proved too high. The third gave more weight to copying, which summaries need;
+the fourth did little else until the model could do it, and the fifth brought the rest back:
 
 | Stage | Highest rate | Mix of the text | Steps | Minutes |
 |---|---|---|---|---|
@@ -85,22 +86,37 @@ sentence, and unusual words may be copied wrongly. English only.
 
 ```
 export OMP_NUM_THREADS=1
-python -m tools.demo_model.train --out /tmp/demo-1 --rate 5e-3 --steps 2240 --stop {stops[0]}
-python -m tools.demo_model.train --out /tmp/demo-2 --start /tmp/demo-1 --seed 2 --rate 2e-3 \\
-    --steps 1430 --stop {stops[1]}
-python -m tools.demo_model.train --out /tmp/demo-3 --start /tmp/demo-2 --seed 3 --rate 2e-3 \\
-    --mix copying --steps {stops[2]}
-python -m tools.demo_model.export --run /tmp/demo-3 --to localllm/boxed/demo
+{commands}
+python -m tools.demo_model.export --run /tmp/demo-{last} --to localllm/boxed/demo
 ```
 
 The text is the same to the letter, the weights are not the same to the last bit: the schedules of the run
-above were bounded by time, their lengths in steps are estimates, and the steps of the first stage are known
-to within ten.
+above were bounded by time, `--steps` is an estimate of their length, and the steps of the first stage are
+known to within ten.
 
 ## Licence
 
 Apache-2.0, like localllm.
 """
+
+
+# How long each schedule would have been; all but the last were stopped before their end.
+_SCHEDULES = (2240, 1430, 1170, 780)
+
+
+def _command(number: int, stage: Mapping[str, Any]) -> str:
+    """The command line that repeats one stage."""
+    start = f" --start /tmp/demo-{number - 1}" if number > 1 else ""
+    stopped = number <= len(_SCHEDULES)
+    steps = (
+        f"--steps {_SCHEDULES[number - 1]} --stop {stage['steps']}"
+        if stopped
+        else f"--steps {stage['steps']}"
+    )
+    return (
+        f"python -m tools.demo_model.train --out /tmp/demo-{number}{start} \\\n"
+        f"    --seed {stage['seed']} --mix {stage['mix']} --rate {stage['rate']:g} {steps}"
+    )
 
 
 def card(
@@ -126,7 +142,8 @@ def card(
         drawn=total("drawn"),
         minutes=total("minutes"),
         stages="\n".join(lines),
-        stops=[stage["steps"] for stage in stages],
+        commands="\n".join(_command(number, stage) for number, stage in enumerate(stages, 1)),
+        last=len(stages),
         texts=texts,
         table="\n".join(kinds),
     )

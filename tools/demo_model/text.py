@@ -55,6 +55,16 @@ MIXES = {
         "mixed": 12,
         "repeat": 50,
     },
+    "practice": {
+        "story": 12,
+        "about": 8,
+        "talk": 6,
+        "notes": 50,
+        "exercise": 6,
+        "unknown": 6,
+        "mixed": 4,
+        "repeat": 200,
+    },
 }
 
 
