@@ -55,7 +55,7 @@ turns carry lower case, missing punctuation and small typing errors.
 
 ## Training
 
-{steps:,} steps over {tokens:,} tokens (padding included); the {learned:,} that belong to an answer count in the
+{steps:,} steps over {tokens:,} tokens with padding; the {learned:,} that belong to an answer count in the
 loss, from {drawn:,} drawn conversations. It took {minutes} minutes on 1 CPU core in bfloat16 autocast, with
 Muon for the matrices, AdamW for the rest, and a cosine schedule that starts anew with every stage. The second
 stage began when the first rate proved too high. The third gave more weight to copying, which summaries need;
