@@ -33,9 +33,8 @@ localllm run demo "How do I start the server?"
 cat notes.txt | localllm run demo "Summarise:"
 ```
 
-It tells short stories, answers questions about localllm, summarises short notes, does small exercises
-(counting, sums up to ten, lists) and a little small talk. To other questions it answers that it does not
-know.
+It tells short stories, answers questions about localllm, summarises short lists and notes, counts, and
+makes a little small talk. To most other questions it answers that it does not know.
 
 ## Model
 
@@ -59,7 +58,7 @@ turns carry lower case, missing punctuation and small typing errors.
 loss, from {drawn:,} drawn conversations. It took {minutes} minutes on 1 CPU core in bfloat16 autocast, with
 Muon for the matrices, AdamW for the rest, and a cosine schedule that starts anew with every stage. The second
 stage began when the first rate proved too high. The third gave more weight to copying, which summaries need;
-the fourth did little else until the model could do it, and the fifth brought the rest back:
+the fourth did little else until the model could do it, and the rest came back after that:
 
 | Stage | Highest rate | Mix of the text | Steps | Minutes |
 |---|---|---|---|---|
@@ -77,10 +76,11 @@ the grammar, and nothing about other text.
 
 ## Limits
 
-It is a demonstration, not an assistant. It knows nothing about the world. A story keeps to one of 13
-plots, uses only the words it has seen, and may ignore a wish of the request that is not a hero, a trait,
-a place, an object or a friend. Summaries copy parts of the notes; free text is cut to its first and last
-sentence, and unusual words may be copied wrongly. English only.
+It is a demonstration, not an assistant. It knows nothing about the world, and it is wrong with
+confidence: sums are often wrong, and a question about localllm that it was not taught gets the answer to
+another one. A story keeps to one of 13 plots and is usually about the hero of the request, but often
+ignores its other wishes: names, traits, places and objects. A summary copies from lists and notes like
+those it was trained on, with slips; a summary of any other text is often nonsense. English only.
 
 ## Reproduce
 
