@@ -1,0 +1,44 @@
+"""The chat format: one special token opens each part, one ends it, and the Jinja template writes the same."""
+
+from tokenizers import Tokenizer
+
+from tools.demo_model.text import Message
+
+BEGIN, SYSTEM, USER, ASSISTANT, END, PAD = SPECIAL_TOKENS = (
+    "<|begin|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+    "<|pad|>",
+)
+
+CHAT_TEMPLATE = (
+    "{{ '<|begin|>' }}"
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('The roles are system, user and assistant, not ' + message['role']) }}"
+    "{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no token {token}")
+    return found
+
+
+def encode(tokenizer: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    """The tokens of a conversation, and which of them the model is trained to predict: its own words."""
+    begin, end = token_id(tokenizer, BEGIN), token_id(tokenizer, END)
+    tokens, learned = [begin], [False]
+    for message in messages:
+        role = message["role"]
+        content = tokenizer.encode(message["content"].strip(), add_special_tokens=False).ids
+        tokens += [token_id(tokenizer, f"<|{role}|>"), *content, end]
+        learned += [False, *[role == "assistant"] * (len(content) + 1)]
+    return tokens, learned

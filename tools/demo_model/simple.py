@@ -1,0 +1,137 @@
+"""Small exercises with one right answer: counting, sums, lists of common things."""
+
+import random
+from collections.abc import Callable
+
+from tools.demo_model.grammar import capital, expand, join_and, words
+from tools.demo_model.words import ANIMALS
+
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = words("January February March April May June July August September October November December")
+COLOURS = words("red blue green yellow orange purple pink brown black white grey")
+FRUITS = words("apples pears plums cherries bananas oranges grapes melons peaches lemons")
+NUMBERS = words("zero one two three four five six seven eight nine ten")
+OPPOSITES = words(
+    """big:small hot:cold day:night up:down fast:slow old:young good:bad happy:sad open:closed full:empty
+light:dark long:short high:low loud:quiet wet:dry hard:soft left:right early:late"""
+)
+SOUNDS = words(
+    """cat:meow dog:woof cow:moo duck:quack sheep:baa owl:hoo pig:oink frog:croak bee:buzz mouse:squeak
+lion:roar horse:neigh"""
+)
+
+Pair = tuple[str, str]
+
+
+def count(rng: random.Random) -> Pair:
+    top = rng.choice((3, 5, 5, 10, 10, 10, 12, 15, 20))
+    if rng.random() < 0.25:
+        asked = f"{rng.choice(('Count down from', 'Count backwards from'))} {top}."
+        return asked, ", ".join(str(n) for n in range(top, 0, -1)) + "."
+    asked = expand(
+        rng, "{Count to <n>|Count from 1 to <n>|Can you count to <n>?|Count up to <n>}", {"n": str(top)}
+    )
+    return asked, ", ".join(str(n) for n in range(1, top + 1)) + "."
+
+
+def add(rng: random.Random) -> Pair:
+    a, b = rng.randint(0, 10), rng.randint(0, 10)
+    words = {"a": str(a), "b": str(b)}
+    if rng.random() < 0.2:
+        words = {"a": NUMBERS[a], "b": NUMBERS[b]}
+    asked = expand(rng, "{What is|How much is|Calculate|What's|} {<a> plus <b>|<a> + <b>|<a>+<b>}{?|}", words)
+    return asked, f"{a} plus {b} is {a + b}."
+
+
+def subtract(rng: random.Random) -> Pair:
+    b = rng.randint(0, 10)
+    a = rng.randint(b, 10)
+    asked = expand(
+        rng,
+        "{What is|How much is|Calculate|What's} {<a> minus <b>|<a> - <b>}{?|}",
+        {"a": str(a), "b": str(b)},
+    )
+    return asked, f"{a} minus {b} is {a - b}."
+
+
+def too_large(rng: random.Random) -> Pair:
+    """Sums beyond its reach get an honest answer instead of a guess."""
+    a, b = rng.randint(21, 999), rng.randint(2, 999)
+    sign = rng.choice((" + ", " * ", " times ", " plus ", " minus ", " divided by ", "*", "/", "+"))
+    opening = rng.choice(("What is", "How much is", "Calculate", ""))
+    asked = f"{opening} {a}{sign}{b}{rng.choice(('?', ''))}".strip()
+    return asked, "I am only a small demo model, and I can only add and subtract numbers up to ten."
+
+
+def larger(rng: random.Random) -> Pair:
+    a, b = rng.sample(range(1, 21), 2)
+    asked = expand(
+        rng, "{Which is|What is|Which number is} {larger|bigger}, <a> or <b>?", {"a": str(a), "b": str(b)}
+    )
+    return asked, f"{max(a, b)} is larger than {min(a, b)}."
+
+
+def name_some(rng: random.Random) -> Pair:
+    kind, words = rng.choice(
+        (("colours", COLOURS), ("colors", COLOURS), ("animals", ANIMALS), ("fruits", FRUITS))
+    )
+    number = rng.choice((2, 3, 3, 3, 4, 5))
+    digits = rng.choice((str(number), NUMBERS[number]))
+    asked = expand(rng, "{Name|List|Tell me|Give me|Say} <n> <kind>{.|}", {"n": digits, "kind": kind})
+    return asked, capital(join_and(rng.sample(words, number))) + "."
+
+
+def series(rng: random.Random) -> Pair:
+    if rng.random() < 0.5:
+        asked = "{What are|List|Name|Tell me|Say} the days of the week{.|?|}"
+        return expand(rng, asked), f"The days of the week are {join_and(DAYS)}."
+    if rng.random() < 0.5:
+        asked = "{What are|List|Name|Tell me|Say} the months{ of the year|}{.|?|}"
+        return expand(rng, asked), f"The months of the year are {join_and(MONTHS)}."
+    asked = "{What are|List|Name|Tell me|Say} the {|four }seasons{.|?|}"
+    return expand(rng, asked), "The seasons are spring, summer, autumn and winter."
+
+
+def neighbour(rng: random.Random) -> Pair:
+    words = rng.choice((DAYS, DAYS, MONTHS))
+    at = rng.randrange(len(words))
+    what = "day" if words is DAYS else "month"
+    side, step = rng.choice((("after", 1), ("after", 1), ("before", -1)))
+    other = words[(at + step) % len(words)]
+    asked = expand(rng, f"{{What|Which {what}}} comes {side} {words[at]}?")
+    return asked, f"{other} comes {side} {words[at]}."
+
+
+def opposite(rng: random.Random) -> Pair:
+    a, b = rng.choice(OPPOSITES).split(":")
+    if rng.random() < 0.5:
+        a, b = b, a
+    asked = expand(rng, "{What is|What's|Tell me} the opposite of <a>{?|}", {"a": a})
+    return asked, f"The opposite of {a} is {b}."
+
+
+def sound(rng: random.Random) -> Pair:
+    animal, noise = rng.choice(SOUNDS).split(":")
+    asked = expand(rng, "{What does|What sound does} {a|the} <a> {say|make}?", {"a": animal})
+    return asked, f"The {animal} says {noise}."
+
+
+def alphabet(rng: random.Random) -> Pair:
+    asked = expand(rng, "{Say|Tell me|What is|Write} the alphabet{.|?|}")
+    return (
+        asked,
+        "The alphabet is A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P, Q, R, S, T, U, V, W, X, Y and Z.",
+    )
+
+
+EXERCISES: tuple[Callable[[random.Random], Pair], ...] = (
+    *(add,) * 4,
+    *(subtract,) * 2,
+    *(count, too_large, larger, name_some, series, neighbour, opposite) * 2,
+    sound,
+    alphabet,
+)
+
+
+def exercise(rng: random.Random) -> Pair:
+    return rng.choice(EXERCISES)(rng)
