@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,10 @@ from localllm.request import GenerationEvent, SamplingParams
 FILE_VERSION = 1
 Message = dict[str, str]
 Events = Generator[GenerationEvent, None, None]
+
+
+class Stream(Iterator[GenerationEvent], Protocol):
+    def close(self) -> None: ...
 
 
 class ChatModel(Protocol):
@@ -34,7 +38,7 @@ class ChatModel(Protocol):
     def default_params(self) -> SamplingParams: ...
     def stream(
         self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], params: SamplingParams | None = None
-    ) -> Events: ...
+    ) -> Stream: ...
 
 
 class Chat:

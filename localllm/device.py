@@ -3,8 +3,11 @@ that what needs no device needs no torch."""
 
 from __future__ import annotations
 
+import math
+import re
 import resource
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import NoSuchDevice, UsageError
@@ -24,12 +27,13 @@ def resolve_device(name: str) -> torch.device:
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+    if name == "cpu":
+        return torch.device(name)
+    if not re.fullmatch(r"cuda(:\d{1,3})?", name):
         raise UsageError(f"there is no device {name!r}", "name auto, cpu, cuda or cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         raise NoSuchDevice("there is no CUDA device here", "leave --device out or name cpu")
-    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+    if int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise NoSuchDevice(f"there is no device {name}", f"{torch.cuda.device_count()} CUDA devices are here")
     return torch.device(name)
 
@@ -58,7 +62,17 @@ def free_bytes(device: torch.device) -> int:
 
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    available = psutil.virtual_memory().available
+    return int(min(available, container_bytes()))
+
+
+def container_bytes(group: Path = Path("/sys/fs/cgroup")) -> float:
+    """What the memory limit of a Linux container leaves; infinity without one."""
+    try:
+        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+    except OSError:
+        return math.inf
+    return math.inf if limit == "max" else max(0, int(limit) - int(used))
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -4,12 +4,16 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
+import contextlib
+import operator
 import secrets
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as ListLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor
@@ -17,22 +21,26 @@ from torch import Tensor
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import kv_bytes_per_token
 from localllm.arch.families import describe
-from localllm.checkpoint.header import Header, read_header
-from localllm.checkpoint.quantized import check_layout
+from localllm.arch.fields import Fields
+from localllm.checkpoint.header import Header, TensorHeader, read_header
+from localllm.checkpoint.quantized import is_int8
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import free_bytes, resolve_device, resolve_dtype
-from localllm.errors import ContextOverflow, DoesNotFit, UsageError
-from localllm.hub.names import resolve
+from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
+from localllm.hub.names import ModelRef, resolve
+from localllm.metrics import Stopwatch
 from localllm.request import Completion, GenerationEvent, Request, SamplingParams
 from localllm.runtime.engine import Engine
+from localllm.runtime.kernels.linear import reads_packed
 from localllm.runtime.load import Source
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
+from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.settings import Settings
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
-from localllm.worker import Worker
+from localllm.worker import Stream, Worker
 
 BLOCK_SIZE = 16  # tokens
 TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faster and hold others up longer
@@ -41,7 +49,7 @@ SMALL_MODEL_BYTES = 64_000_000  # a smaller model decodes faster on one thread t
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | ListLike[int] | ListLike[Message]
 
 
 def load(
@@ -63,52 +71,65 @@ def load(
     start = time.perf_counter()
     settings = settings or Settings.from_environment()
     if quant is not None:
-        raise UsageError(
-            f"quantizing to {quant} while loading is not there yet", "load a checkpoint stored as INT8"
-        )
+        raise UsageError(f"quantizing to {quant} while loading is not there yet", "load one stored as INT8")
     place = resolve_device(device or settings.device)
     ref = resolve(str(model))
     header = read_header(ref.path)
     config = describe(header.config)
-    check_layout(header.config)
+    quantized = is_int8(header.config)
+    generation = read_generation(header)
     kind = resolve_dtype(dtype or settings.dtype, stored_dtype(header), place)
     tokenizer = Tokenizer.from_folder(ref.path)
-    template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
-    if template:
-        template.warm_up()  # its process starts while the weights are read
     free = free_bytes(place)
-    need = weight_bytes(header, kind)
+    need = weight_bytes(header, kind, place)
     if need > free:
         raise DoesNotFit(
             f"the weights of {ref.name} need {gigabytes(need)} in {name_of(kind)}, {gigabytes(free)} are free",
             "name a smaller model, or free memory",
         )
     tokens_per_block = BLOCK_SIZE * kv_bytes_per_token(config, kind.itemsize)
-    context, blocks = plan_context(config, context, tokens_per_block, free - need)
-    with torch.inference_mode():
-        decoder = Decoder(config, Source(Weights(header), place, kind))
-        runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place)
-    engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
-    threads = settings.threads or (1 if need < SMALL_MODEL_BYTES else torch.get_num_threads())
-    return LLM(ref.name, header, config, tokenizer, template, engine, context, need, threads, start)
+    context, blocks = plan_context(config.max_context, context, tokens_per_block, free - need)
+    with contextlib.ExitStack() as undo:
+        template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
+        if template:
+            undo.callback(template.close)
+            template.warm_up()  # its process starts while the weights are read
+        with torch.inference_mode():
+            decoder = Decoder(config, Source(Weights(header), place, kind, quantized))
+            runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place)
+        engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
+        threads = settings.threads or (1 if need < SMALL_MODEL_BYTES else torch.get_num_threads())
+        worker = Worker(engine, tokenizer, threads)
+        undo.pop_all()
+    return LLM(ref, config, generation, tokenizer, template, worker, context, need, time.perf_counter() - start)
 
 
-def plan_context(config: ModelConfig, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
-    """How long one sequence may be, and how many blocks the cache has; half of the free memory is left alone."""
-    if asked is not None and not 0 < asked <= config.max_context:
-        raise UsageError(
-            f"a context of {asked} tokens is asked for", f"this model was made for 1 to {config.max_context}"
-        )
-    longest = -(-(asked or config.max_context) // BLOCK_SIZE)
+def plan_context(longest: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
+    """How long one sequence may be, and how many blocks the cache has; half of the free memory is left alone.
+
+    longest: of the model; asked: by the user, None for as much as fits (all in tokens).
+    """
+    if asked is not None and not (type(asked) is int and 0 < asked <= longest):
+        raise UsageError(f"a context of {asked} tokens is asked for", f"this model was made for 1 to {longest}")
     affordable = free // 2 // block_bytes
-    if affordable < (longest if asked else 1):
+    least = -(-(asked or 1) // BLOCK_SIZE)
+    if affordable < least:
         raise DoesNotFit(
-            f"a context of {asked or BLOCK_SIZE} tokens needs {gigabytes(longest * block_bytes)}, "
-            f"{gigabytes(free)} are free beside the weights and half of that is kept for the rest",
+            f"a context of {asked or BLOCK_SIZE} tokens needs {gigabytes(least * block_bytes)}, and of the "
+            f"{gigabytes(free)} that are free beside the weights half is kept for the rest",
             f"--context {affordable * BLOCK_SIZE} fits" if affordable else "free memory",
         )
-    context = min(asked or config.max_context, affordable * BLOCK_SIZE)
+    context = min(asked or longest, affordable * BLOCK_SIZE)
     return context, min(affordable, CACHED_CONTEXTS * -(-context // BLOCK_SIZE))
+
+
+def read_generation(header: Header) -> tuple[SamplingParams, tuple[int, ...]]:
+    """What generation_config.json recommends: sampling, and end tokens."""
+    try:
+        params = SamplingParams.from_generation_config(header.generation_config)
+    except UsageError as error:
+        raise DamagedModel(f"generation_config.json makes no sense: {error.message}", "fetch it again") from None
+    return params, Fields(header.generation_config).token_ids("eos_token_id")
 
 
 def stored_dtype(header: Header) -> str:
@@ -120,9 +141,14 @@ def stored_dtype(header: Header) -> str:
     return max(floats, key=lambda dtype: floats[dtype], default="F32")
 
 
-def weight_bytes(header: Header, dtype: torch.dtype) -> int:
-    """What the weights take in memory: integers as they are stored, floats in `dtype`."""
-    return sum(t.nbytes if t.dtype == "I8" else t.elements * dtype.itemsize for t in header.tensors.values())
+def weight_bytes(header: Header, dtype: torch.dtype, device: torch.device) -> int:
+    """What the weights take in memory: floats in `dtype`, and INT8 as well where no kernel reads it packed."""
+
+    def element_bytes(tensor: TensorHeader) -> int:
+        packed = tensor.dtype == "I8" and reads_packed(tensor.shape[-1], dtype, device)
+        return 1 if packed else dtype.itemsize
+
+    return sum(t.elements * element_bytes(t) for t in header.tensors.values())
 
 
 def gigabytes(size: int) -> str:
@@ -138,34 +164,33 @@ class LLM:
 
     def __init__(
         self,
-        name: str,
-        header: Header,
+        ref: ModelRef,
         config: ModelConfig,
+        generation: tuple[SamplingParams, tuple[int, ...]],
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        engine: Engine,
+        worker: Worker,
         context: int,
         weight_bytes: int,
-        threads: int,
-        started: float,
+        load_s: float,
     ):
-        self.name = name
-        self.path = header.path
+        self.name = ref.name
+        self.path = ref.path
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
-        self.engine = engine
+        self.worker = worker
         self.context = context  # tokens
         self.weight_bytes = weight_bytes
-        self.device = str(engine.runner.device)
-        self.dtype = name_of(engine.runner.model.norm.dtype)
-        self.default_params = SamplingParams.from_generation_config(header.generation_config)
-        stops = header.generation_config.get("eos_token_id", [])
-        stops = stops if isinstance(stops, list) else [stops]
-        self.eos_ids = frozenset([*stops, *config.eos_ids, *tokenizer.eos_ids]) - {None}
-        self.worker = Worker(engine, tokenizer, threads)
-        self.load_s = time.perf_counter() - started
-        self.waited_for_load_s = self.load_s  # the first request waited for it, later ones did not
+        self.device = str(worker.engine.runner.device)
+        self.dtype = name_of(worker.engine.runner.model.norm.dtype)
+        self.default_params, end_ids = generation
+        self.eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
+        self.load_s = load_s
+        self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
+        # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
+        self.close = weakref.finalize(self, shut, worker, template)
+        """End the engine and free its memory. Answers under way end with an error."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -175,7 +200,7 @@ class LLM:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        tools: Sequence[Message] | None = None,
+        tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> Request:
         """Text as it is, token ids as they are, or messages through the chat template.
@@ -192,80 +217,82 @@ class LLM:
             raise UsageError(
                 f"{beyond} is no token of this model", f"its ids are 0 to {self.config.vocab_size - 1}"
             )
-        room_for_answer = 0 if params.max_tokens == 0 else 1
-        if len(ids) + room_for_answer > self.context:
-            longer = self.config.max_context >= len(ids) + room_for_answer
+        forbidden = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
+        if forbidden is not None:
+            raise UsageError(f"logit_bias names the token {forbidden}", f"ids end at {self.config.vocab_size - 1}")
+        least = len(ids) + (0 if params.max_tokens == 0 else 1)
+        if least > self.context:
+            longest = self.config.max_context
+            asked = min(longest, len(ids) + (params.max_tokens or 256))
             raise ContextOverflow(
                 len(ids),
                 self.context,
-                f"give --context {len(ids) + (params.max_tokens or 256)} or a shorter prompt"
-                if longer
-                else f"this model was made for {self.config.max_context}: give a shorter prompt",
+                f"give --context {asked} or a shorter prompt"
+                if least <= longest
+                else f"this model was made for {longest}: give a shorter prompt",
             )
         return Request(tuple(ids), params, arrival)
 
     def encode(
-        self, prompt: Prompt, tools: Sequence[Message] | None, template_arguments: Mapping[str, Any] | None
-    ) -> Sequence[int]:
+        self, prompt: Prompt, tools: ListLike[Message] | None, template_arguments: Mapping[str, Any] | None
+    ) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        ids = [part for part in prompt if isinstance(part, int)]
-        messages = [part for part in prompt if isinstance(part, Mapping)]
-        if len(ids) == len(prompt):
-            return ids
-        if len(messages) < len(prompt):
-            raise UsageError("the prompt is neither text nor token ids nor messages", "give one of the three")
-        if self.template is None:
-            raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
-        chat = self.template.render(messages, tools=tools, arguments=template_arguments)
-        return self.tokenizer.encode_chat(chat)
+        if isinstance(prompt, list | tuple) and prompt and all(isinstance(part, Mapping) for part in prompt):
+            if self.template is None:
+                raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
+            messages = cast(ListLike[Message], prompt)
+            chat = self.template.render(messages, tools=tools, arguments=template_arguments)
+            return self.tokenizer.encode_chat(chat)
+        return token_ids_of(prompt)
 
-    def submit(self, request: Request) -> Generator[GenerationEvent, None, None]:
-        """The answer to a prepared request, piece by piece; closing the iterator cancels it."""
+    def submit(self, request: Request) -> Stream:
+        """Begin to answer a prepared request. Raises LocalLLMError where the model was closed."""
         params, prompt = request.params, len(request.prompt_ids)
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        limit = self.context if params.max_tokens is None else min(self.context, prompt + params.max_tokens)
         load_s, self.waited_for_load_s = self.waited_for_load_s, 0.0
-        return self.worker.stream(request, seed, self.eos_ids, limit, load_s)
+        sequence = Sequence(
+            request,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            eos_ids=self.eos_ids,
+            limit=self.context if params.max_tokens is None else min(self.context, prompt + params.max_tokens),
+            stopwatch=Stopwatch(request.arrival, load_s),
+        )
+        return self.worker.submit(sequence, owner=self)
 
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        tools: Sequence[Message] | None = None,
+        tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
-    ) -> Generator[GenerationEvent, None, None]:
+    ) -> Stream:
         """`prepare` and `submit`."""
         return self.submit(self.prepare(prompt, params, tools, template_arguments))
 
-    def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Completion:
+    def generate(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Completion:
         """Continue text or token ids, without a chat template."""
         request = self.prepare(prompt, params)
         return collect(request, self.submit(request))
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: ListLike[Message],
         params: SamplingParams | None = None,
-        tools: Sequence[Message] | None = None,
+        tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Answer a conversation through the model's chat template."""
         request = self.prepare(messages, params, tools, template_arguments)
         return collect(request, self.submit(request))
 
-    def logits(self, token_ids: Sequence[int]) -> Tensor:
+    def logits(self, token_ids: ListLike[int]) -> Tensor:
         """[T, vocab] float32 logits of one forward pass over the ids. Raises as `prepare` does."""
-        request = self.prepare(token_ids, SamplingParams(max_tokens=0))
+        ids = list(self.prepare(token_ids, SamplingParams(max_tokens=0)).prompt_ids)
+        engine = self.worker.engine
         try:
-            return self.worker.call(lambda: self.engine.logits(list(request.prompt_ids))).clone()
+            return self.worker.call(lambda: engine.logits(ids)).clone()
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
-
-    def close(self) -> None:
-        self.worker.close()
-        if self.template:
-            self.template.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -274,6 +301,27 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def shut(worker: Worker, template: ChatTemplate | None) -> None:
+    worker.close()
+    if template:
+        template.close()
+
+
+def token_ids_of(prompt: object) -> list[int]:
+    """Whole numbers of any kind (int, numpy, tensor) in whatever holds them, but no bytes and no truth values."""
+    try:
+        if isinstance(prompt, bytes | bytearray | Mapping):
+            raise TypeError
+        parts = list(cast(Iterable[SupportsIndex], prompt))
+        if any(isinstance(part, bool) for part in parts):
+            raise TypeError
+        return [operator.index(part) for part in parts]
+    except TypeError:
+        raise UsageError(
+            "the prompt is neither text nor token ids nor messages", "give one of the three"
+        ) from None
 
 
 def collect(request: Request, events: Iterable[GenerationEvent]) -> Completion:

@@ -5,7 +5,7 @@ Plain data. Knows nothing of torch, files, terminals or HTTP.
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -14,6 +14,9 @@ from localllm.errors import UsageError
 from localllm.metrics import Metrics
 
 SEED_LIMIT = 2**63
+COUNT_LIMIT = 2**31 - 1
+BIAS_LIMIT = 10_000
+SMALLEST_TEMPERATURE = 1e-5  # below, differences of logits overflow
 TOP_LOGPROBS_LIMIT = 64
 
 
@@ -22,8 +25,12 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the model said its end token, a stop id or a stop string
     LENGTH = "length"  # max_tokens, or the context is full
-    CANCELLED = "cancelled"  # the caller went away
     ERROR = "error"
+
+
+def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...], low: float, high: float) -> bool:
+    """NaN lies between no two numbers."""
+    return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
 
 
 @dataclass(frozen=True)
@@ -84,22 +91,30 @@ class SamplingParams:
     """The same for each prompt token but the first."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            raise UsageError("stop is one string", "give a list of strings")
+        if isinstance(self.stop, str) or not isinstance(self.stop, Sequence):
+            raise UsageError(f"stop is {self.stop!r}", "give a list of strings")
+        if not isinstance(self.stop_ids, Sequence):
+            raise UsageError(f"stop_ids is {self.stop_ids!r}", "give a list of token ids")
+        if not isinstance(self.logit_bias, Mapping):
+            raise UsageError(f"logit_bias is {self.logit_bias!r}", "give a dictionary of token id and number")
+        if not isinstance(self.ignore_eos, bool):
+            raise UsageError(f"ignore_eos is {self.ignore_eos!r}", "give True or False")
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         number, whole = (int, float), (int,)
-        self._check("temperature", number, 0, math.inf)
-        self._check("top_k", whole, 0, math.inf)
+        self._check("temperature", number, 0, 1000)
+        self._check("top_k", whole, 0, COUNT_LIMIT)
+        if 0 < self.temperature < SMALLEST_TEMPERATURE:
+            raise UsageError(f"temperature is {self.temperature!r}", f"give 0, or at least {SMALLEST_TEMPERATURE}")
         self._check("top_p", number, 0, 1, above=True)
         self._check("min_p", number, 0, 1)
-        self._check("repetition_penalty", number, 0, math.inf, above=True)
-        self._check("repeat_last_n", whole, -1, math.inf)
-        self._check("presence_penalty", number, -math.inf, math.inf)
-        self._check("frequency_penalty", number, -math.inf, math.inf)
+        self._check("repetition_penalty", number, 0.01, 100)
+        self._check("repeat_last_n", whole, -1, COUNT_LIMIT)
+        self._check("presence_penalty", number, -100, 100)
+        self._check("frequency_penalty", number, -100, 100)
         self._check("seed", whole, 0, SEED_LIMIT - 1, optional=True)
-        self._check("max_tokens", whole, 0, math.inf, optional=True)
+        self._check("max_tokens", whole, 0, COUNT_LIMIT, optional=True)
         self._check("logprobs", whole, 0, TOP_LOGPROBS_LIMIT, optional=True)
         self._check("prompt_logprobs", whole, 0, TOP_LOGPROBS_LIMIT, optional=True)
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -108,8 +123,10 @@ class SamplingParams:
             if type(token) is not int or token < 0:
                 raise UsageError(f"stop_ids and logit_bias name the token {token!r}", "give token ids from 0")
         for token, bias in self.logit_bias.items():
-            if isinstance(bias, bool) or not isinstance(bias, number) or math.isnan(bias) or bias == math.inf:
-                raise UsageError(f"logit_bias of token {token} is {bias!r}", "give a number below infinity")
+            if bias != -math.inf and not _is_number(bias, number, -BIAS_LIMIT, BIAS_LIMIT):
+                raise UsageError(
+                    f"logit_bias of token {token} is {bias!r}", f"give -inf or a number up to {BIAS_LIMIT}"
+                )
 
     def _check(
         self,
@@ -121,21 +138,15 @@ class SamplingParams:
         above: bool = False,
         optional: bool = False,
     ) -> None:
-        """`low` and `high` are allowed, unless `above` leaves `low` out; infinity itself never is."""
+        """`low` and `high` are allowed, unless `above` leaves `low` out."""
         value: Any = getattr(self, name)
         if value is None and optional:
             return
-        if not (
-            isinstance(value, kinds)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and (low < value if above else low <= value)
-            and value <= high
-        ):
-            lowest = "" if low == -math.inf else f" {'above' if above else 'from'} {low:g}"
-            highest = "" if high == math.inf else f" up to {high:g}"
+        if not _is_number(value, kinds, low, high) or (above and value == low):
             kind = "whole number" if kinds == (int,) else "number"
-            raise UsageError(f"{name} is {value!r}", f"give a {kind}{lowest}{highest}")
+            raise UsageError(
+                f"{name} is {value!r}", f"give a {kind} {'above' if above else 'from'} {low:,} to {high:,}"
+            )
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingParams":

@@ -4,7 +4,7 @@ the stopwatch, one queue a request, cancelling."""
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -12,8 +12,7 @@ import torch
 
 from localllm.device import peak_bytes
 from localllm.errors import DoesNotFit, LocalLLMError
-from localllm.metrics import Stopwatch
-from localllm.request import FinishReason, GenerationEvent, Request
+from localllm.request import FinishReason, GenerationEvent
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
 from localllm.text.detokenizer import Detokenizer
@@ -65,6 +64,38 @@ class Reply:
         return stopped
 
 
+class Stream(Iterator[GenerationEvent]):
+    """The answer, piece by piece; the last piece carries finish_reason and metrics. Raises what went wrong.
+
+    Closing it, or letting it go, cancels the request: its memory is free before the next step.
+    """
+
+    def __init__(self, worker: "Worker", reply: Reply, owner: object):
+        self.worker = worker
+        self.reply = reply
+        self.owner = owner  # kept for as long as somebody reads
+        self.ended = False
+
+    def __next__(self) -> GenerationEvent:
+        if self.ended:
+            raise StopIteration
+        event = self.reply.events.get()
+        if isinstance(event, BaseException):
+            self.ended = True
+            raise event
+        self.ended = event.finish_reason is not None
+        return event
+
+    def close(self) -> None:
+        if not self.ended:
+            self.ended = True
+            with contextlib.suppress(LocalLLMError):  # closed: nothing is left to cancel
+                self.worker.put(lambda: self.worker.drop(self.reply.sequence))
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Worker:
     """Requests may come from any thread; the engine is touched by this one thread only."""
 
@@ -72,97 +103,95 @@ class Worker:
         self.engine = engine
         self.tokenizer = tokenizer
         self.threads = threads  # CPU threads of an operation
-        self.replies: dict[int, Reply] = {}
-        self.inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.replies: dict[Sequence, Reply] = {}
+        self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.gate = threading.Lock()  # so that nothing is put into the inbox after the end
+        self.closed = False
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
         self.thread.start()
 
-    def stream(
-        self, request: Request, seed: int, eos_ids: frozenset[int], limit: int, load_s: float = 0.0
-    ) -> Generator[GenerationEvent, None, None]:
-        """The answer, piece by piece; the last piece carries finish_reason and metrics.
-
-        Closing the iterator cancels the request: its memory is free before the next step. Raises what went wrong.
-        """
-        sequence = Sequence(request, seed, eos_ids, limit, Stopwatch(request.arrival, load_s))
+    def submit(self, sequence: Sequence, owner: object) -> Stream:
+        """Hand a sequence to the engine at once. Raises LocalLLMError after `close`."""
         reply = Reply(sequence, self.tokenizer)
-        self.inbox.put(lambda: self.submit(reply))
-        try:
-            while True:
-                event = reply.events.get()
-                if isinstance(event, BaseException):
-                    raise event
-                yield event
-                if event.finish_reason:
-                    return
-        finally:
-            self.inbox.put(lambda: self.cancel(reply))
+
+        def begin() -> None:
+            self.replies[sequence] = reply
+            self.engine.submit(sequence)
+
+        self.put(begin)
+        return Stream(self, reply, owner)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the engine's thread between two steps."""
+        """Run `function` on the engine's thread between two steps. Raises LocalLLMError after `close`."""
         future: Future[T] = Future()
 
         def run() -> None:
             try:
                 future.set_result(function())
             except Exception as error:
-                future.set_exception(error)
+                future.set_exception(explain(error))
 
-        self.inbox.put(run)
+        self.put(run)
         return future.result()
 
     def close(self) -> None:
         """Ends after the step in flight; unfinished answers end with an error."""
-        self.inbox.put(None)
-        self.thread.join()
+        with self.gate:
+            self.closed = True
+            self.inbox.put(lambda: None)  # wakes the thread
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
 
-    def submit(self, reply: Reply) -> None:
-        self.replies[reply.sequence.request.id] = reply
-        self.engine.submit(reply.sequence)
-
-    def cancel(self, reply: Reply) -> None:
-        if self.replies.pop(reply.sequence.request.id, None):
-            self.engine.cancel(reply.sequence)
+    def put(self, command: Callable[[], object]) -> None:
+        with self.gate:
+            if self.closed:
+                raise LocalLLMError("the model is closed", "load it again")
+            self.inbox.put(command)
 
     def run(self) -> None:
         torch.set_num_threads(self.threads)  # of this thread, and of those that begin after it
+        going_on = True
         with torch.inference_mode():
-            while self.read_inbox():
+            while going_on:
                 try:
-                    for event in self.engine.step():
+                    going_on = self.read_inbox()
+                    for event in self.engine.step() if going_on else ():
                         self.deliver(event)
                 except Exception as error:
                     self.fail(explain(error))
         self.fail(LocalLLMError("the model was closed while it was answering", "ask again after loading it"))
 
     def read_inbox(self) -> bool:
-        """Carry out what came in, waiting if there is nothing else to do. False: close."""
+        """Carry out what came in, waiting if there is nothing else to do. False: closed, and all is done."""
         with contextlib.suppress(queue.Empty):
             while True:
-                command = self.inbox.get(block=not self.engine.busy)
-                if command is None:
-                    return False
-                command()
-        return True
+                self.inbox.get(block=not self.engine.busy and not self.closed)()
+        return not self.closed
 
     def deliver(self, event: TokenEvent) -> None:
-        reply = self.replies.get(event.sequence.request.id)
+        """Hand an event to its reader; an answer that cannot be told ends alone."""
+        reply = self.replies.get(event.sequence)
         if reply is None:
             return
         stopped = False
-        if event.error:
-            reply.events.put(event.error)
-        else:
+        try:
+            if event.error:
+                raise event.error
             stopped = reply.push(event, self.engine.runner.device)
-        if stopped:
-            self.engine.cancel(event.sequence)
+        except Exception as error:
+            reply.events.put(error)
+            stopped = True
         if stopped or event.finish_reason:
-            del self.replies[event.sequence.request.id]
+            self.drop(event.sequence)
 
-    def fail(self, error: BaseException) -> None:
+    def drop(self, sequence: Sequence) -> None:
+        if self.replies.pop(sequence, None):
+            self.engine.cancel(sequence)
+
+    def fail(self, error: Exception) -> None:
         """Every answer under way ends with `error`; the engine is empty and usable again."""
-        for reply in self.replies.values():
-            self.engine.cancel(reply.sequence)
+        for sequence, reply in self.replies.items():
+            self.engine.cancel(sequence)
             reply.events.put(error)
         self.replies.clear()
         self.engine.in_flight = None

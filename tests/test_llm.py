@@ -1,17 +1,23 @@
 """The Python API on really trained models: exact texts, the same by every way in, and what goes wrong."""
 
+import gc
 import json
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
-from localllm.errors import ContextOverflow, DoesNotFit, LocalLLMError, NoSuchDevice, UsageError
+from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, LocalLLMError, NoSuchDevice, UsageError
 from localllm.llm import plan_context
 from tests.shared import shared
 
@@ -68,6 +74,8 @@ def test_pieces_of_a_stream_are_the_whole_and_the_last_one_carries_the_metrics(l
     assert metrics
     assert metrics.prompt_tokens == len(llm.tokenizer.encode(PROMPT))
     assert len(metrics.itl_s) == 79
+    assert metrics.cached_tokens == 0  # the prompt is shorter than a block
+    assert llm.generate(PROMPT + STORY, GREEDY).metrics.cached_tokens >= 80
     assert metrics.ttft_s >= metrics.queue_s >= 0
     assert metrics.e2e_s == pytest.approx(metrics.ttft_s + sum(metrics.itl_s))
 
@@ -119,8 +127,18 @@ def test_an_abandoned_stream_frees_its_memory(llm: LLM) -> None:
     stream = llm.stream(PROMPT, SamplingParams(temperature=0))
     next(stream)
     stream.close()  # pyright: ignore[reportAttributeAccessIssue]
-    assert llm.worker.call(lambda: llm.engine.busy) is False
-    assert llm.engine.pool.available == len(llm.engine.pool.users)
+    assert llm.worker.call(lambda: llm.worker.engine.busy) is False
+    assert llm.worker.engine.pool.available == len(llm.worker.engine.pool.users)
+
+
+def test_ids_may_come_as_a_tensor(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPT)
+    assert llm.generate(torch.tensor(ids), GREEDY).text == STORY  # pyright: ignore[reportArgumentType]
+
+
+def test_a_bias_for_a_token_that_is_not_there(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="512"):
+        llm.generate(PROMPT, SamplingParams(logit_bias={512: 1.0}))
 
 
 def test_no_tokens_may_be_asked_for(llm: LLM) -> None:
@@ -146,6 +164,8 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
         assert (caught.value.prompt_tokens, caught.value.context) == (100, 64)
         with pytest.raises(ContextOverflow, match="made for 512"):
             llm.generate([5] * 600)
+        with pytest.raises(ContextOverflow, match="--context 512"):
+            llm.generate([5] * 400)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +174,15 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
         ([], "empty"),
         ([5, 512], "512 is no token"),
         ([-1], "-1 is no token"),
+        (b"Once", "neither text nor token ids"),
+        ([True, False], "neither text nor token ids"),
+        ([1.5], "neither text nor token ids"),
+        (None, "neither text nor token ids"),
+        ([{"role": "user"}, 3], "neither text nor token ids"),
         ([{"role": "user"}], "chat template"),
     ],
 )
-def test_a_prompt_that_makes_no_sense(llm: LLM, prompt: list[int], words: str) -> None:
+def test_a_prompt_that_makes_no_sense(llm: LLM, prompt: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         list(llm.stream(prompt))
 
@@ -169,18 +194,82 @@ def test_a_closed_model_says_so() -> None:
     llm.close()
     with pytest.raises(LocalLLMError, match="closed"):
         list(stream)
+    with pytest.raises(LocalLLMError, match="closed"):
+        llm.generate(PROMPT)
+    with pytest.raises(LocalLLMError, match="closed"):
+        llm.logits([3, 4])
+    llm.close()
+
+
+def test_one_request_may_be_answered_twice_at_once(llm: LLM) -> None:
+    request = llm.prepare(PROMPT, GREEDY)
+    streams = [llm.submit(request), llm.submit(request)]
+    texts = ["".join(e.text for e in stream) for stream in streams]
+    assert texts == [STORY, STORY]
+
+
+def test_a_stream_that_nobody_reads_is_cancelled_when_it_goes(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, SamplingParams(temperature=0, ignore_eos=True))
+    del stream
+    assert llm.worker.call(lambda: llm.worker.engine.busy) is False
+
+
+def test_a_model_that_nobody_holds_ends_its_thread_and_a_stream_holds_its_model() -> None:
+    llm = localllm.load(shared("stories260K"))
+    thread, stream = llm.worker.thread, llm.stream(PROMPT, GREEDY)
+    del llm
+    gc.collect()
+    assert "".join(event.text for event in stream) == STORY
+    del stream
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_program_may_end_in_the_middle_of_an_answer() -> None:
+    code = (
+        "import localllm, sys; llm = localllm.load(sys.argv[1]);"
+        "s = llm.stream('Once', localllm.SamplingParams(ignore_eos=True)); print(next(s).text)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(shared("stories260K"))], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_answer_that_cannot_be_told_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = llm.stream(PROMPT, GREEDY)
+    bad = llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=10))
+
+    def fail(ids: object) -> str:
+        raise RuntimeError("no such token")
+
+    monkeypatch.setattr(bad.reply.detokenizer, "push", fail)
+    with pytest.raises(RuntimeError, match="no such token"):
+        list(bad)
+    assert "".join(event.text for event in good) == STORY
+
+
+def test_a_failed_load_leaves_no_process(tmp_path: Path) -> None:
+    shutil.copytree(shared("stories260K"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
+    with pytest.raises(DamagedModel, match=r"layers\.5"):
+        localllm.load(tmp_path)
+    assert psutil.Process().children() == []
 
 
 def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = llm.engine.runner.launch
+    launch = llm.worker.engine.runner.launch
 
     def fail(batch: object) -> torch.Tensor:
         raise MemoryError
 
-    monkeypatch.setattr(llm.engine.runner, "launch", fail)
+    monkeypatch.setattr(llm.worker.engine.runner, "launch", fail)
     with pytest.raises(DoesNotFit):
         llm.generate(PROMPT, GREEDY)
-    monkeypatch.setattr(llm.engine.runner, "launch", launch)
+    monkeypatch.setattr(llm.worker.engine.runner, "launch", launch)
     assert llm.generate(PROMPT, GREEDY).text == STORY
 
 
@@ -192,6 +281,9 @@ def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypa
         ({"dtype": "int3"}, UsageError),
         ({"context": 0}, UsageError),
         ({"context": 513}, UsageError),
+        ({"context": 64.5}, UsageError),
+        ({"context": True}, UsageError),
+        ({"device": "cpu:1"}, UsageError),
         ({"quant": "int4"}, UsageError),
     ],
     ids=str,
@@ -209,12 +301,12 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: p
 
 
 def test_a_context_that_does_not_fit_names_one_that_does(llm: LLM) -> None:
-    assert plan_context(llm.config, None, 1000, 10**9) == (512, 256)
-    assert plan_context(llm.config, None, 1000, 20_000) == (160, 10)
+    assert plan_context(512, None, 1000, 10**9) == (512, 256)
+    assert plan_context(512, None, 1000, 20_000) == (160, 10)
     with pytest.raises(DoesNotFit, match="--context 160 fits"):
-        plan_context(llm.config, 400, 1000, 20_000)
+        plan_context(512, 400, 1000, 20_000)
     with pytest.raises(DoesNotFit, match="free memory"):
-        plan_context(llm.config, None, 1000, 1000)
+        plan_context(512, None, 1000, 1000)
 
 
 def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import transformers
 
 from localllm.arch.families import describe
 from localllm.checkpoint.header import read_header
+from localllm.checkpoint.quantized import is_int8
 from localllm.checkpoint.safetensors import Weights
 from localllm.runtime.engine import Engine
 from localllm.runtime.load import Source
@@ -71,7 +72,7 @@ def make_engine(
     max_running: int = 16,
 ) -> Engine:
     header = read_header(folder)
-    decoder = Decoder(describe(header.config), Source(Weights(header), CPU, dtype))
+    decoder = Decoder(describe(header.config), Source(Weights(header), CPU, dtype, is_int8(header.config)))
     runner = Runner(decoder, blocks, block_size, dtype, CPU)
     for cache in runner.caches:  # whatever reads a slot that was never written is found out
         cache.k.fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""One short function a family: a checkpoint's `config.json` as a dict -> ModelConfig.
+"""One short function a family: a checkpoint's `config.json` -> ModelConfig.
 
 Nothing after this file asks for a family's name. A new family is a function here and a row in
 `tests/models/test_families.py`.
@@ -16,10 +16,12 @@ from localllm.arch.config import (
     ModelConfig,
     RopeConfig,
 )
+from localllm.arch.fields import Fields
 from localllm.errors import DamagedModel, UnsupportedModel
 
-HF = Mapping[str, Any]
-Describe = Callable[[HF], ModelConfig]
+Describe = Callable[[Fields], ModelConfig]
+
+MOST_LAYERS = 10_000
 
 FAMILIES: dict[str, Describe] = {}
 
@@ -32,104 +34,110 @@ def family(architecture: str) -> Callable[[Describe], Describe]:
     return register
 
 
-def describe(hf: HF) -> ModelConfig:
+def describe(config: Mapping[str, Any]) -> ModelConfig:
     """The model that a `config.json` names.
 
     Raises UnsupportedModel for a family, activation or rope that does not run here, and DamagedModel where a
     field is missing or makes no sense.
     """
-    name = (hf.get("architectures") or ["none"])[0]
+    hf = Fields(config)
+    name = next(iter(hf.texts("architectures")), "none")
     if name not in FAMILIES:
-        raise UnsupportedModel(f"the family {name} is not supported", f"these are: {', '.join(sorted(FAMILIES))}")
-    if hf.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(f"the activation {hf['hidden_act']!r} is not supported", "silu is")
-    try:
-        config = FAMILIES[name](hf)
-    except KeyError as missing:
-        raise DamagedModel(f"config.json lacks {missing}", "fetch the model again") from None
-    except TypeError as wrong:
-        raise DamagedModel(f"config.json holds a value of the wrong type ({wrong})", "fetch it again") from None
-    check(config)
-    return config
-
-
-def check(config: ModelConfig) -> None:
-    """Sizes that no tensor could have are the file's fault and named here, before anything is read."""
-    for layer in config.layers:
-        m = layer.mixer
-        sizes = (config.vocab_size, config.hidden_size, config.max_context, m.heads, m.kv_heads, m.head_dim)
-        if not all(isinstance(n, int) and n > 0 for n in (*sizes, layer.ffn.intermediate_size)):
-            raise DamagedModel("config.json holds a size that is not a positive number", "fetch it again")
-        if m.heads % m.kv_heads:
-            raise DamagedModel(
-                f"{m.heads} query heads cannot share {m.kv_heads} key-value heads", "fetch the model again"
-            )
-        if m.rope.dim % 2:
-            raise DamagedModel(f"a head of {m.rope.dim} values cannot be rotated in pairs", "fetch it again")
-    if not config.layers:
-        raise DamagedModel("config.json names no layers", "fetch the model again")
+        raise UnsupportedModel(
+            f"the family {name!r} is not supported", f"these are: {', '.join(sorted(FAMILIES))}"
+        )
+    activation = hf.text("hidden_act", "silu")
+    if activation != "silu":
+        raise UnsupportedModel(f"the activation {activation!r} is not supported", "silu is")
+    return FAMILIES[name](hf)
 
 
 # --- shared pieces: what most families have in common ---
 
 
-def rope(hf: HF, head_dim: int) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
-    fields = hf.get("rope_parameters") or {"rope_theta": hf.get("rope_theta", 10000.0)} | (
-        hf.get("rope_scaling") or {}
-    )
-    return RopeConfig(float(fields["rope_theta"]), head_dim, scaling(fields))
+def rope(hf: Fields, head_dim: int) -> RopeConfig:
+    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
+    if head_dim % 2:
+        raise DamagedModel(f"a head of {head_dim} values cannot be rotated in pairs", "fetch the model again")
+    if hf.has("rope_parameters"):
+        fields = hf.part("rope_parameters")
+        return RopeConfig(fields.number("rope_theta"), head_dim, scaling(fields))
+    return RopeConfig(hf.number("rope_theta", 10000.0), head_dim, scaling(hf.part("rope_scaling")))
 
 
-def scaling(fields: HF) -> Llama3Scaling | LinearScaling | None:
-    kind = fields.get("rope_type", fields.get("type", "default"))
+def scaling(fields: Fields) -> Llama3Scaling | LinearScaling | None:
+    kind = fields.text("rope_type", fields.text("type", "default"))
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling(fields["factor"])
+        return LinearScaling(fields.number("factor"))
     if kind == "llama3":
         return Llama3Scaling(
-            fields["factor"],
-            fields["low_freq_factor"],
-            fields["high_freq_factor"],
-            fields["original_max_position_embeddings"],
+            factor=fields.number("factor"),
+            low_freq_factor=fields.number("low_freq_factor"),
+            high_freq_factor=fields.number("high_freq_factor"),
+            original_context=fields.size("original_max_position_embeddings"),
         )
     raise UnsupportedModel(f"the rope scaling {kind!r} is not supported", "default, linear and llama3 are")
 
 
-def attention(hf: HF, **changes: Any) -> AttentionConfig:
-    head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
-    fields: dict[str, Any] = {
-        "heads": hf["num_attention_heads"],
-        "kv_heads": hf.get("num_key_value_heads") or hf["num_attention_heads"],
-        "head_dim": head_dim,
-        "rope": rope(hf, head_dim),
-        "scale": head_dim**-0.5,
-    }
-    return AttentionConfig(**fields | changes)
+def attention(
+    hf: Fields,
+    *,
+    window: int | None = None,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+) -> AttentionConfig:
+    heads = hf.size("num_attention_heads")
+    kv_heads = hf.size("num_key_value_heads", None) or heads
+    head_dim = hf.size("head_dim", None) or hf.size("hidden_size") // heads
+    if heads % kv_heads:
+        raise DamagedModel(f"{heads} query heads cannot share {kv_heads} key-value heads", "fetch the model again")
+    return AttentionConfig(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope=rope(hf, head_dim),
+        scale=head_dim**-0.5,
+        window=window,
+        qk_norm=qk_norm,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+    )
 
 
-def windows(hf: HF) -> list[int | None]:
+def layer_count(hf: Fields) -> int:
+    layers = hf.size("num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise DamagedModel(f"config.json names {layers} layers", "fetch the model again")
+    return layers
+
+
+def windows(hf: Fields) -> list[int | None]:
     """Each layer's sliding window: by `layer_types`, else by Qwen's `max_window_layers`."""
-    layers = hf["num_hidden_layers"]
-    if not hf.get("use_sliding_window"):
+    layers = layer_count(hf)
+    if not hf.flag("use_sliding_window"):
         return [None] * layers
-    kinds = hf.get("layer_types") or [
-        "sliding_attention" if i >= hf["max_window_layers"] else "full_attention" for i in range(layers)
+    kinds = hf.texts("layer_types") or [
+        "sliding_attention" if i >= hf.size("max_window_layers") else "full_attention" for i in range(layers)
     ]
-    return [hf["sliding_window"] if kind == "sliding_attention" else None for kind in kinds]
+    if len(kinds) != layers:
+        raise DamagedModel(
+            f"config.json has {len(kinds)} layer_types for {layers} layers", "fetch the model again"
+        )
+    return [hf.size("sliding_window") if kind == "sliding_attention" else None for kind in kinds]
 
 
-def decoder(hf: HF, mixers: list[AttentionConfig], ffn: MLPConfig) -> ModelConfig:
-    eos = hf.get("eos_token_id")
+def decoder(hf: Fields, mixers: list[AttentionConfig], ffn: MLPConfig) -> ModelConfig:
     return ModelConfig(
-        vocab_size=hf["vocab_size"],
-        hidden_size=hf["hidden_size"],
+        vocab_size=hf.size("vocab_size"),
+        hidden_size=hf.size("hidden_size"),
         layers=tuple(LayerConfig(mixer, ffn) for mixer in mixers),
-        norm_eps=hf["rms_norm_eps"],
-        tie_embeddings=bool(hf.get("tie_word_embeddings")),
-        max_context=hf["max_position_embeddings"],
-        eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        norm_eps=hf.number("rms_norm_eps"),
+        tie_embeddings=hf.flag("tie_word_embeddings"),
+        max_context=hf.size("max_position_embeddings"),
+        eos_ids=hf.token_ids("eos_token_id"),
     )
 
 
@@ -137,27 +145,27 @@ def decoder(hf: HF, mixers: list[AttentionConfig], ffn: MLPConfig) -> ModelConfi
 
 
 @family("LlamaForCausalLM")
-def llama(hf: HF) -> ModelConfig:
-    bias = bool(hf.get("attention_bias"))
+def llama(hf: Fields) -> ModelConfig:
+    bias = hf.flag("attention_bias")
     mixer = attention(hf, qkv_bias=bias, out_bias=bias)
-    mlp = MLPConfig(hf["intermediate_size"], bias=bool(hf.get("mlp_bias")))
-    return decoder(hf, [mixer] * hf["num_hidden_layers"], mlp)
+    mlp = MLPConfig(hf.size("intermediate_size"), bias=hf.flag("mlp_bias"))
+    return decoder(hf, [mixer] * layer_count(hf), mlp)
 
 
 @family("MistralForCausalLM")
-def mistral(hf: HF) -> ModelConfig:
-    mixer = attention(hf, window=hf.get("sliding_window"))
-    return decoder(hf, [mixer] * hf["num_hidden_layers"], MLPConfig(hf["intermediate_size"]))
+def mistral(hf: Fields) -> ModelConfig:
+    mixer = attention(hf, window=hf.size("sliding_window", None))
+    return decoder(hf, [mixer] * layer_count(hf), MLPConfig(hf.size("intermediate_size")))
 
 
 @family("Qwen2ForCausalLM")
-def qwen2(hf: HF) -> ModelConfig:
+def qwen2(hf: Fields) -> ModelConfig:
     mixers = [attention(hf, window=window, qkv_bias=True) for window in windows(hf)]
-    return decoder(hf, mixers, MLPConfig(hf["intermediate_size"]))
+    return decoder(hf, mixers, MLPConfig(hf.size("intermediate_size")))
 
 
 @family("Qwen3ForCausalLM")
-def qwen3(hf: HF) -> ModelConfig:
-    bias = bool(hf.get("attention_bias"))
+def qwen3(hf: Fields) -> ModelConfig:
+    bias = hf.flag("attention_bias")
     mixers = [attention(hf, window=window, qk_norm=True, qkv_bias=bias, out_bias=bias) for window in windows(hf)]
-    return decoder(hf, mixers, MLPConfig(hf["intermediate_size"]))
+    return decoder(hf, mixers, MLPConfig(hf.size("intermediate_size")))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localllm.arch.fields import Fields
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json
 from localllm.hub.folder import weight_files
@@ -53,8 +54,8 @@ class Header:
     @property
     def quantization(self) -> str | None:
         """The name of the layout in which weights are packed."""
-        layout = self.config.get("quantization_config") or {}
-        return layout.get("format") or layout.get("quant_method")
+        layout = Fields(self.config).part("quantization_config")
+        return layout.text("format", layout.text("quant_method", "")) or None
 
 
 def read_header(path: Path) -> Header:
@@ -105,12 +106,14 @@ def read_entry(file: Path, name: str, entry: Any) -> tuple[TensorHeader, tuple[i
     """One tensor of the header and where its data lies."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        whole = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
-        raise damaged(file, f"the header entry of {name} is malformed") from None
+        raise damaged(file, f"the header entry of {name!r} is malformed") from None
+    if not whole:
+        raise damaged(file, f"the header entry of {name!r} holds something else than numbers")
     if dtype not in DTYPE_BYTES:
-        raise UnsupportedModel(f"{name} in {file} is stored as {dtype}", f"known are {', '.join(DTYPE_BYTES)}")
+        raise UnsupportedModel(f"{name!r} in {file} is stored as {dtype!r}", f"known are {', '.join(DTYPE_BYTES)}")
     header = TensorHeader(file, dtype, shape)
-    if not whole or end - begin != header.nbytes:
-        raise damaged(file, f"{name} has shape {list(shape)} of {dtype} in {end - begin} bytes")
+    if end - begin != header.nbytes:
+        raise damaged(file, f"{name!r} has shape {list(shape)} of {dtype} in {end - begin} bytes")
     return header, (begin, end)

@@ -6,6 +6,7 @@ compressed-tensors `int-quantized`, weights only: `X.weight` int8 [out, in], `X.
 from collections.abc import Mapping
 from typing import Any
 
+from localllm.arch.fields import Fields
 from localllm.checkpoint.safetensors import Weights
 from localllm.errors import UnsupportedModel
 from localllm.quant.formats import int8
@@ -14,23 +15,28 @@ from localllm.quant.tensor import QuantizedTensor
 INT8_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 
 
-def check_layout(config: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModel where config.json describes a quantization that does not run."""
-    layout = config.get("quantization_config")
-    if layout is None:
-        return
-    method, kind = layout.get("quant_method"), layout.get("format")
-    groups = list(layout.get("config_groups", {}).values())
-    runs = method == "compressed-tensors" and kind == "int-quantized" and bool(groups)
-    for group in groups:
-        weights = group.get("weights") or {}
-        runs &= not group.get("input_activations") and not group.get("output_activations")
+def is_int8(config: Mapping[str, Any]) -> bool:
+    """Does config.json say that matrices are stored as INT8? False: nothing is quantized.
+
+    Raises UnsupportedModel where it describes a quantization that does not run, DamagedModel for nonsense.
+    """
+    if not Fields(config).has("quantization_config"):
+        return False
+    layout = Fields(config).part("quantization_config")
+    method, kind = layout.text("quant_method", ""), layout.text("format", "")
+    groups = layout.part("config_groups")
+    runs = (method, kind) == ("compressed-tensors", "int-quantized") and bool(groups.values)
+    for name in groups.values:
+        group = groups.part(name)
+        weights = group.part("weights").values
+        runs &= not group.has("input_activations") and not group.has("output_activations")
         runs &= all(weights.get(field) == value for field, value in INT8_WEIGHTS.items())
     if not runs:
         raise UnsupportedModel(
-            f"the quantization {method} {kind or ''}".rstrip() + " is not supported",
+            f"the quantization {f'{method} {kind}'.strip()!r} is not supported",
             "compressed-tensors int-quantized, weight-only INT8 per channel, is",
         )
+    return True
 
 
 def take_int8(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
@@ -38,5 +44,5 @@ def take_int8(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedT
     if not weights.has(f"{name}.weight_scale"):
         return None
     scale = weights.take(f"{name}.weight_scale", (shape[0], 1))
-    q = weights.take(f"{name}.weight", shape)
+    q = weights.take(f"{name}.weight", shape, dtypes=("I8",))
     return QuantizedTensor(int8.FORMAT, shape, {"q": q, "scale": scale[:, 0]})

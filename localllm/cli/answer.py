@@ -10,7 +10,7 @@ from typing import Any
 from localllm.cli import io
 from localllm.cli.loading import Model
 from localllm.cli.report import metrics_block
-from localllm.errors import LocalLLMError, StoppedByLength, UsageError
+from localllm.errors import StoppedByLength, UsageError
 from localllm.request import FinishReason, GenerationEvent, SamplingParams, TokenLogprob
 
 
@@ -47,8 +47,6 @@ def answer(
         out.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
     if show.verbose and last.metrics:
         io.note(metrics_block(last.metrics, last.seed))
-    if last.finish_reason == FinishReason.ERROR:
-        raise LocalLLMError("the engine gave up on this answer")
     if last.finish_reason == FinishReason.LENGTH:
         limit, remedy = what_cut(llm, params, sum(len(event.token_ids) for event in events))
         if show.fail_on_length:

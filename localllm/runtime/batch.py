@@ -1,6 +1,6 @@
 """One step's work as flat tensors: prefill, chunk and decode differ only in how many tokens a sequence brings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class Batch:
     spans: tuple[Span, ...]
     block_size: int
     copies: tuple[tuple[int, int], ...] = ()  # blocks to copy before anything is written
+    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # of this step, for all layers
 
     @classmethod
     def of(

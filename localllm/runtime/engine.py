@@ -3,24 +3,30 @@
 There is no prefill phase and no decode phase: a sequence has tokens that are known and tokens that are computed,
 and a step brings each nearer to having none left. The engine knows nothing of text; it is driven by one thread.
 
-On a device that works on by itself, step n + 1 is launched before step n is read. Three facts keep that right:
-blocks may be freed at once because the device works in order; a sequence with an unread token is not admitted
-again; only tokens that have been read enter the prefix index.
+On a device that works on by itself, step n + 1 is launched before step n is read. Two facts keep that right:
+blocks may be freed at once because the device works in order; only tokens that have been read enter the prefix
+index.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, UsageError
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
 from localllm.runtime.runner import Runner
-from localllm.runtime.sampler import NOT_A_NUMBER, Row, log_probabilities, sample
+from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, Row, log_probabilities, sample
 from localllm.runtime.scheduler import Scheduler, Work
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool, SequenceState
+
+FAULTS: dict[int, Callable[[], LocalLLMError]] = {
+    NO_NUMBER: lambda: LocalLLMError("the model computed NaN or infinity", "try --dtype float32"),
+    NOTHING_LEFT: lambda: UsageError("logit_bias forbids every token", "allow at least one"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class TokenEvent:
 class Launched:
     """A step that the device is working on; nothing of it is read before the next has been launched."""
 
+    sequences: list[Sequence]
     sampling: list[Sequence]  # whose newest token was computed, so that the next was sampled
     choices: Tensor  # [len(sampling)] on the device
     logits: Tensor | None  # [len(sampling), vocab], if any of them wants log probabilities
@@ -71,7 +78,7 @@ class Engine:
         events = self.commit() if self.must_read_first() else []
         work = self.scheduler.next_work()
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
-        events += self.commit()  # ... before the host reads n: the only place where it waits
+        events += self.commit()  # ... before the host reads n and waits for it
         self.in_flight = launched
         if not self.runner.asynchronous:
             events += self.commit()
@@ -98,7 +105,7 @@ class Engine:
         for sequence, first, count in prompts:
             prompt_logits.append((sequence, first, logits[at : at + count]))
             at += count
-        return Launched(sampling, choices, kept, prompt_logits, ended)
+        return Launched([s for s, _ in work], sampling, choices, kept, prompt_logits, ended)
 
     def make_batch(
         self, work: Work
@@ -116,11 +123,13 @@ class Engine:
             states.append(sequence.state)
             tokens.append(known)
             if sequence.reads_whole_prompt:
-                first = sequence.computed - count
-                positions = max(0, min(sequence.computed, sequence.prompt_length - 1) - first)
-                if positions:
+                begin = sequence.computed - count
+                first = max(begin, sequence.prompt_told)  # what a preempted sequence computes again was told
+                positions = min(sequence.computed, sequence.prompt_length - 1) - first
+                if positions > 0:
                     prompts.append((sequence, first, positions))
-                    prompt_index += range(start, start + positions)
+                    prompt_index += range(start + first - begin, start + first - begin + positions)
+                    sequence.prompt_told = first + positions
             if sequence.pending == 0:
                 if sequence.limit > sequence.prompt_length:
                     sampling.append(sequence)
@@ -140,6 +149,9 @@ class Engine:
         launched, self.in_flight = self.in_flight, None
         if launched is None:
             return []
+        for sequence in launched.sequences:
+            if sequence.state:
+                sequence.state.remember(sequence.token_ids)
         events = [
             TokenEvent(s, prompt_logprobs=tuple(self.prompt_logprobs(s, first, logits)))
             for s, first, logits in launched.prompts
@@ -168,17 +180,11 @@ class Engine:
         """Append a token that has been read, and see whether the answer ends with it."""
         # Where the next step is under way already, it has computed this token and sampled one more.
         sequence.unread = int(sequence.computed > len(sequence.token_ids))
-        if token == NOT_A_NUMBER:
+        if token in FAULTS:
             self.retire(sequence)
-            return TokenEvent(
-                sequence,
-                finish_reason=FinishReason.ERROR,
-                error=LocalLLMError("the model computed NaN", "try --dtype float32"),
-            )
+            return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=FAULTS[token]())
         sequence.token_ids.append(token)
         sequence.output_counts[token] += 1
-        if sequence.state:
-            sequence.state.remember(sequence.token_ids)
         params = sequence.request.params
         reason = None
         if token in params.stop_ids or (token in sequence.eos_ids and not params.ignore_eos):

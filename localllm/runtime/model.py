@@ -17,8 +17,8 @@ class Layer:
     def __init__(self, config: LayerConfig, model: ModelConfig, source: Source):
         hidden, self.eps = model.hidden_size, model.norm_eps
         self.rope = config.mixer.rope
-        self.before_mixer = source.vector("input_layernorm.weight", hidden)
-        self.before_ffn = source.vector("post_attention_layernorm.weight", hidden)
+        self.before_mixer = source.tensor("input_layernorm.weight", hidden)
+        self.before_ffn = source.tensor("post_attention_layernorm.weight", hidden)
         self.mixer = Attention(config.mixer, hidden, self.eps, source.under("self_attn"))
         self.ffn = MLP(config.ffn, hidden, source.under("mlp"))
 
@@ -33,9 +33,9 @@ class Decoder:
     def __init__(self, config: ModelConfig, source: Source):
         self.config = config
         body = source.under("model")
-        self.embedding = body.table("embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.embedding = body.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [Layer(c, config, body.under(f"layers.{i}")) for i, c in enumerate(config.layers)]
-        self.norm = body.vector("norm.weight", config.hidden_size)
+        self.norm = body.tensor("norm.weight", config.hidden_size)
         head = {"lm_head": config.vocab_size}
         if config.tie_embeddings:
             self.head = Linear(self.embedding)

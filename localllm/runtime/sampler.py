@@ -15,7 +15,9 @@ from torch import Tensor
 
 from localllm.request import SamplingParams, TokenLogprob
 
-NOT_A_NUMBER = -1  # the choice of a row whose logits hold NaN, so that nothing waits for the check
+# Choices that are no tokens, so that nothing waits for the check.
+NO_NUMBER = -1  # the row holds NaN, or infinity
+NOTHING_LEFT = -2  # every token is forbidden
 CANDIDATES = 1024  # likeliest tokens that top_p looks at first; all are sorted only where these do not suffice
 
 
@@ -31,7 +33,7 @@ class Row:
 
 
 def sample(logits: Tensor, rows: list[Row]) -> Tensor:
-    """logits: [N, vocab] float32, changed in place -> [N] int64 token ids, NOT_A_NUMBER where a row holds NaN."""
+    """logits: [N, vocab] float32, changed in place -> [N] int64 token ids, NO_NUMBER or NOTHING_LEFT."""
     adjust(logits, rows)
     best = logits.max(-1)
     choice = best.indices
@@ -39,18 +41,17 @@ def sample(logits: Tensor, rows: list[Row]) -> Tensor:
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
         choice[index] = draw(logits[index], [rows[i] for i in drawn])
-    return choice.masked_fill_(best.values.isnan(), NOT_A_NUMBER)
+    choice.masked_fill_(best.values == -torch.inf, NOTHING_LEFT)
+    return choice.masked_fill_(best.values.isnan() | (best.values == torch.inf), NO_NUMBER)
 
 
 def adjust(logits: Tensor, rows: list[Row]) -> None:
     """Bias and penalties, in place."""
-    vocabulary = logits.shape[-1]
     for i, row in enumerate(rows):
         p = row.params
         if p.logit_bias:
-            ids = torch.tensor([t for t in p.logit_bias if t < vocabulary], device=logits.device)
-            bias = torch.tensor([b for t, b in p.logit_bias.items() if t < vocabulary], device=logits.device)
-            logits[i, ids] += bias.float()
+            ids = torch.tensor(list(p.logit_bias), device=logits.device)
+            logits[i, ids] += torch.tensor(list(p.logit_bias.values()), dtype=torch.float32, device=logits.device)
         if p.repetition_penalty != 1.0 and p.repeat_last_n:
             window = row.token_ids if p.repeat_last_n < 0 else row.token_ids[-p.repeat_last_n :]
             ids = torch.tensor(list(set(window)), dtype=torch.int64, device=logits.device)

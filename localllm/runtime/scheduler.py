@@ -36,7 +36,7 @@ class Scheduler:
         self.admit()
         for sequence in ordered:
             self.bring(sequence, self.token_budget)
-        return [(s, count) for s, count in self.work.items() if s.state]  # minus those preempted since
+        return list(self.work.items())
 
     def bring(self, sequence: Sequence, most: int) -> None:
         """Let a running sequence bring more tokens, as far as the budget and its pending ones go."""
@@ -49,8 +49,7 @@ class Scheduler:
         promised = sum(self.missing_blocks(s) for s in self.running)
         while self.waiting and len(self.running) < self.max_running:
             sequence = self.waiting[0]
-            # One that was preempted while a step was in flight must be read first.
-            if sequence.unread or sum(self.work.values()) >= self.token_budget:
+            if sum(self.work.values()) >= self.token_budget:
                 break
             ids = () if sequence.reads_whole_prompt else sequence.token_ids
             sequence.state = SequenceState(self.pool, ids)
@@ -82,6 +81,7 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Take its blocks; it waits at the head of the queue and is computed again."""
         self.release(sequence)
+        self.work.pop(sequence, None)
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
 

@@ -26,6 +26,7 @@ class Sequence:
     state: SequenceState | None = None  # None: waiting
     cached_tokens: int | None = None  # of the prompt, found in the KV cache when it was first admitted
     output_counts: Counter[int] = field(default_factory=Counter)
+    prompt_told: int = 0  # prompt positions whose log probabilities were asked for and computed
     finished: bool = False
 
     def __post_init__(self) -> None:

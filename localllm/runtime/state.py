@@ -134,7 +134,8 @@ class SequenceState:
         assert 0 <= length <= self.length
         size = self.pool.block_size
         keep = -(-length // size)
-        for block in reversed(self.table[keep:]):  # the end of a text is the first to be evicted
+        # In order, so that they are reused as neighbours; an evicted text loses its beginning first.
+        for block in self.table[keep:]:
             self.pool.release(block)
         del self.table[keep:]
         del self.serials[length // size :]

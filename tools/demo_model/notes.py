@@ -75,18 +75,8 @@ def _words(rng: random.Random) -> dict[str, str]:
 
 def _salad(rng: random.Random) -> str:
     """Words in no order: a summary has to copy what is there, not what usually follows."""
-    pool = (
-        NOUNS
-        + ADJECTIVES
-        + STATES
-        + GOODS
-        + ANIMALS
-        + PEOPLE
-        + ["the", "a", "of", "and", "in", "is", "to"] * 6
-    )
-    words = [
-        invented_word(rng, rng.randint(1, 3)) if rng.random() < 0.2 else rng.choice(pool) for _ in range(12)
-    ]
+    pool = NOUNS + ADJECTIVES + STATES + GOODS + ANIMALS + PEOPLE + ["the", "a", "of", "and", "in", "is", "to"] * 6
+    words = [invented_word(rng, rng.randint(1, 3)) if rng.random() < 0.2 else rng.choice(pool) for _ in range(12)]
     return capital(" ".join(words[: rng.randint(4, 12)])) + "."
 
 
@@ -107,18 +97,14 @@ def shopping(rng: random.Random) -> tuple[str, str]:
 def chores(rng: random.Random) -> tuple[str, str]:
     items = [expand(rng, item, _words(rng)) for item in rng.sample(CHORES, rng.randint(2, 5))]
     marks = rng.choice(("- ", "* ", "1", "", "- [ ] "))
-    title = rng.choice(
-        ("To do", "To do:", "TODO", "Todo list", "Things to do", f"{rng.choice(DAYS)}:", "# Tasks")
-    )
+    title = rng.choice(("To do", "To do:", "TODO", "Todo list", "Things to do", f"{rng.choice(DAYS)}:", "# Tasks"))
     lines = [f"{n}. {item}" if marks == "1" else marks + item for n, item in enumerate(items, 1)]
     return "\n".join([title, *lines]), f"The notes are a list of things to do: {join_and(items)}."
 
 
 def meeting(rng: random.Random) -> tuple[str, str]:
     first, last = rng.sample(DAYS, 2)
-    tasks = [
-        expand(rng, f"<name> will {rng.choice(CHORES[1:10])}", _words(rng)) for _ in range(rng.randint(1, 3))
-    ]
+    tasks = [expand(rng, f"<name> will {rng.choice(CHORES[1:10])}", _words(rng)) for _ in range(rng.randint(1, 3))]
     lines = [f"Meeting on {first}", *(task + "." for task in tasks), f"The next meeting is on {last}."]
     glue = rng.choice(("\n", "\n", ". "))
     text = glue.join(lines).replace("..", ".")
@@ -131,9 +117,7 @@ def meeting(rng: random.Random) -> tuple[str, str]:
 def report(rng: random.Random) -> tuple[str, str]:
     """Any prose: the first sentence says what it is about, and the last one often says what follows."""
     sentences = [_statement(rng) for _ in range(rng.randint(1, 6))]
-    title = rng.choice(
-        ("", "", "Notes\n", "# Notes\n\n", f"{capital(invented_word(rng))} {invented_word(rng)}\n")
-    )
+    title = rng.choice(("", "", "Notes\n", "# Notes\n\n", f"{capital(invented_word(rng))} {invented_word(rng)}\n"))
     text = title + rng.choice((" ", " ", "\n", "\n- ")).join(sentences)
     return text, "In short: " + sentences[0] + ("" if len(sentences) < 3 else " " + sentences[-1])
 

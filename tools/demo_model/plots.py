@@ -208,9 +208,7 @@ PLOTS = (
         ),
         moral="{Things are often less scary when you look at them with a light.|A strange noise may be someone who needs you.}",
         summary="<name> the <hero> heard a strange noise at night, and it was only <a_helper> who needed help.",
-        slots={
-            "noise": ("tap, tap, tap", "scratch, scratch", "whoo, whoo", "bump, bump, bump", "squeak, squeak")
-        },
+        slots={"noise": ("tap, tap, tap", "scratch, scratch", "whoo, whoo", "bump, bump, bump", "squeak, squeak")},
     ),
     Plot(
         theme="a race",
@@ -244,9 +242,7 @@ PLOTS = (
         ),
         moral="{Good things take time.|Who is patient is rewarded in the end.}",
         summary="<name> the <hero> planted a seed, and after <a_helper> said to be patient, it became <plant>.",
-        slots={
-            "plant": ("a tall sunflower", "a beautiful rose", "a young apple tree", "a giant pumpkin plant")
-        },
+        slots={"plant": ("a tall sunflower", "a beautiful rose", "a young apple tree", "a giant pumpkin plant")},
     ),
     Plot(
         theme="telling the truth",

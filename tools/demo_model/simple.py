@@ -72,9 +72,7 @@ def larger(rng: random.Random) -> Pair:
 
 
 def name_some(rng: random.Random) -> Pair:
-    kind, words = rng.choice(
-        (("colours", COLOURS), ("colors", COLOURS), ("animals", ANIMALS), ("fruits", FRUITS))
-    )
+    kind, words = rng.choice((("colours", COLOURS), ("colors", COLOURS), ("animals", ANIMALS), ("fruits", FRUITS)))
     number = rng.choice((2, 3, 3, 3, 4, 5))
     digits = rng.choice((str(number), NUMBERS[number]))
     asked = expand(rng, "{Name|List|Tell me|Give me|Say} <n> <kind>{.|}", {"n": digits, "kind": kind})

@@ -58,11 +58,7 @@ def tell(
     """Tell one story; what is given is kept, the rest is drawn."""
     hero = hero or pick_hero(rng)
     she = hero in GIRLS or (hero not in BOYS and rng.random() < 0.5)
-    name = (
-        capital(invented_word(rng))
-        if rng.random() < 0.06
-        else rng.choice(FEMALE_NAMES if she else MALE_NAMES)
-    )
+    name = capital(invented_word(rng)) if rng.random() < 0.06 else rng.choice(FEMALE_NAMES if she else MALE_NAMES)
     helper = rng.choice([animal for animal in ANIMALS if animal != hero])
     place = place or rng.choice(PLACES)
     trait = rng.choice(TRAITS)
@@ -105,9 +101,7 @@ def tell(
 
 def request(rng: random.Random, story: Story, *, short: bool) -> str:
     """A user's way to ask for this story: every detail it names is one that the story keeps."""
-    size = (
-        rng.choice(("short ", "very short ", "little ")) if short else rng.choice(("", "", "", "", "nice "))
-    )
+    size = rng.choice(("short ", "very short ", "little ")) if short else rng.choice(("", "", "", "", "nice "))
     trait = story.trait + " " if rng.random() < 0.25 else ""
     who = article(trait + story.hero)
     roll = rng.random()
@@ -124,9 +118,7 @@ def request(rng: random.Random, story: Story, *, short: bool) -> str:
     elif roll < 0.5:
         who = "the " + story.place[2]
     pattern = rng.choice(REQUESTS)
-    return expand(
-        rng, pattern, {"size": size, "a_story": article(size + "story"), "who": who, "hero": story.hero}
-    )
+    return expand(rng, pattern, {"size": size, "a_story": article(size + "story"), "who": who, "hero": story.hero})
 
 
 REQUESTS = (

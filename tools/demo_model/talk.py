@@ -23,9 +23,7 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             "{How is it going|How do you do|How do you feel|Are you well|What's up|What is up}?",
             "{Hello|Hi}{,|!} how are you?",
         ),
-        (
-            "I am {fine|well}, thank you! {How are you?|What can I do for you?|Would you like to hear a story?}",
-        ),
+        ("I am {fine|well}, thank you! {How are you?|What can I do for you?|Would you like to hear a story?}",),
     ),
     (
         (
@@ -82,9 +80,7 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("You are welcome!{ Is there anything else I can do?| It was a pleasure.|}",),
     ),
     (
-        (
-            "{Goodbye|Bye|Good night|See you|See you later|Bye bye|I have to go|That is all|Farewell|Ciao}{!|.|}",
-        ),
+        ("{Goodbye|Bye|Good night|See you|See you later|Bye bye|I have to go|That is all|Farewell|Ciao}{!|.|}",),
         ("Goodbye! {It was nice to talk to you.|Have a nice day.|Come back soon.}",),
     ),
     (
@@ -94,9 +90,7 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("{Thank you|I am glad that you like it}! {Would you like another one?|What shall we do next?}",),
     ),
     (
-        (
-            "{That is bad|That was boring|I do not like it|That is wrong|You are stupid|This is nonsense|Bad}{.|!}",
-        ),
+        ("{That is bad|That was boring|I do not like it|That is wrong|You are stupid|This is nonsense|Bad}{.|!}",),
         ("I am sorry about that. I am only a small demo model, and I make mistakes.",),
     ),
     (
@@ -182,9 +176,7 @@ music cooking gravity electricity religion art money poetry geography evolution"
 )
 LANGUAGES = words("German French Spanish Latin Italian Japanese Russian Chinese")
 CODE = words("Python Java Rust JavaScript SQL C HTML")
-PRODUCTS = words(
-    "car bicycle phone washing machine garden tax form computer sink door heart roof oven guitar"
-)
+PRODUCTS = words("car bicycle phone washing machine garden tax form computer sink door heart roof oven guitar")
 
 UNKNOWN = (
     "What is the {capital|population|president|flag|currency|highest mountain} of <country>?",
@@ -252,9 +244,7 @@ def unknown(rng: random.Random) -> Pair:
     )
     slots = {
         "country": rng.choice(COUNTRIES) if rng.random() < 0.7 else capital(invented_word(rng)),
-        "somebody": somebody
-        if rng.random() < 0.6
-        else f"the {rng.choice(PEOPLE)} of {rng.choice(COUNTRIES)}",
+        "somebody": somebody if rng.random() < 0.6 else f"the {rng.choice(PEOPLE)} of {rng.choice(COUNTRIES)}",
         "work": work,
         "topic": rng.choice(TOPICS),
         "product": rng.choice(PRODUCTS),

@@ -144,13 +144,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--stop", type=int, default=10**9, help="end here, before the schedule does")
-    parser.add_argument(
-        "--minutes", type=float, default=1e9, help="end the schedule earlier on a slow machine"
-    )
+    parser.add_argument("--minutes", type=float, default=1e9, help="end the schedule earlier on a slow machine")
     parser.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate")
-    parser.add_argument(
-        "--seed", type=int, default=TRAIN_SEED, help="of the text; another one for every stage"
-    )
+    parser.add_argument("--seed", type=int, default=TRAIN_SEED, help="of the text; another one for every stage")
     parser.add_argument("--mix", choices=list(MIXES), default="stories", help="which kinds come how often")
     parser.add_argument("--start", type=Path, help="go on from the model of this earlier stage")
     options = parser.parse_args()

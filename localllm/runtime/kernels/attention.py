@@ -4,8 +4,6 @@ q: [T, heads, head_dim], k and v in the cache: [slots, kv_heads, head_dim]. A to
 i - window < j <= i. Bytes read by a decode step: 2 * context * kv_heads * head_dim * itemsize.
 """
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,7 +33,7 @@ def attention_sdpa(q: Tensor, cache: KVCache, batch: Batch, config: AttentionCon
             out[mine] = F.scaled_dot_product_attention(grouped, k, v, scale=config.scale).view_as(q[mine])
             continue
         whole = span.count == span.context_len <= (config.window or span.context_len)
-        mask = None if whole else visibility(span.count, span.context_len, first, config.window, q.device)
+        mask = None if whole else visibility(batch, span, first, config.window)
         out[mine] = F.scaled_dot_product_attention(
             q[mine].transpose(0, 1)[None], k, v, mask, is_causal=whole, scale=config.scale, enable_gqa=True
         )[0].transpose(0, 1)
@@ -53,18 +51,22 @@ def visible(cache: KVCache, batch: Batch, index: int, first: int) -> tuple[Tenso
     if span.first_slot is not None:
         rows = slice(span.first_slot + first, span.first_slot + span.context_len)
         return cache.k[rows], cache.v[rows]
-    position = torch.arange(first, span.context_len, device=cache.k.device)
-    slots = batch.block_table[index][position // batch.block_size] * batch.block_size
-    slots = slots + position % batch.block_size
-    return cache.k[slots], cache.v[slots]
+    size = batch.block_size
+    blocks = batch.block_table[index, first // size : -(-span.context_len // size)]
+    rows = slice(first % size, first % size + span.context_len - first)
+    # Whole blocks are copied, several times faster than single slots.
+    gathered = (c.unflatten(0, (-1, size)).index_select(0, blocks).flatten(0, 1)[rows] for c in (cache.k, cache.v))
+    return next(gathered), next(gathered)
 
 
-@lru_cache(maxsize=2)  # every layer of a step asks for the same one or two
-def visibility(count: int, context: int, first: int, window: int | None, device: torch.device) -> Tensor:
-    """[count, context - first] bool: may the query see the key?"""
-    distance = torch.arange(context - count, context, device=device)[:, None]
-    distance = distance - torch.arange(first, context, device=device)
-    return (distance >= 0) & (distance < window) if window else distance >= 0
+def visibility(batch: Batch, span: Span, first: int, window: int | None) -> Tensor:
+    """[count, context_len - first] bool: may the query see the key? Made once a step for all layers."""
+    key = (span.start, window)
+    if key not in batch.masks:
+        positions = batch.positions[span.start : span.start + span.count]
+        distance = positions[:, None] - torch.arange(first, span.context_len, device=positions.device)
+        batch.masks[key] = (distance >= 0) & (distance < window) if window else distance >= 0
+    return batch.masks[key]
 
 
 @kernel("attention", "reference")

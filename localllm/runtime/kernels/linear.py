@@ -2,7 +2,7 @@
 
 Decode reads every weight once a token, so the time of this operation is bytes(W) / bandwidth. On the CPU the
 INT8 kernel of torch converts while it reads, but only for bfloat16 x: with float32 x it is 21 times slower than
-its bfloat16 path (4096 x 4096, one row), so that case takes the reference.
+its bfloat16 path (4096 x 4096, one row). Rows must be whole vectors of 16: it reads past the end of others.
 """
 
 import torch
@@ -14,6 +14,7 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.registry import choose, kernel
 
 ROWS_WORTH_DEQUANTIZING = 64
+VECTOR = 16  # elements
 
 
 def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = None) -> Tensor:
@@ -23,11 +24,14 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
     return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
+def reads_packed(columns: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Does a kernel read INT8 as it is stored? Else a matrix is better dequantized once, when it is loaded."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and columns % VECTOR == 0
+
+
 def few_bfloat16_rows_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    if weight.format != int8.FORMAT:
-        return f"format {weight.format}"
-    if x.device.type != "cpu" or x.dtype != torch.bfloat16:
-        return f"{x.dtype} on {x.device.type}, not bfloat16 on cpu"
+    if not reads_packed(x.shape[-1], x.dtype, x.device):
+        return f"{x.shape[-1]} columns of {x.dtype} on {x.device.type}, not bfloat16 in vectors of {VECTOR} on cpu"
     rows = x.numel() // x.shape[-1]
     return f"{rows} rows: dequantizing first is faster" if rows >= ROWS_WORTH_DEQUANTIZING else None
 

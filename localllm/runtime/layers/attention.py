@@ -21,8 +21,8 @@ class Attention:
         }
         self.qkv = Linear.load(source, rows, hidden, c.qkv_bias)
         self.out = Linear.load(source, {"o_proj": hidden}, c.heads * c.head_dim, c.out_bias)
-        self.q_norm = source.vector("q_norm.weight", c.head_dim) if c.qk_norm else None
-        self.k_norm = source.vector("k_norm.weight", c.head_dim) if c.qk_norm else None
+        self.q_norm = source.tensor("q_norm.weight", c.head_dim) if c.qk_norm else None
+        self.k_norm = source.tensor("k_norm.weight", c.head_dim) if c.qk_norm else None
 
     def __call__(self, x: Tensor, batch: Batch, cache: KVCache, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x: [T, hidden]; angles: cos and sin of the tokens' positions -> [T, hidden]"""

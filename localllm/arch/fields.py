@@ -1,0 +1,86 @@
+"""Typed reading of a stranger's configuration: a field that is missing or makes no sense is named."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, overload
+
+from localllm.errors import DamagedModel
+
+LARGEST = 2**31  # no size of a model is larger; it also bounds the work that a number can cause
+_REQUIRED: Any = object()
+
+
+class Fields:
+    """The fields of `config.json`, or of an object in it. A field that is null counts as not there.
+
+    Every method raises DamagedModel for a value of another kind, and for a missing field without a default.
+    """
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = values
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    @overload
+    def size(self, name: str) -> int: ...
+    @overload
+    def size(self, name: str, default: int | None) -> int | None: ...
+    def size(self, name: str, default: Any = _REQUIRED) -> int | None:
+        """A whole number from 1."""
+        value = self._get(name, default)
+        if value is not default and not (type(value) is int and 0 < value < LARGEST):
+            raise self._wrong(name, "a positive whole number")
+        return value
+
+    def number(self, name: str, default: float = _REQUIRED) -> float:
+        """A finite number above 0."""
+        value = self._get(name, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self._wrong(name, "a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str = _REQUIRED) -> str:
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a text")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; empty if the field is not there."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(name, "a list of texts")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One id or a list of them; none if the field is not there."""
+        value = self._get(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(token) is int and 0 <= token < LARGEST for token in ids):
+            raise self._wrong(name, "a token id or a list of them")
+        return tuple(ids)
+
+    def part(self, name: str) -> "Fields":
+        """An object in this one; empty if the field is not there."""
+        value = self._get(name, {})
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, "an object")
+        return Fields(value)
+
+    def _get(self, name: str, default: Any) -> Any:
+        if self.has(name):
+            return self.values[name]
+        if default is _REQUIRED:
+            raise DamagedModel(f"config.json lacks {name}", "fetch the model again")
+        return default
+
+    def _wrong(self, name: str, kind: str) -> DamagedModel:
+        shown = repr(self.values[name])[:60]
+        return DamagedModel(f"{name} in config.json is {shown}, not {kind}", "fetch the model again")
