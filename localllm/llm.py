@@ -55,30 +55,30 @@ Prompt = str | ListLike[int] | ListLike[Message]
 def load(
     model: str | Path,
     *,
-    device: str | None = None,
-    dtype: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
     quant: str | None = None,
     context: int | None = None,
     settings: Settings | None = None,
 ) -> "LLM":
     """Load a model by alias, repository or folder.
 
-    device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (None: as the settings
-    say, `auto` without them); context: most tokens of prompt and answer (None: as many as the model knows and
-    memory holds). Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or
-    does not fit is refused before its weights are read where that can be known.
+    device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
+    choice to the settings, and they to the machine); context: most tokens of prompt and answer (None: as many as
+    the model knows and memory holds). Raises the errors of `localllm.errors`: a model that is not found, not
+    supported, damaged or does not fit is refused before its weights are read where that can be known.
     """
     start = time.perf_counter()
     settings = settings or Settings.from_environment()
     if quant is not None:
         raise UsageError(f"quantizing to {quant} while loading is not there yet", "load one stored as INT8")
-    place = resolve_device(device or settings.device)
+    place = resolve_device(settings.device if device == "auto" else device)
     ref = resolve(str(model))
     header = read_header(ref.path)
     config = describe(header.config)
     quantized = is_int8(header.config)
     generation = read_generation(header)
-    kind = resolve_dtype(dtype or settings.dtype, stored_dtype(header), place)
+    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header), place)
     tokenizer = Tokenizer.from_folder(ref.path)
     free = free_bytes(place)
     need = weight_bytes(header, kind, place)

@@ -36,4 +36,4 @@ def load_model(name: str, *, device: str | None, dtype: str | None, context: int
     with status(f"loading {name}"):
         from localllm.llm import load
 
-        return load(name, device=device, dtype=dtype, context=context, settings=settings)
+        return load(name, device=device or "auto", dtype=dtype or "auto", context=context, settings=settings)

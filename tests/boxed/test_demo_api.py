@@ -1,0 +1,71 @@
+"""The Python API on the model in the box, which every checkout has: README.md's example, and conversations."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import localllm
+from localllm import LLM, FinishReason, SamplingParams
+from localllm.quant.tensor import QuantizedTensor
+from tests.boxed.test_demo_model import model  # noqa: F401 (a fixture: the dequantized weights in transformers)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with localllm.load("demo") as loaded:
+        yield loaded
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert example
+    variables: dict[str, object] = {}
+    exec(example[1], variables)
+    assert len(capsys.readouterr().out) > 100
+    logits = variables["logits"]
+    assert isinstance(logits, torch.Tensor) and logits.shape[1] == 3072
+
+
+@pytest.mark.parametrize(
+    ("prompt", "word"), [("Tell me a story about a fox", "fox"), ("How do I start the server?", "localllm serve")]
+)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_it_answers_in_sentences_and_stops_by_itself(llm: LLM, prompt: str, word: str, seed: int) -> None:
+    params = SamplingParams(temperature=0.5, top_k=40, top_p=0.95, seed=seed)
+    assert llm.default_params == SamplingParams(temperature=0.5, top_k=40, top_p=0.95)
+    done = llm.chat([user(prompt)], params)
+    assert done.finish_reason == FinishReason.STOP
+    assert word in done.text
+    assert re.fullmatch(r"[A-Z].*[.!?\"]", done.text, re.DOTALL)
+
+
+def test_its_weights_stay_packed(llm: LLM) -> None:
+    if llm.dtype != "bfloat16":
+        pytest.skip("this CPU computes in float32")
+    decoder = llm.worker.engine.runner.model
+    assert all(isinstance(layer.ffn.down.weight, QuantizedTensor) for layer in decoder.layers)
+    assert llm.weight_bytes < 7_000_000
+
+
+def test_in_float32_it_is_what_transformers_makes_of_its_weights(model: LlamaForCausalLM) -> None:  # noqa: F811
+    with localllm.load("demo", dtype="float32") as llm:
+        ids = llm.tokenizer.encode("Once upon a time, there was a little fox.")
+        torch.testing.assert_close(llm.logits(ids), model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=0)
+    assert isinstance(model.config, LlamaConfig)
+
+
+def test_the_second_turn_finds_the_first_in_the_cache(llm: LLM) -> None:
+    story = llm.chat([user("Tell me a story about an owl")], SamplingParams(temperature=0))
+    turns = [user("Tell me a story about an owl"), {"role": "assistant", "content": story.text}, user("Thank you")]
+    second = llm.chat(turns, SamplingParams(temperature=0, max_tokens=5))
+    assert second.metrics.cached_tokens >= len(story.prompt_ids) + len(story.token_ids) - 16
