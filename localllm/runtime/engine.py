@@ -10,6 +10,7 @@ index.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class Launched:
     sampling: list[Sequence]  # whose newest token was computed, so that the next was sampled
     choices: Tensor  # [len(sampling)] on the device
     logits: Tensor | None  # [len(sampling), vocab], if any of them wants log probabilities
-    prompts: list[tuple[Sequence, int, Tensor]]  # position of the first, logits [n, vocab] of prompt positions
+    prompts: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
     ended: list[Sequence]  # prompts that are computed and want no answer
 
 
@@ -89,9 +90,17 @@ class Engine:
         return bool(self.in_flight and any(s.needs_host_token for s in self.in_flight.sampling))
 
     def launch(self, work: Work) -> Launched:
-        batch, sampling, prompts, ended = self.make_batch(work)
-        logits = self.runner.launch(batch)
-        sampled = logits[: len(sampling)]
+        starts = [0, *accumulate(count for _, count in work)]
+        newest = [(s, end - 1) for (s, _), end in zip(work, starts[1:], strict=True) if s.pending == 0]
+        sampling = [s for s, _ in newest if s.wants_answer]
+        logit_index = [at for s, at in newest if s.wants_answer]
+        prompts = []
+        for (sequence, count), start in zip(work, starts, strict=False):
+            if positions := sequence.tell_prompt(count):
+                prompts.append((sequence, positions))
+                logit_index += [start + p - (sequence.computed - count) for p in positions]
+        logits = self.runner.launch(self.make_batch(work, starts, logit_index))
+        sampled, *told = logits.split([len(sampling), *(len(positions) for _, positions in prompts)])
         wanted = any(s.request.params.logprobs is not None for s in sampling)
         kept = sampled.clone() if wanted else None  # sampling changes its logits
         choices = sample(sampled, [row_of(s) for s in sampling])
@@ -101,48 +110,26 @@ class Engine:
             sequence.unread = 1
         if sampling:
             self.newest[[s.row for s in sampling]] = choices
-        at, prompt_logits = len(sampling), []
-        for sequence, first, count in prompts:
-            prompt_logits.append((sequence, first, logits[at : at + count]))
-            at += count
-        return Launched([s for s, _ in work], sampling, choices, kept, prompt_logits, ended)
+        return Launched(
+            sequences=[s for s, _ in work],
+            sampling=sampling,
+            choices=choices,
+            logits=kept,
+            prompts=[(s, positions, part) for (s, positions), part in zip(prompts, told, strict=True)],
+            ended=[s for s, _ in newest if not s.wants_answer],
+        )
 
-    def make_batch(
-        self, work: Work
-    ) -> tuple[Batch, list[Sequence], list[tuple[Sequence, int, int]], list[Sequence]]:
-        """The step's tensors; who samples; whose prompt positions (first, count) give logits; who is done."""
-        states, tokens, sampling, ended = [], [], [], []
-        samples, prompts, prompt_index, unread = [], [], [], []
-        start = 0
-        for sequence, count in work:
-            assert sequence.state
-            known = sequence.token_ids[sequence.computed - count : sequence.computed]
-            if len(known) < count:  # the last one is known to the device alone
-                unread.append((start + count - 1, sequence.row))
-                known = [*known, 0]
-            states.append(sequence.state)
-            tokens.append(known)
-            if sequence.reads_whole_prompt:
-                begin = sequence.computed - count
-                first = max(begin, sequence.prompt_told)  # what a preempted sequence computes again was told
-                positions = min(sequence.computed, sequence.prompt_length - 1) - first
-                if positions > 0:
-                    prompts.append((sequence, first, positions))
-                    prompt_index += range(start + first - begin, start + first - begin + positions)
-                    sequence.prompt_told = first + positions
-            if sequence.pending == 0:
-                if sequence.limit > sequence.prompt_length:
-                    sampling.append(sequence)
-                    samples.append(start + count - 1)
-                else:
-                    ended.append(sequence)
-            start += count
+    def make_batch(self, work: Work, starts: list[int], logit_index: list[int]) -> Batch:
+        """The step's tensors. `starts`: where each sequence's tokens begin, and the end."""
+        states = [s.state for s, _ in work if s.state]
+        tokens = [s.last_computed(count) for s, count in work]
         copies, self.pool.copies = tuple(self.pool.copies), []
-        batch = Batch.of(states, tokens, samples + prompt_index, self.runner.device, copies)
+        batch = Batch.of(states, tokens, logit_index, self.runner.device, copies)
+        unread = [(end - 1, s.row) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_unread]
         if unread:
             index, rows = zip(*unread, strict=True)
             batch.token_ids[list(index)] = self.newest[list(rows)]
-        return batch, sampling, prompts, ended
+        return batch
 
     def commit(self) -> list[TokenEvent]:
         """Read the step in flight and note what it brought."""
@@ -153,8 +140,8 @@ class Engine:
             if sequence.state:
                 sequence.state.remember(sequence.token_ids)
         events = [
-            TokenEvent(s, prompt_logprobs=tuple(self.prompt_logprobs(s, first, logits)))
-            for s, first, logits in launched.prompts
+            TokenEvent(s, prompt_logprobs=tuple(prompt_logprobs(s, positions, logits)))
+            for s, positions, logits in launched.prompts
             if not s.finished
         ]
         for sequence in launched.ended:
@@ -170,11 +157,6 @@ class Engine:
                 wanted = sequence.request.params.logprobs is not None
                 events.append(self.accept(sequence, token, logprobs[i] if wanted else None))
         return events
-
-    def prompt_logprobs(self, sequence: Sequence, first: int, logits: Tensor) -> list[TokenLogprob]:
-        following = sequence.token_ids[first + 1 : first + 1 + len(logits)]
-        count = sequence.request.params.prompt_logprobs or 0
-        return log_probabilities(logits, torch.tensor(following, device=logits.device), [count] * len(following))
 
     def accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
         """Append a token that has been read, and see whether the answer ends with it."""
@@ -217,3 +199,10 @@ def row_of(sequence: Sequence) -> Row:
     return Row(
         sequence.request.params, sequence.seed, sequence.computed, sequence.token_ids, sequence.output_counts
     )
+
+
+def prompt_logprobs(sequence: Sequence, positions: range, logits: Tensor) -> list[TokenLogprob]:
+    """Of the tokens that follow these positions of the prompt. logits: [len(positions), vocab]"""
+    following = sequence.token_ids[positions.start + 1 : positions.stop + 1]
+    count = sequence.request.params.prompt_logprobs or 0
+    return log_probabilities(logits, torch.tensor(following, device=logits.device), [count] * len(following))

@@ -55,3 +55,26 @@ class Sequence:
     def reads_whole_prompt(self) -> bool:
         """Prompt log probabilities need every prompt position computed, none taken from the cache."""
         return self.request.params.prompt_logprobs is not None
+
+    @property
+    def wants_answer(self) -> bool:
+        return self.limit > self.prompt_length
+
+    @property
+    def ends_unread(self) -> bool:
+        """Is the last of its computed tokens known to the device alone?"""
+        return self.computed > len(self.token_ids)
+
+    def last_computed(self, count: int) -> list[int]:
+        """The tokens that the last `count` computed positions hold, 0 for the unread one."""
+        known = self.token_ids[self.computed - count : self.computed]
+        return [*known, 0] if self.ends_unread else known
+
+    def tell_prompt(self, count: int) -> range:
+        """Those of the last `count` computed positions whose prompt log probabilities are asked for and not told
+        yet; they are told now. What a preempted sequence computes again is not told again."""
+        if not self.reads_whole_prompt:
+            return range(0)
+        first = max(self.computed - count, self.prompt_told)
+        self.prompt_told = max(first, min(self.computed, self.prompt_length - 1))
+        return range(first, self.prompt_told)
