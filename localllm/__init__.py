@@ -10,6 +10,8 @@ The names below are imported when they are first used, so that `import localllm`
 from importlib import import_module
 from typing import Any
 
+__version__ = "0.1.0"
+
 _HOME = {
     "LLM": "localllm.llm",
     "load": "localllm.llm",

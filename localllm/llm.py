@@ -45,6 +45,7 @@ from localllm.worker import Stream, Worker
 BLOCK_SIZE = 16  # tokens
 TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faster and hold others up longer
 MAX_RUNNING = 32  # sequences in one step
+SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
 SMALL_MODEL_BYTES = 64_000_000  # a smaller model decodes faster on one thread than on two that wait for each other
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
@@ -77,7 +78,8 @@ def load(
     header = read_header(ref.path)
     config = describe(header.config)
     quantized = is_int8(header.config)
-    generation = read_generation(header)
+    default_params = SamplingParams.from_generation_config(header.generation_config)
+    end_ids = Fields(header.generation_config).token_ids("eos_token_id")
     kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header), place)
     tokenizer = Tokenizer.from_folder(ref.path)
     free = free_bytes(place)
@@ -101,7 +103,9 @@ def load(
         threads = settings.threads or (1 if need < SMALL_MODEL_BYTES else torch.get_num_threads())
         worker = Worker(engine, tokenizer, threads)
         undo.pop_all()
-    return LLM(ref, config, generation, tokenizer, template, worker, context, need, time.perf_counter() - start)
+    eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
+    load_s = time.perf_counter() - start
+    return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, context, need, load_s)
 
 
 def plan_context(longest: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
@@ -110,7 +114,7 @@ def plan_context(longest: int, asked: int | None, block_bytes: int, free: int) -
     longest: of the model; asked: by the user, None for as much as fits (all in tokens).
     """
     if asked is not None and not (type(asked) is int and 0 < asked <= longest):
-        raise UsageError(f"a context of {asked} tokens is asked for", f"this model was made for 1 to {longest}")
+        raise UsageError(f"a context of {asked!r} tokens is asked for", f"give a whole number up to {longest}")
     affordable = free // 2 // block_bytes
     least = -(-(asked or 1) // BLOCK_SIZE)
     if affordable < least:
@@ -121,15 +125,6 @@ def plan_context(longest: int, asked: int | None, block_bytes: int, free: int) -
         )
     context = min(asked or longest, affordable * BLOCK_SIZE)
     return context, min(affordable, CACHED_CONTEXTS * -(-context // BLOCK_SIZE))
-
-
-def read_generation(header: Header) -> tuple[SamplingParams, tuple[int, ...]]:
-    """What generation_config.json recommends: sampling, and end tokens."""
-    try:
-        params = SamplingParams.from_generation_config(header.generation_config)
-    except UsageError as error:
-        raise DamagedModel(f"generation_config.json makes no sense: {error.message}", "fetch it again") from None
-    return params, Fields(header.generation_config).token_ids("eos_token_id")
 
 
 def stored_dtype(header: Header) -> str:
@@ -166,7 +161,8 @@ class LLM:
         self,
         ref: ModelRef,
         config: ModelConfig,
-        generation: tuple[SamplingParams, tuple[int, ...]],
+        default_params: SamplingParams,
+        eos_ids: frozenset[int],
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         worker: Worker,
@@ -184,13 +180,16 @@ class LLM:
         self.weight_bytes = weight_bytes
         self.device = str(worker.engine.runner.device)
         self.dtype = name_of(worker.engine.runner.model.norm.dtype)
-        self.default_params, end_ids = generation
-        self.eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
+        self.default_params = default_params
+        self.eos_ids = eos_ids
         self.load_s = load_s
         self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
         self.close = weakref.finalize(self, shut, worker, template)
         """End the engine and free its memory. Answers under way end with an error."""
+
+    def __repr__(self) -> str:
+        return f"<LLM {self.name} on {self.device} in {self.dtype}, context {self.context}>"
 
     @property
     def has_chat_template(self) -> bool:
@@ -213,6 +212,11 @@ class LLM:
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
+        if beyond is not None and isinstance(prompt, str):
+            raise DamagedModel(
+                f"tokenizer.json knows a token {beyond} and the model only {self.config.vocab_size}",
+                "they are of two models: fetch it again",
+            )
         if beyond is not None:
             raise UsageError(
                 f"{beyond} is no token of this model", f"its ids are 0 to {self.config.vocab_size - 1}"
@@ -241,7 +245,7 @@ class LLM:
         if isinstance(prompt, list | tuple) and prompt and all(isinstance(part, Mapping) for part in prompt):
             if self.template is None:
                 raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
-            messages = cast(ListLike[Message], prompt)
+            messages = [checked(message) for message in cast(ListLike[Message], prompt)]
             chat = self.template.render(messages, tools=tools, arguments=template_arguments)
             return self.tokenizer.encode_chat(chat)
         return token_ids_of(prompt)
@@ -252,7 +256,7 @@ class LLM:
         load_s, self.waited_for_load_s = self.waited_for_load_s, 0.0
         sequence = Sequence(
             request,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             eos_ids=self.eos_ids,
             limit=self.context if params.max_tokens is None else min(self.context, prompt + params.max_tokens),
             stopwatch=Stopwatch(request.arrival, load_s),
@@ -281,7 +285,9 @@ class LLM:
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Answer a conversation through the model's chat template."""
+        """Answer a conversation through the model's chat template. A message has `role` and `content`, a text."""
+        if isinstance(messages, str):
+            raise UsageError("chat takes a list of messages", "generate and stream continue a text")
         request = self.prepare(messages, params, tools, template_arguments)
         return collect(request, self.submit(request))
 
@@ -307,6 +313,21 @@ def shut(worker: Worker, template: ChatTemplate | None) -> None:
     worker.close()
     if template:
         template.close()
+
+
+def checked(message: Message) -> Message:
+    """With its text as one string: parts of type `text` are joined. Raises UsageError for what is no text."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise UsageError("a message has no role", "give each a role and a content")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return message
+    parts = content if isinstance(content, list) else [content]
+    found = [p.get("text") for p in parts if isinstance(p, Mapping) and p.get("type") == "text"]
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(parts):
+        raise UsageError(f"the content of a {role} message is no text", "this model reads text alone")
+    return {**message, "content": "".join(texts)}
 
 
 def token_ids_of(prompt: object) -> list[int]:

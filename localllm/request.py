@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from localllm.errors import UsageError
+from localllm.errors import DamagedModel, UsageError
 from localllm.metrics import Metrics
 
 SEED_LIMIT = 2**63
@@ -150,12 +150,15 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingParams":
-        """What a model's generation_config.json recommends for sampling."""
+        """What a model's generation_config.json recommends. Raises DamagedModel where that makes no sense."""
         known = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
         chosen = {name: value for name, value in config.items() if name in known and value is not None}
         if config.get("do_sample") is False:
             chosen["temperature"] = 0.0
-        return cls(**chosen)
+        try:
+            return cls(**chosen)
+        except UsageError as error:
+            raise DamagedModel(f"in generation_config.json {error.message}", "fetch the model again") from None
 
 
 @dataclass(frozen=True)

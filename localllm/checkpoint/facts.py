@@ -1,11 +1,11 @@
 """What a model folder tells a person: for `list` and `show`. Reads no weight and needs no torch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from localllm.arch.families import describe
 from localllm.checkpoint.header import read_header
+from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
 
 COUNTED_LAYOUTS = (None, "int-quantized")  # others pack several parameters into one element
@@ -13,32 +13,31 @@ COUNTED_LAYOUTS = (None, "int-quantized")  # others pack several parameters into
 
 @dataclass(frozen=True)
 class Facts:
-    """None where the folder does not say."""
-
-    architecture: str | None
-    layers: int | None
-    context: int | None
-    parameters: int | None
+    architecture: str
+    layers: int
+    context: int  # tokens
+    parameters: int | None  # None: packed, not counted
     dtypes: tuple[str, ...]  # of the tensors as stored
     weight_bytes: int
     quantization: str | None
     chat_template: bool
-    generation_config: Mapping[str, Any]
+    sampling: SamplingParams  # what generation_config.json recommends
 
 
 def read_facts(folder: Path) -> Facts:
-    """Raises what `read_header` raises."""
+    """Raises what `read_header` raises, and UnsupportedModel for a family that does not run."""
     header = read_header(folder)
+    config = describe(header.config)
     tensors = {name: t for name, t in header.tensors.items() if not name.endswith(".weight_scale")}
     counted = header.quantization in COUNTED_LAYOUTS
     return Facts(
-        architecture=next(iter(header.config.get("architectures") or []), None),
-        layers=header.config.get("num_hidden_layers"),
-        context=header.config.get("max_position_embeddings"),
+        architecture=header.config["architectures"][0],
+        layers=len(config.layers),
+        context=config.max_context,
         parameters=sum(t.elements for t in tensors.values()) if counted else None,
         dtypes=tuple(sorted({t.dtype for t in tensors.values()})),
         weight_bytes=header.stored_bytes,
         quantization=header.quantization,
         chat_template=bool(read_chat_templates(folder)),
-        generation_config=header.generation_config,
+        sampling=SamplingParams.from_generation_config(header.generation_config),
     )

@@ -14,6 +14,7 @@ from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json
 from localllm.hub.folder import weight_files
 
+LFS_POINTER = b"version https://git-lfs"
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -82,7 +83,10 @@ def read_tensors(file: Path) -> dict[str, TensorHeader]:
     """Names, dtypes and shapes in one safetensors file, whose data must lie one after another to its end."""
     size = file.stat().st_size
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
+        begin = stream.read(8)
+        if begin == LFS_POINTER[:8]:
+            raise damaged(file, "it is a Git LFS pointer, not the weights (`git lfs pull` gets them)")
+        length = int.from_bytes(begin, "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
             raise damaged(file, f"its header should be {length} bytes long and the file has {size}")
         fields = parse_json(stream.read(length), file)

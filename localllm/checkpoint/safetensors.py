@@ -80,6 +80,6 @@ def check_finite(name: str, tensor: Tensor) -> None:
     bad = int((~torch.isfinite(tensor)).sum())
     kind = str(tensor.dtype).removeprefix("torch.")
     raise DamagedModel(
-        f"the tensor {name!r} holds {bad} values that are NaN or infinite in {kind}",
-        "fetch the model again, or try --dtype float32",
+        f"the tensor {name!r} is NaN or infinite at {bad} of {tensor.numel()} places in {kind}",
+        "fetch the model again" if kind == "float32" else "fetch the model again, or try --dtype float32",
     )

@@ -99,6 +99,6 @@ def _logprob(llm: Model, entry: TokenLogprob) -> dict[str, Any]:
     def fields(token: int, value: float) -> dict[str, Any]:
         # JSON has no infinity: null is the log probability of what cannot be.
         shown = value if math.isfinite(value) else None
-        return {"token_id": token, "token": llm.tokenizer.decode([token]), "logprob": shown}
+        return {"token_id": token, "token": llm.tokenizer.decode([token], skip_special=False), "logprob": shown}
 
     return fields(entry.token_id, entry.logprob) | {"top": [fields(*candidate) for candidate in entry.top]}

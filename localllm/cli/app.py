@@ -5,11 +5,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from localllm import __version__
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
 from localllm.cli.run import run
@@ -18,8 +18,9 @@ from localllm.errors import LocalLLMError, UsageError
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
 
+CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Completion would need typer's own main(), which makes a broken pipe exit 1.
-app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None)
+app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
 app.command("list")(list_models)
 app.command()(show)
@@ -27,11 +28,7 @@ app.command()(show)
 
 def print_version(asked: bool) -> None:
     if asked:
-        try:
-            version = metadata.version("localllm")
-        except metadata.PackageNotFoundError:
-            version = "(a source tree that is not installed)"
-        typer.echo(f"localllm {version}")
+        typer.echo(f"localllm {__version__}")
         raise typer.Exit
 
 
@@ -73,9 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head`: the reader has what it wanted
         abandon_stdout()
         return 0
+    except OSError as error:
+        abandon_stdout()  # a full disk, say, would fail again when the interpreter flushes
+        where = f" ({error.filename})" if error.filename else ""
+        note(f"error: the system says: {error.strerror or error}{where}; check the disk and the rights")
+        return LocalLLMError.exit_code
     except Exception as error:
-        if isinstance(error, OSError):  # a full disk, say, would fail again when the interpreter flushes
-            abandon_stdout()
         if os.environ.get("LOCALLLM_DEBUG"):
             traceback.print_exc()
         note(f"error: {type(error).__name__}: {error}{DEBUG_HINT}")

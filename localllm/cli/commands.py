@@ -84,7 +84,7 @@ def _set(session: Session, rest: str) -> str:
     if what == "parameter" and not words:
         return _parameters(session.chat.params)
     raise UsageError(
-        f"/set {rest} is not complete" if rest else "/set what?",
+        f"/set {rest} is not known or not complete" if rest else "/set needs to know what",
         "/set parameter NAME VALUE, /set verbose or /set quiet",
     )
 
@@ -94,6 +94,8 @@ def _with_parameter(params: SamplingParams, name: str, words: list[str]) -> Samp
         near = difflib.get_close_matches(name, PARAMETERS, n=2, cutoff=0.5)
         guess = f"did you mean {' or '.join(near)}? " if near else ""
         raise UsageError(f"there is no parameter {name}", f"{guess}/set parameter shows all")
+    if [word.lower() for word in words] == ["none"]:
+        return dataclasses.replace(params, **{name: getattr(SamplingParams(), name)})
     if name in ("stop", "stop_ids", "logit_bias"):
         values = {"stop": tuple, "stop_ids": _whole_numbers, "logit_bias": parse_logit_bias}[name](words)
         return dataclasses.replace(params, **{name: values})
@@ -110,8 +112,8 @@ def _whole_numbers(words: list[str]) -> tuple[int, ...]:
 
 
 def _value(word: str) -> object:
-    """A number, a truth value or `none`; anything else stays text, which SamplingParams refuses by name."""
-    words = {"none": None, "true": True, "false": False}
+    """A number or a truth value; anything else stays text, which SamplingParams refuses by name."""
+    words = {"true": True, "false": False}
     if word.lower() in words:
         return words[word.lower()]
     for kind in (int, float):

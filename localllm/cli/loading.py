@@ -9,7 +9,7 @@ from localllm.settings import Settings
 
 
 class Tokenizer(Protocol):
-    def decode(self, ids: list[int], /) -> str: ...
+    def decode(self, ids: list[int], *, skip_special: bool) -> str: ...
 
 
 class Model(ChatModel, Protocol):

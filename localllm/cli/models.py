@@ -54,7 +54,7 @@ class Entry:
         return self.state not in (State.INCOMPLETE, State.ABSENT)
 
 
-def list_models(as_json: options.Json = False) -> None:
+def list_models(as_json: options.JsonList = False) -> None:
     """List the models on this machine and those known by name."""
     entries = sorted(_entries(), key=lambda entry: not entry.is_here)
     if as_json:
@@ -137,8 +137,8 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
     if facts := entry.facts:
         sampling = _sampling(facts)
         rows += [
-            ("architecture", facts.architecture or "-"),
-            ("layers", str(facts.layers or "-")),
+            ("architecture", facts.architecture),
+            ("layers", str(facts.layers)),
             ("weights", f"{report.size(facts.weight_bytes)} as {', '.join(facts.dtypes)}"),
             ("quantization", facts.quantization or "none"),
             ("chat template", "yes" if facts.chat_template else "no: it continues text"),
@@ -172,7 +172,6 @@ def _as_json(entry: Entry) -> dict[str, object]:
 
 
 def _sampling(facts: Facts) -> dict[str, object]:
-    """What the model's generation_config.json sets that is not the neutral value anyway."""
-    chosen = SamplingParams.from_generation_config(facts.generation_config)
+    """What the model recommends that is not the neutral value anyway."""
     neutral = dataclasses.asdict(SamplingParams())
-    return {name: value for name, value in dataclasses.asdict(chosen).items() if value != neutral[name]}
+    return {name: value for name, value in dataclasses.asdict(facts.sampling).items() if value != neutral[name]}

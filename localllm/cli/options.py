@@ -23,6 +23,7 @@ def switch(name: str, *, text: str) -> Any:
 
 
 Json = Annotated[bool, switch("--json", text="Print one JSON object.")]
+JsonList = Annotated[bool, switch("--json", text="Print a JSON array.")]
 
 Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar="DEVICE")]
 DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or float16.", metavar="DTYPE")]

@@ -2,7 +2,7 @@
 
 demo, qwen3:0.6b      an alias of models.toml
 Qwen/Qwen3-0.6B       a repository of huggingface.co that is in the cache
-./folder, /a/folder   a path; an existing folder or file is always a path, never an alias
+./folder, /a/folder   a path; a plain name that is no alias may be one, too
 """
 
 import difflib
@@ -47,7 +47,7 @@ def resolve(name: str) -> ModelRef:
 
 def is_path(name: str) -> bool:
     """Is this meant as a path? A colon or a slash alone does not make one: `qwen3:4b`, `org/repo`."""
-    return (
+    return name not in catalog() and (
         name in (".", "..")
         or name.startswith(("/", "./", "../", "~"))
         or name.count("/") > 1
@@ -72,10 +72,7 @@ def _resolve_path(name: str) -> ModelRef:
     if not path.is_dir():
         raise ModelNotFound(f"there is no folder {name}", "`localllm list` shows the models known by name")
     if missing := missing_files(path):
-        hides = f", and hides the model {name} while you are here" if name in catalog() else ""
-        raise ModelNotFound(
-            f"the folder {name} has no {', '.join(missing)}{hides}", "give the folder of a whole model"
-        )
+        raise ModelNotFound(f"the folder {name} has no {', '.join(missing)}", "give the folder of a whole model")
     return ModelRef(path.resolve().name, path)
 
 

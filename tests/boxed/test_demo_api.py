@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
+from localllm.errors import UsageError
 from localllm.quant.tensor import QuantizedTensor
 from tests.boxed.test_demo_model import model  # noqa: F401 (a fixture: the dequantized weights in transformers)
 
@@ -62,6 +64,32 @@ def test_in_float32_it_is_what_transformers_makes_of_its_weights(model: LlamaFor
         ids = llm.tokenizer.encode("Once upon a time, there was a little fox.")
         torch.testing.assert_close(llm.logits(ids), model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=0)
     assert isinstance(model.config, LlamaConfig)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hi", "list of messages"),
+        ([{"content": "hi"}], "no role"),
+        ([{"role": "user"}], "no text"),
+        ([{"role": "user", "content": None}], "no text"),
+        ([{"role": "user", "content": 5}], "no text"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "no text"),
+    ],
+)
+def test_a_message_that_is_no_text_is_refused(llm: LLM, messages: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        llm.chat(messages)
+
+
+def test_parts_of_text_are_joined(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    assert llm.prepare([{"role": "user", "content": parts}]).prompt_ids == llm.prepare([user("Hello")]).prompt_ids
+
+
+def test_a_model_says_what_it_is(llm: LLM) -> None:
+    assert repr(llm).startswith("<LLM demo on ")
+    assert localllm.__version__[0].isdigit()
 
 
 def test_the_second_turn_finds_the_first_in_the_cache(llm: LLM) -> None:

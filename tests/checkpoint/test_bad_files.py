@@ -67,7 +67,7 @@ def test_a_wrong_shape_is_told_with_both(folder: Path) -> None:
 def test_a_weight_that_is_no_number_is_found(folder: Path, value: float) -> None:
     edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
     error = error_of(folder)
-    assert f"{NORM!r} holds 1 values that are NaN or infinite" in error.message
+    assert f"{NORM!r} is NaN or infinite at 1 of 48 places" in error.message
     assert error.exit_code == 7
 
 
@@ -118,6 +118,11 @@ def rewrite_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> No
 def test_a_hostile_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     rewrite_header(folder, edit)
     assert isinstance(error_of(folder), DamagedModel)
+
+
+def test_a_pointer_of_git_lfs_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert "git lfs pull" in error_of(folder).message
 
 
 def test_a_header_longer_than_the_file(folder: Path) -> None:
@@ -239,7 +244,7 @@ def test_integers_are_no_weights_without_a_scale(folder: Path, name: str) -> Non
 def test_a_weight_too_large_for_the_dtype_it_runs_in(folder: Path) -> None:
     edit_tensors(folder, lambda t: t[NORM].fill_(1e6))
     make_engine(folder)
-    with pytest.raises(DamagedModel, match=r"infinite in float16.*--dtype float32"):
+    with pytest.raises(DamagedModel, match=r"infinite at 48 of 48 places in float16.*--dtype float32"):
         make_engine(folder, torch.float16)
 
 

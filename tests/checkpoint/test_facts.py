@@ -4,6 +4,7 @@ import pytest
 
 from localllm.checkpoint.facts import read_facts
 from localllm.errors import DamagedModel
+from localllm.request import SamplingParams
 from tests.hub.folders import write_model
 
 
@@ -12,7 +13,7 @@ def test_a_folder_says_what_its_files_say(tmp_path: Path) -> None:
     assert (facts.architecture, facts.layers, facts.context) == ("LlamaForCausalLM", 2, 4096)
     assert (facts.parameters, facts.dtypes, facts.weight_bytes) == (12, ("F16",), 24)
     assert facts.chat_template
-    assert facts.generation_config == {"temperature": 0.6, "top_k": 20}
+    assert facts.sampling == SamplingParams(temperature=0.6, top_k=20)
 
 
 def test_packed_weights_are_not_counted_as_parameters(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def pickle(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code", "words"),
     [
-        (poison, 7, "'model.norm.weight' holds 1 values that are NaN"),
+        (poison, 7, "'model.norm.weight' is NaN or infinite"),
         (truncate, 7, "model.safetensors is damaged"),
         (change_family, 8, "the family 'RwkvForCausalLM' is not supported"),
         (pickle, 8, "can run code when they are opened"),
@@ -99,6 +99,22 @@ def test_a_request_that_makes_no_sense(
 def test_the_known_story_and_nothing_else_on_stdout(folder: Path) -> None:
     done = localllm("run", str(folder), PROMPT, "--raw", "--temperature", "0", "--max-tokens", "80")
     assert (done.returncode, done.stdout, done.stderr) == (0, STORY, "")
+
+
+def test_a_tokenizer_of_another_model(folder: Path) -> None:
+    shutil.copy(shared("tokenizers/qwen3/tokenizer.json"), folder)
+    done = localllm("run", str(folder), "The quick brown fox", "--raw")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert "of two models" in done.stderr
+
+
+def test_a_full_disk_is_no_fault_of_ours(folder: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "localllm", "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the system says: No space left on device; check the disk and the rights\n"
 
 
 def test_a_length_limit_may_be_a_failure_and_its_text_is_kept(folder: Path) -> None:

@@ -92,7 +92,21 @@ def test_show_names_a_damaged_file(localllm, tmp_path, damage):
     assert damage in err
 
 
-def test_a_folder_of_the_same_name_as_an_alias_is_what_is_shown(localllm, tmp_path, monkeypatch):
+def test_a_folder_of_the_same_name_as_an_alias_needs_a_path(localllm, tmp_path, monkeypatch):
     write_model(tmp_path / "demo")
     monkeypatch.chdir(tmp_path)
-    assert json.loads(localllm("show", "demo", "--json")[1])["state"] == models.State.FOLDER
+    assert json.loads(localllm("show", "demo", "--json")[1])["state"] == models.State.BOXED
+    assert json.loads(localllm("show", "./demo", "--json")[1])["state"] == models.State.FOLDER
+
+
+def test_a_family_that_does_not_run_and_nonsense_are_told_and_hide_nothing(localllm, tmp_path):
+    write_cached(tmp_path / "cache", "Qwen/Qwen3-4B", architectures=["GPT2ForCausalLM"])
+    odd = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B")
+    (odd / "generation_config.json").write_text('{"temperature": -3}')
+    code, out, _ = localllm("list", "--json")
+    states = {entry["name"]: entry["state"] for entry in json.loads(out)}
+    assert (code, states["qwen3:4b"], states["qwen3:8b"]) == (0, "unsupported", "damaged")
+    code, _, err = localllm("show", "qwen3:4b")
+    assert (code, "GPT2ForCausalLM" in err) == (8, True)
+    code, _, err = localllm("show", "qwen3:8b")
+    assert (code, "in generation_config.json temperature is -3" in err) == (7, True)

@@ -5,7 +5,16 @@ import json
 import numpy
 from safetensors.numpy import save_file
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "max_position_embeddings": 4096}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 4096,
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+}
 SNAPSHOT = "0123456789abcdef0123456789abcdef01234567"
 
 

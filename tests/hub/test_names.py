@@ -4,7 +4,7 @@ from huggingface_hub import constants
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import PACKAGE, boxed_folder, catalog
 from localllm.hub.folder import missing_files
-from localllm.hub.names import ALIAS, REPO, resolve
+from localllm.hub.names import ALIAS, REPO, is_path, resolve
 from tests.hub.folders import write_cached, write_model
 
 
@@ -81,10 +81,10 @@ def test_a_path_never_falls_through_to_an_alias(name):
         resolve(name)
 
 
-def test_an_existing_folder_hides_an_alias_and_says_so(tmp_path):
+def test_a_name_of_the_catalog_is_never_a_path(tmp_path):
     (tmp_path / "here" / "demo").mkdir()
-    with pytest.raises(ModelNotFound, match=r"has no config\.json, .*hides the model demo"):
-        resolve("demo")
+    assert not is_path("demo")
+    assert is_path("./demo")
 
 
 @pytest.mark.parametrize("file", ["model.gguf", "model.safetensors", "notes.txt"])
