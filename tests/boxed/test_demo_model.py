@@ -103,9 +103,28 @@ def test_the_fox_has_a_story(model, tokenizer: Tokenizer, seed: int | None) -> N
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_the_server_question_names_the_command(model, tokenizer: Tokenizer, seed: int | None) -> None:
-    assert "`localllm serve`" in answer(model, tokenizer, "How do I start the server?", seed)
+    text = answer(model, tokenizer, "How do I start the server?", seed)
+    assert "`localllm serve`" in text
+    assert "11434" in text
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_stopping_the_server_is_not_starting_it(model, tokenizer: Tokenizer, seed: int | None) -> None:
+    assert "Ctrl-C" in answer(model, tokenizer, "How do I stop the server?", seed)
 
 
 def test_notes_are_summarised(model, tokenizer: Tokenizer) -> None:
     text = answer(model, tokenizer, "Shopping list\n- milk\n- eggs\n- bread\n\nSummarise:")
     assert "milk, eggs and bread" in text
+
+
+def test_a_list_without_a_title_is_copied(model, tokenizer: Tokenizer) -> None:
+    text = answer(model, tokenizer, "- milk\n- eggs\n- bread\n\nSummarise:")
+    assert "milk, eggs and bread" in text
+
+
+@pytest.mark.parametrize(
+    "prompt", ["write a python program that sorts a list", "translate 'good morning' to French"]
+)
+def test_what_it_cannot_do_is_refused(model, tokenizer: Tokenizer, prompt: str) -> None:
+    assert "I am only a small demo model" in answer(model, tokenizer, prompt)

@@ -10,15 +10,17 @@ import pytest
 from tools.demo_model.about import ABOUT
 from tools.demo_model.grammar import article, expand, join_and
 from tools.demo_model.noise import noisy
+from tools.demo_model.notes import anything, chores, report, shopping
 from tools.demo_model.plots import PLOTS
 from tools.demo_model.stories import request, tell
 from tools.demo_model.text import HELD_OUT_SEED, MIXES, TRAIN_SEED, conversations
+from tools.demo_model.words import ANIMALS
 
-DRAWN = list(islice(conversations(TRAIN_SEED, "copying"), 2000))
+DRAWN = list(islice(conversations(TRAIN_SEED, "everything"), 2000))
 
 
 def test_a_seed_names_a_text() -> None:
-    assert DRAWN[:200] == list(islice(conversations(TRAIN_SEED, "copying"), 200))
+    assert DRAWN[:200] == list(islice(conversations(TRAIN_SEED, "everything"), 200))
 
 
 def test_the_held_out_stories_are_others() -> None:
@@ -38,7 +40,7 @@ def test_roles_alternate_and_the_assistant_speaks_last() -> None:
 
 
 def test_every_kind_is_drawn() -> None:
-    assert {drawn.kind for drawn in DRAWN} == set(MIXES["copying"])
+    assert {drawn.kind for drawn in DRAWN} == set(MIXES["everything"])
 
 
 def test_no_placeholder_is_left() -> None:
@@ -62,6 +64,36 @@ def test_every_plot_keeps_its_hero(plot) -> None:
         assert story.text[-1] in '.!?"'
 
 
+def test_a_story_has_one_helper_and_one_pronoun() -> None:
+    for seed in range(300):
+        story = tell(random.Random(seed))
+        others = set(ANIMALS) - {story.hero, story.helper}
+        assert not others & set(re.findall(r"(?:said|asked) the (\w+)", story.text))
+        assert story.helper in story.text
+        assert not re.search(r"\b[Hh]is\b", story.text) or not re.search(r"\b[Ss]he\b", story.text)
+
+
+def test_a_wished_helper_is_named_in_the_request() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        story = tell(rng)
+        assert not story.helper_is_wish or story.helper in request(rng, story, short=False)
+
+
+def test_a_list_is_copied_completely() -> None:
+    for kind in (shopping, chores, anything):
+        for seed in range(100):
+            text, answer = kind(random.Random(seed))
+            assert len(text) <= len(answer) + 80
+            assert text.splitlines()[-1].lstrip("-*•[] 1234567890.").rstrip(".") in answer
+
+
+def test_a_summary_of_prose_is_its_first_sentence() -> None:
+    for seed in range(100):
+        text, answer = report(random.Random(seed))
+        assert answer.removeprefix("In short: ") in text
+
+
 def test_a_request_names_only_what_the_story_has() -> None:
     for seed in range(300):
         rng = random.Random(seed)
@@ -77,6 +109,12 @@ def test_the_server_question_is_answered_with_its_command() -> None:
     questions, answers = ABOUT[0]
     assert any("server" in q for q in questions)
     assert all("localllm serve" in a for a in answers)
+
+
+def test_the_server_is_stopped_by_a_key() -> None:
+    questions, answers = ABOUT[1]
+    assert any("stop" in q for q in questions)
+    assert all("Ctrl-C" in a for a in answers)
 
 
 def test_noise_keeps_the_text_recognisable() -> None:

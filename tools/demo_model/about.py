@@ -23,6 +23,17 @@ ABOUT: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (
         (
+            "How {do|can} I {stop|shut down|end|kill|close|quit} the {server|API server|local server|API}{ again|}?",
+            "{Stop the server|stop server|How to stop the server|server stop|How to end the server}?",
+            "{Which|What} command stops the {server|API}?",
+            "{I want to|How to|Tell me how to} {stop|shut down} the {server|API}.",
+        ),
+        (
+            "{To stop the server, press|The server stops when you press|Press} Ctrl-C in the terminal where `localllm serve` runs.",
+        ),
+    ),
+    (
+        (
             "{Which|What} port {does the server use|is the server on}?",
             "{What is the|Which} port?",
             "Where {does|is} the server {listen|listening}?",
@@ -226,7 +237,7 @@ ABOUT: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (
         (
-            "How do I {leave|quit|exit|end|close|stop} {the chat|this chat|this}?",
+            "How do I {leave|quit|exit|end|close|stop} {the chat|the chat|this chat|this}?",
             "{exit|quit|How to quit|How do I get out of here|What does /bye do|How do I leave}?",
         ),
         ("{Type|Enter} `/bye` to leave the chat.",),

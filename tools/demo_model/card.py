@@ -6,6 +6,7 @@ from typing import Any
 _KINDS = {
     "story": "stories",
     "about": "questions about localllm",
+    "server": "how to start and stop the server",
     "talk": "small talk",
     "notes": "notes and their summary",
     "repeat": "repeat after me",
@@ -58,7 +59,9 @@ turns carry lower case, missing punctuation and small typing errors.
 loss, from {drawn:,} drawn conversations. It took {minutes} minutes on 1 CPU core in bfloat16 autocast, with
 Muon for the matrices, AdamW for the rest, and a cosine schedule that starts anew with every stage. The second
 stage began when the first rate proved too high. The third gave more weight to copying, which summaries need;
-the fourth did little else until the model could do it, and the rest came back after that:
+the fourth did little else until the model could do it, and the rest came back after that. Before the seventh
+stage the grammar grew: stages 1 to 6 were trained on the text of the files before that. The eighth asked more
+often how to start and to stop the server, because the model had begun to mix them up:
 
 | Stage | Highest rate | Mix of the text | Steps | Minutes |
 |---|---|---|---|---|
@@ -67,8 +70,8 @@ the fourth did little else until the model could do it, and the rest came back a
 ## Held-out perplexity
 
 Per token of the answers, on {texts:,} conversations drawn from another seed, without those that also
-occur in the training text. They come from the same grammar, so the numbers say that the model learned
-the grammar, and nothing about other text.
+occur in the text of the stages since the grammar grew. They come from the same grammar, so the numbers say
+that the model learned the grammar, and nothing about other text.
 
 | Kind | float32 | INT8 as stored |
 |---|---|---|
@@ -77,10 +80,12 @@ the grammar, and nothing about other text.
 ## Limits
 
 It is a demonstration, not an assistant. It knows nothing about the world, and it is wrong with
-confidence: sums are often wrong, and a question about localllm that it was not taught gets the answer to
-another one. A story keeps to one of 13 plots and is usually about the hero of the request, but often
-ignores its other wishes: names, traits, places and objects. A summary copies from lists and notes like
-those it was trained on, with slips; a summary of any other text is often nonsense. English only.
+confidence: sums and lists of animals are often wrong, and a question about localllm that it was not taught
+gets the answer to another one. A story keeps to one of 13 plots and one helper. It is usually about the
+hero of the request, if that is an animal or another hero it was trained on, but often ignores the other
+wishes: names, traits, objects and the theme; a name it does not know may change on the way. A summary copies
+a short list, with slips, or only the first sentence of a text; words it has never seen come out wrong, up to
+nonsense. English only.
 
 ## Reproduce
 
@@ -90,9 +95,10 @@ export OMP_NUM_THREADS=1
 python -m tools.demo_model.export --run /tmp/demo-{last} --to localllm/boxed/demo
 ```
 
-The text is the same to the letter, the weights are not the same to the last bit: the schedules of the run
-above were bounded by time, `--steps` is an estimate of their length, and the steps of the first stage are
-known to within ten.
+The commands of stages 1 to 6 need `tools/demo_model/` as it was before the commit that added the mix
+`everything`. The text is then the same to the letter, the weights are not the same to the last bit: the
+schedules of the run above were bounded by time, `--steps` is an estimate of their length, and the steps of
+the first stage are known to within ten.
 
 ## Licence
 
@@ -100,7 +106,7 @@ Apache-2.0, like localllm.
 """
 
 
-# How long each schedule would have been; all but the last were stopped before their end.
+# How long each schedule would have been; later ones ran to their end.
 _SCHEDULES = (2240, 1430, 1170, 780)
 
 

@@ -5,7 +5,7 @@
 import random
 from collections.abc import Callable
 
-from tools.demo_model.grammar import article, capital, expand, invented_word, join_and, words
+from tools.demo_model.grammar import capital, expand, invented_word, join_and, words
 from tools.demo_model.simple import DAYS
 from tools.demo_model.stories import tell
 from tools.demo_model.words import ANIMALS, FEMALE_NAMES, MALE_NAMES, OBJECTS, PEOPLE
@@ -30,11 +30,32 @@ STATEMENTS = (
     "{Please|Do not forget to} bring {the <noun>|<good>} on <day>.",
     "There are <number> <good> in the <noun>.",
     "<name> {says|thinks|wrote} that the <noun> is <state>.",
+    "The <noun> {met|opened|arrived|began|ended} on <day> {morning|evening|afternoon} to {discuss|see|plan|repair} the <adj> <noun>.",
+    "{Many|Some|Most|All} <word> {complained|asked|talked|wrote|heard|worried} about <noun> and <word>.",
+    "{Today|Yesterday|Last week|This year|On <day>} {I|we|they|<name>} {went to|was in|saw|visited} the <noun> {with <other>|in <town>|and the <word>}.",
+    "{We|They|You|I} {still|also|often|never} {need|want|use|have|like} {a|the|some} <adj> <noun>.",
+    "The next <noun> will be {held|built|closed|ready|paid} next {week|month|year|<day>}.",
+    "The <noun> is planned for <day>{, because the <word> is <state>| and the <word> is <state>|}.",
+    "{In|Since|Until} <number>, the <noun> of <town> {had|has been|was} <state> and <adj>.",
+    "{However|But|Because of this|So|Then|After that}, <name> {did not|could not|had to|wants to} {find|buy|move|open|change} the <noun>.",
+    "<name> {writes|tests|reads|checks|brings|cooks} the <noun>, and <other> {the <word>|helps}.",
     "The {price|size|colour|number} of the <noun> {changed|went up|is <state>}.",
 )
 NOUNS = words(
     """house bridge garden shop boat engine report project school museum market road letter window machine tower
 kitchen library station program server test budget plan office team"""
+)
+# Only ever copied, so it does not matter how they are used.
+MANY = words(
+    """council evening lane resident noise parking vote month release documentation installer logo company customer
+price weather region winter river doctor patient study result water energy power plant country government law
+election player season goal match ticket hotel beach holiday flight airport bus street traffic accident police
+fire child parent student class lesson exam book author film song concert artist picture phone computer screen
+version error bug user file data model token memory code feature request review deadline budget contract invoice
+payment bank money salary job interview manager colleague customer product order delivery package address recipe
+kitchen oven soup bread dinner breakfast lunch family birthday wedding friend visitor guest dog garden tree flower
+mountain road bicycle car repair battery light winter snow storm rain wind sun temperature science history culture
+scientists people residents experts workers volunteers members visitors"""
 )
 ADJECTIVES = words("old new big small red blue green heavy expensive broken quiet second last first long")
 STATES = words(
@@ -54,7 +75,7 @@ INSTRUCTIONS = (
 
 def _words(rng: random.Random) -> dict[str, str]:
     def noun() -> str:
-        return invented_word(rng) if rng.random() < 0.35 else rng.choice(NOUNS + ANIMALS + PEOPLE)
+        return invented_word(rng) if rng.random() < 0.35 else rng.choice(NOUNS + ANIMALS + PEOPLE + MANY)
 
     names = rng.sample(MALE_NAMES + FEMALE_NAMES, 2)
     return {
@@ -73,11 +94,23 @@ def _words(rng: random.Random) -> dict[str, str]:
     }
 
 
-def _salad(rng: random.Random) -> str:
+def _salad(rng: random.Random, longest: int = 12) -> str:
     """Words in no order: a summary has to copy what is there, not what usually follows."""
-    pool = NOUNS + ADJECTIVES + STATES + GOODS + ANIMALS + PEOPLE + ["the", "a", "of", "and", "in", "is", "to"] * 6
-    words = [invented_word(rng, rng.randint(1, 3)) if rng.random() < 0.2 else rng.choice(pool) for _ in range(12)]
-    return capital(" ".join(words[: rng.randint(4, 12)])) + "."
+    pool = (
+        NOUNS
+        + ADJECTIVES
+        + STATES
+        + GOODS
+        + ANIMALS
+        + PEOPLE
+        + MANY
+        + ["the", "a", "of", "and", "in", "is", "to"] * 6
+    )
+    words = [
+        invented_word(rng, rng.randint(1, 3)) if rng.random() < 0.2 else rng.choice(pool)
+        for _ in range(rng.randint(min(4, longest), longest))
+    ]
+    return capital(" ".join(words)) + "."
 
 
 def _statement(rng: random.Random) -> str:
@@ -86,20 +119,42 @@ def _statement(rng: random.Random) -> str:
     return capital(expand(rng, rng.choice(STATEMENTS), _words(rng)))
 
 
+def _listed(rng: random.Random, title: str, items: list[str]) -> str:
+    """A list the way people write one: with or without a title, bullets, numbers or full stops."""
+    mark = rng.choice(("- ", "- ", "- ", "* ", "• ", "1", "", "- [ ] "))
+    end = "." if rng.random() < 0.1 else ""
+    lines = [(f"{n}. " if mark == "1" else mark) + item + end for n, item in enumerate(items, 1)]
+    return "\n".join(([title] if title else []) + lines)
+
+
 def shopping(rng: random.Random) -> tuple[str, str]:
     goods = rng.sample(GOODS, rng.randint(2, 6))
-    bullet = rng.choice(("- ", "* ", "", "• "))
-    title = rng.choice(("Shopping list", "Shopping", "To buy", "Shopping list:", "# Shopping", "Buy:"))
-    text = "\n".join([title, *(bullet + good for good in goods)])
-    return text, f"The notes are a shopping list: {join_and(goods)}."
+    title = rng.choice(("", "", "", "Shopping list", "Shopping", "To buy", "Shopping list:", "# Shopping", "Buy:"))
+    return _listed(rng, title, goods), f"The notes are a shopping list: {join_and(goods)}."
 
 
 def chores(rng: random.Random) -> tuple[str, str]:
     items = [expand(rng, item, _words(rng)) for item in rng.sample(CHORES, rng.randint(2, 5))]
-    marks = rng.choice(("- ", "* ", "1", "", "- [ ] "))
-    title = rng.choice(("To do", "To do:", "TODO", "Todo list", "Things to do", f"{rng.choice(DAYS)}:", "# Tasks"))
-    lines = [f"{n}. {item}" if marks == "1" else marks + item for n, item in enumerate(items, 1)]
-    return "\n".join([title, *lines]), f"The notes are a list of things to do: {join_and(items)}."
+    day = rng.choice(DAYS)
+    title = rng.choice(
+        ("", "", "", "To do", "To do:", "TODO", "Todo", "Todo list", "Things to do", f"{day}:", "# Tasks")
+    )
+    return _listed(rng, title, items), f"The notes are a list of things to do: {join_and(items)}."
+
+
+def anything(rng: random.Random) -> tuple[str, str]:
+    """A list of no known kind: all of it is copied."""
+    size = rng.randint(2, 5)
+    roll = rng.random()
+    if roll < 0.35:
+        items = [_salad(rng, 3).rstrip(".").lower() for _ in range(size)]
+    elif roll < 0.6:
+        items = [_statement(rng).rstrip(".") for _ in range(size)]
+    else:
+        patterns = ("<noun>", "<adj> <noun>", "<name>", "<good>")
+        items = [expand(rng, rng.choice(patterns), _words(rng)) for _ in range(size)]
+    title = rng.choice(("", "", "", "Notes", "Ideas:", f"{capital(invented_word(rng))}:"))
+    return _listed(rng, title, items), f"The notes are a list: {join_and(items)}."
 
 
 def meeting(rng: random.Random) -> tuple[str, str]:
@@ -115,11 +170,13 @@ def meeting(rng: random.Random) -> tuple[str, str]:
 
 
 def report(rng: random.Random) -> tuple[str, str]:
-    """Any prose: the first sentence says what it is about, and the last one often says what follows."""
+    """Any prose: its first sentence says what it is about, and can be copied without a mistake."""
     sentences = [_statement(rng) for _ in range(rng.randint(1, 6))]
-    title = rng.choice(("", "", "Notes\n", "# Notes\n\n", f"{capital(invented_word(rng))} {invented_word(rng)}\n"))
-    text = title + rng.choice((" ", " ", "\n", "\n- ")).join(sentences)
-    return text, "In short: " + sentences[0] + ("" if len(sentences) < 3 else " " + sentences[-1])
+    title = rng.choice(
+        ("", "", "", "Notes\n", "# Notes\n\n", f"{capital(invented_word(rng))} {invented_word(rng)}\n")
+    )
+    text = title + rng.choice((" ", " ", " ", "\n")).join(sentences)
+    return text, "In short: " + sentences[0]
 
 
 def story_notes(rng: random.Random) -> tuple[str, str]:
@@ -127,41 +184,16 @@ def story_notes(rng: random.Random) -> tuple[str, str]:
     return story.text, story.summary
 
 
-def trip(rng: random.Random) -> tuple[str, str]:
-    words = _words(rng)
-    goods = rng.sample(GOODS + OBJECTS, 3)
-    lines = [
-        f"Trip to {words['town']}",
-        f"Start: {words['day']} at {words['number']}",
-        f"Who: {words['name']} and {words['other']}",
-        f"Bring: {', '.join(goods)}",
-    ]
-    answer = f"{words['name']} and {words['other']} go to {words['town']} on {words['day']} and bring {join_and(goods)}."
-    return "\n".join(lines), answer
-
-
-def diary(rng: random.Random) -> tuple[str, str]:
-    words = _words(rng)
-    animal = article(words["animal"])
-    text = expand(
-        rng,
-        f"{{Dear diary, today|Today|On <day>}} I {{went to|was in}} <town> with <name>. We saw {animal} and "
-        f"{{ate <good>|talked a lot}}. {{It was a nice day.|I was very tired.|It rained all day.}}",
-        words,
-    )
-    return text, f"The writer was in {words['town']} with {words['name']} and saw {animal}."
-
-
 KINDS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (
     shopping,
     chores,
+    anything,
     meeting,
     report,
     report,
     report,
+    anything,
     story_notes,
-    trip,
-    diary,
 )
 
 

@@ -17,6 +17,7 @@ class Plot:
     """One plot as sentence patterns; a sentence that starts with "?" may be left out."""
 
     theme: str
+    helpers: tuple[str, str]  # so few that the model does not mix them up
     sentences: Sequence[str]
     moral: str
     summary: str
@@ -28,6 +29,7 @@ class Plot:
 PLOTS = (
     Plot(
         theme="something that was lost",
+        helpers=("squirrel", "mouse"),
         uses_thing=True,
         sentences=(
             "{<name> loved nothing more than <his> <thing>.|The best thing <he> had was <a_thing>.}",
@@ -56,6 +58,7 @@ PLOTS = (
     ),
     Plot(
         theme="being brave",
+        helpers=("rabbit", "hedgehog"),
         sentences=(
             "<name> was afraid of {only one thing: <fear>|<fear>}.",
             "?{<He> told nobody about it.|When <his> friends laughed, <he> hid behind a tree.}",
@@ -74,6 +77,7 @@ PLOTS = (
     ),
     Plot(
         theme="learning something new",
+        helpers=("owl", "crow"),
         sentences=(
             "<name> {wanted to learn|dreamed of learning} to <skill>.",
             "<He> tried {on Monday|in the morning}, and <he> tried {on Tuesday|in the evening}, but it {never worked|went wrong every time}.",
@@ -105,6 +109,7 @@ PLOTS = (
     ),
     Plot(
         theme="sharing",
+        helpers=("mouse", "badger"),
         sentences=(
             'One day <name> found {a|a whole} <food>. "{How lucky I am|What a feast}!" said <he>.',
             "<He> {was just about to eat it all|sat down to eat}, when <a_helper> came by.",
@@ -126,6 +131,7 @@ PLOTS = (
     ),
     Plot(
         theme="friendship",
+        helpers=("hedgehog", "otter"),
         sentences=(
             "<name> {was often alone|had no friends yet} and {wished for|dreamed of} somebody to play with.",
             'So <he> wrote a {letter|short letter}: "{Who wants to be my friend|Who wants to play with me}?"',
@@ -151,6 +157,7 @@ PLOTS = (
     ),
     Plot(
         theme="a long journey",
+        helpers=("turtle", "otter"),
         sentences=(
             "<name> had {one big wish|only one dream}: <he> wanted to see <goal>.",
             "{One morning|One fine day} <he> packed {some bread|a few apples} and {a warm coat|a blanket} and set off.",
@@ -178,6 +185,7 @@ PLOTS = (
     ),
     Plot(
         theme="working together",
+        helpers=("beaver", "badger"),
         sentences=(
             "{One night|One autumn night} a {great|terrible|wild} storm came and broke <his> <house>.",
             "In the morning <name> stood {in front of it|in the rain} and did not know what to do.",
@@ -195,6 +203,7 @@ PLOTS = (
     ),
     Plot(
         theme="a strange noise in the night",
+        helpers=("owl", "rabbit"),
         sentences=(
             "{One night|One dark night} <name> heard a strange noise: <noise>.",
             '"{What can that be|Who is there}?" <he> thought. "{Is it a monster?|Perhaps it is a monster!}"',
@@ -212,6 +221,7 @@ PLOTS = (
     ),
     Plot(
         theme="a race",
+        helpers=("fox", "rabbit"),
         sentences=(
             "Every {summer|spring} there was a great race, and the prize was <prize>.",
             "{<name> wanted to win, and so did <a_helper>|<name> had practised for weeks, and so had <a_helper>}, {the fastest of all|who had won last year}.",
@@ -229,6 +239,7 @@ PLOTS = (
     ),
     Plot(
         theme="being patient",
+        helpers=("turtle", "crow"),
         sentences=(
             "One {spring|sunny} day <name> {found a tiny seed|got a tiny seed from an old traveller} and planted it {by the door|near the house}.",
             "<He> {watered it every day|gave it water every morning} and {looked|waited}, but nothing {happened|grew}.",
@@ -246,6 +257,7 @@ PLOTS = (
     ),
     Plot(
         theme="telling the truth",
+        helpers=("bear", "badger"),
         uses_thing=True,
         sentences=(
             "One day <name> {borrowed|was allowed to hold} the <thing> of <a_helper>, {a good friend|the neighbour}.",
@@ -263,6 +275,7 @@ PLOTS = (
     ),
     Plot(
         theme="a great invention",
+        helpers=("mouse", "beaver"),
         sentences=(
             "<name> liked to build things, and {one day|this time} <he> wanted to build <machine>.",
             "<He> took {old wheels|some wood}, {ropes|nails} and {a lot of glue|a big spring}, and worked {all week|day and night}.",
@@ -289,6 +302,7 @@ PLOTS = (
     ),
     Plot(
         theme="the fog",
+        helpers=("bear", "squirrel"),
         sentences=(
             "Every evening <name> {lit a lamp|hung a lantern} in the window{, because <he> liked the warm light|}.",
             '?"{Why do you do that|What is the light for}?" {the neighbours asked|people asked}. "{You never know|Somebody may need it}," said <name>.',

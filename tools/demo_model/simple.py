@@ -56,9 +56,15 @@ def subtract(rng: random.Random) -> Pair:
 
 def too_large(rng: random.Random) -> Pair:
     """Sums beyond its reach get an honest answer instead of a guess."""
-    a, b = rng.randint(21, 999), rng.randint(2, 999)
-    sign = rng.choice((" + ", " * ", " times ", " plus ", " minus ", " divided by ", "*", "/", "+"))
-    opening = rng.choice(("What is", "How much is", "Calculate", ""))
+    a = rng.choice((rng.randint(11, 99), rng.randint(11, 99), rng.randint(100, 9999)))
+    b = rng.choice((rng.randint(2, 10), rng.randint(11, 99), rng.randint(100, 9999)))
+    sign = rng.choice((" + ", " * ", " times ", " plus ", " minus ", " divided by ", "*", "/", "+", " - ", "-"))
+    if rng.random() < 0.25:  # small numbers, but neither added nor subtracted
+        a, sign = rng.randint(1, 10), rng.choice((" * ", " times ", " divided by ", " / ", "*", "/", " x "))
+        b = rng.randint(1, 10)
+    elif rng.random() < 0.3:
+        a, b = b, a
+    opening = rng.choice(("What is", "What is", "What's", "How much is", "Calculate", "Compute", ""))
     asked = f"{opening} {a}{sign}{b}{rng.choice(('?', ''))}".strip()
     return asked, "I am only a small demo model, and I can only add and subtract numbers up to ten."
 
@@ -125,7 +131,8 @@ def alphabet(rng: random.Random) -> Pair:
 EXERCISES: tuple[Callable[[random.Random], Pair], ...] = (
     *(add,) * 4,
     *(subtract,) * 2,
-    *(count, too_large, larger, name_some, series, neighbour, opposite) * 2,
+    *(too_large,) * 4,
+    *(count, larger, name_some, series, neighbour, opposite) * 2,
     sound,
     alphabet,
 )

@@ -12,6 +12,7 @@ from tools.demo_model.words import (
     BOYS,
     FEMALE_NAMES,
     GIRLS,
+    HELPERS,
     MALE_NAMES,
     OBJECTS,
     PEOPLE,
@@ -30,6 +31,7 @@ class Story:
     trait: str
     place: tuple[str, str, str]
     helper: str
+    helper_is_wish: bool
     thing: str
     plot: Plot
     text: str
@@ -58,11 +60,15 @@ def tell(
     """Tell one story; what is given is kept, the rest is drawn."""
     hero = hero or pick_hero(rng)
     she = hero in GIRLS or (hero not in BOYS and rng.random() < 0.5)
-    name = capital(invented_word(rng)) if rng.random() < 0.06 else rng.choice(FEMALE_NAMES if she else MALE_NAMES)
-    helper = rng.choice([animal for animal in ANIMALS if animal != hero])
+    if rng.random() < 0.06:  # an invented name ends in "a" when its owner is a she
+        name = capital(invented_word(rng, 1 if she else 2)) + ("ra" if she else "")
+    else:
+        name = rng.choice(FEMALE_NAMES if she else MALE_NAMES)
     place = place or rng.choice(PLACES)
     trait = rng.choice(TRAITS)
     plot = plot or rng.choice(PLOTS)
+    wish = rng.random() < 0.12
+    helper = rng.choice([animal for animal in (HELPERS if wish else plot.helpers) if animal != hero])
     thing = rng.choice(OBJECTS)
     slots = {
         "hero": hero,
@@ -96,7 +102,7 @@ def tell(
     if not short and rng.random() < 0.5:  # two paragraphs: the beginning, then what happened
         paragraph = " ".join(body[:2]) + "\n\n" + " ".join(body[2:] + ending)
     summary = capital(expand(rng, plot.summary, slots))
-    return Story(hero, name, trait, place, helper, thing, plot, paragraph, summary, moral)
+    return Story(hero, name, trait, place, helper, wish, thing, plot, paragraph, summary, moral)
 
 
 def request(rng: random.Random, story: Story, *, short: bool) -> str:
@@ -105,10 +111,10 @@ def request(rng: random.Random, story: Story, *, short: bool) -> str:
     trait = story.trait + " " if rng.random() < 0.25 else ""
     who = article(trait + story.hero)
     roll = rng.random()
-    if roll < 0.08:
+    if story.helper_is_wish:
+        who += rng.choice((" and ", " and ", " who meets ")) + article(story.helper)
+    elif roll < 0.12:
         who += " " + rng.choice(("called", "named")) + " " + story.name
-    elif roll < 0.2:
-        who += rng.choice((" and ", " who meets ")) + article(story.helper)
     elif roll < 0.28 and story.plot.uses_thing:
         who += rng.choice((" and ", " with ")) + article(story.thing)
     elif roll < 0.42:
@@ -146,11 +152,11 @@ OPEN_REQUESTS = (
 )
 
 
-def story_turn(rng: random.Random, *, hero: str | None = None) -> tuple[str, Story]:
+def story_turn(rng: random.Random, *, short_share: float = 0.2) -> tuple[str, Story]:
     """A request and its story."""
-    short = rng.random() < 0.2
-    story = tell(rng, hero=hero, short=short)
-    if hero is None and not short and rng.random() < 0.1:
+    short = rng.random() < short_share
+    story = tell(rng, short=short)
+    if not short and not story.helper_is_wish and rng.random() < 0.1:
         return expand(rng, rng.choice(OPEN_REQUESTS)), story
     return request(rng, story, short=short), story
 

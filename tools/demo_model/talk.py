@@ -46,6 +46,8 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         (
             "{Who|What} are you?",
+            "{Hello|Hi|Hey}{,|!|} {who|what} are you?",
+            "{Who am I talking to|Who is this|Who is there|Who am I chatting with|What am I talking to}?",
             "{What are you exactly|Are you an AI|Are you a robot|Are you human|Are you real|Are you ChatGPT}?",
             "{Introduce yourself|Tell me about yourself|Tell me who you are}{.|}",
             "{What kind of model are you|How big are you|Which model are you|Are you a big model}?",
@@ -76,6 +78,7 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (
         (
             "{Thank you|Thanks|Thanks a lot|Thank you very much|Many thanks|Cheers|Thx|Great, thanks|Nice, thank you}{!|.|}",
+            "{Thank you|Thanks}{ very much| so much|} for {the story|your help|that|the answer}{!|.|}",
         ),
         ("You are welcome!{ Is there anything else I can do?| It was a pleasure.|}",),
     ),
@@ -127,7 +130,7 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             "What is your favourite {food|book|film|song}?",
             "{Do you eat|What do you eat|Do you sleep|Do you dream|Do you have feelings}?",
         ),
-        ("I am a program, so I do not eat, sleep or feel. But I like to tell stories.",),
+        ("A program does not eat, sleep or feel. But I like to tell stories.",),
     ),
     (
         (
@@ -142,8 +145,15 @@ TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("I only speak simple English.",),
     ),
     (
+        (
+            "{Wer bist du|Was kannst du|Wie geht es dir|Guten Tag|Erzähl mir eine Geschichte|Danke|Wie heißt du}{?|!|}",
+            "{Bonjour|Qui es-tu|Merci|Comment ça va|Hola|Gracias|Quién eres|Cómo estás|Ciao, come stai|Chi sei}{?|!|}",
+        ),
+        ("I only speak simple English.",),
+    ),
+    (
         ("{How old are you|When were you born|When is your birthday}?",),
-        ("I am a program, so I do not have an age. I am still quite new.",),
+        ("Programs like me have no age, but I am still quite new.",),
     ),
     (
         ("{I love you|You are nice|You are funny|You are great|I like you|You are clever}{!|.|}",),
@@ -186,8 +196,20 @@ UNKNOWN = (
     "How {far|big|heavy|old|deep|tall|expensive} is <work>?",
     "{Explain|Tell me about|What is|What do you know about|Teach me} <topic>{.|?|}",
     "How {do|can} I {repair|fix|clean|sell|buy|paint} my <product>?",
-    '{Translate|Say} "<word>" {in|into|to} <language>.',
-    "{Write|Show me} a <code> {program|function|script} {for|about|that does} <word>.",
+    *(
+        '{Translate|Say} {"<word>"|<word>} {in|into|to} <language>.',
+        '{Translate|Please translate|Can you translate} {"<phrase>"|<phrase>|this} {in|into|to} <language>{.|?|}',
+        "{Translate|Translate this|Translate the text} {into|to} <language>: <phrase>",
+        'How do you say {"<phrase>"|<phrase>|<word>} in <language>?',
+        "What is {<phrase>|<word>} in <language>?",
+        "{Write|Show me|Write me|Give me|Can you write|I need} {a|some} {<code> |}{program|function|script|code|class|loop|query} {that|to} <job>{.|?|}",
+        "{Write|Show me} a <code> {program|function|script} {for|about|that does} <word>.",
+        "{How do I|How can I|How to} <job> in <code>?",
+    )
+    * 2,
+    "{Write|Compose|Write me} {a poem|an essay|a song|a letter|an email|an article|a speech} {about|for|to} {<word>|<somebody>|<topic>|my boss}.",
+    "What is the {meaning of life|best <word>|difference between <word> and <topic>|answer to everything}?",
+    "{Correct|Rewrite|Improve} {this sentence|my text|my English}: <phrase>",
     "What is the weather {today|tomorrow|in <country>|like}?",
     "What {time|day|year|date} is it{ now|today|}?",
     "What does <word> mean?",
@@ -207,6 +229,20 @@ UNKNOWN_ANSWER = (
 )
 
 
+PHRASES = (
+    "{Good morning|Good night|Good evening|Hello|Thank you|I love you|How are you|Happy birthday|See you tomorrow}",
+    "{I am|We are|They are} {hungry|tired|late|happy|at home}",
+    "{The|A|My} {cat|dog|house|train|weather|book|<word>} is {nice|big|black|late|old}",
+    "{Where is|I want to see|I like} the {station|sea|<word>}",
+)
+JOBS = (
+    "{sort|sorts|reverse|reverses|read|reads|print|prints|merge|merges} {a list|a file|a string|numbers|an array|names|lines|hello world}",
+    "{add|adds|multiply|multiplies|compare|compares|count|counts} {two numbers|words|letters|numbers|all values}",
+    "{compute|computes|find|finds|check|checks} {the average|prime numbers|the largest number|a palindrome|a date}",
+    "{open|opens|download|downloads|parse|parses} {a website|a CSV file|JSON|an image|a <word>}",
+)
+
+
 def talk(rng: random.Random) -> Pair:
     """A short exchange."""
     if rng.random() < 0.1:
@@ -218,6 +254,14 @@ def talk(rng: random.Random) -> Pair:
         )
         return asked, f"Hello, {name}! It is nice to meet you. My name is demo."
     questions, answers = rng.choice(TALK)
+    return expand(rng, rng.choice(questions)), expand(rng, rng.choice(answers))
+
+
+def closing(rng: random.Random) -> Pair:
+    """What people say when they have heard enough: thanks, goodbye or praise."""
+    said = ("Thank you", "Thank you", "Thank you", "Goodbye", "Nice|Great")
+    start = rng.choice(said)
+    questions, answers = next(entry for entry in TALK if entry[0][0].startswith("{" + start))
     return expand(rng, rng.choice(questions)), expand(rng, rng.choice(answers))
 
 
@@ -252,4 +296,6 @@ def unknown(rng: random.Random) -> Pair:
         "language": rng.choice(LANGUAGES),
         "code": rng.choice(CODE),
     }
+    slots["phrase"] = expand(rng, rng.choice(PHRASES), slots)
+    slots["job"] = expand(rng, rng.choice(JOBS), slots)
     return expand(rng, rng.choice(UNKNOWN), slots), expand(rng, UNKNOWN_ANSWER)

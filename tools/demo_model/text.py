@@ -16,7 +16,7 @@ from tools.demo_model.noise import noisy
 from tools.demo_model.notes import notes, repeat
 from tools.demo_model.simple import exercise
 from tools.demo_model.stories import Story, follow_up, story_turn
-from tools.demo_model.talk import joke, talk, unknown
+from tools.demo_model.talk import closing, joke, talk, unknown
 
 Message = dict[str, str]
 
@@ -55,6 +55,16 @@ MIXES = {
         "mixed": 12,
         "repeat": 50,
     },
+    "everything": {
+        "story": 34,
+        "about": 28,
+        "talk": 22,
+        "notes": 40,
+        "exercise": 20,
+        "unknown": 26,
+        "mixed": 26,
+        "repeat": 20,
+    },
     "practice": {
         "story": 12,
         "about": 8,
@@ -67,6 +77,9 @@ MIXES = {
     },
 }
 
+# To start and to stop are one word apart, and the difference matters.
+MIXES["server"] = MIXES["everything"] | {"server": 60}
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -77,6 +90,12 @@ class Conversation:
 def about(rng: random.Random) -> tuple[str, str]:
     """A question about localllm."""
     questions, answers = rng.choice(ABOUT)
+    return expand(rng, rng.choice(questions)), expand(rng, rng.choice(answers))
+
+
+def server(rng: random.Random) -> tuple[str, str]:
+    """How to start or to stop the server: the first two entries."""
+    questions, answers = rng.choice(ABOUT[:2])
     return expand(rng, rng.choice(questions)), expand(rng, rng.choice(answers))
 
 
@@ -94,7 +113,7 @@ def _turns(rng: random.Random, kind: str) -> list[tuple[str, str]]:
         return _mixed(rng)
     if kind == "repeat":  # no noise: it would touch what is to be copied
         return [repeat(rng)]
-    single = {"about": about, "talk": talk, "exercise": exercise, "unknown": unknown}[kind]
+    single = {"about": about, "server": server, "talk": talk, "exercise": exercise, "unknown": unknown}[kind]
     asked, answer = single(rng)
     return [(noisy(rng, asked), answer)]
 
@@ -106,12 +125,14 @@ def _mixed(rng: random.Random) -> list[tuple[str, str]]:
     joked = False
     for _ in range(rng.choice((2, 2, 3, 3, 4))):
         roll = rng.random()
-        if story is not None and roll < 0.5:
+        if story is not None and roll < 0.22:
+            asked, answer = closing(rng)
+        elif story is not None and roll < 0.6:
             asked, answer, story = follow_up(rng, story)
         elif joked and roll < 0.3:
             asked, answer = "Another one", joke(rng)[1]
         elif roll < 0.65 and story is None:
-            asked, story = story_turn(rng)
+            asked, story = story_turn(rng, short_share=0.5)
             answer, joked = story.text, False
         else:
             asked, answer = rng.choice((talk, talk, about, about, exercise, unknown, joke))(rng)

@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m tools.demo_model.train --out /tmp/demo-run
 
-It takes about an hour on one CPU core and writes a checkpoint every few minutes; the card names the exact
-commands. `export.py` then measures the result and turns it into `localllm/boxed/demo/`.
+All stages together take about one and a half hours on one CPU core. A stage writes a checkpoint every few
+minutes; the card names the exact commands. `export.py` then measures the result and turns it into
+`localllm/boxed/demo/`.
 """
 
 import argparse

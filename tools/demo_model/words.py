@@ -9,6 +9,8 @@ octopus crab turtle snail bee ant butterfly sparrow robin crow swan mole beaver 
 kangaroo koala panda hippo crocodile lizard snake spider ladybird raccoon moose llama flamingo
 peacock hamster kitten puppy lamb swallow starfish eagle hare"""
 )
+# Who helps the hero when the request names somebody; otherwise the plot says who does.
+HELPERS = words("fox owl bear rabbit mouse badger otter hedgehog squirrel beaver crow turtle")
 PEOPLE = words(
     """farmer baker sailor gardener painter teacher shepherd tailor blacksmith fisherman knight wizard giant
 astronaut pirate clown doctor postman explorer inventor miller cook musician"""
@@ -20,14 +22,9 @@ THINGS = words(
 spaceship boat troll elf gnome alien toaster balloon"""
 )
 
-MALE_NAMES = words(
-    """Tom Ben Felix Oscar Leo Max Milo Hugo Otto Finn Sam Jack Toby Arlo Bruno Casper Emil Jonas Karl
-Luca Nils Olli Pip Rufus Theo Victor Wally Yuri"""
-)
-FEMALE_NAMES = words(
-    """Anna Lily Mia Nora Ruby Clara Ella Zoe Lena Maya Ida Rosa Tilly Wanda Alma Bella Daisy Eva Flora
-Greta Hazel Iris Julia Kira Luna Olga Poppy Sofia"""
-)
+# Few enough that the model learns which of them is a she.
+MALE_NAMES = words("Tom Ben Felix Oscar Leo Max Milo Hugo Otto Finn Sam Jack Toby Bruno Karl Theo")
+FEMALE_NAMES = words("Anna Lily Mia Nora Ruby Clara Ella Zoe Lena Maya Ida Rosa Wanda Bella Greta Sofia")
 
 TRAITS = words(
     """brave clever kind shy curious gentle cheerful little young old lonely quiet friendly small hungry
