@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from localllm.quant.formats import int8
 from tools.demo_model.card import card
 from tools.demo_model.chat import BEGIN, CHAT_TEMPLATE, END, PAD, token_id
 from tools.demo_model.evaluate import held_out, perplexity
@@ -48,12 +49,6 @@ _CONFIG_KEYS = words("""
 SAMPLING = {"do_sample": True, "temperature": 0.5, "top_k": 40, "top_p": 0.95}
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric INT8, one scale per output channel."""
-    scale = (weight.abs().amax(dim=1, keepdim=True) / 127).to(torch.bfloat16)
-    return (weight / scale.float()).round().clamp(-127, 127).to(torch.int8), scale
-
-
 def stored_tensors(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     """What the file holds: INT8 and a scale per linear layer, bfloat16 for the rest, the tied head once."""
     tensors: dict[str, torch.Tensor] = {}
@@ -61,7 +56,8 @@ def stored_tensors(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
         if name == "lm_head.weight":
             continue
         if name.endswith("_proj.weight"):
-            tensors[name], tensors[f"{name}_scale"] = quantize(value.float())
+            parts = int8.quantize(value, torch.bfloat16).parts
+            tensors[name], tensors[f"{name}_scale"] = parts["q"], parts["scale"][:, None].contiguous()
         else:
             tensors[name] = value.to(torch.bfloat16)
     return tensors

@@ -11,10 +11,10 @@ from localllm.quant.tensor import QuantizedTensor
 FORMAT = "int8"
 
 
-def quantize(weight: Tensor) -> QuantizedTensor:
+def quantize(weight: Tensor, scale_dtype: torch.dtype) -> QuantizedTensor:
     """Round to nearest with the scale that maps the largest magnitude of a row to 127. weight: [out, in]"""
     exact = weight.float()
-    scale = (exact.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny).to(weight.dtype)
+    scale = (exact.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny).to(scale_dtype)
     q = (exact / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
     return QuantizedTensor(FORMAT, (weight.shape[0], weight.shape[1]), {"q": q, "scale": scale})
 

@@ -9,7 +9,9 @@ from tests.runtime.kernels.harness import check
 
 def quantized(rows: int, columns: int) -> QuantizedTensor:
     generator = torch.Generator().manual_seed(rows)
-    return int8.quantize(torch.randn(rows, columns, generator=generator, dtype=torch.float64).bfloat16())
+    return int8.quantize(
+        torch.randn(rows, columns, generator=generator, dtype=torch.float64).bfloat16(), torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -38,7 +40,7 @@ def test_the_choice_is_explained() -> None:
 def test_int8_is_within_half_a_step_of_the_weight() -> None:
     weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
     weight[7] = 0
-    packed = int8.quantize(weight)
+    packed = int8.quantize(weight, torch.float32)
     step = weight.abs().amax(1, keepdim=True) / 127
     assert ((int8.dequantize(packed, torch.float32) - weight).abs() <= step / 2 + 1e-6).all()
     assert packed.nbytes == 40 * 64 + 40 * 4
