@@ -46,7 +46,7 @@ BLOCK_SIZE = 16  # tokens
 TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faster and hold others up longer
 MAX_RUNNING = 32  # sequences in one step
 SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
-SMALL_MODEL_BYTES = 64_000_000  # a smaller model decodes faster on one thread than on two that wait for each other
+SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than they help (docs/lab-log.md)
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
 Message = Mapping[str, Any]

@@ -149,7 +149,8 @@ class Worker:
             self.inbox.put(command)
 
     def run(self) -> None:
-        torch.set_num_threads(self.threads)  # of this thread, and of those that begin after it
+        torch.get_num_threads()  # else the first operation would take over what another thread has set
+        torch.set_num_threads(self.threads)
         going_on = True
         with torch.inference_mode():
             while going_on:
