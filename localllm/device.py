@@ -55,6 +55,11 @@ def resolve_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
     return wanted
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As `resolve_dtype` takes it: float32, bfloat16, ..."""
+    return str(dtype).removeprefix("torch.")
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that can be taken now without pushing anything out."""
     import psutil

@@ -25,7 +25,7 @@ from localllm.arch.fields import Fields
 from localllm.checkpoint.header import Header, TensorHeader, read_header
 from localllm.checkpoint.quantized import is_int8
 from localllm.checkpoint.safetensors import Weights
-from localllm.device import free_bytes, resolve_device, resolve_dtype
+from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.names import ModelRef, resolve
 from localllm.metrics import Stopwatch
@@ -86,7 +86,7 @@ def load(
     need = weight_bytes(header, kind, place)
     if need > free:
         raise DoesNotFit(
-            f"the weights of {ref.name} need {gigabytes(need)} in {name_of(kind)}, {gigabytes(free)} are free",
+            f"the weights of {ref.name} need {gigabytes(need)} in {dtype_name(kind)}, {gigabytes(free)} are free",
             "name a smaller model, or free memory",
         )
     tokens_per_block = BLOCK_SIZE * kv_bytes_per_token(config, kind.itemsize)
@@ -150,10 +150,6 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 class LLM:
     """A model that is ready to answer. Safe to use from several threads; `with` closes it."""
 
@@ -179,7 +175,7 @@ class LLM:
         self.context = context  # tokens
         self.weight_bytes = weight_bytes
         self.device = str(worker.engine.runner.device)
-        self.dtype = name_of(worker.engine.runner.model.norm.dtype)
+        self.dtype = dtype_name(worker.engine.runner.model.norm.dtype)
         self.default_params = default_params
         self.eos_ids = eos_ids
         self.load_s = load_s

@@ -1,4 +1,4 @@
-"""What a model costs in bytes, from its description alone: `load` refuses by it, `show` prints it."""
+"""What a model costs, from its description alone: `load` sizes the cache by it, the benchmark names its size."""
 
 from localllm.arch.config import AttentionConfig, MLPConfig, ModelConfig
 

@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from localllm.checkpoint.header import Header
+from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import damaged
 
@@ -78,7 +79,7 @@ def check_finite(name: str, tensor: Tensor) -> None:
     if tensor.numel() == 0 or torch.isfinite(torch.stack(torch.aminmax(tensor))).all():
         return
     bad = int((~torch.isfinite(tensor)).sum())
-    kind = str(tensor.dtype).removeprefix("torch.")
+    kind = dtype_name(tensor.dtype)
     raise DamagedModel(
         f"the tensor {name!r} is NaN or infinite at {bad} of {tensor.numel()} places in {kind}",
         "fetch the model again" if kind == "float32" else "fetch the model again, or try --dtype float32",

@@ -123,8 +123,7 @@ class Engine:
         """The step's tensors. `starts`: where each sequence's tokens begin, and the end."""
         states = [s.state for s, _ in work if s.state]
         tokens = [s.last_computed(count) for s, count in work]
-        copies, self.pool.copies = tuple(self.pool.copies), []
-        batch = Batch.of(states, tokens, logit_index, self.runner.device, copies)
+        batch = Batch.of(states, tokens, logit_index, self.runner.device, self.pool.drain_copies())
         unread = [(end - 1, s.row) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_unread]
         if unread:
             index, rows = zip(*unread, strict=True)
@@ -188,9 +187,9 @@ class Engine:
         state = SequenceState(self.pool)
         try:
             state.extend(len(token_ids))
-            copies, self.pool.copies = tuple(self.pool.copies), []
             every = list(range(len(token_ids)))
-            return self.runner.launch(Batch.of([state], [token_ids], every, self.runner.device, copies))
+            batch = Batch.of([state], [token_ids], every, self.runner.device, self.pool.drain_copies())
+            return self.runner.launch(batch)
         finally:
             state.free()
 

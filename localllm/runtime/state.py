@@ -85,6 +85,11 @@ class BlockPool:
             parent = hit[1]
         return blocks, serials
 
+    def drain_copies(self) -> tuple[tuple[int, int], ...]:
+        """The copies to do now; the list is empty after that."""
+        copies, self.copies = tuple(self.copies), []
+        return copies
+
     def check(self) -> None:
         """Every block is in use or idle, and what is remembered can be found: for tests and when idle."""
         assert all((users == 0) == (block in self.idle) for block, users in enumerate(self.users))

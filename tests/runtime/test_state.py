@@ -64,8 +64,7 @@ class Verbs(RuleBasedStateMachine):
         except OutOfBlocks:
             return
         tokens += new
-        copies, self.pool.copies = tuple(self.pool.copies), []
-        batch = Batch.of([state], [new], [len(new) - 1], CPU, copies)
+        batch = Batch.of([state], [new], [len(new) - 1], CPU, self.pool.drain_copies())
         got = self.engine.runner.launch(batch)[0]
         torch.testing.assert_close(got, expected(tuple(tokens)), atol=1e-4, rtol=1e-4)
 
