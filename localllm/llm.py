@@ -23,7 +23,7 @@ from localllm.arch.cost import kv_bytes_per_token
 from localllm.arch.families import describe
 from localllm.arch.fields import Fields
 from localllm.checkpoint.header import Header, TensorHeader, read_header
-from localllm.checkpoint.quantized import is_int8
+from localllm.checkpoint.quantized import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
@@ -77,9 +77,9 @@ def load(
     ref = resolve(str(model))
     header = read_header(ref.path)
     config = describe(header.config)
-    quantized = is_int8(header.config)
+    check_quantization(header.config)
     default_params = SamplingParams.from_generation_config(header.generation_config)
-    end_ids = Fields(header.generation_config).token_ids("eos_token_id")
+    end_ids = Fields(header.generation_config).ids("eos_token_id")
     kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header), place)
     tokenizer = Tokenizer.from_folder(ref.path)
     free = free_bytes(place)
@@ -90,14 +90,15 @@ def load(
             "name a smaller model, or free memory",
         )
     tokens_per_block = BLOCK_SIZE * kv_bytes_per_token(config, kind.itemsize)
-    context, blocks = plan_context(config.max_context, context, tokens_per_block, free - need)
+    usual = config.default_context or config.max_context
+    context, blocks = plan_context(config.max_context, usual, context, tokens_per_block, free - need)
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:
             undo.callback(template.close)
             template.warm_up()  # its process starts while the weights are read
         with torch.inference_mode():
-            decoder = Decoder(config, Source(Weights(header), place, kind, quantized))
+            decoder = Decoder(config, Source(Weights(header), place, kind), context)
             runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place)
         engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
         threads = settings.threads or (1 if need < SMALL_MODEL_BYTES else torch.get_num_threads())
@@ -108,10 +109,11 @@ def load(
     return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, context, need, load_s)
 
 
-def plan_context(longest: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
+def plan_context(longest: int, usual: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
     """How long one sequence may be, and how many blocks the cache has; half of the free memory is left alone.
 
-    longest: of the model; asked: by the user, None for as much as fits (all in tokens).
+    longest: of the model; usual: where nobody asks; asked: by the user, None for as much of the usual as fits (all
+    in tokens).
     """
     if asked is not None and not (type(asked) is int and 0 < asked <= longest):
         raise UsageError(f"a context of {asked!r} tokens is asked for", f"give a whole number up to {longest}")
@@ -123,7 +125,7 @@ def plan_context(longest: int, asked: int | None, block_bytes: int, free: int) -
             f"{gigabytes(free)} that are free beside the weights half is kept for the rest",
             f"--context {affordable * BLOCK_SIZE} fits" if affordable else "free memory",
         )
-    context = min(asked or longest, affordable * BLOCK_SIZE)
+    context = min(asked or usual, affordable * BLOCK_SIZE)
     return context, min(affordable, CACHED_CONTEXTS * -(-context // BLOCK_SIZE))
 
 
@@ -140,8 +142,8 @@ def weight_bytes(header: Header, dtype: torch.dtype, device: torch.device) -> in
     """What the weights take in memory: floats in `dtype`, and INT8 as well where no kernel reads it packed."""
 
     def element_bytes(tensor: TensorHeader) -> int:
-        packed = tensor.dtype == "I8" and reads_packed(tensor.shape[-1], dtype, device)
-        return 1 if packed else dtype.itemsize
+        int8 = tensor.dtype == "I8" and reads_packed("int8", tensor.shape[-1], dtype, device)
+        return 1 if int8 or tensor.dtype == "U8" else dtype.itemsize
 
     return sum(t.elements * element_bytes(t) for t in header.tensors.values())
 
@@ -175,7 +177,7 @@ class LLM:
         self.context = context  # tokens
         self.weight_bytes = weight_bytes
         self.device = str(worker.engine.runner.device)
-        self.dtype = dtype_name(worker.engine.runner.model.norm.dtype)
+        self.dtype = dtype_name(worker.engine.runner.model.dtype)
         self.default_params = default_params
         self.eos_ids = eos_ids
         self.load_s = load_s

@@ -4,18 +4,23 @@ Trusts nothing: every name, count and length in a file is checked before it is u
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from localllm.arch.families import layout
 from localllm.arch.fields import Fields
+from localllm.arch.layout import Layout
+from localllm.arch.parts import MOST_EXPERTS
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json
 from localllm.hub.folder import weight_files
 
 LFS_POINTER = b"version https://git-lfs"
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
+STACKED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<matrix>\w+_proj)\.(?P<kind>\w+)")
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
@@ -27,8 +32,12 @@ DTYPE_BYTES = {
 @dataclass(frozen=True)
 class TensorHeader:
     file: Path
+    name: str  # as the file has it
     dtype: str  # as safetensors spells it: F32, BF16, I8, ...
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # as the runtime has it
+    expert: int | None = None  # which part of a stacked tensor it is
+    transposed: bool = False  # in the file
+    interleaved: bool = False  # in the file: rows of gate and up take turns
 
     @property
     def elements(self) -> int:
@@ -41,12 +50,13 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Header:
-    """A model folder's configuration and the list of its tensors."""
+    """A model folder's configuration and the list of its tensors, by their names in `arch.layout`."""
 
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, TensorHeader]
+    layout: Layout
 
     @property
     def stored_bytes(self) -> int:
@@ -63,7 +73,8 @@ def read_header(path: Path) -> Header:
     """The header of the Hugging Face folder `path`.
 
     Raises ModelNotFound where it holds no config.json or not all its weights, UnsupportedModel for pickled
-    weights or a dtype that nobody knows, DamagedModel for a file that is truncated or contradicts itself.
+    weights, a family that does not run or a dtype that nobody knows, DamagedModel for a file that is truncated or
+    contradicts itself.
     """
     files = ["config.json", *weight_files(path)]
     for name in files:
@@ -71,12 +82,48 @@ def read_header(path: Path) -> Header:
             raise ModelNotFound(
                 f"{path} holds no {name}", "name the folder that a whole model was downloaded into"
             )
+    config = read_json(path / "config.json")
+    spelling = layout(config)
     return Header(
         path=path,
-        config=read_json(path / "config.json"),
+        config=config,
         generation_config=read_json(path / "generation_config.json"),
-        tensors={name: t for file in files[1:] for name, t in read_tensors(path / file).items()},
+        tensors=gather((path / file for file in files[1:]), spelling),
+        layout=spelling,
     )
+
+
+def gather(files: Iterable[Path], spelling: Layout) -> dict[str, TensorHeader]:
+    """The tensors of several files, by the runtime's names; two of one name are one too many."""
+    found: dict[str, TensorHeader] = {}
+    for file in files:
+        for stored, tensor in read_tensors(file).items():
+            name = spelling.canonical(stored)
+            parts = take_apart(name, tensor, spelling) if name else {}
+            if not found.keys().isdisjoint(parts):
+                raise damaged(file, f"{stored!r} is stored twice")
+            found |= parts
+    return found
+
+
+def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, TensorHeader]:
+    """The experts of a stacked tensor [experts, ...] one by one; any other tensor as it is."""
+    stacked = STACKED_EXPERTS.fullmatch(name)
+    if not stacked:
+        return {name: tensor}
+    experts, *shape = tensor.shape
+    if not shape or experts > MOST_EXPERTS:
+        raise damaged(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is no stack of experts")
+    matrix, kind = stacked["matrix"], stacked["kind"]
+    transposed = spelling.experts_transposed and kind == "weight"
+    one = replace(
+        tensor,
+        shape=tuple(reversed(shape) if transposed else shape),
+        transposed=transposed,
+        interleaved=spelling.gate_up_interleaved and matrix == "gate_up_proj",
+    )
+    prefix = stacked["prefix"]
+    return {f"{prefix}.{e}.{matrix}.{kind}": replace(one, expert=e) for e in range(experts)}
 
 
 def read_tensors(file: Path) -> dict[str, TensorHeader]:
@@ -117,7 +164,7 @@ def read_entry(file: Path, name: str, entry: Any) -> tuple[TensorHeader, tuple[i
         raise damaged(file, f"the header entry of {name!r} holds something else than numbers")
     if dtype not in DTYPE_BYTES:
         raise UnsupportedModel(f"{name!r} in {file} is stored as {dtype!r}", f"known are {', '.join(DTYPE_BYTES)}")
-    header = TensorHeader(file, dtype, shape)
+    header = TensorHeader(file, name, dtype, shape)
     if end - begin != header.nbytes:
         raise damaged(file, f"{name!r} has shape {list(shape)} of {dtype} in {end - begin} bytes")
     return header, (begin, end)

@@ -1,4 +1,4 @@
-"""A Hugging Face folder's tensors, read one at a time from a memory map under their own names."""
+"""A Hugging Face folder's tensors, read one at a time from a memory map, by their names in `arch.layout`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from localllm.checkpoint.header import Header
+from localllm.checkpoint.header import Header, TensorHeader
 from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import damaged
@@ -44,30 +44,39 @@ class Weights:
         entry = self.header.tensors[full]
         if entry.shape != shape:
             raise DamagedModel(
-                f"the tensor {full!r} has shape {list(entry.shape)} and config.json asks for {list(shape)}",
+                f"the tensor {entry.name!r} has shape {list(entry.shape)} and config.json asks for {list(shape)}",
                 "fetch the model again",
             )
         if entry.dtype not in dtypes:
             raise UnsupportedModel(
-                f"the tensor {full!r} is stored as {entry.dtype}", f"in this place {', '.join(dtypes)} can be used"
+                f"the tensor {entry.name!r} is stored as {entry.dtype}",
+                f"in this place {', '.join(dtypes)} can be used",
             )
         self.left.remove(full)
         try:
             if entry.file not in self.files:
                 self.files[entry.file] = safe_open(entry.file, framework="pt")
-            return self.files[entry.file].get_tensor(full)
+            return read(self.files[entry.file], entry)
         except (SafetensorError, OSError) as error:
             raise damaged(entry.file, str(error)) from None
 
     def finish(self, expected: Iterable[str] = ()) -> None:
         """To be called when the model has taken all it wants; `expected` names what it may leave."""
-        extra = sorted(self.left - set(expected))
+        extra = sorted(self.header.tensors[name].name for name in self.left - set(expected))
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise DamagedModel(
                 f"the checkpoint holds the tensor {extra[0]!r}{more}, which config.json gives no place",
                 "fetch the model again",
             )
+
+
+def read(file: safe_open, entry: TensorHeader) -> Tensor:
+    """The tensor, or one expert of it, as the runtime has it: [out, in], gate before up."""
+    tensor = file.get_tensor(entry.name) if entry.expert is None else file.get_slice(entry.name)[entry.expert]
+    if entry.transposed:
+        tensor = tensor.T
+    return torch.cat((tensor[::2], tensor[1::2])) if entry.interleaved else tensor
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.quantized import is_int8
+from localllm.checkpoint.quantized import check_quantization
 from localllm.quant.formats import int8
 from localllm.quant.tensor import QuantizedTensor
 from tests.tiny import make_checkpoint, make_engine
@@ -43,7 +43,7 @@ def quantized(tmp_path: Path) -> tuple[Path, Any]:
     """A folder, and the transformers model of its dequantized weights."""
     model = make_checkpoint(tmp_path, "Qwen3", hidden_size=64, intermediate_size=96, head_dim=16)
     quantize(tmp_path)
-    assert is_int8(read_header(tmp_path).config)
+    check_quantization(read_header(tmp_path).config)
     for name, weight in model.named_parameters():
         if name.endswith("_proj.weight"):
             weight.data = int8.dequantize(int8.quantize(weight.data, torch.float32), torch.float32)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.registry import choose, kernel
@@ -24,13 +25,16 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
     return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
-def reads_packed(columns: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Does a kernel read INT8 as it is stored? Else a matrix is better dequantized once, when it is loaded."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and columns % VECTOR == 0
+def reads_packed(form: str, columns: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Does a kernel read this format as it is stored, or is it so much smaller that it must stay packed? INT8 that
+    no kernel reads is better dequantized once, when it is loaded."""
+    return form != int8.FORMAT or (device.type == "cpu" and dtype == torch.bfloat16 and columns % VECTOR == 0)
 
 
 def few_bfloat16_rows_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    if not reads_packed(x.shape[-1], x.dtype, x.device):
+    if weight.format != int8.FORMAT:
+        return f"the weight is {weight.format}"
+    if not reads_packed(weight.format, x.shape[-1], x.dtype, x.device):
         return f"{x.shape[-1]} columns of {x.dtype} on {x.device.type}, not bfloat16 in vectors of {VECTOR} on cpu"
     rows = x.numel() // x.shape[-1]
     return f"{rows} rows: dequantizing first is faster" if rows >= ROWS_WORTH_DEQUANTIZING else None
@@ -45,4 +49,4 @@ def linear_int8_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> 
 
 @kernel("linear", "reference")
 def linear_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x, int8.dequantize(weight, x.dtype), bias)
+    return F.linear(x, dequantize(weight, x.dtype), bias)
