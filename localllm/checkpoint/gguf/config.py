@@ -163,6 +163,20 @@ def cohere2(gguf: GGUFFields) -> Config:
     }
 
 
+def sampling(header: GGUFHeader) -> Config:
+    """What `generation_config.json` would say: the sampling that the file recommends."""
+    found = {name: header.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
+    known: Config = {name: value for name, value in found.items() if value is not None}
+    return {"do_sample": known.get("temperature", 1.0) != 0, **known} if known else {}
+
+
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 ARCHITECTURES: dict[str, Callable[[GGUFFields], Config]] = {
     "llama": llama,
     "mistral3": mistral3,

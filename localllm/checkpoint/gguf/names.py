@@ -6,6 +6,8 @@ Source: `gguf-py/gguf/constants.py` and `conversion/*.py` of llama.cpp.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")  # files of before experts were stacked
@@ -104,12 +106,13 @@ def inner_name(name: str, architecture: str) -> str:
     return f"{table[stem]}.{kind}" if stem in table else name
 
 
-def side_by_side(name: str, architecture: str) -> bool:
-    """Are the rows of this tensor (by the runtime's name) to be put half a head apart again?"""
-    return architecture in PAIRS_SIDE_BY_SIDE and re.search(r"self_attn\.[qk]_proj\.", name) is not None
+def rotary_heads(name: str, architecture: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many heads of which size begin this tensor (by the runtime's name) with their rotary pairs side by side.
 
-
-def half_apart(rows: int, heads: int) -> list[int]:
-    """Which stored row stands where: head by head the even ones, then the odd ones."""
-    size = rows // heads
-    return [h * size + i for h in range(heads) for i in (*range(0, size, 2), *range(1, size, 2))]
+    The runtime wants the pairs half a head apart, as in `config.json`'s world.
+    """
+    found = re.search(r"self_attn\.(q|k|qkv)_proj\.", name) if architecture in PAIRS_SIDE_BY_SIDE else None
+    if not found:
+        return None
+    q, k = config["num_attention_heads"], config["num_key_value_heads"]
+    return {"q": q, "k": k, "qkv": q + k}[found[1]], config["head_dim"]

@@ -17,6 +17,12 @@ IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # OCP MX 1.0, times two
 PART = "blocks"  # the one part of a QuantizedTensor in these formats: uint8 [..., bytes of a row]
 
+PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+SCALES = {  # where the float16 numbers of a block lie, in bytes
+    **{"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,), "iq4_xs": (0,)},
+    **{"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)},
+}
+
 Unpack = Callable[
     [Tensor], Tensor
 ]  # blocks uint8 [n, bytes] -> float32 [n, ...]: the elements of a block in order
@@ -33,6 +39,14 @@ def dequantize_rows(rows: Tensor, form: str, dtype: torch.dtype) -> Tensor:
     blocks = rows.reshape(-1, kind.block_bytes)
     columns = rows.shape[-1] // kind.block_bytes * kind.elements
     return UNPACK[form](blocks).to(dtype).reshape(*rows.shape[:-1], columns)
+
+
+def row_scales(rows: Tensor, form: str) -> list[Tensor]:
+    """What may be NaN or infinite in packed rows, as views of it: the scales, or all of plain numbers."""
+    blocks = rows.reshape(-1, BY_NAME[form].block_bytes)
+    if form in PLAIN:
+        return [blocks.view(PLAIN[form])]
+    return [blocks[:, at : at + 2].view(torch.float16) for at in SCALES.get(form, ())]
 
 
 def half(blocks: Tensor, at: int) -> Tensor:
@@ -171,7 +185,7 @@ def iq4_xs(blocks: Tensor) -> Tensor:
     return looked_up(codes, IQ4_CODES).mul_(scale.unsqueeze(-1))
 
 
-def mxfp4(blocks: Tensor) -> Tensor:
+def mxfp4_gguf(blocks: Tensor) -> Tensor:
     """e uint8, 32 codes of 4 bits: 2^(e - 128) * doubled e2m1. Source: OCP Microscaling Formats 1.0"""
     exponent = blocks[:, :1].int()
     # The bits of a float32; the two smallest exponents are subnormal.
@@ -183,6 +197,6 @@ UNPACK: dict[str, Unpack] = {
     unpack.__name__: unpack
     for unpack in (
         *(f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0),
-        *(q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4),
+        *(q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4_gguf),
     )
 }

@@ -33,10 +33,9 @@ BLOCK_TYPES = {
     20: BlockType("iq4_nl", 32, 18),
     23: BlockType("iq4_xs", 256, 136),
     30: BlockType("bf16", 1, 2),
-    39: BlockType("mxfp4", 32, 17),
+    39: BlockType("mxfp4_gguf", 32, 17),  # its nibbles lie otherwise than in safetensors
 }
 BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
-PLAIN = ("f32", "f16", "bf16")  # stored element by element
 
 NOT_RUN = {  # types that files in circulation have and localllm does not read
     **{9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 21: "iq3_s", 22: "iq2_s"},
