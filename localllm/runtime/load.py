@@ -31,8 +31,11 @@ class Source:
 
     def norm(self, name: str, size: int) -> Tensor:
         """[size] float32: what the norm multiplies by, whatever it is stored less."""
-        stored = self.weights.take(name, (size,)).to(self.device, torch.float32)
-        return self.checked(name, stored + self.weights.header.layout.norm_offset)
+        return self.exact(name, size) + self.weights.header.layout.norm_offset
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        """One that is so small that it stays in float32, whatever the model's dtype."""
+        return self.checked(name, self.weights.take(name, shape).to(self.device, torch.float32))
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """One that is never quantized: a norm, a bias, the embedding."""
