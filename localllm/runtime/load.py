@@ -26,8 +26,9 @@ class Source:
     def under(self, name: str) -> "Source":
         return Source(self.weights.under(name), self.device, self.dtype)
 
-    def has(self, name: str) -> bool:
-        return self.weights.has(name)
+    def has_matrix(self, name: str) -> bool:
+        """Is there a matrix of this name, plain or quantized?"""
+        return self.weights.has(f"{name}.weight") or self.weights.has(f"{name}.blocks")
 
     def norm(self, name: str, size: int) -> Tensor:
         """[size] float32: what the norm multiplies by, whatever it is stored less."""

@@ -13,7 +13,7 @@ class MLP:
     def __init__(self, config: MLPConfig, hidden: int, source: Source):
         self.activation: Activation = config.activation
         n = config.intermediate_size
-        fused = source.has("gate_up_proj.weight")
+        fused = source.has_matrix("gate_up_proj")
         names = {"gate_up_proj": 2 * n} if fused else {"gate_proj": n, "up_proj": n}
         self.gate_up = Linear.load(source, names, hidden, config.bias)
         self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias)
