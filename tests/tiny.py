@@ -53,14 +53,25 @@ def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> A
     family = getattr(transformers, f"{kind}ForCausalLM")
     torch.manual_seed(seed)
     model = family(family.config_class(**SMALL | changes)).eval()
+    randomize(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def randomize(model: Any) -> None:
+    """Weights, norms and biases so large that a slip in any of them shows in the logits."""
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in weights_of(model):
             if weight.dim() == 1:  # norms around 1, biases around 0
                 weight.copy_(torch.randn_like(weight) * 0.3 + ("norm" in name))
             else:
                 weight.copy_(torch.randn_like(weight) * 2 / weight.shape[-1] ** 0.5)
-    model.save_pretrained(folder)
-    return model
+
+
+def weights_of(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """All that training changes: parameters, and the biases of routers, which are buffers in transformers."""
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("_bias")]
+    return [*model.named_parameters(), *biases]
 
 
 def make_engine(

@@ -116,14 +116,28 @@ class MLPConfig:
 
 
 @dataclass(frozen=True)
+class RouterConfig:
+    """Which experts a token goes to, by x W^T, and with what weights."""
+
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = True  # the chosen experts' weights sum to one
+    bias: bool = False
+    correction: bool = False  # a bias an expert that counts for the choice alone (Wang et al. 2024)
+    groups: int = 1  # of experts; only those in the best `chosen_groups` can be chosen (DeepSeek-V3)
+    chosen_groups: int = 1
+    scale: float = 1.0  # of all weights
+
+
+@dataclass(frozen=True)
 class MoEConfig:
     """A router sends each token to some of the experts and adds their results, weighted (Shazeer et al. 2017)."""
 
     experts: int
     experts_per_token: int
     expert: MLPConfig
-    normalize: bool  # the chosen experts' weights sum to one
-    router_bias: bool = False
+    router: RouterConfig
+    shared: MLPConfig | None = None  # an expert that every token goes to
+    shared_gate: bool = False  # its result is multiplied by sigmoid(x w)
 
 
 @dataclass(frozen=True)

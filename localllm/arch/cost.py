@@ -26,8 +26,9 @@ def attention_parameters(c: AttentionConfig, hidden: int) -> int:
 
 def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
     if isinstance(c, MoEConfig):
-        router = c.experts * (hidden + c.router_bias)
-        return router + c.experts * ffn_parameters(c.expert, hidden)
+        router = c.experts * (hidden + c.router.bias + c.router.correction)
+        shared = ffn_parameters(c.shared, hidden) + c.shared_gate * hidden if c.shared else 0
+        return router + shared + c.experts * ffn_parameters(c.expert, hidden)
     return 3 * hidden * c.intermediate_size + c.bias * (2 * c.intermediate_size + hidden)
 
 

@@ -8,10 +8,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localllm.arch.config import AttentionConfig, ModelConfig, Norms, QueryGrowth, RopeConfig
+from localllm.arch.config import (
+    AttentionConfig,
+    MLPConfig,
+    ModelConfig,
+    Norms,
+    QueryGrowth,
+    RopeConfig,
+    RouterConfig,
+)
 from localllm.arch.fields import Fields
 from localllm.arch.layout import LLAMA, OTHER_SENSES, Layout
-from localllm.arch.parts import attention, decoder, layer_count, layer_types, mlp, moe, rope
+from localllm.arch.parts import (
+    activation,
+    attention,
+    decoder,
+    layer_count,
+    layer_types,
+    mlp,
+    moe,
+    rope,
+    sigmoid_router,
+    sparse_after_dense,
+)
 from localllm.errors import UnsupportedModel
 
 Describe = Callable[[Fields], ModelConfig]
@@ -316,7 +335,7 @@ def gemma(hf: Fields, *, every: int, **changes: Any) -> ModelConfig:
 )
 def mixtral(hf: Fields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
-    experts = moe(hf, hf.size("num_local_experts"), size="intermediate_size", normalize=True)
+    experts = moe(hf, hf.size("num_local_experts"), RouterConfig(), size="intermediate_size")
     return decoder(hf, [mixer] * layer_count(hf), experts)
 
 
@@ -328,7 +347,8 @@ def mixtral(hf: Fields) -> ModelConfig:
 )
 def qwen3_moe(hf: Fields) -> ModelConfig:
     count = hf.size("num_experts", None) or hf.size("num_local_experts")
-    experts = moe(hf, count, size="moe_intermediate_size", normalize=hf.flag("norm_topk_prob"))
+    router = RouterConfig(normalize=hf.flag("norm_topk_prob"))
+    experts = moe(hf, count, router, size="moe_intermediate_size")
     dense = hf.ids("mlp_only_layers")
     every = hf.size("decoder_sparse_step")
     ffns = [
@@ -336,6 +356,26 @@ def qwen3_moe(hf: Fields) -> ModelConfig:
         for i in range(layer_count(hf))
     ]
     return decoder(hf, qwen3_mixers(hf), ffns)
+
+
+SHARED_EXPERTS = Layout(
+    names=(
+        *LLAMA,
+        (r"\.mlp\.gate\.e_score_correction_bias", ".mlp.correction_bias"),
+        (r"\.mlp\.gate\.", ".mlp.router."),
+        (r"\.mlp\.shared_experts?\.", ".mlp.shared."),
+        (r"\.mlp\.shared_expert_gate\.", ".mlp.shared_gate."),
+    )
+)
+
+
+@family("Glm4MoeForCausalLM", layout=SHARED_EXPERTS, partial_rotary_factor=0.5, first_k_dense_replace=1)
+def glm4_moe(hf: Fields) -> ModelConfig:
+    shared = MLPConfig(hf.size("moe_intermediate_size") * hf.size("n_shared_experts"), activation(hf))
+    experts = moe(hf, hf.size("n_routed_experts"), sigmoid_router(hf), size="moe_intermediate_size", shared=shared)
+    qk_norm = "per_head" if hf.flag("use_qk_norm") else None
+    mixer = attention(hf, qk_norm=qk_norm, qkv_bias=hf.flag("attention_bias"))
+    return decoder(hf, [mixer] * layer_count(hf), sparse_after_dense(hf, experts))
 
 
 @family(
@@ -349,7 +389,7 @@ def gpt_oss(hf: Fields) -> ModelConfig:
     if hf.number("swiglu_limit", 7.0) != 7.0:
         raise UnsupportedModel("a swiglu_limit other than 7 is not supported", "use the published gpt-oss models")
     bias = hf.flag("attention_bias")
-    experts = moe(hf, hf.size("num_local_experts"), size="intermediate_size", normalize=True, router_bias=True)
+    experts = moe(hf, hf.size("num_local_experts"), RouterConfig(bias=True), size="intermediate_size")
     clamped = replace(experts.expert, activation="swiglu_clamped", bias=True)
     mixers = alternating(hf, every=2, sinks=True, qkv_bias=bias, out_bias=bias)
     return decoder(hf, mixers, replace(experts, expert=clamped))

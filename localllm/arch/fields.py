@@ -33,6 +33,13 @@ class Fields:
             raise self._wrong(name, "a positive whole number")
         return value
 
+    def whole(self, name: str, default: int = _REQUIRED) -> int:
+        """A whole number from 0."""
+        value = self._get(name, default)
+        if not (type(value) is int and 0 <= value < LARGEST):
+            raise self._wrong(name, "a whole number")
+        return value
+
     @overload
     def number(self, name: str, default: float = ...) -> float: ...
     @overload

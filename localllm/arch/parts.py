@@ -17,6 +17,7 @@ from localllm.arch.config import (
     MoEConfig,
     PartialScaling,
     RopeConfig,
+    RouterConfig,
     Scaling,
     YarnScaling,
 )
@@ -46,12 +47,34 @@ def mlp(hf: Fields, **changes: Any) -> MLPConfig:
     return MLPConfig(hf.size("intermediate_size"), activation(hf), **changes)
 
 
-def moe(hf: Fields, experts: int, *, size: str, normalize: bool, **changes: Any) -> MoEConfig:
+def moe(hf: Fields, experts: int, router: RouterConfig, *, size: str, **changes: Any) -> MoEConfig:
     """`size`: the field that holds an expert's intermediate size."""
     chosen = hf.size("num_experts_per_tok")
     if not chosen <= experts <= MOST_EXPERTS:
         raise DamagedModel(f"config.json asks for {chosen} of {experts} experts", "fetch the model again")
-    return MoEConfig(experts, chosen, MLPConfig(hf.size(size), activation(hf)), normalize, **changes)
+    if experts % router.groups or not router.chosen_groups <= router.groups:
+        raise DamagedModel(f"{experts} experts do not form {router.groups} groups", "fetch the model again")
+    return MoEConfig(experts, chosen, MLPConfig(hf.size(size), activation(hf)), router, **changes)
+
+
+def sigmoid_router(hf: Fields) -> RouterConfig:
+    """DeepSeek-V3's."""
+    return RouterConfig(
+        score="sigmoid",
+        normalize=hf.flag("norm_topk_prob"),
+        correction=True,
+        groups=hf.size("n_group", 1),
+        chosen_groups=hf.size("topk_group", 1),
+        scale=hf.number("routed_scaling_factor", 1.0),
+    )
+
+
+def sparse_after_dense(hf: Fields, experts: MoEConfig) -> list[MLPConfig | MoEConfig]:
+    """Dense MLPs in the first layers: by `mlp_layer_types`, else by `first_k_dense_replace`."""
+    kinds = hf.texts("mlp_layer_types")
+    dense = hf.whole("first_k_dense_replace", 0)
+    kinds = kinds or ["dense" if i < dense else "sparse" for i in range(layer_count(hf))]
+    return [mlp(hf) if kind == "dense" else experts for kind in kinds]
 
 
 def rope(hf: Fields, head_dim: int, *, kind: str | None = None, interleaved: bool = False) -> RopeConfig:

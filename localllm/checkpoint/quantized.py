@@ -12,7 +12,7 @@ import torch
 
 from localllm.arch.fields import Fields
 from localllm.checkpoint.safetensors import Weights, check_finite
-from localllm.errors import UnsupportedModel
+from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.quant.formats import gguf, int8, mxfp4
 from localllm.quant.tensor import QuantizedTensor
 
@@ -69,6 +69,8 @@ def take_mxfp4(weights: Weights, name: str, shape: tuple[int, int]) -> Quantized
     rows, groups = shape[0], -(-shape[1] // mxfp4.GROUP)
     blocks = weights.take(f"{name}.blocks", (rows, groups, mxfp4.GROUP // 2), dtypes=("U8",))
     scales = weights.take(f"{name}.scales", (rows, groups), dtypes=("U8",))
+    if (scales == mxfp4.NAN).any():
+        raise DamagedModel(f"the scales of {weights.prefix}{name} hold a NaN", "fetch the model again")
     return QuantizedTensor(mxfp4.FORMAT, shape, {"q": blocks, "scale": scales})
 
 

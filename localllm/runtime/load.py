@@ -30,13 +30,17 @@ class Source:
     def under(self, name: str) -> "Source":
         return Source(self.weights.under(name), self.device, self.dtype)
 
-    def has(self, name: str) -> bool:
-        return self.weights.has(name)
+    def has_matrix(self, name: str) -> bool:
+        """Is there a matrix of this name, plain or quantized?"""
+        return self.weights.has(f"{name}.weight") or self.weights.has(f"{name}.blocks")
 
     def norm(self, name: str, size: int) -> Tensor:
         """[size] float32: what the norm multiplies by, whatever it is stored less."""
-        stored = self.weights.take(name, (size,)).to(self.device, torch.float32)
-        return self.checked(name, stored + self.weights.header.layout.norm_offset)
+        return self.exact(name, size) + self.weights.header.layout.norm_offset
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        """One that is so small that it stays in float32, whatever the model's dtype."""
+        return self.checked(name, self.weights.take(name, shape).to(self.device, torch.float32))
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """One that is never quantized: a norm, a bias, the embedding."""

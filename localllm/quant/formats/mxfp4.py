@@ -1,7 +1,7 @@
 """MXFP4 (OCP Microscaling Formats 1.0): groups of 32 four-bit floats (E2M1) with a shared power of two (E8M0).
 
 Parts: q [out, in / 32, 16] uint8, two values a byte, the first in the low bits; scale [out, in / 32] uint8, the
-exponent plus 127. 0.53 bytes an element. 255 would mean NaN and is refused.
+exponent plus 127. 0.53 bytes an element.
 """
 
 import torch
@@ -11,6 +11,7 @@ from localllm.quant.tensor import QuantizedTensor
 
 FORMAT = "mxfp4"
 GROUP = 32
+NAN = 255  # as a scale
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 

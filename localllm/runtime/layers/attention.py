@@ -17,7 +17,7 @@ class Attention:
         self.config = c = config
         hidden, queries, keys = model.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
         apart = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-        names = {"qkv_proj": queries + 2 * keys} if source.has("qkv_proj.weight") else apart
+        names = {"qkv_proj": queries + 2 * keys} if source.has_matrix("qkv_proj") else apart
         self.qkv = Linear.load(source, names, hidden, c.qkv_bias)
         self.out = Linear.load(source, {"o_proj": hidden}, queries, c.out_bias)
         if c.qk_norm:
