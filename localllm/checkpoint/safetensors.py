@@ -38,7 +38,7 @@ class Weights:
         return self.header.tensors[self.prefix + name] if self.has(name) else None
 
     def take(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
-        """The tensor as it is stored, mapped from the file. Blocks of GGUF are packed: uint8 [..., bytes of a row].
+        """The tensor as it is stored, mapped from the file. Blocks of GGUF are uint8 [..., bytes of a row].
 
         Raises DamagedModel as the class says, UnsupportedModel where it is stored in none of `dtypes`.
         """

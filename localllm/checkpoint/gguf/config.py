@@ -20,6 +20,7 @@ from localllm.checkpoint.gguf.parts import (
     original_context,
     rope,
     rope_by_kind,
+    routed_and_shared,
 )
 from localllm.errors import UnsupportedModel
 
@@ -151,6 +152,14 @@ def glm4(gguf: GGUFFields) -> Config:
     return dense(gguf) | {"architectures": ["Glm4ForCausalLM"]}
 
 
+def glm4moe(gguf: GGUFFields) -> Config:
+    return (
+        dense(gguf)
+        | routed_and_shared(gguf)
+        | {"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": gguf.has("blk.0.attn_q_norm.weight")}
+    )
+
+
 def cohere2(gguf: GGUFFields) -> Config:
     return {
         "architectures": ["Cohere2ForCausalLM"],
@@ -191,6 +200,7 @@ ARCHITECTURES: dict[str, Callable[[GGUFFields], Config]] = {
     "olmo2": olmo2,
     "granite": granite,
     "glm4": glm4,
+    "glm4moe": glm4moe,
     "cohere2": cohere2,
     "gemma4": hybrids.gemma4,
     "qwen3next": hybrids.qwen3next,

@@ -52,6 +52,12 @@ class GGUFFields:
             raise self._wrong(key, value, "a number above 0")
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
     def text(self, key: str, default: str = _REQUIRED, absolute: bool = False) -> str:
         value = self._get(key, default, absolute)
         if not isinstance(value, str):

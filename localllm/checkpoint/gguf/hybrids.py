@@ -10,6 +10,7 @@ from localllm.checkpoint.gguf.parts import (
     layer_count,
     layer_types,
     rope,
+    routed_and_shared,
 )
 from localllm.errors import DamagedModel, UnsupportedModel
 
@@ -115,15 +116,7 @@ def deepseek2(gguf: GGUFFields) -> Config:
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": key - turned,
         "v_head_dim": gguf.size("attention.value_length_mla", None) or gguf.size("attention.value_length"),
-        "first_k_dense_replace": gguf.count("leading_dense_block_count", 0),
-        "n_routed_experts": gguf.size("expert_count"),
-        "num_experts_per_tok": gguf.size("expert_used_count"),
-        "n_shared_experts": gguf.count("expert_shared_count"),
-        "moe_intermediate_size": gguf.size("expert_feed_forward_length"),
-        "routed_scaling_factor": gguf.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": bool(gguf.count("expert_weights_norm", 0)),
-        "n_group": gguf.size("expert_group_count", 1),
-        "topk_group": gguf.size("expert_group_used_count", 1),
+        **routed_and_shared(gguf),
         "rope_interleave": True,
         "rope_parameters": ropes,
     }

@@ -73,6 +73,7 @@ OTHERWISE = {
     "qwen3next": ONE_NORM,
     "qwen35": ONE_NORM,
     "qwen35moe": ONE_NORM,
+    "glm4moe": ONE_NORM,
     "phi3": FUSED,
     "glm4": FUSED,
 }

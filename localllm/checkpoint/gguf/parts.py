@@ -142,3 +142,18 @@ def experts(gguf: GGUFFields) -> Config:
         "moe_intermediate_size": gguf.size("expert_feed_forward_length", None)
         or gguf.size("feed_forward_length") // used,
     }
+
+
+def routed_and_shared(gguf: GGUFFields) -> Config:
+    """DeepSeek-V3's experts: the first layers have none, the others some that every token goes to."""
+    return {
+        "first_k_dense_replace": gguf.count("leading_dense_block_count", 0),
+        "n_routed_experts": gguf.size("expert_count"),
+        "num_experts_per_tok": gguf.size("expert_used_count"),
+        "n_shared_experts": gguf.count("expert_shared_count"),
+        "moe_intermediate_size": gguf.size("expert_feed_forward_length"),
+        "routed_scaling_factor": gguf.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": gguf.flag("expert_weights_norm", False),
+        "n_group": gguf.size("expert_group_count", 1),
+        "topk_group": gguf.size("expert_group_used_count", 1),
+    }

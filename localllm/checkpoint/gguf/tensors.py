@@ -1,5 +1,7 @@
-"""A GGUF file's tensors, mapped: plain numbers as they are, blocks as packed rows. Nothing is copied but the rows of
-q and k, whose order is undone."""
+"""A GGUF file's tensors, mapped: plain numbers as they are, blocks as packed rows.
+
+Nothing is copied but the rows of q and k whose order is undone.
+"""
 
 import mmap
 from pathlib import Path
