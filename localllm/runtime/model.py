@@ -34,11 +34,16 @@ class Layer:
         """x: [T, hidden] -> [T, hidden]"""
         scale = self.config.residual_scale
         normed = self.before_mixer(x)
-        mixed = self.after_mixer(self.mixer(normed, batch, cache)) * scale
+        mixed = scaled(self.after_mixer(self.mixer(normed, batch, cache)), scale)
         if self.config.parallel:
-            return x + mixed + self.after_ffn(self.ffn(self.before_ffn(normed))) * scale
+            return x + mixed + scaled(self.after_ffn(self.ffn(self.before_ffn(normed))), scale)
         x = x + mixed
-        return x + self.after_ffn(self.ffn(self.before_ffn(x))) * scale
+        return x + scaled(self.after_ffn(self.ffn(self.before_ffn(x))), scale)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """Most models scale nothing: no operation then."""
+    return x if factor == 1.0 else x * factor
 
 
 class Decoder:
@@ -68,8 +73,8 @@ class Decoder:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
         c = self.config
         batch.angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
-        x = self.embedding(batch.token_ids) * self.embedding_scale  # [T, hidden]
+        x = scaled(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, batch, cache)
-        logits = self.head(self.norm(x[batch.logit_index])) * c.logit_scale
+        logits = scaled(self.head(self.norm(x[batch.logit_index])), c.logit_scale)
         return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits

@@ -10,7 +10,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
 
 Results = dict[tuple[str, str], float | None]  # by family and proof
-NONE = "–"  # the proof makes no sense for the family
+NONE = "-"  # the proof makes no sense for the family
 
 
 def write(results: Results) -> None:
