@@ -6,6 +6,7 @@ Names come from the `gguf` package's own table, the transformations from the con
 import json
 import math
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,66 +70,95 @@ WITH_WINDOWS = ("GEMMA2", "GEMMA3", "GPT_OSS", "COHERE2", "PHI3", "OLMO2")
 PAIRS_SIDE_BY_SIDE = ("LLAMA", "MISTRAL3", "SMOLLM3", "GRANITE")
 
 
-def write_gguf(folder: Path, file: Path, kind: Kind = Kind.F32) -> None:
-    """`kind`: of the matrices whose rows are whole blocks of it; everything else is float32."""
+def write_gguf(
+    folder: Path,
+    file: Path,
+    kind: Kind = Kind.F32,
+    *,
+    dequantized: bool = False,
+    without: Collection[str] = (),
+    changed: Mapping[str, Any] | None = None,
+    tensors_per_file: int = 0,
+) -> None:
+    """`kind`: of the matrices whose rows are whole blocks of it; everything else is float32.
+
+    dequantized: float32, rounded to what blocks of `kind` can hold; without: keys (after the architecture) and
+    tensors to leave out; changed: whole keys, or tensors, with other values.
+    """
     config = json.loads((folder / "config.json").read_text())
     family = config["architectures"][0].removesuffix("ForCausalLM")
     architecture = ARCHITECTURES[family]
     arch = gguf.MODEL_ARCH[architecture]
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
-    write_keys(writer, architecture, config)
+    changed = dict(changed or {})
+    name = changed.pop("general.architecture", gguf.MODEL_ARCH_NAMES[arch])
+    writer = gguf.GGUFWriter(file, name, split_max_tensors=tensors_per_file)
+    keys = keys_of(architecture, config)
+    keys = {f"{writer.arch}.{key}": value for key, value in keys.items() if key not in without}
+    keys |= {key: value for key, value in changed.items() if not isinstance(value, Tensor)}
+    for key, value in keys.items():
+        add(writer, key, value)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    for stored, tensor in converted(load_file(folder / "model.safetensors"), architecture, config).items():
+    tensors = converted(load_file(folder / "model.safetensors"), architecture, config)
+    tensors |= {name: value for name, value in changed.items() if isinstance(value, Tensor)}
+    for stored, tensor in tensors.items():
         name = names.get_name(stored, (".weight", ".bias")) or stored
+        if name in without:
+            continue
         data = np.ascontiguousarray(tensor.float().numpy())
         block = gguf.GGML_QUANT_SIZES[kind][0]
         packed = kind if data.ndim > 1 and data.shape[-1] % block == 0 and name.endswith(".weight") else Kind.F32
-        writer.add_tensor(name, gguf.quantize(data, packed), raw_dtype=packed)
+        if dequantized:
+            writer.add_tensor(name, gguf.dequantize(gguf.quantize(data, packed), packed), raw_dtype=Kind.F32)
+        else:
+            writer.add_tensor(name, gguf.quantize(data, packed), raw_dtype=packed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def write_keys(writer: gguf.GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
-    def add(key: str, value: Any) -> None:
-        full = f"{writer.arch}.{key}"
-        if isinstance(value, bool):
-            writer.add_bool(full, value)
-        elif isinstance(value, int):
-            writer.add_uint32(full, value)
-        elif isinstance(value, float):
-            writer.add_float32(full, value)
-        elif isinstance(value, str):
-            writer.add_string(full, value)
-        elif isinstance(value, list):
-            writer.add_array(full, value)
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
 
-    for name, key in KEYS.items():
-        add(key, config.get(name))
+
+def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Keys after the architecture; None is left out."""
+    keys = {key: config[name] for name, key in KEYS.items() if name in config}
     if architecture == "GPT_OSS":
-        add("expert_feed_forward_length", config["intermediate_size"])
+        keys["expert_feed_forward_length"] = config["intermediate_size"]
     if architecture == "GLM4_MOE":
-        add("expert_weights_norm", config["norm_topk_prob"])
+        keys["expert_weights_norm"] = config["norm_topk_prob"]
     if architecture in WITH_WINDOWS and config.get("sliding_window"):
-        add("attention.sliding_window", config["sliding_window"])
+        keys["attention.sliding_window"] = config["sliding_window"]
         if kinds := config.get("layer_types"):
-            add("attention.sliding_window_pattern", [kind == "sliding_attention" for kind in kinds])
+            keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
     ropes = config["rope_parameters"]
     if "full_attention" in ropes:
-        add("rope.freq_base_swa", float(ropes["sliding_attention"]["rope_theta"]))
+        keys["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
         ropes = ropes["full_attention"]
-    add("rope.freq_base", float(ropes["rope_theta"]))
+    keys["rope.freq_base"] = float(ropes["rope_theta"])
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    add("rope.dimension_count", int(head * ropes.get("partial_rotary_factor", 1.0)))
+    keys["rope.dimension_count"] = int(head * ropes.get("partial_rotary_factor", 1.0))
     if ropes["rope_type"] in ("linear", "yarn", "longrope"):
-        add("rope.scaling.type", ropes["rope_type"])
-        add("rope.scaling.factor", ropes.get("factor"))
         original = ropes.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-        add("rope.scaling.original_context_length", original)
-        add("rope.scaling.yarn_beta_fast", ropes.get("beta_fast"))
-        add("rope.scaling.yarn_beta_slow", ropes.get("beta_slow"))
-        add("attention.temperature_scale", ropes.get("llama_4_scaling_beta"))
+        keys |= {
+            "rope.scaling.type": ropes["rope_type"],
+            "rope.scaling.factor": ropes.get("factor"),
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.yarn_beta_fast": ropes.get("beta_fast"),
+            "rope.scaling.yarn_beta_slow": ropes.get("beta_slow"),
+            "attention.temperature_scale": ropes.get("llama_4_scaling_beta"),
+        }
+    return keys
 
 
 def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, Any]) -> dict[str, Tensor]:

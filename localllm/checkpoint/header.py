@@ -74,6 +74,8 @@ class Header:
     @property
     def quantization(self) -> str | None:
         """The name of the layout in which weights are packed."""
+        if self.gguf is not None:
+            return "gguf" if any(tensor.dtype not in DTYPE_BYTES for tensor in self.tensors.values()) else None
         layout = Fields(self.config).part("quantization_config")
         return layout.text("format", layout.text("quant_method", "")) or None
 

@@ -4,7 +4,6 @@ Reads no weight and needs no torch. Knows nothing of families and of what a key 
 """
 
 import mmap
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 from localllm.checkpoint.gguf.cursor import Cursor, GGUFTensor
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged
+from localllm.hub.gguf import missing_part, parts
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def read_gguf(path: Path) -> GGUFHeader:
     Raises ModelNotFound where a part is missing, UnsupportedModel for a version, byte order or tensor type that
     does not run, DamagedModel for a file that is truncated or contradicts itself.
     """
-    files = parts(path)
+    files = files_of(path)
     metadata: Mapping[str, Any] = {}
     tensors: dict[str, GGUFTensor] = {}
     for i, file in enumerate(files):
@@ -54,21 +53,14 @@ def read_gguf(path: Path) -> GGUFHeader:
     return GGUFHeader(files, metadata, tensors)
 
 
-def parts(path: Path) -> tuple[Path, ...]:
-    """All parts of the model that this file is of, by the names that llama.cpp gives them."""
-    named = PART.fullmatch(path.name)
-    if not named:
-        return (path,)
-    stem, _, count = named.groups()
-    files = []
-    for number in range(1, int(count) + 1):  # ends at the first that is not there
-        file = path.with_name(f"{stem}-{number:05}-of-{count}.gguf")
-        if not file.is_file():
-            raise ModelNotFound(f"the part {file} is missing", "fetch all parts into one folder")
-        files.append(file)
+def files_of(path: Path) -> tuple[Path, ...]:
+    """All parts of the model that this file is of."""
+    if missing := missing_part(path):
+        raise ModelNotFound(f"the file {missing} is missing", "fetch all parts of the model into one folder")
+    files = tuple(parts(path))
     if path not in files:
         raise damaged(path, "its name says that it is a part beyond the last")
-    return tuple(files)
+    return files
 
 
 def check_part(file: Path, fields: Mapping[str, Any], index: int, count: int) -> None:
@@ -81,8 +73,6 @@ def check_part(file: Path, fields: Mapping[str, Any], index: int, count: int) ->
 
 def read_part(file: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     """Metadata and tensors of one file."""
-    if not file.is_file():
-        raise ModelNotFound(f"there is no file {file}", "give the path of a GGUF file")
     with file.open("rb") as stream:
         begin = stream.read(24)
         if begin.startswith(b"version https://git-lfs"):
