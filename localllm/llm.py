@@ -210,7 +210,7 @@ class LLM:
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
         if beyond is not None and isinstance(prompt, str):
             raise DamagedModel(
-                f"tokenizer.json knows a token {beyond} and the model only {self.config.vocab_size}",
+                f"the tokenizer knows a token {beyond} and the model only {self.config.vocab_size}",
                 "they are of two models: fetch it again",
             )
         if beyond is not None:

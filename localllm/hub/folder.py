@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from localllm.errors import UnsupportedModel
-from localllm.files import damaged, read_json
+from localllm.files import TOKENIZER_FILES, damaged, read_json
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -13,7 +13,8 @@ def missing_files(folder: Path) -> list[str]:
 
     Raises UnsupportedModel and DamagedModel as `weight_files` does.
     """
-    needed = ["config.json", "tokenizer.json", *weight_files(folder)]
+    tokenizer = next((name for name in TOKENIZER_FILES if (folder / name).is_file()), TOKENIZER_FILES[0])
+    needed = ["config.json", tokenizer, *weight_files(folder)]
     return [name for name in needed if not (folder / name).is_file()]
 
 
