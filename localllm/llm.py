@@ -81,7 +81,7 @@ def load(
     default_params = SamplingParams.from_generation_config(header.generation_config)
     end_ids = Fields(header.generation_config).ids("eos_token_id")
     kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header, place), place)
-    tokenizer = Tokenizer.from_folder(ref.path)
+    tokenizer = read_tokenizer(header)
     free = free_bytes(place)
     need = weight_bytes(header, kind, place)
     if need > free:
@@ -127,6 +127,12 @@ def plan_context(longest: int, usual: int, asked: int | None, block_bytes: int, 
         )
     context = min(asked or usual, affordable * BLOCK_SIZE)
     return context, min(affordable, CACHED_CONTEXTS * -(-context // BLOCK_SIZE))
+
+
+def read_tokenizer(header: Header) -> Tokenizer:
+    if header.gguf is None:
+        return Tokenizer.from_folder(header.path)
+    return Tokenizer.from_gguf(header.gguf, header.path)
 
 
 def stored_dtype(header: Header, device: torch.device) -> str:
@@ -218,7 +224,7 @@ class LLM:
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
         if beyond is not None and isinstance(prompt, str):
             raise DamagedModel(
-                f"tokenizer.json knows a token {beyond} and the model only {self.config.vocab_size}",
+                f"the tokenizer knows a token {beyond} and the model only {self.config.vocab_size}",
                 "they are of two models: fetch it again",
             )
         if beyond is not None:

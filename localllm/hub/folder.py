@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from localllm.errors import UnsupportedModel
-from localllm.files import damaged, read_json
+from localllm.files import TOKENIZER_FILES, damaged, read_json
 from localllm.hub.gguf import missing_part
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -19,7 +19,8 @@ def missing_files(folder: Path) -> list[str]:
     if folder.suffix == ".gguf":
         missing = missing_part(folder)
         return [missing.name] if missing else []
-    needed = ["config.json", "tokenizer.json", *weight_files(folder)]
+    tokenizer = next((name for name in TOKENIZER_FILES if (folder / name).is_file()), TOKENIZER_FILES[0])
+    needed = ["config.json", tokenizer, *weight_files(folder)]
     return [name for name in needed if not (folder / name).is_file()]
 
 
