@@ -12,10 +12,12 @@ import torch
 import transformers
 from torch import Tensor
 
+import localllm
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
 from localllm.llm import weight_bytes
 from localllm.quant.tensor import QuantizedTensor
+from localllm.request import SamplingParams
 from tests.gguf_writer import Kind, write_gguf
 from tests.models.families import FAMILIES
 from tests.models.proofs import difference, token_ids
@@ -231,3 +233,27 @@ def test_recommended_sampling_is_read(llama: Path) -> None:
     file = rewritten(llama, changed={"general.sampling.temp": 0.7, "general.sampling.top_k": 20})
     found = json.loads(json.dumps(read_header(file).generation_config))
     assert found == {"do_sample": True, "temperature": pytest.approx(0.7), "top_k": 20}
+
+
+# --- from the file to the text ---
+
+STORY = (
+    " Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but "
+    "it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and did"
+)
+
+
+def test_a_file_tells_the_story_that_llama_cpp_tells() -> None:
+    file = shared("stories260K-f32.gguf")
+    with localllm.load(file) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=80)
+        story = llm.generate("Once upon a time, there was a little girl named", params)
+        assert story.text.startswith(STORY)
+        assert (llm.name, llm.dtype) == ("stories260K-f32", "float32")
+        assert llm.weight_bytes == read_header(file).stored_bytes
+
+
+def test_a_packed_file_holds_no_more_memory_than_it_has_bytes() -> None:
+    with localllm.load(shared("gguf/model-q4_k_m.gguf")) as llm:
+        assert llm.weight_bytes < 1.6e6
+        assert llm.generate([1, 2, 3], SamplingParams(max_tokens=3)).token_ids
