@@ -16,7 +16,7 @@ from localllm.arch.layout import Layout
 from localllm.arch.parts import MOST_EXPERTS
 from localllm.checkpoint.gguf.config import sampling, to_config
 from localllm.checkpoint.gguf.header import read_gguf
-from localllm.checkpoint.gguf.names import canonical, rotary_heads
+from localllm.checkpoint.gguf.names import canonical, canonical_shape, rotary_heads
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json
 from localllm.hub.folder import weight_files
@@ -113,13 +113,12 @@ def read_gguf_header(path: Path) -> Header:
     architecture = gguf.metadata["general.architecture"]
     found: dict[str, TensorHeader] = {}
     for stored, tensor in gguf.tensors.items():
-        name = canonical(stored, architecture, config["num_hidden_layers"])
+        name = canonical(stored, architecture, config)
         if name is None:
             continue
         heads = rotary_heads(name, architecture, config)
-        header = TensorHeader(
-            tensor.file, stored, tensor.format.upper(), tensor.shape, offset=tensor.offset, heads=heads
-        )
+        shape = canonical_shape(name, tensor.shape)
+        header = TensorHeader(tensor.file, stored, tensor.format.upper(), shape, offset=tensor.offset, heads=heads)
         parts = take_apart(name, header, Layout())
         if not found.keys().isdisjoint(parts):
             raise damaged(tensor.file, f"{stored!r} is stored twice")

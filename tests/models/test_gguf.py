@@ -238,8 +238,8 @@ def test_recommended_sampling_is_read(llama: Path) -> None:
 # --- from the file to the text ---
 
 STORY = (
-    " Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but "
-    "it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and did"
+    " Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, "
+    "but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and did"
 )
 
 

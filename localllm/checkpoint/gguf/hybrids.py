@@ -14,7 +14,7 @@ from localllm.checkpoint.gguf.parts import (
 )
 from localllm.errors import DamagedModel, UnsupportedModel
 
-SIGMOID = 2  # expert_gating_func
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 
 def qwen3next(gguf: GGUFFields) -> Config:
@@ -92,23 +92,23 @@ def lfm2moe(gguf: GGUFFields) -> Config:
 
 def deepseek2(gguf: GGUFFields) -> Config:
     """Latent attention. The converter calls it attention with one key-value head; those sizes are not used."""
-    if gguf.count("expert_gating_func", 0) != SIGMOID:
-        raise UnsupportedModel(
-            "DeepSeek V2, whose router is a softmax, is not supported",
-            "V3 and its kin, whose router is sigmoid, are",
-        )
     turned = gguf.size("rope.dimension_count")
     # Files of before the split of attn_kv_b have the sizes of whole heads under the plain keys.
     key = gguf.size("attention.key_length_mla", None) or gguf.size("attention.key_length")
     if key <= turned:
         raise DamagedModel(f"heads of {key} values cannot turn {turned} of them", "fetch the model again")
+    router: Config = {"architectures": ["DeepseekV3ForCausalLM"]}
+    if gguf.count("expert_gating_func", SIGMOID if early_glm(gguf) else SOFTMAX) != SIGMOID:
+        limited = gguf.size("expert_group_count", 1) > 1
+        method = "group_limited_greedy" if limited else "greedy"
+        router = {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
     ropes = rope(gguf)
     ropes.pop("partial_rotary_factor", None)
     if "mscale_all_dim" in ropes:  # the converter stores a tenth of it
         ropes["mscale_all_dim"] *= 10
         ropes["mscale"] = ropes["mscale_all_dim"]
     return dense(gguf) | {
-        "architectures": ["DeepseekV3ForCausalLM"],
+        **router,
         "num_key_value_heads": gguf.size("attention.head_count"),
         "head_dim": None,
         "q_lora_rank": gguf.size("attention.q_lora_rank", None),
@@ -120,6 +120,12 @@ def deepseek2(gguf: GGUFFields) -> Config:
         "rope_interleave": True,
         "rope_parameters": ropes,
     }
+
+
+def early_glm(gguf: GGUFFields) -> bool:
+    """GLM-4.7-Flash of before the converter wrote which router it has."""
+    vocabulary = gguf.header.tensors["token_embd.weight"].shape[0]
+    return layer_count(gguf) in (47, 48) and vocabulary == 154880
 
 
 def gemma4(gguf: GGUFFields) -> Config:
