@@ -1,6 +1,8 @@
 """From a checkpoint's tensors to a model's weights: one at a time, checked, fused, in the dtype and place they
 will be used in. Matrices that are fused are copied; what the file maps for them can be dropped by the system."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -46,8 +48,20 @@ class Source:
         """Several vectors one after another, by name and size."""
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
 
-    def matrix(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
-        """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another."""
+    def matrix(self, names: dict[str, int], columns: int, order: Tensor | None = None) -> Tensor | QuantizedTensor:
+        """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another.
+
+        order: [rows] int64, which of the rows so stacked comes first, second, ...; None: as they are.
+        """
+        stacked = self.stacked(names, columns)
+        if order is None:
+            return stacked
+        order = order.to(self.device)
+        if isinstance(stacked, QuantizedTensor):
+            return replace(stacked, parts={name: part[order] for name, part in stacked.parts.items()})
+        return stacked[order]
+
+    def stacked(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
         found = {name: take_quantized(self.weights, name, (rows, columns)) for name, rows in names.items()}
         packed = {name: q for name, q in found.items() if q}
         if 0 < len(packed) < len(names):
