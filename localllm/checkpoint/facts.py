@@ -1,8 +1,10 @@
 """What a model's files tell a person: for `list` and `show`. Reads no weight and needs no torch."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters
 from localllm.arch.families import describe
@@ -58,10 +60,21 @@ def read_facts(path: Path) -> Facts:
         formats=formats(header),
         weight_bytes=header.stored_bytes,
         quantization=header.quantization,
-        chat_templates=tuple(read_chat_templates(path)),
-        license=read_license(path),
+        chat_templates=tuple(read_chat_templates(path)) if header.gguf is None else gguf_templates(header.gguf),
+        license=read_license(path) if header.gguf is None else gguf_license(header.gguf),
         sampling=SamplingParams.from_generation_config(header.generation_config),
     )
+
+
+def gguf_templates(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    named = metadata.get("tokenizer.chat_templates", [])
+    default = ["default"] if "tokenizer.chat_template" in metadata else []
+    return tuple(default + [name for name in named if isinstance(name, str)])
+
+
+def gguf_license(metadata: Mapping[str, Any]) -> str | None:
+    stated = metadata.get("general.license")
+    return stated if isinstance(stated, str) else None
 
 
 def formats(header: Header) -> tuple[Format, ...]:

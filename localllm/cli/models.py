@@ -24,6 +24,7 @@ class State(StrEnum):
     BOXED = "boxed"  # comes with the program
     DOWNLOADED = "downloaded"  # in the Hugging Face cache
     FOLDER = "folder"  # given as a path
+    FILE = "file"  # of GGUF, given as a path
     DAMAGED = "damaged"  # a file contradicts its format
     UNSUPPORTED = "unsupported"  # pickled weights, or a format that does not run
     INCOMPLETE = "incomplete"  # a download that was broken off
@@ -71,8 +72,8 @@ def list_models(as_json: options.JsonList = False) -> None:
 def show(model: options.ModelName, as_json: options.Json = False) -> None:
     """Show what is known of a model.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder. Reads no weights and downloads
-    nothing.
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or GGUF file. Reads no weights and
+    downloads nothing.
     """
     entry = _find(model)
     if entry.fault:
@@ -98,7 +99,7 @@ def _find(model: str) -> Entry:
     downloaded = ref.name == model and cached_folder(model) == ref.path
     if downloaded:
         return _here(model, State.DOWNLOADED, ref.path, model)
-    return _here(ref.name, State.FOLDER, ref.path)
+    return _here(ref.name, State.FILE if ref.path.is_file() else State.FOLDER, ref.path)
 
 
 def _from_catalog(entry: CatalogEntry) -> Entry:

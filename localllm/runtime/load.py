@@ -6,12 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localllm.checkpoint.quantized import take_quantized
+from localllm.checkpoint.quantized import take_blocks, take_quantized
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.errors import UnsupportedModel
 from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.linear import reads_packed
+
+STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class Source:
@@ -48,20 +50,28 @@ class Source:
         """Several vectors one after another, by name and size."""
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
 
-    def matrix(self, names: dict[str, int], columns: int, order: Tensor | None = None) -> Tensor | QuantizedTensor:
-        """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another.
+    def matrices(
+        self, names: dict[str, int], columns: int, order: Tensor | None = None
+    ) -> tuple[Tensor | QuantizedTensor, ...]:
+        """The named matrices, by name and rows, in as few as can be: stacked, or each by itself where a GGUF file
+        holds them in blocks, which are mapped and may differ in format.
 
-        order: [rows] int64, which of the rows so stacked comes first, second, ...; None: as they are.
+        order: [rows] int64, which row of a single matrix comes first, second, ...; None: as they are.
         """
-        stacked = self.stacked(names, columns)
-        if order is None:
-            return stacked
-        order = order.to(self.device)
-        if isinstance(stacked, QuantizedTensor):
-            return replace(stacked, parts={name: part[order] for name, part in stacked.parts.items()})
-        return stacked[order]
+        if order is not None:
+            return (reordered(self.matrix(names, columns), order.to(self.device)),)
+        stored = [self.weights.stored(f"{name}.weight") for name in names]
+        if any(entry and entry.offset is not None for entry in stored):
+            return tuple(self.matrix({name: rows}, columns) for name, rows in names.items())
+        return (self.matrix(names, columns),)
 
-    def stacked(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
+    def matrix(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
+        """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another."""
+        if len(names) == 1:
+            [(name, rows)] = names.items()
+            if blocks := take_blocks(self.weights, name, (rows, columns), plain=STORED[self.dtype]):
+                parts = {part: packed.to(self.device) for part, packed in blocks.parts.items()}
+                return replace(blocks, parts=parts)
         found = {name: take_quantized(self.weights, name, (rows, columns)) for name, rows in names.items()}
         packed = {name: q for name, q in found.items() if q}
         if 0 < len(packed) < len(names):
@@ -102,3 +112,10 @@ class Source:
     def checked(self, name: str, tensor: Tensor) -> Tensor:
         check_finite(self.weights.prefix + name, tensor)
         return tensor
+
+
+def reordered(weight: Tensor | QuantizedTensor, order: Tensor) -> Tensor | QuantizedTensor:
+    """The rows in another order; every part of a packed matrix has one row a row."""
+    if isinstance(weight, Tensor):
+        return weight[order]
+    return replace(weight, parts={name: part[order] for name, part in weight.parts.items()})

@@ -20,8 +20,7 @@ class Attention:
         names = {"qkv_proj": queries + 2 * keys} if source.has_matrix("qkv_proj") else apart
         if c.output_gate:
             names = {**apart, "q_proj": 2 * queries}
-        order = gates_last(c) if c.output_gate else None
-        self.qkv = Linear.load(source, names, hidden, c.qkv_bias, order)
+        self.qkv = Linear.load(source, names, hidden, c.qkv_bias)
         self.out = Linear.load(source, {"o_proj": hidden}, queries, c.out_bias)
         if c.qk_norm:
             whole = c.qk_norm == "whole"
@@ -33,7 +32,11 @@ class Attention:
         """x: [T, hidden] -> [T, hidden]"""
         c = self.config
         qkv = self.qkv(x).unflatten(-1, (-1, c.head_dim))  # [T, heads + 2 * kv_heads, head_dim], and the gates
-        qk, v, gate = qkv.split((c.heads + c.kv_heads, c.kv_heads, c.heads * c.output_gate), 1)
+        qk, v = qkv.split((qkv.shape[1] - c.kv_heads, c.kv_heads), 1)
+        gate = None
+        if c.output_gate:  # each head's gate follows its q
+            q, gate = qk[:, : 2 * c.heads].unflatten(1, (-1, 2)).unbind(2)
+            qk = torch.cat((q, qk[:, 2 * c.heads :]), 1)
         if c.qk_norm:
             qk = self.normed(*qk.split((c.heads, c.kv_heads), 1))
         if c.rope:
@@ -43,7 +46,7 @@ class Attention:
             q = q * growth(c.query_growth, batch.positions)[:, None, None].to(q.dtype)
         cache.append(k, v, batch.slot)
         mixed = kernels.attention(q, cache, batch, c, self.sinks)
-        return self.out((mixed * torch.sigmoid(gate) if c.output_gate else mixed).flatten(1))
+        return self.out((mixed if gate is None else mixed * torch.sigmoid(gate)).flatten(1))
 
     def normed(self, q: Tensor, k: Tensor) -> Tensor:
         if self.config.qk_norm == "per_head":
@@ -51,13 +54,6 @@ class Attention:
         return torch.cat((self.q_norm(q.flatten(1)), self.k_norm(k.flatten(1))), 1).unflatten(
             -1, (-1, q.shape[-1])
         )
-
-
-def gates_last(config: AttentionConfig) -> Tensor:
-    """The order of rows q, k, v, gates, of a stack where each head's gate follows its q."""
-    queries, size = 2 * config.heads * config.head_dim, config.head_dim
-    q, gates = torch.arange(queries).view(-1, 2, size).unbind(1)
-    return torch.cat((q.flatten(), torch.arange(queries, queries + 2 * config.kv_heads * size), gates.flatten()))
 
 
 def growth(config: QueryGrowth, positions: Tensor) -> Tensor:
