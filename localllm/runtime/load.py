@@ -50,9 +50,16 @@ class Source:
         """Several vectors one after another, by name and size."""
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
 
-    def matrices(self, names: dict[str, int], columns: int) -> tuple[Tensor | QuantizedTensor, ...]:
+    def matrices(
+        self, names: dict[str, int], columns: int, order: Tensor | None = None
+    ) -> tuple[Tensor | QuantizedTensor, ...]:
         """The named matrices, by name and rows, in as few as can be: stacked, or each by itself where a GGUF file
-        holds them in blocks, which are mapped and may differ in format."""
+        holds them in blocks, which are mapped and may differ in format.
+
+        order: [rows] int64, which row of a single matrix comes first, second, ...; None: as they are.
+        """
+        if order is not None:
+            return (reordered(self.matrix(names, columns), order.to(self.device)),)
         stored = [self.weights.stored(f"{name}.weight") for name in names]
         if any(entry and entry.offset is not None for entry in stored):
             return tuple(self.matrix({name: rows}, columns) for name, rows in names.items())
@@ -105,3 +112,10 @@ class Source:
     def checked(self, name: str, tensor: Tensor) -> Tensor:
         check_finite(self.weights.prefix + name, tensor)
         return tensor
+
+
+def reordered(weight: Tensor | QuantizedTensor, order: Tensor) -> Tensor | QuantizedTensor:
+    """The rows in another order; every part of a packed matrix has one row a row."""
+    if isinstance(weight, Tensor):
+        return weight[order]
+    return replace(weight, parts={name: part[order] for name, part in weight.parts.items()})

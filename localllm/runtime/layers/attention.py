@@ -18,6 +18,8 @@ class Attention:
         hidden, queries, keys = model.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
         apart = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         names = {"qkv_proj": queries + 2 * keys} if source.has_matrix("qkv_proj") else apart
+        if c.output_gate:
+            names = {**apart, "q_proj": 2 * queries}
         self.qkv = Linear.load(source, names, hidden, c.qkv_bias)
         self.out = Linear.load(source, {"o_proj": hidden}, queries, c.out_bias)
         if c.qk_norm:
@@ -29,8 +31,12 @@ class Attention:
     def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
         """x: [T, hidden] -> [T, hidden]"""
         c = self.config
-        qkv = self.qkv(x).unflatten(-1, (-1, c.head_dim))  # [T, heads + 2 * kv_heads, head_dim]
-        qk, v = qkv.split((c.heads + c.kv_heads, c.kv_heads), 1)
+        qkv = self.qkv(x).unflatten(-1, (-1, c.head_dim))  # [T, heads + 2 * kv_heads, head_dim], and the gates
+        qk, v = qkv.split((qkv.shape[1] - c.kv_heads, c.kv_heads), 1)
+        gate = None
+        if c.output_gate:  # each head's gate follows its q
+            q, gate = qk[:, : 2 * c.heads].unflatten(1, (-1, 2)).unbind(2)
+            qk = torch.cat((q, qk[:, 2 * c.heads :]), 1)
         if c.qk_norm:
             qk = self.normed(*qk.split((c.heads, c.kv_heads), 1))
         if c.rope:
@@ -39,7 +45,8 @@ class Attention:
         if c.query_growth:
             q = q * growth(c.query_growth, batch.positions)[:, None, None].to(q.dtype)
         cache.append(k, v, batch.slot)
-        return self.out(kernels.attention(q, cache, batch, c, self.sinks).flatten(1))
+        mixed = kernels.attention(q, cache, batch, c, self.sinks)
+        return self.out((mixed if gate is None else mixed * torch.sigmoid(gate)).flatten(1))
 
     def normed(self, q: Tensor, k: Tensor) -> Tensor:
         if self.config.qk_norm == "per_head":
