@@ -10,6 +10,7 @@ import tokenizers
 
 from localllm.errors import DamagedModel, UnsupportedModel, UsageError
 from localllm.text.control import RenderedChat
+from localllm.text.ends import ends_of_turn
 from localllm.text.folder import read_chat_templates, read_special_tokens
 
 _NEVER_DAMAGE = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -34,8 +35,11 @@ class Tokenizer:
     added_tokens: frozenset[str]
     """Literals of all tokens that are matched before the text is tokenized, control tokens among them."""
 
+    special_ids: dict[int, str]
+    """Literals by id of the tokens that `decode` leaves out."""
+
     eos_ids: tuple[int, ...]
-    """Tokens that end an answer, as far as the tokenizer knows; generation_config.json may know more."""
+    """Tokens that end an answer: the named one, and those of `ends.py`. generation_config.json may know more."""
 
     def __init__(
         self,
@@ -55,9 +59,12 @@ class Tokenizer:
         self.control_tokens = frozenset(
             token.content for token in added.values() if token.special or token.content in named
         )
+        self.special_ids = {index: token.content for index, token in added.items() if token.special}
         self._added_ids = frozenset(added)
-        eos = backend.token_to_id(self.special_tokens.get("eos_token", ""))
-        self.eos_ids = () if eos is None else (eos,)
+        ends = [self.special_tokens.get("eos_token", "")]
+        ends += ends_of_turn(self.chat_templates.values(), self.added_tokens)
+        known = (backend.token_to_id(token) for token in dict.fromkeys(ends))
+        self.eos_ids = tuple(token for token in known if token is not None)
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:

@@ -22,3 +22,13 @@ class Router(Protocol):
 
     def push(self, text: str) -> list[Delta]: ...
     def finish(self) -> list[Delta]: ...
+
+
+class PlainRouter:
+    """A `Router` of answers that are content and nothing else."""
+
+    def push(self, text: str) -> list[Delta]:
+        return [Delta(Kind.CONTENT, text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        return []

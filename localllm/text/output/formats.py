@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from localllm.text.output import calls
 from localllm.text.output.blocks import ToolFormat
 from localllm.text.output.channels import ChannelFormat, ChannelRouter
-from localllm.text.output.delta import Router
+from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.tagged import Reasoning, TaggedRouter
 
 THINK = ("<think>", "</think>")
@@ -127,6 +127,8 @@ class OutputFormat:
         schemas = dict(map(_parameters, tools))
         if self.channels:
             return ChannelRouter(self.channels, schemas)
+        if not self.reasoning and not (self.tools and tools):
+            return PlainRouter()
         thinking = bool(self.reasoning and prompt.rstrip().endswith(self.reasoning.begin))
         return TaggedRouter(self.reasoning, self.tools if tools else None, schemas, thinking=thinking)
 

@@ -31,7 +31,7 @@ class Reasoning:
 
 
 class TaggedRouter:
-    """A `Router`. White space beside markup belongs to it, so that after a text is held back until more comes."""
+    """A `Router`. White space beside markup belongs to it, so it is held back until what follows is known."""
 
     def __init__(
         self, reasoning: Reasoning | None, tools: ToolFormat | None, schemas: Mapping[str, Any], *, thinking: bool
@@ -46,9 +46,10 @@ class TaggedRouter:
         self._space = ""  # at the end of what was said
         self._unread = ""
         self._block: Block | None = None
-        begins = [tools.begin] if tools else []
-        begins += [(reasoning.begin, *reasoning.silent)] if reasoning else []
-        self._in_content = Markers([marker for some in begins for marker in some])
+        thoughts = (reasoning.begin, *reasoning.silent) if reasoning else ()
+        self._in_content = Markers((*thoughts, *(tools.begin if tools else ())))
+        # Else, once content has begun, there is nothing to wait for.
+        self._more_markup = bool(tools or (reasoning and (reasoning.anywhere or reasoning.silent)))
         self._in_reasoning = Markers([reasoning.end] if reasoning else [])
 
     def push(self, text: str) -> list[Delta]:
@@ -128,7 +129,10 @@ class TaggedRouter:
         self._after_markup = False
         text = self._space + text
         said = text.rstrip()
+        if self._kind is Kind.CONTENT and (self._said or said):
+            self._said = True
+            if not self._more_markup:
+                said, self._in_content = text, Markers(())
         self._space = text[len(said) :]
         if said:
-            self._said = self._said or self._kind is Kind.CONTENT
             deltas.append(Delta(self._kind, said))
