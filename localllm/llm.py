@@ -253,6 +253,19 @@ class LLM:
             return self.tokenizer.encode_chat(chat)
         return token_ids_of(prompt)
 
+    def template_arguments(
+        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
+    ) -> dict[str, Any]:
+        """What to give the chat template; `think` says it in the template's own words.
+
+        Raises UsageError for an argument that the template does not read, or a switch that it does not have.
+        """
+        if self.template is not None:
+            return self.template.arguments(given, think=think, with_tools=with_tools)
+        if given or think is not None:
+            raise UsageError(f"{self.name} has no chat template to give arguments to", "leave them out")
+        return {}
+
     def submit(self, request: Request) -> Stream:
         """Begin to answer a prepared request. Raises LocalLLMError where the model was closed."""
         params, prompt = request.params, len(request.prompt_ids)

@@ -11,7 +11,7 @@ from localllm.cli import io
 from localllm.cli.loading import Model
 from localllm.cli.report import metrics_block
 from localllm.errors import StoppedByLength, UsageError
-from localllm.request import FinishReason, GenerationEvent, SamplingParams, TokenLogprob
+from localllm.request import FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,33 @@ class Show:
     fail_on_length: bool
 
 
-def answer(
-    llm: Model, prompt: str, system: str | None, params: SamplingParams, show: Show, out: io.AnswerWriter
-) -> None:
-    """Write the answer to `out`.
+@dataclass(frozen=True)
+class Question:
+    """What one answer is asked for."""
+
+    prompt: str
+    system: str | None
+    tools: list[dict[str, Any]] | None
+    template_arguments: dict[str, Any]
+
+
+def answer(llm: Model, question: Question, params: SamplingParams, show: Show, out: io.AnswerWriter) -> None:
+    """Write the answer to `out`, and what the model thinks to stderr.
 
     Raises StoppedByLength where a limit cut it and `show` calls that a failure, LocalLLMError where the
     engine gave up, and UsageError for a system prompt that the model has no template for.
     """
     events = []
-    with closing(llm.stream(_with_template(llm, prompt, system, raw=show.raw), params)) as stream:
+    prompt = _with_template(llm, question.prompt, question.system, raw=show.raw)
+    with closing(llm.stream(prompt, params, question.tools, question.template_arguments)) as stream:
+        shown = Parts(out)
         try:
             for event in stream:
                 events.append(event)
                 if not show.as_json:
-                    out.write(event.text)
+                    shown.write(event)
         finally:
-            out.finish()
+            shown.finish()
     last = events[-1]
     if show.as_json:
         content = _as_json(llm, events, params)
@@ -53,6 +63,28 @@ def answer(
             raise StoppedByLength(f"the answer was cut by {limit}", remedy)
         if show.verbose or out.terminal:
             io.note(f"note: the answer was cut by {limit}; {remedy}")
+
+
+class Parts:
+    """Shows the parts of an answer as they come: content on stdout, thoughts and tool calls on stderr."""
+
+    def __init__(self, out: io.AnswerWriter):
+        self.out = out
+        self.thoughts = io.ThoughtWriter()
+
+    def write(self, event: GenerationEvent) -> None:
+        if event.kind is Kind.REASONING:
+            self.thoughts.write(event.text)
+        elif event.text or event.tool_call:
+            self.thoughts.finish()
+            self.out.write(event.text)
+        if event.tool_call:
+            self.out.finish()
+            io.note(f"tool call: {event.tool_call.name} {event.tool_call.arguments}")
+
+    def finish(self) -> None:
+        self.thoughts.finish()
+        self.out.finish()
 
 
 def what_cut(llm: Model, params: SamplingParams, tokens: int) -> tuple[str, str]:
@@ -82,7 +114,9 @@ def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingPara
         "device": llm.device,
         "dtype": llm.dtype,
         "context": llm.context,
-        "text": "".join(event.text for event in events),
+        "text": "".join(event.text for event in events if event.kind is Kind.CONTENT),
+        "reasoning": "".join(event.text for event in events if event.kind is Kind.REASONING),
+        "tool_calls": [_tool_call(event.tool_call) for event in events if event.tool_call],
         "token_ids": [token for event in events for token in event.token_ids],
         "finish_reason": last.finish_reason,
         "seed": last.seed,
@@ -93,6 +127,10 @@ def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingPara
     if params.prompt_logprobs is not None:
         content["prompt_logprobs"] = [_logprob(llm, entry) for event in events for entry in event.prompt_logprobs]
     return content
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)}
 
 
 def _logprob(llm: Model, entry: TokenLogprob) -> dict[str, Any]:
