@@ -209,6 +209,8 @@ class LLM:
         """
         arrival = time.perf_counter()
         params = params or self.default_params
+        if (tools or template_arguments) and not is_messages(prompt):
+            raise UsageError("tools and template arguments are for a chat", "give the prompt as messages")
         if not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
         ids = self.encode(prompt, tools, template_arguments)
@@ -311,7 +313,11 @@ class LLM:
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Answer a conversation through the model's chat template. A message has `role` and `content`, a text."""
+        """Answer a conversation through the model's chat template.
+
+        A message has `role` and `content`, a text; an assistant's maybe `reasoning_content` and `tool_calls`, too.
+        tools: functions that the model may call, in OpenAI's form; template_arguments: see `template_arguments`.
+        """
         if isinstance(messages, str):
             raise UsageError("chat takes a list of messages", "generate and stream continue a text")
         request = self.prepare(messages, params, tools, template_arguments)

@@ -129,6 +129,8 @@ def test_an_answer_with_its_parts_goes_back_as_it_came(load: Load) -> None:
 def test_tools_that_are_no_objects_are_refused(load: Load) -> None:
     with pytest.raises(UsageError, match="a tool is not an object"):
         load(THINKING).chat(QUESTION, tools=["f"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="tools and template arguments are for a chat"):
+        load(THINKING).stream("Well?", tools=TOOLS)
 
 
 def test_the_end_of_a_turn_is_known_without_generation_config(load: Load) -> None:

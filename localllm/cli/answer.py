@@ -41,7 +41,7 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     engine gave up, and UsageError for a system prompt that the model has no template for.
     """
     events = []
-    prompt = _with_template(llm, question.prompt, question.system, raw=show.raw)
+    prompt = _with_template(llm, question, raw=show.raw)
     with closing(llm.stream(prompt, params, question.tools, question.template_arguments)) as stream:
         shown = Parts(out)
         try:
@@ -94,16 +94,18 @@ def what_cut(llm: Model, params: SamplingParams, tokens: int) -> tuple[str, str]
     return f"the context ({llm.context} tokens)", "load the model with a larger --context if it has one"
 
 
-def _with_template(llm: Model, prompt: str, system: str | None, *, raw: bool) -> str | list[dict[str, str]]:
+def _with_template(llm: Model, question: Question, *, raw: bool) -> str | list[dict[str, str]]:
     if raw:
-        return prompt
+        return question.prompt
     if llm.has_chat_template:
-        before = [{"role": "system", "content": system}] if system else []
-        return [*before, {"role": "user", "content": prompt}]
-    if system:
+        before = [{"role": "system", "content": question.system}] if question.system else []
+        return [*before, {"role": "user", "content": question.prompt}]
+    if question.system:
         raise UsageError(f"{llm.name} has no chat template for a system prompt", "write it into the prompt")
+    if question.tools is not None:
+        raise UsageError(f"{llm.name} has no chat template for tools", "leave out --tools")
     io.note(f"note: {llm.name} has no chat template, so the prompt is continued as it is (--raw says the same)")
-    return prompt
+    return question.prompt
 
 
 def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingParams) -> dict[str, Any]:

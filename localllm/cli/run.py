@@ -91,7 +91,7 @@ def run(
         out = io.AnswerWriter()
         show = Show(raw=raw, as_json=as_json, verbose=verbose, fail_on_length=fail_on_length)
         with closing(load_model(model, **where)) as llm:
-            arguments = llm.template_arguments(arguments, think=think, with_tools=bool(functions))
+            arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
             question = Question(text, system, functions, arguments)
             answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
 

@@ -72,7 +72,7 @@ def template(
             conversation,
             tools=functions,
             add_generation_prompt=not no_generation_prompt,
-            arguments=chat_template.arguments(given, think=think, with_tools=bool(functions)),
+            arguments=chat_template.arguments(given, think=think, with_tools=functions is not None),
         )
     tokens = _tokens(tokenizer, chat)
     if as_json:

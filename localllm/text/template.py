@@ -126,10 +126,10 @@ class ChatTemplate:
         [(outcome, words)] = self._sandbox.ask(_to_json({"source": source}).encode()).items()
         if outcome != "text":
             raise self._fault(outcome, words)
-        known = set(words.split()) - _GIVEN - self._special_tokens.keys()
-        for name in given.keys() - known - _EVERYWHERE:
-            names = ", ".join(sorted(known)) or "none at all"
-            raise UsageError(f"the chat template does not read {name}", f"it reads {names}")
+        known = set(words.split()) - _GIVEN
+        if unknown := sorted(given.keys() - known - _EVERYWHERE):
+            names = ", ".join(sorted(known - self._special_tokens.keys())) or "none at all"
+            raise UsageError(f"the chat template does not read {unknown[0]}", f"it reads {names}")
         switches = [name for name in _SWITCHES if name in known]
         if think is None or (think and not switches and "reasoning_effort" in known):
             return dict(given)
@@ -148,12 +148,8 @@ class ChatTemplate:
         if source is None:
             names = ", ".join(self._templates)
             found = f"only templates for {names}" if names else "no chat template"
-            remedy = (
-                "name one of them as chat_template"
-                if names
-                else "give a plain prompt; base models continue a text"
-            )
-            raise UsageError(f"this model has {found}", remedy)
+            by_name, plain = "name one as chat_template", "give a plain prompt; base models continue a text"
+            raise UsageError(f"this model has {found}", by_name if names else plain)
         return source
 
     def _fault(self, outcome: str, words: str) -> LocalLLMError:
@@ -164,7 +160,9 @@ class ChatTemplate:
     def _mark_message(self, message: Mapping[str, Any], marks: tuple[str, str]) -> Any:
         reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
         if reasoning is not None:
-            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+            # gpt-oss's template refuses a call with both content and `thinking`.
+            other = {} if message.get("tool_calls") and message.get("content") else {"thinking": reasoning}
+            message = {**other, **message, "reasoning_content": reasoning}
         literals = self._said_by_model if message.get("role") == "assistant" else self._said_by_others
         return literals.mark(dict(message), marks)
 

@@ -129,6 +129,8 @@ def test_without_a_chat_template_the_prompt_is_continued_and_a_note_says_so(loca
     code, out, err = localllm("run", base, "hello", "--system", "x")
     assert (code, out) == (2, "")
     assert "no chat template for a system prompt" in err
+    code, out, err = localllm("run", base, "hello", "--tools=-", piped=b"[]")
+    assert (code, out, "no chat template for tools" in err) == (2, "", True)
 
 
 def test_json_is_one_object_with_everything(localllm, model):

@@ -256,7 +256,7 @@ def test_a_template_is_chosen_by_name():
         assert template.render([], tools=[TOOL], arguments={"chat_template": "default"}).text == "plain"
         named = {"chat_template": "rag", "documents": [{"text": "found"}]}
         assert template.render([], arguments=named).text == "found"
-        with pytest.raises(UsageError, match="only templates for default, tool_use, rag; name one of them"):
+        with pytest.raises(UsageError, match="only templates for default, tool_use, rag; name one as"):
             template.render([], arguments={"chat_template": "other"})
     finally:
         template.close()
@@ -351,6 +351,13 @@ def arguments_of(template: ChatTemplate, think: bool | None, **given: Any) -> An
 
 
 NO_SWITCH = "the chat template has no switch for thinking"
+
+
+def test_a_call_of_gpt_oss_may_have_thoughts_and_words(data: Path, template_of: Any):
+    template = template_of((data / "templates/openai-gpt-oss-120b.jinja").read_text(), special_tokens=SPECIAL)
+    text = template.render([MESSAGES[1], CALL | {"content": "I look."}, RESULT]).text
+    assert "<|channel|>analysis<|message|>I look.<|end|>" in text
+    assert "<|channel|>analysis<|message|>look it up<|end|>" in template.render([MESSAGES[1], CALL, RESULT]).text
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ class Block:
         self._unread = ""
         self._begun = not form.first
         self._in_quotes = False
-        quotes = (form.quote, "\\\\", f"\\{form.quote}") if form.quote else ()
-        self._markers = Markers((form.end, *quotes) if form.end else ())
+        escapes = ("\\\\", '\\"') if form.quote == '"' else ()
+        self._markers = Markers((form.end, form.quote, *escapes) if form.end else ())
         self.calls, self.raw = [], ""
 
     def push(self, text: str) -> str | None:

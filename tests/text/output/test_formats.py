@@ -60,6 +60,7 @@ CALLS = [
      [("f", {"a": 'it\'s "b"\n', "c": [1, -2500.0, None], "d": {"e": True, "g": []}}), ("x.y", {})]),
     (formats.PYTHONIC, r"<|tool_call_start|>[f(a='\d\u00e9\x41')]<|tool_call_end|>", [("f", {"a": r"\déA"})]),
     (formats.GEMMA, '<|tool_call>call:f{a:1}<tool_call|>', [A1]),
+    (formats.GEMMA, '<|tool_call>call:f{a:<|"|>C:\\<|"|>}<tool_call|>', [("f", {"a": "C:\\"})]),
     (formats.GEMMA,
      '<|tool_call>call:f{a:<|"|><tool_call|>{,}<|"|>,<|"|>b c<|"|>:[true,{x:null}],d:{}}<tool_call|>',
      [("f", {"a": "<tool_call|>{,}", "b c": [True, {"x": None}], "d": {}})]),
@@ -126,6 +127,17 @@ def test_text_that_is_clearly_no_call_is_not_held_back():
     router = tagged(formats.HERMES)
     said = [delta.text for delta in router.push("Use <tool_call> for that, as")]
     assert "".join(said) == "Use <tool_call> for that, as"
+
+
+def test_only_what_may_be_markup_or_stand_beside_it_is_held_back():
+    router = tagged(formats.HERMES)
+    given = [
+        [delta.text for delta in router.push(piece)] for piece in ("Once", " upon", " a ", "<to", "y", " <", ">")
+    ]
+    assert given == [["Once"], [" upon"], [" a"], [], [" <toy"], [], [" <>"]]
+    plain = tagged(None)  # once content has begun, nothing can come but content
+    given = [[delta.text for delta in plain.push(piece)] for piece in (" ", "a\n", "\n<think", ">")]
+    assert given == [[], [" a\n"], ["\n<think"], [">"]]
 
 
 def test_half_a_surrogate_pair_stays_an_escape():
