@@ -7,8 +7,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from localllm.checkpoint.gguf.header import read_gguf
 from localllm.cli import io, options, report
 from localllm.errors import UsageError
+from localllm.files import TOKENIZER_FILES
 from localllm.hub.names import is_path, resolve
 from localllm.text.control import RenderedChat
 from localllm.text.detokenizer import Detokenizer
@@ -18,7 +20,7 @@ from localllm.text.tokenizer import Tokenizer
 
 
 class Token(NamedTuple):
-    """One token of the prompt. Texts joined are the prompt; half a character is told with its last token."""
+    """One token of the prompt. Texts joined are its decoding; a character of several tokens is with the last."""
 
     id: int
     text: str
@@ -49,9 +51,9 @@ def template(
 ) -> None:
     """Print the prompt that a conversation becomes.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder. The conversation is PROMPT, as in
-    `localllm run`, or that of --messages: a list of messages, or an object that holds `messages` and maybe
-    `tools`. In a terminal, the tokens follow. Reads no weights.
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. The conversation is
+    PROMPT, as in `localllm run`, or that of --messages: a list of messages, or an object that holds `messages`
+    and maybe `tools`. In a terminal, the tokens follow. Reads no weights.
     """
     functions = io.read_tools(tools) if tools else None
     if messages is None:
@@ -64,7 +66,7 @@ def template(
     else:
         conversation, in_file = _read_conversation(messages)
         functions = in_file if functions is None else functions
-    tokenizer = Tokenizer.from_folder(_folder(model))
+    tokenizer = _tokenizer(model)
     out = io.AnswerWriter()
     with closing(ChatTemplate.of(tokenizer)) as chat_template:
         given = options.parse_template_args(template_arg or [])
@@ -97,10 +99,12 @@ def _read_conversation(file: str) -> tuple[list[Any], list[dict[str, Any]] | Non
     return [checked(message) for message in messages], None if tools is None else io.check_tools(tools, file)
 
 
-def _folder(model: str) -> Path:
-    """Where the tokenizer lies. A folder of a tokenizer alone will do."""
+def _tokenizer(model: str) -> Tokenizer:
+    """A folder or a GGUF file that holds a tokenizer alone will do."""
     path = Path(model).expanduser()
-    return path if is_path(model) and (path / "tokenizer.json").is_file() else resolve(model).path
+    alone = is_path(model) and (path.suffix == ".gguf" or any((path / name).is_file() for name in TOKENIZER_FILES))
+    path = path if alone and path.exists() else resolve(model).path
+    return Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(read_gguf(path).metadata, path)
 
 
 def _tokens(tokenizer: Tokenizer, chat: RenderedChat) -> list[Token]:
