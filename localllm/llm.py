@@ -38,7 +38,7 @@ from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.settings import Settings
-from localllm.text.messages import checked
+from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
 from localllm.text.template import ChatTemplate
@@ -53,7 +53,6 @@ SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than th
 PROMPT_TAIL = 16  # tokens at the end of a prompt, which tell whether it has begun the model's thoughts
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
-Message = Mapping[str, Any]
 Prompt = str | ListLike[int] | ListLike[Message]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from localllm.text.output.formats import OutputFormat
+from tests.shared import shared
 from tests.text.output import turns
 
 REASONING, CONTENT = "look it up", "I say."
@@ -123,7 +124,7 @@ def _turn(source: str, given: dict[str, Any]) -> tuple[str, str]:
 
 
 def test_thoughts_in_parts_of_a_message_come_back():
-    source = TEMPLATES["mistralai-Ministral-3-14B-Reasoning-2512"]
+    source = shared("templates/mistralai-Ministral-3-14B-Reasoning-2512.jinja").read_text()
     parts = [{"type": "thinking", "thinking": REASONING}, {"type": "text", "text": CONTENT}]
     prompt, turn = turns.cut_turn(source, {"role": "assistant", "content": parts})
     assert turn.startswith("[THINK]")
@@ -132,7 +133,7 @@ def test_thoughts_in_parts_of_a_message_come_back():
 
 
 def test_a_prompt_that_begins_the_thoughts():
-    source = TEMPLATES["Apriel-1.6-15b-Thinker-fixed"]
+    source = shared("templates/Apriel-1.6-15b-Thinker-fixed.jinja").read_text()
     question = {"role": "user", "content": "Q?"}
     prompt = turns.render(source, [question], generate=True)
     whole = turns.render(source, [question, turns.message(**CASES["two"])], generate=False)
