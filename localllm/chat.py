@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
-from localllm.request import GenerationEvent, SamplingParams
+from localllm.request import GenerationEvent, Kind, SamplingParams
 
 FILE_VERSION = 1
 Message = dict[str, str]
@@ -37,17 +37,31 @@ class ChatModel(Protocol):
     @property
     def default_params(self) -> SamplingParams: ...
     def stream(
-        self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> Stream: ...
 
 
 class Chat:
-    """`messages` are the turns so far, without the system prompt; `system` stands before them when asked."""
+    """`messages` are the turns so far, without the system prompt; `system` stands before them when asked.
 
-    def __init__(self, model: ChatModel, params: SamplingParams | None = None, system: str | None = None):
+    What the model thought stays with its answer as `reasoning_content`: templates say how much of it they want.
+    """
+
+    def __init__(
+        self,
+        model: ChatModel,
+        params: SamplingParams | None = None,
+        system: str | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ):
         self.model = model
         self.params = params or model.default_params
         self.system = system
+        self.template_arguments = dict(template_arguments or {})
         self.messages: list[Message] = []
         self.last: Metrics | None = None  # of the last answer, if it came to its end
 
@@ -60,17 +74,19 @@ class Chat:
         """
         self.messages.append({"role": "user", "content": text})
         self.last = None
-        answer, finished = "", False
+        said, finished = dict.fromkeys(Kind, ""), False
         try:
-            with closing(self.model.stream(self._prompt(), self.params)) as events:
+            stream = self.model.stream(self._prompt(), self.params, template_arguments=self.template_arguments)
+            with closing(stream) as events:
                 for event in events:
-                    answer += event.text
+                    said[event.kind] += event.text
                     finished = finished or event.finish_reason is not None
                     self.last = event.metrics or self.last
                     yield event
         finally:
-            if answer or finished:
-                self.messages.append({"role": "assistant", "content": answer})
+            if said[Kind.CONTENT] or finished:
+                thoughts = {"reasoning_content": said[Kind.REASONING]} if said[Kind.REASONING] else {}
+                self.messages.append({"role": "assistant", "content": said[Kind.CONTENT], **thoughts})
             else:
                 self.messages.pop()
 
@@ -158,7 +174,8 @@ def _replace(path: Path, text: str) -> None:
 
 def _checked(messages: Any) -> list[Message]:
     """Raises ValueError unless question and answer take turns, as templates demand."""
-    checked = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
+    kept = ("role", "content", "reasoning_content")
+    checked = [{name: str(m[name]) for name in kept if name in m or name != "reasoning_content"} for m in messages]
     roles = [message["role"] for message in checked]
     if roles != ["user", "assistant"] * (len(roles) // 2):
         raise ValueError("question and answer do not take turns")

@@ -29,7 +29,7 @@ from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtyp
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.names import ModelRef, resolve
 from localllm.metrics import Stopwatch
-from localllm.request import Completion, GenerationEvent, Request, SamplingParams
+from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.linear import reads_packed
 from localllm.runtime.load import Source
@@ -38,6 +38,9 @@ from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.settings import Settings
+from localllm.text.messages import Message, checked
+from localllm.text.output.delta import PlainRouter, Router
+from localllm.text.output.formats import OutputFormat
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Stream, Worker
@@ -48,9 +51,9 @@ MAX_RUNNING = 32  # sequences in one step
 SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
 SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than they help (docs/lab-log.md)
 MOST_ROWS = 2 * MAX_RUNNING  # recurrent states: each sequence's own, and as many to come back to
+PROMPT_TAIL = 16  # tokens at the end of a prompt, which tell whether it has begun the model's thoughts
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
-Message = Mapping[str, Any]
 Prompt = str | ListLike[int] | ListLike[Message]
 
 
@@ -203,6 +206,7 @@ class LLM:
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
+        self.output = OutputFormat.of(tokenizer.chat_templates, tokenizer.added_tokens)
         self.worker = worker
         self.context = context  # tokens
         self.weight_bytes = weight_bytes
@@ -236,6 +240,10 @@ class LLM:
         """
         arrival = time.perf_counter()
         params = params or self.default_params
+        if (tools or template_arguments) and not is_messages(prompt):
+            raise UsageError("tools and template arguments are for a chat", "give the prompt as messages")
+        if not all(isinstance(tool, Mapping) for tool in tools or ()):
+            raise UsageError("a tool is not an object", "give each a type and a function")
         ids = self.encode(prompt, tools, template_arguments)
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
@@ -263,20 +271,33 @@ class LLM:
                 if least <= longest
                 else f"this model was made for {longest}: give a shorter prompt",
             )
-        return Request(tuple(ids), params, arrival)
+        return Request(tuple(ids), params, arrival, is_messages(prompt), tuple(tools or ()))
 
     def encode(
         self, prompt: Prompt, tools: ListLike[Message] | None, template_arguments: Mapping[str, Any] | None
     ) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, list | tuple) and prompt and all(isinstance(part, Mapping) for part in prompt):
+        if is_messages(prompt):
             if self.template is None:
                 raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
             messages = [checked(message) for message in cast(ListLike[Message], prompt)]
             chat = self.template.render(messages, tools=tools, arguments=template_arguments)
             return self.tokenizer.encode_chat(chat)
         return token_ids_of(prompt)
+
+    def template_arguments(
+        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
+    ) -> dict[str, Any]:
+        """What to give the chat template; `think` says it in the template's own words.
+
+        Raises UsageError for an argument that the template does not read, or a switch that it does not have.
+        """
+        if self.template is not None:
+            return self.template.arguments(given, think=think, with_tools=with_tools)
+        if given or think is not None:
+            raise UsageError(f"{self.name} has no chat template to give arguments to", "leave them out")
+        return {}
 
     def submit(self, request: Request) -> Stream:
         """Begin to answer a prepared request. Raises LocalLLMError where the model was closed."""
@@ -289,7 +310,17 @@ class LLM:
             limit=self.context if params.max_tokens is None else min(self.context, prompt + params.max_tokens),
             stopwatch=Stopwatch(request.arrival, load_s),
         )
-        return self.worker.submit(sequence, owner=self)
+        router, shown = self.router(request)
+        return self.worker.submit(sequence, self, router, shown)
+
+    def router(self, request: Request) -> tuple[Router, frozenset[int]]:
+        """What tells the parts of the answer apart, and the special tokens that it must see for that."""
+        if not request.is_chat:
+            return PlainRouter(), frozenset()
+        special, markup = self.tokenizer.special_ids, self.output.markup(with_tools=bool(request.tools))
+        prompt = self.tokenizer.decode(request.prompt_ids[-PROMPT_TAIL:], skip_special=False)
+        shown = frozenset(token for token, literal in special.items() if literal in markup)
+        return self.output.router(prompt, request.tools), shown
 
     def stream(
         self,
@@ -313,7 +344,11 @@ class LLM:
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Answer a conversation through the model's chat template. A message has `role` and `content`, a text."""
+        """Answer a conversation through the model's chat template.
+
+        A message has `role` and `content`, a text; an assistant's maybe `reasoning_content` and `tool_calls`, too.
+        tools: functions that the model may call, in OpenAI's form; template_arguments: see `template_arguments`.
+        """
         if isinstance(messages, str):
             raise UsageError("chat takes a list of messages", "generate and stream continue a text")
         request = self.prepare(messages, params, tools, template_arguments)
@@ -343,19 +378,9 @@ def shut(worker: Worker, template: ChatTemplate | None) -> None:
         template.close()
 
 
-def checked(message: Message) -> Message:
-    """With its text as one string: parts of type `text` are joined. Raises UsageError for what is no text."""
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise UsageError("a message has no role", "give each a role and a content")
-    if isinstance(content, str) or (content is None and message.get("tool_calls")):
-        return message
-    parts = content if isinstance(content, list) else [content]
-    found = [p.get("text") for p in parts if isinstance(p, Mapping) and p.get("type") == "text"]
-    texts = [text for text in found if isinstance(text, str)]
-    if len(texts) < len(parts):
-        raise UsageError(f"the content of a {role} message is no text", "this model reads text alone")
-    return {**message, "content": "".join(texts)}
+def is_messages(prompt: object) -> bool:
+    parts = prompt if isinstance(prompt, list | tuple) else ()
+    return bool(parts) and all(isinstance(part, Mapping) for part in parts)
 
 
 def token_ids_of(prompt: object) -> list[int]:
@@ -379,7 +404,7 @@ def collect(request: Request, events: Iterable[GenerationEvent]) -> Completion:
     last = pieces[-1]
     assert last.finish_reason and last.metrics and last.seed is not None
     return Completion(
-        text="".join(e.text for e in pieces),
+        text="".join(e.text for e in pieces if e.kind is Kind.CONTENT),
         token_ids=tuple(t for e in pieces for t in e.token_ids),
         finish_reason=last.finish_reason,
         metrics=last.metrics,
@@ -387,4 +412,6 @@ def collect(request: Request, events: Iterable[GenerationEvent]) -> Completion:
         prompt_ids=request.prompt_ids,
         logprobs=tuple(p for e in pieces for p in e.logprobs),
         prompt_logprobs=tuple(p for e in pieces for p in e.prompt_logprobs),
+        reasoning="".join(e.text for e in pieces if e.kind is Kind.REASONING),
+        tool_calls=tuple(e.tool_call for e in pieces if e.tool_call),
     )

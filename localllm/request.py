@@ -28,6 +28,14 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Kind(StrEnum):
+    """What a piece of an answer is."""
+
+    CONTENT = "content"  # the answer itself
+    REASONING = "reasoning"  # what a model thinks before it answers
+    TOOL_CALL = "tool_call"
+
+
 def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...], low: float, high: float) -> bool:
     """NaN lies between no two numbers."""
     return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
@@ -180,12 +188,30 @@ class Request:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     arrival: float
+    is_chat: bool = False
+    """Messages were rendered: reasoning and tool calls in the answer are told apart from its content."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """The functions that the model was told of."""
+
     id: int = field(default_factory=lambda: next(_ids))
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A function that the model asks to have called."""
+
+    name: str
+    arguments: str  # a JSON object
+    id: str = ""  # "" until the worker gives one, where the model did not
+
+
+@dataclass(frozen=True)
 class GenerationEvent:
-    """A piece of an answer. Pieces joined give the whole; the last one carries finish_reason and metrics."""
+    """A piece of an answer. Texts of one kind joined give the whole; the last has finish_reason and metrics.
+
+    A token may end one kind and begin another: the first of its pieces carries its id and log probability.
+    """
 
     request_id: int
     text: str = ""
@@ -195,13 +221,15 @@ class GenerationEvent:
     finish_reason: FinishReason | None = None
     metrics: Metrics | None = None
     seed: int | None = None
+    kind: Kind = Kind.CONTENT
+    tool_call: ToolCall | None = None  # with the kind TOOL_CALL, whose text is empty
 
 
 @dataclass(frozen=True)
 class Completion:
     """A whole answer."""
 
-    text: str
+    text: str  # the content alone
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     metrics: Metrics
@@ -209,3 +237,5 @@ class Completion:
     prompt_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()

@@ -1,10 +1,12 @@
-"""The thread that drives the engine, and what stands between its tokens and a reader: detokenizing, stop strings,
-the stopwatch, one queue a request, cancelling."""
+"""The thread that drives the engine, and what stands between its tokens and a reader: detokenizing, telling
+reasoning and tool calls from content, stop strings, the stopwatch, one queue a request, cancelling."""
 
 import contextlib
+import dataclasses
 import queue
+import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -12,10 +14,11 @@ import torch
 
 from localllm.device import peak_bytes
 from localllm.errors import DoesNotFit, LocalLLMError
-from localllm.request import FinishReason, GenerationEvent
+from localllm.request import FinishReason, GenerationEvent, Kind, ToolCall
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
 from localllm.text.detokenizer import Detokenizer
+from localllm.text.output.delta import Delta, Router
 from localllm.text.stops import StopStrings
 from localllm.text.tokenizer import Tokenizer
 
@@ -25,43 +28,73 @@ T = TypeVar("T")
 class Reply:
     """One request on its way to its reader."""
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer):
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer, router: Router, shown: Collection[int]):
+        """`shown` as in `Detokenizer`: what the router must see."""
         self.sequence = sequence
-        self.detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids)
+        self.detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids, shown=shown)
+        self.router = router
         self.stops = StopStrings(sequence.request.params.stop)
         self.events: queue.SimpleQueue[GenerationEvent | BaseException] = queue.SimpleQueue()
 
     def push(self, event: TokenEvent, device: torch.device) -> bool:
         """Hand on what a step brought. True: a stop string ended the answer."""
-        reason, text, stopped = event.finish_reason, "", False
+        reason, deltas = event.finish_reason, []
         if event.token_id is not None:
             self.sequence.stopwatch.token()
             # A stop token is counted and reported but is not part of the text.
-            new = "" if reason is FinishReason.STOP else self.detokenizer.push([event.token_id])
-            text, stopped = self.stops.push(new)
-        if reason and not stopped:
-            rest, stopped = self.stops.push(self.detokenizer.finish())
-            text += rest if stopped else rest + self.stops.finish()
+            if reason is not FinishReason.STOP:
+                deltas = self.router.push(self.detokenizer.push([event.token_id]))
+        if reason:
+            deltas += [*self.router.push(self.detokenizer.finish()), *self.router.finish()]
+        deltas, stopped = self.until_stop(deltas, is_last=reason is not None)
         if stopped:
             reason = FinishReason.STOP
-        request = self.sequence.request
-        self.events.put(
-            GenerationEvent(
-                request.id,
-                text,
-                () if event.token_id is None else (event.token_id,),
-                (event.logprob,) if event.logprob else (),
-                event.prompt_logprobs,
-                reason,
-                self.sequence.stopwatch.stop(
-                    len(request.prompt_ids), self.sequence.cached_tokens or 0, peak_bytes(device)
-                )
-                if reason
-                else None,
-                self.sequence.seed if reason else None,
-            )
-        )
+        deltas = deltas or [Delta(Kind.CONTENT)]
+        self.events.put(self.piece(deltas[0], event, reason if len(deltas) == 1 else None, device))
+        for place, delta in enumerate(deltas[1:], 2):
+            self.events.put(self.piece(delta, None, reason if place == len(deltas) else None, device))
         return stopped
+
+    def piece(
+        self, delta: Delta, event: TokenEvent | None, reason: FinishReason | None, device: torch.device
+    ) -> GenerationEvent:
+        """With the token of `event`, if it is the token's first piece; with measurements, if it is the last."""
+        request = self.sequence.request
+        return GenerationEvent(
+            request.id,
+            delta.text,
+            (event.token_id,) if event and event.token_id is not None else (),
+            (event.logprob,) if event and event.logprob else (),
+            event.prompt_logprobs if event else (),
+            reason,
+            self.sequence.stopwatch.stop(
+                len(request.prompt_ids), self.sequence.cached_tokens or 0, peak_bytes(device)
+            )
+            if reason
+            else None,
+            self.sequence.seed if reason else None,
+            delta.kind,
+            delta.call and with_id(delta.call),
+        )
+
+    def until_stop(self, deltas: list[Delta], *, is_last: bool) -> tuple[list[Delta], bool]:
+        """What comes before a stop string in the content, and whether there was one."""
+        kept: list[Delta] = []
+        for delta in deltas:
+            if delta.kind is not Kind.CONTENT:
+                kept.append(delta)
+                continue
+            text, stopped = self.stops.push(delta.text)
+            kept += [Delta(Kind.CONTENT, text)] if text else []
+            if stopped:
+                return kept, True
+        rest = self.stops.finish() if is_last else ""
+        return [*kept, *([Delta(Kind.CONTENT, rest)] if rest else [])], False
+
+
+def with_id(call: ToolCall) -> ToolCall:
+    """Nine letters and digits, as Mistral's templates demand, where the model gave no id itself."""
+    return call if call.id else dataclasses.replace(call, id=secrets.token_hex(5)[:9])
 
 
 class Stream(Iterator[GenerationEvent]):
@@ -110,9 +143,9 @@ class Worker:
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
         self.thread.start()
 
-    def submit(self, sequence: Sequence, owner: object) -> Stream:
-        """Hand a sequence to the engine at once. Raises LocalLLMError after `close`."""
-        reply = Reply(sequence, self.tokenizer)
+    def submit(self, sequence: Sequence, owner: object, router: Router, shown: Collection[int] = ()) -> Stream:
+        """Hand a sequence to the engine at once; the rest as in `Reply`. Raises LocalLLMError after `close`."""
+        reply = Reply(sequence, self.tokenizer, router, shown)
 
         def begin() -> None:
             self.replies[sequence] = reply

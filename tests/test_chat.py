@@ -57,6 +57,30 @@ def test_an_answer_of_no_words_is_an_answer(chat, monkeypatch):
     assert chat.messages[-1] == {"role": "assistant", "content": " "}
 
 
+def test_thoughts_stay_with_their_answer(chat, tmp_path):
+    assert "thinking" in "".join(event.text for event in chat.ask("thinking") if event.kind == "content")
+    turn = {"role": "assistant", "content": "2[be brief]:thinking", "reasoning_content": "let me see\x07"}
+    assert chat.messages[-1] == turn
+    chat.save(tmp_path / "chat.json")
+    other = Chat(FakeLLM())
+    other.load(tmp_path / "chat.json")
+    assert other.messages[-1] == turn
+
+
+def test_thoughts_alone_are_no_answer(chat):
+    answer = chat.ask("thinking")
+    next(answer)
+    answer.close()
+    assert chat.messages == []
+
+
+def test_template_arguments_go_with_every_question():
+    llm = FakeLLM()
+    chat = Chat(llm, template_arguments={"enable_thinking": False})
+    say(chat, "hello")
+    assert llm.given[-1] == (None, {"enable_thinking": False})
+
+
 def test_undo_gives_the_last_question_back(chat):
     say(chat, "one")
     say(chat, "two")

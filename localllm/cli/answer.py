@@ -11,7 +11,7 @@ from localllm.cli import io
 from localllm.cli.loading import Model
 from localllm.cli.report import metrics_block
 from localllm.errors import StoppedByLength, UsageError
-from localllm.request import FinishReason, GenerationEvent, SamplingParams, TokenLogprob
+from localllm.request import FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,33 @@ class Show:
     fail_on_length: bool
 
 
-def answer(
-    llm: Model, prompt: str, system: str | None, params: SamplingParams, show: Show, out: io.AnswerWriter
-) -> None:
-    """Write the answer to `out`.
+@dataclass(frozen=True)
+class Question:
+    """What one answer is asked for."""
+
+    prompt: str
+    system: str | None
+    tools: list[dict[str, Any]] | None
+    template_arguments: dict[str, Any]
+
+
+def answer(llm: Model, question: Question, params: SamplingParams, show: Show, out: io.AnswerWriter) -> None:
+    """Write the answer to `out`, and what the model thinks to stderr.
 
     Raises StoppedByLength where a limit cut it and `show` calls that a failure, LocalLLMError where the
     engine gave up, and UsageError for a system prompt that the model has no template for.
     """
     events = []
-    with closing(llm.stream(_with_template(llm, prompt, system, raw=show.raw), params)) as stream:
+    prompt = _with_template(llm, question, raw=show.raw)
+    with closing(llm.stream(prompt, params, question.tools, question.template_arguments)) as stream:
+        shown = Parts(out)
         try:
             for event in stream:
                 events.append(event)
                 if not show.as_json:
-                    out.write(event.text)
+                    shown.write(event)
         finally:
-            out.finish()
+            shown.finish()
     last = events[-1]
     if show.as_json:
         content = _as_json(llm, events, params)
@@ -55,6 +65,28 @@ def answer(
             io.note(f"note: the answer was cut by {limit}; {remedy}")
 
 
+class Parts:
+    """Shows the parts of an answer as they come: content on stdout, thoughts and tool calls on stderr."""
+
+    def __init__(self, out: io.AnswerWriter):
+        self.out = out
+        self.thoughts = io.ThoughtWriter()
+
+    def write(self, event: GenerationEvent) -> None:
+        if event.kind is Kind.REASONING:
+            self.thoughts.write(event.text)
+        elif event.text or event.tool_call:
+            self.thoughts.finish()
+            self.out.write(event.text)
+        if event.tool_call:
+            self.out.finish()
+            io.note(f"tool call: {event.tool_call.name} {event.tool_call.arguments}")
+
+    def finish(self) -> None:
+        self.thoughts.finish()
+        self.out.finish()
+
+
 def what_cut(llm: Model, params: SamplingParams, tokens: int) -> tuple[str, str]:
     """The limit that ended an answer of this many tokens, and what to do about it."""
     if params.max_tokens is not None and tokens >= params.max_tokens:
@@ -62,16 +94,18 @@ def what_cut(llm: Model, params: SamplingParams, tokens: int) -> tuple[str, str]
     return f"the context ({llm.context} tokens)", "load the model with a larger --context if it has one"
 
 
-def _with_template(llm: Model, prompt: str, system: str | None, *, raw: bool) -> str | list[dict[str, str]]:
+def _with_template(llm: Model, question: Question, *, raw: bool) -> str | list[dict[str, str]]:
     if raw:
-        return prompt
+        return question.prompt
     if llm.has_chat_template:
-        before = [{"role": "system", "content": system}] if system else []
-        return [*before, {"role": "user", "content": prompt}]
-    if system:
+        before = [{"role": "system", "content": question.system}] if question.system else []
+        return [*before, {"role": "user", "content": question.prompt}]
+    if question.system:
         raise UsageError(f"{llm.name} has no chat template for a system prompt", "write it into the prompt")
+    if question.tools is not None:
+        raise UsageError(f"{llm.name} has no chat template for tools", "leave out --tools")
     io.note(f"note: {llm.name} has no chat template, so the prompt is continued as it is (--raw says the same)")
-    return prompt
+    return question.prompt
 
 
 def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingParams) -> dict[str, Any]:
@@ -82,7 +116,9 @@ def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingPara
         "device": llm.device,
         "dtype": llm.dtype,
         "context": llm.context,
-        "text": "".join(event.text for event in events),
+        "text": "".join(event.text for event in events if event.kind is Kind.CONTENT),
+        "reasoning": "".join(event.text for event in events if event.kind is Kind.REASONING),
+        "tool_calls": [_tool_call(event.tool_call) for event in events if event.tool_call],
         "token_ids": [token for event in events for token in event.token_ids],
         "finish_reason": last.finish_reason,
         "seed": last.seed,
@@ -93,6 +129,10 @@ def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingPara
     if params.prompt_logprobs is not None:
         content["prompt_logprobs"] = [_logprob(llm, entry) for event in events for entry in event.prompt_logprobs]
     return content
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)}
 
 
 def _logprob(llm: Model, entry: TokenLogprob) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from localllm import __version__
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
 from localllm.cli.run import run
+from localllm.cli.template import template
 from localllm.errors import LocalLLMError, UsageError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -24,6 +25,7 @@ app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, 
 app.command()(run)
 app.command("list")(list_models)
 app.command()(show)
+app.command()(template)
 
 
 def print_version(asked: bool) -> None:

@@ -63,6 +63,7 @@ def _help(session: Session, rest: str) -> str:
     rows = [(command.usage, command.help) for command in COMMANDS.values()]
     keys = [
         ("/set verbose, /set quiet", "measurements after each answer, or none"),
+        ("/set think, /set nothink", "let the model think before it answers, or not"),
         ('"""', "begin and end a text of several lines"),
         ("Ctrl-C", "stop the answer, or clear the line"),
         ("Ctrl-D", "leave"),
@@ -78,6 +79,10 @@ def _set(session: Session, rest: str) -> str:
     if what in ("verbose", "quiet") and not words:
         session.verbose = what == "verbose"
         return f"{what}: {'measurements' if session.verbose else 'nothing'} after each answer"
+    if what in ("think", "nothink") and not words:
+        switch = session.llm.template_arguments({}, think=what == "think")
+        session.chat.template_arguments |= switch
+        return f"{what}: the model {'thinks' if what == 'think' else 'does not think'} before it answers"
     if what == "parameter" and len(words) >= 2:
         session.chat.params = _with_parameter(session.chat.params, words[0], words[1:])
         return f"{words[0]} = {getattr(session.chat.params, words[0])}"
@@ -85,7 +90,7 @@ def _set(session: Session, rest: str) -> str:
         return _parameters(session.chat.params)
     raise UsageError(
         f"/set {rest} is not known or not complete" if rest else "/set needs to know what",
-        "/set parameter NAME VALUE, /set verbose or /set quiet",
+        "/set parameter NAME VALUE, /set verbose, /set quiet, /set think or /set nothink",
     )
 
 
@@ -147,6 +152,7 @@ def _show(session: Session, rest: str) -> str:
             ("messages", str(len(chat.messages))),
             ("parameters", " ".join(set_to) or "all at their neutral values"),
             ("system", chat.system or "-"),
+            ("template", " ".join(f"{name}={value}" for name, value in chat.template_arguments.items()) or "-"),
         ]
     )
 

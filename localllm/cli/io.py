@@ -2,11 +2,13 @@
 and nothing else does; notes, progress and numbers go to stderr.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from localllm.errors import UsageError
 
@@ -14,6 +16,7 @@ NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | local
 # On a terminal, what a model says must not move the cursor or set the title: ESC is shown as ␛ and so on.
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 VISIBLE |= {code: 0xFFFD for code in range(0x80, 0xA0)}
+DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -38,7 +41,7 @@ def read_prompt(words: list[str], *, raw: bool) -> str:
         raise UsageError(
             "the prompt is not valid UTF-8", "give it in UTF-8, or pipe it through `iconv`"
         ) from error
-    context = "" if sys.stdin is None or is_terminal(sys.stdin) else _read_stdin()
+    context = "" if is_terminal(sys.stdin) else _read_stdin()
     if context.strip() and instruction:
         return context.rstrip("\r\n") + "\n\n" + instruction
     prompt = instruction or context.removesuffix("\n").removesuffix("\r")
@@ -47,7 +50,31 @@ def read_prompt(words: list[str], *, raw: bool) -> str:
     return prompt
 
 
+def read_json(file: str) -> Any:
+    """What a user's file holds as JSON, or stdin for `-`. Raises UsageError where it is not there or no JSON."""
+    try:
+        return json.loads(_read_stdin() if file == "-" else Path(file).expanduser().read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{'stdin' if file == '-' else file} is not JSON ({error})") from error
+
+
+def read_tools(file: str) -> list[dict[str, Any]]:
+    """Functions that a model may call, described as for OpenAI. Raises UsageError for anything else."""
+    return check_tools(read_json(file), file)
+
+
+def check_tools(tools: Any, file: str) -> list[dict[str, Any]]:
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        remedy = 'write [{"type": "function", "function": {"name": ..., "parameters": ...}}]'
+        raise UsageError(f"{file} holds no list of tools", remedy)
+    return tools
+
+
 def _read_stdin() -> str:
+    if sys.stdin is None:
+        return ""
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
@@ -75,6 +102,35 @@ class AnswerWriter:
         """A terminal's next line starts at the left; a pipe gets the text alone."""
         if self.terminal and self.last not in ("", "\n"):
             self.write("\n")
+
+
+class ThoughtWriter:
+    """Writes what a model thinks to stderr as it comes: dim in a terminal, or under a heading without colours."""
+
+    def __init__(self) -> None:
+        self.terminal = is_terminal(sys.stderr)
+        self.dim = self.terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.last = ""
+
+    def write(self, text: str) -> None:
+        if text:
+            if not self.last and self.terminal and not self.dim:
+                self._put("(thinking)\n")
+            self.last = text[-1]
+            shown = text.translate(VISIBLE) if self.terminal else text
+            self._put(f"{DIM}{shown}{RESET}" if self.dim else shown)
+
+    def finish(self) -> None:
+        """The thoughts end their line; in a terminal, a blank line stands between them and the answer."""
+        if self.last:
+            self._put("\n" * ((self.last != "\n") + self.terminal))
+        self.last = ""
+
+    def _put(self, text: str) -> None:
+        if sys.stderr is not None:
+            with suppress(OSError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
 
 
 def note(text: str) -> None:

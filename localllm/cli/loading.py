@@ -1,6 +1,7 @@
 """The one door from the command line to the engine."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from localllm.chat import ChatModel
 from localllm.cli.io import status
@@ -23,6 +24,9 @@ class Model(ChatModel, Protocol):
     def weight_bytes(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    def template_arguments(
+        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
+    ) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
 

@@ -1,6 +1,7 @@
 """The flags that several commands share, and their way into SamplingParams."""
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -28,6 +29,24 @@ JsonList = Annotated[bool, switch("--json", text="Print a JSON array.")]
 Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar="DEVICE")]
 DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
 Context = Annotated[int | None, option(text="Room for prompt and answer, in tokens.", metavar="TOKENS")]
+
+Think = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Let the model think first, or not, if its template has a switch.",
+        show_default=False,
+    ),
+]
+Tools = Annotated[
+    str | None, option("--tools", text="Functions that the model may call, as JSON; - is stdin.", metavar="FILE")
+]
+TemplateArgs = Annotated[
+    list[str] | None,
+    option(
+        "--template-arg", text="Argument for the chat template, JSON or text. Repeatable.", metavar="NAME=VALUE"
+    ),
+]
 
 Temperature = Annotated[float | None, option(text="0 takes the likeliest token; more varies more.", metavar="X")]
 TopK = Annotated[int | None, option(text="Keep the K likeliest tokens; 0 keeps all.", metavar="K")]
@@ -90,3 +109,19 @@ def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
         except ValueError as error:
             raise UsageError(f"logit bias {pair!r} is not ID=BIAS", "write for example 42=-inf") from error
     return biases
+
+
+def parse_template_args(pairs: Iterable[str]) -> dict[str, Any]:
+    """`["effort=high", "depth=3"]` as a mapping, values read as JSON where they are. Raises UsageError."""
+    arguments = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise UsageError(
+                f"template argument {pair!r} is not NAME=VALUE", "write for example enable_thinking=false"
+            )
+        try:
+            arguments[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            arguments[name] = value
+    return arguments

@@ -3,9 +3,10 @@
 import re
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
@@ -13,7 +14,7 @@ from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from localllm.chat import Chat
-from localllm.cli.answer import what_cut
+from localllm.cli.answer import Parts, what_cut
 from localllm.cli.commands import Session, execute, unquote
 from localllm.cli.io import AnswerWriter, note
 from localllm.cli.loading import Model
@@ -26,10 +27,17 @@ LOCAL_MODES = 3  # place of c_lflag in what tcgetattr gives
 OPENS_QUOTES = re.compile(r'\s*(/system\s+)?"""')
 
 
-def converse(llm: Model, params: SamplingParams, system: str | None, *, verbose: bool) -> None:
+def converse(
+    llm: Model,
+    params: SamplingParams,
+    system: str | None,
+    template_arguments: Mapping[str, Any],
+    *,
+    verbose: bool,
+) -> None:
     """Hold a conversation until the person leaves."""
     home = Settings.from_environment().home
-    session = Session(llm, Chat(llm, params, system), home / "chats", verbose)
+    session = Session(llm, Chat(llm, params, system, template_arguments), home / "chats", verbose)
     read = line_editor(home)
     note(f"{llm.name} on {llm.device} in {llm.dtype}, context {llm.context} tokens")
     if not llm.has_chat_template:
@@ -53,16 +61,16 @@ def converse(llm: Model, params: SamplingParams, system: str | None, *, verbose:
 
 def answer(session: Session, text: str) -> None:
     """Show the answer to one message as it comes; Ctrl-C stops it and keeps what was said."""
-    out, tokens, last = AnswerWriter(), 0, None
+    shown, tokens, last = Parts(AnswerWriter()), 0, None
     try:
         with closing(session.chat.ask(text)) as events, unseen_keys():
             try:
                 for event in events:
-                    out.write(event.text)
+                    shown.write(event)
                     tokens += len(event.token_ids)
                     last = event
             finally:
-                out.finish()
+                shown.finish()
     except KeyboardInterrupt:
         note("(stopped)")
         return

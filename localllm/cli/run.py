@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from localllm.cli import io, options
-from localllm.cli.answer import Show, answer
+from localllm.cli.answer import Question, Show, answer
 from localllm.cli.loading import load_model
 from localllm.errors import UsageError
 
 FLAGS_OF_ONE_ANSWER = {
     "raw": "--raw",
+    "tools": "--tools",
     "as_json": "--json",
     "fail_on_length": "--fail-on-length",
     "logprobs": "--logprobs",
@@ -33,6 +34,9 @@ def run(
         bool,
         options.switch("--raw", text="Continue the prompt as it is, without chat template."),
     ] = False,
+    think: options.Think = None,
+    tools: options.Tools = None,
+    template_arg: options.TemplateArgs = None,
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -62,27 +66,34 @@ def run(
     """Answer a prompt, or start a conversation.
 
     MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder. The prompt is PROMPT, or what is
-    piped in, or both, the piped text first. stdout gets the model's text and nothing else. In a terminal and
-    without a prompt, a conversation begins.
+    piped in, or both, the piped text first. stdout gets the model's answer and nothing else; what it thinks
+    before goes to stderr. In a terminal and without a prompt, a conversation begins.
     """
     given = options.sampling_fields(ctx.params)
+    arguments = options.parse_template_args(template_arg or [])
     if raw and system:
         raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
+    if raw and (arguments or tools or think is not None):
+        raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
     where = {"device": device, "dtype": dtype, "context": context}
     if not prompt and io.both_ends_are_terminals():
         _refuse_flags_of_one_answer(ctx.params)
         from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for
 
         with closing(load_model(model, **where)) as llm:
-            converse(llm, dataclasses.replace(llm.default_params, **given), system, verbose=verbose)
+            arguments = llm.template_arguments(arguments, think=think)
+            converse(llm, dataclasses.replace(llm.default_params, **given), system, arguments, verbose=verbose)
     else:
         if (logprobs, prompt_logprobs) != (None, None) and not as_json:
             raise UsageError("log probabilities are part of the JSON output", "add --json")
+        functions = io.read_tools(tools) if tools else None
         text = io.read_prompt(prompt or [], raw=raw)
         out = io.AnswerWriter()
         show = Show(raw=raw, as_json=as_json, verbose=verbose, fail_on_length=fail_on_length)
         with closing(load_model(model, **where)) as llm:
-            answer(llm, text, system, dataclasses.replace(llm.default_params, **given), show, out)
+            arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
+            question = Question(text, system, functions, arguments)
+            answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
 
 
 def _refuse_flags_of_one_answer(flags: Mapping[str, Any]) -> None:

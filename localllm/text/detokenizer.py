@@ -1,6 +1,6 @@
 """Token ids to text, piece by piece. Knows nothing of stop strings or of who reads the text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from localllm.text.tokenizer import Tokenizer
 
@@ -19,10 +19,21 @@ class Detokenizer:
     one bad byte spoils all byte tokens beside it), the bad bytes alone become U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special: bool = True):
-        """`prompt_ids`: what the answer continues; its last tokens are the first context."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skip_special: bool = True,
+        shown: Collection[int] = (),
+    ):
+        """`prompt_ids`: what the answer continues; its last tokens are the first context.
+
+        shown: special tokens that are not skipped all the same.
+        """
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skip_special = skip_special and not shown
+        self._hidden = frozenset(tokenizer.special_ids) - frozenset(shown) if shown else frozenset[int]()
         self._window = self._context(prompt_ids)
         self._fresh = len(self._window)  # where the tokens begin whose text is not complete
         text = self._decode(self._window)
@@ -74,6 +85,8 @@ class Detokenizer:
         return tail
 
     def _decode(self, ids: list[int]) -> str:
+        if self._hidden:
+            ids = [token for token in ids if token not in self._hidden]
         return self._tokenizer.decode(ids, skip_special=self._skip_special)
 
 

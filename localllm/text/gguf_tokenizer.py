@@ -13,6 +13,7 @@ import tokenizers
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged
 from localllm.text.backends import Spacing, added_as_bytes, byte_level_bpe, character_bpe, score_bpe, unigram
+from localllm.text.ends import ends
 from localllm.text.merges import split_merge
 from localllm.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 from localllm.text.vocabulary import (
@@ -43,13 +44,6 @@ SPECIAL = {
     "mask_token": "mask",
 }
 NO_ID = 2**32 - 1  # -1, as some converters write "none"
-# No key lists the tokens that end an answer: llama.cpp knows them by how they are written.
-ENDING = (
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
-    *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
-    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-)
-CALLING = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> ends a message only
 PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # its other added tokens swallow whitespace after them
 
 
@@ -162,12 +156,9 @@ class _Metadata:
         return None
 
     def _ending(self) -> tuple[int, ...]:
-        ids = self._vocabulary.ids
-        written = {literal for literal in ENDING if literal in ids}
-        if any(pair <= written for pair in CALLING):
-            written.discard("<|end|>")
+        ids = self._vocabulary.ids  # no key lists the tokens that end an answer
         named = [self._ids[name] for name in ("eos", "eot", "eom")]
-        return tuple(dict.fromkeys([*(i for i in named if i is not None), *sorted(ids[text] for text in written)]))
+        return tuple(dict.fromkeys([*(i for i in named if i is not None), *sorted(ids[end] for end in ends(ids))]))
 
     def _matching(self) -> dict[str, dict[str, bool]]:
         """Phi-3's tokens that swallow whitespace: no key says so, and llama.cpp goes by the model's name too."""

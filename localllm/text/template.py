@@ -4,12 +4,16 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from localllm.errors import DamagedModel, UsageError
+from localllm.errors import DamagedModel, LocalLLMError, UsageError
 from localllm.text.control import Literals, RenderedChat, unused_characters
+from localllm.text.messages import with_arguments
 from localllm.text.sandbox import Sandbox
 from localllm.text.tokenizer import Tokenizer
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names for the same thing, the usual one first
+_SWITCHES = ("enable_thinking", "thinking")  # names of the argument that turns thinking on and off
+_GIVEN = {"messages", "tools", "add_generation_prompt"}  # arguments that every template gets
+_EVERYWHERE = {"chat_template", "documents"}  # arguments that need no mention in a template
 
 
 class ChatTemplate:
@@ -65,57 +69,100 @@ class ChatTemplate:
     ) -> RenderedChat:
         """The conversation as the model wants to read it. `arguments` are for this template, by name.
 
-        With tools the template named "tool_use" is taken where there is one.
+        Of several templates, the one named by the argument `chat_template` is taken, else "tool_use" where
+        there are tools, else "default". Arguments of tool calls may be objects or JSON text: the template gets
+        objects, or text where it cannot do with objects.
         Raises UsageError if the model has no template, or if the template or JSON cannot represent the
         conversation (the message says why); DamagedModel if the template is no Jinja, tries to break out or
         uses too much time or memory.
         """
         if not all(isinstance(message, Mapping) for message in messages):
             raise UsageError("a message is not an object", "give each a role and a content")
-        source = self._choose(with_tools=tools is not None)
-        common = {**self._special_tokens, **(arguments or {}), "add_generation_prompt": add_generation_prompt}
+        own = {"documents": documents, **(arguments or {})}
+        source = self._choose(own.pop("chat_template", None), with_tools=tools is not None)
+        documents = own.pop("documents")
+        common = {**self._special_tokens, **own, "add_generation_prompt": add_generation_prompt}
         plain = _to_json([messages, tools, documents, source, common])
         try:
             marks = unused_characters(plain)
         except StopIteration as error:
             raise UsageError("the conversation uses every private-use character", "leave one out") from error
-        try:
-            said = {
-                "messages": [self._mark_message(message, marks) for message in messages],
-                "tools": self._said_by_others.mark(tools, marks),
-                "documents": self._said_by_others.mark(documents, marks),
-            }
-        except RecursionError as error:
-            raise UsageError("the conversation is nested too deeply", "send flatter tools") from error
-        variables = {**common, **said}
-        answer = self._sandbox.ask(_to_json({"source": source, "variables": variables}).encode())
-        [(outcome, words)] = answer.items()
-        chat = self._said_by_others.cut(words, marks)
+
+        def ask(messages: Sequence[Mapping[str, Any]]) -> tuple[str, RenderedChat]:
+            try:
+                said = {
+                    "messages": [self._mark_message(message, marks) for message in messages],
+                    "tools": self._said_by_others.mark(tools, marks),
+                    "documents": self._said_by_others.mark(documents, marks),
+                }
+            except RecursionError as error:
+                raise UsageError("the conversation is nested too deeply", "send flatter tools") from error
+            request = {"source": source, "variables": {**common, **said}}
+            [(outcome, words)] = self._sandbox.ask(_to_json(request).encode()).items()
+            return outcome, self._said_by_others.cut(words, marks)
+
+        outcome, chat = ask([with_arguments(message, as_text=False) for message in messages])
+        if outcome == "failed" and any("tool_calls" in message for message in messages):
+            again, other = ask([with_arguments(message, as_text=True) for message in messages])
+            outcome, chat = (again, other) if again == "text" else (outcome, chat)
         if outcome == "text":
             return chat
         if outcome == "refused":
-            raise UsageError(f"the chat template refuses this conversation: {chat.text}")
-        if outcome == "failed":
-            raise UsageError(f"the chat template cannot render this conversation ({chat.text})")
-        raise DamagedModel(f"the chat template is broken ({chat.text})", "use another one of this model")
+            system = any(message.get("role") == "system" for message in messages)
+            remedy = "it may know no system prompt: say it in the first question" if system else None
+            raise UsageError(f"the chat template refuses this conversation: {chat.text}", remedy)
+        raise self._fault(outcome, chat.text)
+
+    def arguments(
+        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
+    ) -> dict[str, Any]:
+        """The arguments for a template that a person asked for; `think` in the words of this template.
+
+        Raises UsageError for an argument that the template does not read, or a switch that it does not have.
+        """
+        if not given and think is None:
+            return {}
+        source = self._choose(given.get("chat_template"), with_tools=with_tools)
+        [(outcome, words)] = self._sandbox.ask(_to_json({"source": source}).encode()).items()
+        if outcome != "text":
+            raise self._fault(outcome, words)
+        known = set(words.split()) - _GIVEN
+        if unknown := sorted(given.keys() - known - _EVERYWHERE):
+            names = ", ".join(sorted(known - self._special_tokens.keys())) or "none at all"
+            raise UsageError(f"the chat template does not read {unknown[0]}", f"it reads {names}")
+        switches = [name for name in _SWITCHES if name in known]
+        if think is None or (think and not switches and "reasoning_effort" in known):
+            return dict(given)
+        if not switches:
+            remedy = "reasoning_effort=low makes it shorter" if "reasoning_effort" in known else None
+            raise UsageError("the chat template has no switch for thinking", remedy)
+        return dict.fromkeys(switches, think) | dict(given)
 
     def close(self) -> None:
         """End the process. A later `render` starts another."""
         self._sandbox.close()
 
-    def _choose(self, *, with_tools: bool) -> str:
-        if with_tools and "tool_use" in self._templates:
-            return self._templates["tool_use"]
-        if "default" in self._templates:
-            return self._templates["default"]
-        names = ", ".join(self._templates)
-        found = f"only templates for {names}" if names else "no chat template"
-        raise UsageError(f"this model has {found}", "give a plain prompt; base models continue a text")
+    def _choose(self, name: str | None, *, with_tools: bool) -> str:
+        wanted = [name] if name is not None else ["tool_use", "default"] if with_tools else ["default"]
+        source = next((self._templates[name] for name in wanted if name in self._templates), None)
+        if source is None:
+            names = ", ".join(self._templates)
+            found = f"only templates for {names}" if names else "no chat template"
+            by_name, plain = "name one as chat_template", "give a plain prompt; base models continue a text"
+            raise UsageError(f"this model has {found}", by_name if names else plain)
+        return source
+
+    def _fault(self, outcome: str, words: str) -> LocalLLMError:
+        if outcome == "failed":
+            return UsageError(f"the chat template cannot render this conversation ({words})")
+        return DamagedModel(f"the chat template is broken ({words})", "use another one of this model")
 
     def _mark_message(self, message: Mapping[str, Any], marks: tuple[str, str]) -> Any:
         reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
         if reasoning is not None:
-            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+            # gpt-oss's template refuses a call with both content and `thinking`.
+            other = {} if message.get("tool_calls") and message.get("content") else {"thinking": reasoning}
+            message = {**other, **message, "reasoning_content": reasoning}
         literals = self._said_by_model if message.get("role") == "assistant" else self._said_by_others
         return literals.mark(dict(message), marks)
 

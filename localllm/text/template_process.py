@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import ext, nodes, parser, sandbox, utils
+from jinja2 import ext, meta, nodes, parser, sandbox, utils
 
 CPU_LIMIT_S = 0.9  # of one rendering; a real one takes a few milliseconds
 MEMORY_LIMIT_BYTES = 512 * 2**20  # the process starts with 30 MB
@@ -99,8 +99,8 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-@functools.lru_cache(maxsize=16)
-def _compile(source: str) -> jinja2.Template:
+@functools.cache
+def _environment() -> Environment:
     """The environment that `transformers` gives templates."""
     extensions = (Generation, ext.loopcontrols)
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
@@ -111,7 +111,27 @@ def _compile(source: str) -> jinja2.Template:
         "namespace": Namespace,
         "dict": Dict(),
     }
-    return environment.from_string(source)
+    return environment
+
+
+@functools.lru_cache(maxsize=16)
+def _compile(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
+
+
+def _arguments(source: str) -> str:
+    """The names that a template reads from outside, with spaces between.
+
+    A name that it sets itself counts only where it looks whether somebody else did.
+    """
+    tree = _environment().parse(source)
+    asked: set[str] = set()
+    for node in tree.find_all((nodes.Test, nodes.Filter)):
+        if node.name in ("defined", "undefined", "default", "d") and isinstance(node.node, nodes.Name):
+            asked.add(node.node.name)
+    own = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
+    outside = meta.find_undeclared_variables(tree) - _environment().globals.keys()
+    return " ".join(sorted(outside - (own - asked)))
 
 
 def _render(source: str, variables: dict[str, Any]) -> str:
@@ -126,9 +146,13 @@ def _render(source: str, variables: dict[str, Any]) -> str:
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
-    """`text`; or `refused`, the template's own words; or `failed`, with this conversation; or `damaged`."""
+    """`text`; or `refused`, the template's own words; or `failed`, with this conversation; or `damaged`.
+
+    Without variables, nothing is rendered, and the text is that of `_arguments`.
+    """
     try:
-        return {"text": _render(request["source"], request["variables"])}
+        source, variables = request["source"], request.get("variables")
+        return {"text": _arguments(source) if variables is None else _render(source, variables)}
     except Refused as error:
         return {"refused": str(error)[:MESSAGE_LIMIT]}
     except jinja2.TemplateSyntaxError as error:

@@ -9,6 +9,7 @@ from typing import Any, Self
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel, UsageError
 from localllm.files import TOKENIZER_FILES
 from localllm.text.control import RenderedChat
+from localllm.text.ends import ends_of_turn
 from localllm.text.gguf_tokenizer import read_gguf_tokenizer
 from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken
@@ -45,8 +46,11 @@ class Tokenizer:
     added_tokens: frozenset[str]
     """Literals of all tokens that are matched before the text is tokenized, control tokens among them."""
 
+    special_ids: dict[int, str]
+    """Literals by id of the tokens that `decode` leaves out."""
+
     eos_ids: tuple[int, ...]
-    """Tokens that end an answer, as far as the tokenizer knows; generation_config.json may know more."""
+    """Tokens that end an answer: the named one, and those of `ends.py`. generation_config.json may know more."""
 
     def __init__(self, described: Described):
         backend = described.backend
@@ -64,8 +68,11 @@ class Tokenizer:
         self.control_tokens = frozenset(
             token.content for token in added.values() if token.special or token.content in named
         )
+        self.special_ids = {index: token.content for index, token in added.items() if token.special}
         self._added_ids = frozenset(added)
-        self.eos_ids = described.eos_ids
+        ends = ends_of_turn(self.chat_templates.values(), self.added_tokens)
+        of_turn = sorted(index for index, token in added.items() if token.content in ends)
+        self.eos_ids = tuple(dict.fromkeys([*described.eos_ids, *of_turn]))
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:

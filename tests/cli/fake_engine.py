@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from localllm.errors import ContextOverflow, DamagedModel
+from localllm.errors import ContextOverflow, DamagedModel, UsageError
 from localllm.metrics import Stopwatch
-from localllm.request import FinishReason, GenerationEvent, SamplingParams, TokenLogprob
+from localllm.request import FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
 
 
 class FakeTokenizer:
@@ -38,12 +38,20 @@ class FakeLLM:
         self.context = context
         self.has_chat_template = has_chat_template
         self.asked = []  # (prompt, params) of every stream
+        self.given = []  # (tools, template_arguments) of every stream
         self.cancelled = False
         self.closed = False
 
-    def stream(self, prompt, params=None):
+    def template_arguments(self, given, *, think=None, with_tools=False):
+        unknown = given.keys() - {"enable_thinking", "depth"}
+        if unknown or (not self.has_chat_template and (given or think is not None)):
+            raise UsageError(f"the chat template does not read {', '.join(unknown)}")
+        return given | ({} if think is None else {"enable_thinking": think})
+
+    def stream(self, prompt, params=None, tools=None, template_arguments=None):
         params = params or self.default_params
         self.asked.append((prompt, params))
+        self.given.append((tools, template_arguments))
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         size = len(text) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)
         if size >= self.context:
@@ -57,7 +65,16 @@ class FakeLLM:
         answer = self._answer(prompt, text)
         answer = answer[: params.max_tokens] if params.max_tokens is not None else answer
         delay = 0.02 if "slowly" in text else 0
+        parts = []
+        if "thinking" in text:
+            parts += [GenerationEvent(1, word, kind=Kind.REASONING) for word in ("let me ", "see\x07")]
+        if "calling" in text:
+            call = ToolCall("weather", '{"city": "Köln"}', "id1")
+            parts += [GenerationEvent(1, kind=Kind.TOOL_CALL, tool_call=call)]
         try:
+            for part in parts:
+                time.sleep(delay)
+                yield part
             for position, character in enumerate(answer):
                 time.sleep(delay)
                 watch.token()

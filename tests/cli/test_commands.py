@@ -97,6 +97,16 @@ def test_verbose_and_quiet(session):
     assert not session.verbose
 
 
+def test_thinking_is_switched(session):
+    talk(session)
+    assert session.llm.given[-1][1] == {}
+    assert execute(session, "/set nothink") == "nothink: the model does not think before it answers"
+    talk(session)
+    assert session.llm.given[-1][1] == {"enable_thinking": False}
+    execute(session, "/set think")
+    assert "template     enable_thinking=True" in execute(session, "/show")
+
+
 def test_show_tells_model_parameters_and_context(session):
     assert "nothing said yet, 4096 at most" in execute(session, "/show")
     answer = talk(session)

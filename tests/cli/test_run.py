@@ -129,6 +129,8 @@ def test_without_a_chat_template_the_prompt_is_continued_and_a_note_says_so(loca
     code, out, err = localllm("run", base, "hello", "--system", "x")
     assert (code, out) == (2, "")
     assert "no chat template for a system prompt" in err
+    code, out, err = localllm("run", base, "hello", "--tools=-", piped=b"[]")
+    assert (code, out, "no chat template for tools" in err) == (2, "", True)
 
 
 def test_json_is_one_object_with_everything(localllm, model):
@@ -147,6 +149,8 @@ def test_json_is_one_object_with_everything(localllm, model):
         "dtype": "float32",
         "context": 4096,
         "text": "1:",
+        "reasoning": "",
+        "tool_calls": [],
         "token_ids": [49, 58],
         "finish_reason": "length",
         "seed": 3,
@@ -209,3 +213,55 @@ def test_mistakes_in_the_command_line_are_one_line(localllm, arguments, code):
     assert (got, out) == (code, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+def test_thoughts_go_to_stderr_and_the_answer_to_stdout(localllm, model):
+    assert localllm("run", model, "thinking") == (0, "1:thinking", "let me see\x07\n")
+    assert localllm("run", model, "thinking calling")[2] == (
+        'let me see\x07\ntool call: weather {"city": "Köln"}\n'
+    )
+
+
+def test_json_tells_the_parts_apart_and_shows_nothing_else(localllm, model):
+    code, out, err = localllm("run", model, "thinking calling", "--json")
+    answer = json.loads(out)
+    assert (code, err, answer["text"], answer["reasoning"]) == (0, "", "1:thinking calling", "let me see\x07")
+    assert answer["tool_calls"] == [{"id": "id1", "name": "weather", "arguments": {"city": "Köln"}}]
+
+
+def given(engine):
+    """Tools and template arguments of the last question."""
+    return engine.loaded[-1][0].given[-1]
+
+
+def test_flags_reach_the_template(localllm, engine, model, tmp_path):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    (tmp_path / "tools.json").write_text(json.dumps(tools))
+    assert localllm("run", model, "hi")[0] == 0
+    assert given(engine) == (None, {})
+    assert localllm("run", model, "hi", "--no-think", "--tools", str(tmp_path / "tools.json"))[0] == 0
+    assert given(engine) == (tools, {"enable_thinking": False})
+    assert localllm("run", model, "hi", "--tools=-", piped=json.dumps(tools).encode())[0] == 0
+    assert given(engine) == (tools, {})
+    assert (
+        localllm("run", model, "hi", "--think", "--template-arg", "depth=[3]", "--template-arg=depth=deep")[0] == 0
+    )
+    assert given(engine) == (None, {"enable_thinking": True, "depth": "deep"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--template-arg", "depth"], "'depth' is not NAME=VALUE; write for example enable_thinking=false"),
+        (["--template-arg", "other=1"], "the chat template does not read other"),
+        (["--tools", "none.json"], "none.json cannot be read: No such file or directory"),
+        (["--tools", "-"], "- holds no list of tools; write"),
+        (["--raw", "--think"], "--raw uses no chat template"),
+        (["--raw", "--tools=-"], "--raw uses no chat template"),
+        (["--raw", "--template-arg=a=1"], "--raw uses no chat template"),
+    ],
+)
+def test_flags_that_cannot_reach_the_template_are_refused(localllm, model, flags, message):
+    code, out, err = localllm("run", model, "hi", *flags, piped=b'{"a": 1}')
+    assert (code, out) == (2, "")
+    assert message in err and err.count("\n") == 1

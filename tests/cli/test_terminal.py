@@ -46,6 +46,15 @@ class Terminal:
         before, self.text = self.text.split(expected, 1)
         return before + expected
 
+    def raw_until(self, expected, seconds=20):
+        """The same with every escape, of what has not been read yet."""
+        end, text = time.monotonic() + seconds, ""
+        while expected not in text:
+            ready = select.select([self.fd], [], [], max(0, end - time.monotonic()))[0]
+            assert ready, f"{expected!r} did not appear in {text!r}"
+            text += os.read(self.fd, 65536).decode(errors="replace")
+        return text
+
     def leave(self):
         """Wait for the end; gives the exit code."""
         while True:
@@ -98,6 +107,22 @@ def test_a_conversation_from_hello_to_goodbye(terminal, model, tmp_path):
     history = tmp_path / "home" / "history"
     assert "+hello" in history.read_text()
     assert history.stat().st_mode & 0o77 == 0
+
+
+def test_thoughts_are_dim_and_stand_before_the_answer(terminal, model):
+    chat = terminal("run", model, NO_COLOR="", TERM="xterm")
+    chat.see(">>> ")
+    chat.type("thinking\r")
+    raw = chat.raw_until("1:thinking\r\n")
+    assert "\x1b[2mlet me \x1b[0m\x1b[2msee␇\x1b[0m\r\n\r\n1:thinking" in raw
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+
+
+def test_without_colours_thoughts_have_a_heading(terminal, model):
+    one = terminal("run", model, "thinking", NO_COLOR="1")
+    one.raw_until("(thinking)\r\nlet me see␇\r\n\r\n1:thinking\r\n")
+    assert one.leave() == 0
 
 
 def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal, model):
@@ -176,7 +201,7 @@ def test_no_history_is_kept_where_none_can_be(terminal, model):
     assert chat.leave() == 0
 
 
-@pytest.mark.parametrize("flag", ["--raw", "--json", "--fail-on-length", "--logprobs=0"])
+@pytest.mark.parametrize("flag", ["--raw", "--json", "--fail-on-length", "--logprobs=0", "--tools=x"])
 def test_flags_of_one_answer_start_no_conversation(terminal, model, flag):
     chat = terminal("run", model, flag)
     chat.see(f"error: {flag.split('=')[0]} is for one answer, and there is no prompt; add a prompt")

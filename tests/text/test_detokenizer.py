@@ -104,6 +104,23 @@ def test_special_tokens_are_skipped_or_shown(tokenizer: Open):
     assert shown.push(ids) + shown.finish() == "a<|im_end|>b"
 
 
+@pytest.mark.parametrize("name", ["qwen3", "phi3"])
+@relaxed
+@given(st.data())
+def test_some_special_tokens_are_shown_and_the_others_are_not_there(
+    tokenizer: Open, name: str, data: st.DataObject
+):
+    model = tokenizer(name)
+    shown = set(data.draw(st.lists(st.sampled_from(sorted(model.special_ids)), min_size=1, max_size=3)))
+    special = st.sampled_from(sorted(model.special_ids)).map(lambda token: [token])
+    pieces = st.lists(st.one_of(special, TEXTS.map(lambda text: model.encode(text, special=False))), max_size=6)
+    ids = [token for piece in data.draw(pieces) for token in piece]
+    detokenizer = Detokenizer(model, shown=shown)
+    text = "".join(detokenizer.push([token]) for token in ids) + detokenizer.finish()
+    kept = [token for token in ids if token in shown or token not in model.special_ids]
+    assert text == model.decode(kept, skip_special=False)
+
+
 def test_a_prompt_that_ends_within_a_character_is_completed(tokenizer: Open):
     model = tokenizer("qwen3")
     ids = model.encode("so 👨‍👩‍👧")

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import subprocess
 import sys
@@ -8,12 +9,20 @@ from typing import Any
 
 import jinja2
 import pytest
+import tokenizers
 
 from localllm.errors import DamagedModel, LocalLLMError, UsageError
+from localllm.text.messages import with_arguments
 from localllm.text.sandbox import Sandbox
 from localllm.text.template import ChatTemplate
 
 NAMES = sorted(path.name for path in (Path(__file__).parents[3] / "shared/data/templates").glob("*.jinja"))
+NOT_WITHOUT_TOOLS = [  # they come beside a template for chats without tools
+    "CohereForAI-c4ai-command-r-plus-tool_use.jinja",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja",
+]
+NOT_WITH_TOOLS = ["llama-cpp-deepseek-r1.jinja"]  # it writes a generator as JSON
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "What is 2 < 3 & 4?  "},
@@ -33,12 +42,27 @@ CALL: dict[str, Any] = {
     ],
 }
 RESULT = {"role": "tool", "tool_call_id": "abcdef123", "name": "weather", "content": '{"sky": "grey"}'}
+ANSWER = {"role": "assistant", "content": "Grey.", "reasoning_content": "so it is"}
 CONVERSATIONS = {
     "one question": MESSAGES[1:2],
+    "a system prompt": MESSAGES[:2],
     "two questions": MESSAGES,
+    "two questions without a system prompt": MESSAGES[1:],
     "a tool call": [*MESSAGES[:2], CALL, RESULT],
+    "a tool call without a system prompt": [MESSAGES[1], CALL, RESULT],
+    "a tool call alone": [MESSAGES[1], {key: CALL[key] for key in ("role", "content", "tool_calls")}],
+    "a tool call and its answer": [MESSAGES[1], CALL, RESULT, ANSWER, MESSAGES[3]],
+    "two tool calls": [MESSAGES[1], {**CALL, "tool_calls": CALL["tool_calls"] * 2}, RESULT, RESULT],
+    "thoughts": [MESSAGES[1], ANSWER],
+    "thoughts before": [MESSAGES[1], ANSWER, MESSAGES[3]],
     "nothing": [],
 }
+ARGUMENTS: list[dict[str, Any]] = [
+    {"add_generation_prompt": True},
+    {"add_generation_prompt": False},
+    {"add_generation_prompt": True, "enable_thinking": False, "thinking": False},
+    {"add_generation_prompt": True, "enable_thinking": True, "thinking": True, "reasoning_effort": "high"},
+]
 TOOL = {
     "type": "function",
     "function": {
@@ -100,26 +124,39 @@ def test_golden_texts(case: dict[str, Any], template_of: Any):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_real_templates_write_what_transformers_writes(data: Path, template_of: Any, name: str):
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     source = (data / "templates" / name).read_text()
     template = template_of(source, special_tokens=SPECIAL)
-    rendered = 0
-    for messages in CONVERSATIONS.values():
+    rendered = set()
+    for title, messages in CONVERSATIONS.items():
         for tools in (None, [TOOL]):
-            for arguments in ({}, {"enable_thinking": False, "add_generation_prompt": False}):
-                given = {"add_generation_prompt": True, **arguments}
-                try:
-                    [expected], _ = render_jinja_template(
-                        [messages], tools=tools, chat_template=source, **SPECIAL, **given
-                    )
-                except (jinja2.TemplateError, TypeError, ValueError, KeyError):
+            for given in ARGUMENTS:
+                expected = _expected(source, messages, tools, given)
+                if expected is None:
                     with pytest.raises(LocalLLMError, match="the chat template"):
                         _render(template, messages, tools, given)
                 else:
                     assert _render(template, messages, tools, given) == expected
-                    rendered += 1
-    assert rendered >= 2
+                    rendered.add((title, tools is None))
+    assert (("one question", True) in rendered) == (name not in NOT_WITHOUT_TOOLS)
+    assert (("one question", False) in rendered) == (name not in NOT_WITH_TOOLS)
+
+
+def _expected(source: str, messages: Any, tools: Any, given: dict[str, Any]) -> str | None:
+    """What transformers writes; where the template cannot do with arguments as objects, with them as text."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    for chat in (messages, [with_arguments(message, as_text=True) for message in messages]):
+        with contextlib.suppress(jinja2.TemplateError, TypeError, ValueError, KeyError, AssertionError):
+            # transformers takes messages as they are, and templates call reasoning by two names
+            named = [_with_both_names(message) for message in chat]
+            [text], _ = render_jinja_template([named], tools=tools, chat_template=source, **SPECIAL, **given)
+            return text
+    return None
+
+
+def _with_both_names(message: dict[str, Any]) -> dict[str, Any]:
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
 
 
 def _render(template: ChatTemplate, messages: Any, tools: Any, given: dict[str, Any]) -> str:
@@ -197,6 +234,8 @@ def test_the_error_says_what_was_wrong(template_of: Any):
     )
     assert "UsageError: the chat template cannot render this conversation (UndefinedError" in error("{{ a.b.c }}")
     assert "DamagedModel: the chat template is broken (line 1: unexpected" in error("{% if")
+    with pytest.raises(UsageError, match="refuses this conversation: no; it may know no system prompt"):
+        template_of("{{ raise_exception('no') }}").render(MESSAGES)
     assert "DamagedModel: the chat template ran for too long" in error(HOSTILE["nested loops"])
     assert "DamagedModel: the chat template used too much memory" in error(HOSTILE["a long string"])
     assert "DamagedModel: the chat template is broken (SecurityError" in error(HOSTILE["the globals"])
@@ -209,6 +248,52 @@ def test_tools_choose_the_template_for_tools():
         assert template.render([], tools=[TOOL]).text == "tools"
     finally:
         template.close()
+
+
+def test_a_template_is_chosen_by_name():
+    template = ChatTemplate({"default": "plain", "tool_use": "tools", "rag": "{{ documents[0].text }}"})
+    try:
+        assert template.render([], tools=[TOOL], arguments={"chat_template": "default"}).text == "plain"
+        named = {"chat_template": "rag", "documents": [{"text": "found"}]}
+        assert template.render([], arguments=named).text == "found"
+        with pytest.raises(UsageError, match="only templates for default, tool_use, rag; name one as"):
+            template.render([], arguments={"chat_template": "other"})
+    finally:
+        template.close()
+
+
+SETS = {"default": "plain", "tool_use": "tools", "rag": "rag"}
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["no tools", "tools"])
+@pytest.mark.parametrize("names", [["default"], ["default", "tool_use"], ["default", "rag"], list(SETS)], ids=str)
+def test_named_sets_are_chosen_from_as_transformers_does(tools: Any, names: list[str]):
+    from transformers import PreTrainedTokenizerFast
+
+    templates = {name: SETS[name] for name in names}
+    empty = tokenizers.Tokenizer(tokenizers.models.BPE())
+    theirs = PreTrainedTokenizerFast(tokenizer_object=empty, chat_template=templates)
+    template = ChatTemplate(templates)
+    try:
+        for name in (None, *names):
+            expected = theirs.apply_chat_template(MESSAGES, tools=tools, chat_template=name, tokenize=False)
+            arguments = {"chat_template": name} if name else {}
+            assert template.render(MESSAGES, tools=tools, arguments=arguments).text == expected
+    finally:
+        template.close()
+
+
+def test_arguments_of_tool_calls_may_be_json_text(template_of: Any):
+    text = [{**CALL, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "é"}'}}]}]
+    objects = [{**CALL, "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é"}}}]}]
+    bare = [{**CALL, "tool_calls": [{"name": "f", "arguments": '{"a": "é"}'}]}]
+    written = {"| tojson": '{"a": "é"}', "| items | list": "[('a', 'é')]", "+ '!'": '{"a": "é"}!'}
+    for call, chats in {"m.tool_calls[0].function": [text, objects], "m.tool_calls[0]": [bare]}.items():
+        for source, expected in written.items():
+            template = template_of(f"{{% set m = messages[0] %}}{{{{ {call}.arguments {source} }}}}")
+            assert [template.render(chat).text for chat in chats] == [expected] * len(chats)
+    odd = [{**CALL, "tool_calls": [{"function": {"name": "f", "arguments": "no JSON"}}, "x"]}]
+    assert template_of("{{ messages[0].tool_calls }}").render(odd).text.endswith("'no JSON'}}, 'x']")
 
 
 @pytest.mark.parametrize("templates", [{}, {"rag": "x"}])
@@ -256,6 +341,61 @@ def test_what_templates_are_given(template_of: Any):
     assert write("a{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}") == "a1"
     assert write("{{ tools is none and documents is none }} {{ add_generation_prompt }}") == "True True"
     assert write("{{ dict(a=1) }}{{ dict.fromkeys('a') }}") == "{'a': 1}{'a': None}"
+
+
+def arguments_of(template: ChatTemplate, think: bool | None, **given: Any) -> Any:
+    try:
+        return template.arguments(given, think=think)
+    except UsageError as error:
+        return str(error)
+
+
+NO_SWITCH = "the chat template has no switch for thinking"
+
+
+def test_a_call_of_gpt_oss_may_have_thoughts_and_words(data: Path, template_of: Any):
+    template = template_of((data / "templates/openai-gpt-oss-120b.jinja").read_text(), special_tokens=SPECIAL)
+    text = template.render([MESSAGES[1], CALL | {"content": "I look."}, RESULT]).text
+    assert "<|channel|>analysis<|message|>I look.<|end|>" in text
+    assert "<|channel|>analysis<|message|>look it up<|end|>" in template.render([MESSAGES[1], CALL, RESULT]).text
+
+
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("Qwen-Qwen3-0.6B", {"enable_thinking": False}),
+        ("HuggingFaceTB-SmolLM3-3B", {"enable_thinking": False}),
+        ("gemma4_31b_chat_template", {"enable_thinking": False}),
+        ("deepseek-ai-DeepSeek-V3.1", {"enable_thinking": False, "thinking": False}),
+        ("ibm-granite-granite-3.3-2B-Instruct", {"thinking": False}),
+        ("openai-gpt-oss-120b", f"{NO_SWITCH}; reasoning_effort=low makes it shorter"),
+        ("Qwen-Qwen2.5-7B-Instruct", NO_SWITCH),
+        ("unsloth-Apriel-1.5", NO_SWITCH),  # it speaks of thinking, and of a message's, and reads no such argument
+    ],
+)
+def test_thinking_is_switched_in_the_words_of_the_template(data: Path, template_of: Any, name: str, off: Any):
+    template = template_of((data / "templates" / f"{name}.jinja").read_text(), special_tokens=SPECIAL)
+    on = {switch: True for switch in off} if isinstance(off, dict) else {} if "low" in off else off
+    assert arguments_of(template, False) == off
+    assert arguments_of(template, True) == on
+    assert arguments_of(template, None) == {}
+
+
+def test_an_argument_that_a_template_does_not_read_is_refused(data: Path, template_of: Any):
+    def refusal(source: str, **given: Any) -> Any:
+        return arguments_of(template_of(source, special_tokens=SPECIAL), None, **given)
+
+    assert refusal("{% if a is not defined %}{% set a = 1 %}{% endif %}{{ a }}{{ b }}", a=1, b=2) == {
+        "a": 1,
+        "b": 2,
+    }
+    assert refusal("{% set a = 1 %}{{ a }}", a=2) == "the chat template does not read a; it reads none at all"
+    assert refusal("{{ c }}{{ bos_token }}{{ messages }}", d=1) == "the chat template does not read d; it reads c"
+    assert refusal("x", documents=[], chat_template="default") == {"documents": [], "chat_template": "default"}
+    with pytest.raises(DamagedModel, match="line 1"):
+        template_of("{% if").arguments({"a": 1})
+    qwen = (data / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text()
+    assert refusal(qwen, enable_thinking=False) == {"enable_thinking": False}
 
 
 def test_the_process_is_replaced_when_it_dies_and_when_it_was_closed(template_of: Any):

@@ -1,0 +1,129 @@
+"""`localllm template`: the exact prompt that a conversation becomes, and its tokens."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from localllm.checkpoint.gguf.header import read_gguf
+from localllm.cli import io, options, report
+from localllm.errors import UsageError
+from localllm.files import TOKENIZER_FILES
+from localllm.hub.names import is_path, resolve
+from localllm.text.control import RenderedChat
+from localllm.text.detokenizer import Detokenizer
+from localllm.text.messages import checked
+from localllm.text.template import ChatTemplate
+from localllm.text.tokenizer import Tokenizer
+
+
+class Token(NamedTuple):
+    """One token of the prompt. Texts joined are its decoding; a character of several tokens is with the last."""
+
+    id: int
+    text: str
+    kind: str  # `control`, `added` (matched as a whole) or `text`
+
+
+def template(
+    model: options.ModelName,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", hidden=True)] = None,
+    messages: Annotated[
+        str | None, options.option("--messages", text="A conversation as JSON; - is stdin.", metavar="FILE")
+    ] = None,
+    system: Annotated[
+        str | None, options.option(text="System prompt: how the model should behave.", metavar="TEXT")
+    ] = None,
+    think: options.Think = None,
+    tools: options.Tools = None,
+    template_arg: options.TemplateArgs = None,
+    no_generation_prompt: Annotated[
+        bool,
+        options.switch("--no-generation-prompt", text="End after the last message, not where an answer begins."),
+    ] = False,
+    ids: Annotated[
+        bool | None,
+        typer.Option("--ids/--no-ids", help="List the tokens after the prompt, or not.", show_default=False),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print the prompt that a conversation becomes.
+
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. The conversation is
+    PROMPT, as in `localllm run`, or that of --messages: a list of messages, or an object that holds `messages`
+    and maybe `tools`. In a terminal, the tokens follow. Reads no weights.
+    """
+    functions = io.read_tools(tools) if tools else None
+    if messages is None:
+        before = [{"role": "system", "content": system}] if system else []
+        conversation = [*before, {"role": "user", "content": io.read_prompt(prompt or [], raw=False)}]
+    elif prompt or system:
+        raise UsageError("there are a prompt and --messages", "write both into the messages")
+    elif messages == tools == "-":
+        raise UsageError("--messages and --tools cannot both be stdin", "put one into a file")
+    else:
+        conversation, in_file = _read_conversation(messages)
+        functions = in_file if functions is None else functions
+    tokenizer = _tokenizer(model)
+    out = io.AnswerWriter()
+    with closing(ChatTemplate.of(tokenizer)) as chat_template:
+        given = options.parse_template_args(template_arg or [])
+        chat = chat_template.render(
+            conversation,
+            tools=functions,
+            add_generation_prompt=not no_generation_prompt,
+            arguments=chat_template.arguments(given, think=think, with_tools=functions is not None),
+        )
+    tokens = _tokens(tokenizer, chat)
+    if as_json:
+        listed = [token._asdict() for token in tokens]
+        content = {"prompt": chat.text, "token_ids": [token.id for token in tokens], "tokens": listed}
+        out.write(json.dumps(content, ensure_ascii=False) + "\n")
+        return
+    out.write(chat.text)
+    if ids or (ids is None and out.terminal):
+        out.write("\n\n" if not chat.text.endswith("\n") else "\n")
+        out.write(_table(tokens) + "\n")
+    out.finish()
+
+
+def _read_conversation(file: str) -> tuple[list[Any], list[dict[str, Any]] | None]:
+    """Messages, and tools where the file has some. Raises UsageError where it is no conversation."""
+    content = io.read_json(file)
+    tools = content.get("tools") if isinstance(content, dict) else None
+    messages = content.get("messages") if isinstance(content, dict) else content
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        raise UsageError(f"{file} holds no messages", 'write [{"role": "user", "content": "Hello"}]')
+    return [checked(message) for message in messages], None if tools is None else io.check_tools(tools, file)
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    """A folder or a GGUF file that holds a tokenizer alone will do."""
+    path = Path(model).expanduser()
+    alone = is_path(model) and (path.suffix == ".gguf" or any((path / name).is_file() for name in TOKENIZER_FILES))
+    path = path if alone and path.exists() else resolve(model).path
+    return Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(read_gguf(path).metadata, path)
+
+
+def _tokens(tokenizer: Tokenizer, chat: RenderedChat) -> list[Token]:
+    detokenizer = Detokenizer(tokenizer, shown=tokenizer.special_ids)
+    ids = tokenizer.encode_chat(chat)
+    texts = [detokenizer.push([token]) for token in ids]
+    if texts:
+        texts[-1] += detokenizer.finish()
+
+    def kind(text: str) -> str:
+        control, added = text in tokenizer.control_tokens, text in tokenizer.added_tokens
+        return "control" if control else "added" if added else "text"
+
+    return [Token(token, text, kind(text)) for token, text in zip(ids, texts, strict=True)]
+
+
+def _table(tokens: list[Token]) -> str:
+    rows = [
+        (str(place), str(token.id), token.kind, json.dumps(token.text, ensure_ascii=False))
+        for place, token in enumerate(tokens)
+    ]
+    return report.table([("PLACE", "ID", "KIND", "TEXT"), *rows])

@@ -1,0 +1,119 @@
+"""A stretch of an answer that may be tool calls: collected until its end is sure, then read at once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.request import ToolCall
+from localllm.text.output.calls import Read
+from localllm.text.output.markers import Markers
+from localllm.text.output.reader import Malformed, Reader
+
+_TAIL = 80  # characters before an end that are looked at
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How the tool calls of a model stand in its answers."""
+
+    read: Read
+    begin: tuple[str, ...]
+    """Markup before calls."""
+
+    end: str = ""
+    """Markup after them; without it, calls are the last of an answer."""
+
+    quote: str = ""
+    """What strings stand in; an end within a string is text."""
+
+    first: tuple[str, ...] = ()
+    """What comes next after `begin`; anything else is no call, and the answer need not wait for the end."""
+
+    last: str = ""
+    """What stands right before an end; anything else, and it is text."""
+
+    inside: tuple[str, ...] = ()
+    """Markup between `begin` and `end` that may be control tokens."""
+
+    bare: str = ""
+    """What an answer begins with that is a call without markup."""
+
+
+class Block:
+    """One such stretch. After `push` gave a rest, or `finish`, either `calls` or `raw` is what it was."""
+
+    calls: list[ToolCall]
+    raw: str
+
+    def __init__(self, form: ToolFormat, begin: str, schemas: Mapping[str, Any]):
+        """`begin`: the markup that was found, "" for a bare call."""
+        self._form = form
+        self._begin = begin
+        self._schemas = schemas
+        self._pieces: list[str] = []
+        self._tail = ""  # of what is in the pieces
+        self._unread = ""
+        self._begun = not form.first
+        self._in_quotes = False
+        escapes = ("\\\\", '\\"') if form.quote == '"' else ()
+        self._markers = Markers((form.end, form.quote, *escapes) if form.end else ())
+        self.calls, self.raw = [], ""
+
+    def push(self, text: str) -> str | None:
+        """What comes after the block; None while it goes on."""
+        self._unread += text
+        if not self._begun and not self._begins():
+            return self._rejected()
+        while self._begun and (found := self._markers.search(self._unread)):
+            marker = found.group()
+            self._settle(found.start())
+            self._unread = self._unread[len(marker) :]
+            if marker == self._form.end and not self._in_quotes and self._may_end():
+                self._read(marker)
+                return self._unread
+            if marker == self._form.quote:
+                self._in_quotes = not self._in_quotes
+            self._append(marker)
+        if self._begun:
+            self._settle(len(self._unread) - self._markers.held(self._unread))
+        return None
+
+    def finish(self) -> None:
+        """The answer ends here, maybe before the block's end was said."""
+        self._settle(len(self._unread))
+        self._read("")
+
+    def _begins(self) -> bool:
+        """Can this still be a call?"""
+        text = self._unread.lstrip()
+        self._begun = text.startswith(self._form.first)
+        return self._begun or any(first.startswith(text) for first in self._form.first)
+
+    def _rejected(self) -> str:
+        self.raw = self._begin
+        return self._unread
+
+    def _may_end(self) -> bool:
+        return not self._form.last or self._tail.rstrip().endswith(self._form.last)
+
+    def _settle(self, length: int) -> None:
+        self._append(self._unread[:length])
+        self._unread = self._unread[length:]
+
+    def _append(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self._tail = (self._tail + text)[-_TAIL:]
+
+    def _read(self, end: str) -> None:
+        body = "".join(self._pieces)
+        reader = Reader(body, self._schemas)
+        try:
+            calls = self._form.read(reader)
+            if not reader.at_end():
+                raise Malformed("text after the calls")
+            self.calls = calls
+        except (Malformed, RecursionError):
+            pass
+        if not self.calls:
+            self.raw = self._begin + body + end

@@ -1,0 +1,124 @@
+"""The router for answers that are messages with headers, as gpt-oss writes them (the harmony format).
+
+<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer<|return|>
+<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{...}<|call|>
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.request import Kind, ToolCall
+from localllm.text.output.delta import Delta
+from localllm.text.output.markers import Markers
+from localllm.text.output.reader import Malformed, Reader
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+CONSTRAIN = "<|constrain|>"
+HEADER_LIMIT = 300  # characters; what goes on for longer is no header
+TO_NO_FUNCTION = ("", "user", "self", "all")
+
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]*)")
+
+
+@dataclass(frozen=True)
+class ChannelFormat:
+    """How such messages end, and how a message to a function of this name is read."""
+
+    ends: tuple[str, ...]
+    read: Callable[[str, Reader], list[ToolCall]]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (START, CHANNEL, CONSTRAIN, MESSAGE, *self.ends)
+
+
+class ChannelRouter:
+    """A `Router`. Reasoning is what goes to the channel `analysis` or to the model itself; a message to a function
+    is a call; everything else is content, as is text that is no message. A header that was cut off says nothing.
+    """
+
+    def __init__(self, form: ChannelFormat, schemas: Mapping[str, Any]):
+        """`schemas` as in `Reader`. The prompt has begun the first header."""
+        self._form = form
+        self._schemas = schemas
+        self._markers = Markers(form.markers)
+        self._header: str | None = ""  # so far; None in the body of a message
+        self._kind = Kind.CONTENT
+        self._function = ""
+        self._call: list[str] = []  # the message to the function, so far
+        self._unread = ""
+
+    def push(self, text: str) -> list[Delta]:
+        self._unread += text
+        deltas: list[Delta] = []
+        while True:
+            found = self._markers.search(self._unread)
+            settled = found.start() if found else len(self._unread) - self._markers.held(self._unread)
+            text, self._unread = self._unread[:settled], self._unread[found.end() if found else settled :]
+            self._take(text, deltas)
+            if found is None:
+                return deltas
+            self._meet(found.group(), deltas)
+
+    def finish(self) -> list[Delta]:
+        deltas: list[Delta] = []
+        self._take(self._unread, deltas)
+        self._unread = ""
+        self._end_message(deltas)
+        return deltas
+
+    def _take(self, text: str, deltas: list[Delta]) -> None:
+        """Text of a header or a message."""
+        if not text:
+            return
+        if self._header is not None:
+            self._header += text
+            if not _may_be_header(self._header):
+                self._no_header(deltas)
+        elif self._function:
+            self._call.append(text)
+        else:
+            deltas.append(Delta(self._kind, text))
+
+    def _meet(self, marker: str, deltas: list[Delta]) -> None:
+        if marker in self._form.ends or (self._header is None and marker in (START, CHANNEL)):
+            self._end_message(deltas)
+            self._header = "" if marker in self._form.ends else marker
+        elif self._header is None or marker != MESSAGE:
+            self._take(marker, deltas)
+        else:
+            self._begin_message(self._header)
+
+    def _begin_message(self, header: str) -> None:
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        receiver = recipient[1] if recipient else ""
+        thinks = receiver == "self" or (channel is not None and channel[1] == "analysis")
+        self._function = "" if receiver in TO_NO_FUNCTION else receiver.removeprefix("functions.")
+        self._kind = Kind.REASONING if thinks else Kind.CONTENT
+        self._header = None
+
+    def _end_message(self, deltas: list[Delta]) -> None:
+        if self._header and not self._header.startswith((START, CHANNEL)):
+            self._no_header(deltas)
+        if self._function:
+            text = "".join(self._call)
+            try:
+                deltas += [
+                    Delta(Kind.TOOL_CALL, call=call)
+                    for call in self._form.read(self._function, Reader(text, self._schemas))
+                ]
+            except (Malformed, RecursionError):
+                deltas += [Delta(Kind.CONTENT, text)] if text else []
+        self._function = ""
+        self._call.clear()
+
+    def _no_header(self, deltas: list[Delta]) -> None:
+        deltas.append(Delta(Kind.CONTENT, self._header or ""))
+        self._header, self._kind = None, Kind.CONTENT
+
+
+def _may_be_header(text: str) -> bool:
+    return len(text) < HEADER_LIMIT and (text.startswith((START, CHANNEL)) or "to=".startswith(text.lstrip()[:3]))

@@ -1,0 +1,138 @@
+"""The router for answers whose parts stand between tags: `<think>...</think>`, `<tool_call>...</tool_call>`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.request import Kind
+from localllm.text.output.blocks import Block, ToolFormat
+from localllm.text.output.delta import Delta
+from localllm.text.output.markers import Markers
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """What stands before and after a model's thoughts."""
+
+    begin: str
+    end: str
+    anywhere: bool = False
+    """Thoughts may come after content, too: their markup is control tokens, so no text looks like it."""
+
+    silent: tuple[str, ...] = ()
+    """Markup around the content that says nothing more."""
+
+    inside: tuple[str, ...] = ()
+    """Control tokens that `begin` is made of, where it is more than one."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.begin, self.end, *self.silent)
+
+
+class TaggedRouter:
+    """A `Router`. White space beside markup belongs to it, so it is held back until what follows is known."""
+
+    def __init__(
+        self, reasoning: Reasoning | None, tools: ToolFormat | None, schemas: Mapping[str, Any], *, thinking: bool
+    ):
+        """`thinking`: the prompt ended amid thoughts. `schemas` as in `Reader`."""
+        self._reasoning = reasoning
+        self._tools = tools
+        self._schemas = schemas
+        self._kind = Kind.REASONING if thinking else Kind.CONTENT
+        self._said = False  # content has begun
+        self._after_markup = thinking
+        self._space = ""  # at the end of what was said
+        self._unread = ""
+        self._block: Block | None = None
+        thoughts = (reasoning.begin, *reasoning.silent) if reasoning else ()
+        self._in_content = Markers((*thoughts, *(tools.begin if tools else ())))
+        # Else, once content has begun, there is nothing to wait for.
+        self._more_markup = bool(tools or (reasoning and (reasoning.anywhere or reasoning.silent)))
+        self._in_reasoning = Markers([reasoning.end] if reasoning else [])
+
+    def push(self, text: str) -> list[Delta]:
+        self._unread += text
+        deltas: list[Delta] = []
+        while self._go_on(deltas):
+            pass
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        deltas: list[Delta] = []
+        if self._block:
+            self._block.finish()
+            self._close(self._block, deltas)
+        self._say(self._unread, deltas)
+        if self._space:
+            deltas.append(Delta(self._kind, self._space))
+        self._unread = self._space = ""
+        return deltas
+
+    def _go_on(self, deltas: list[Delta]) -> bool:
+        """Read up to the next markup and over it. False: there is none yet."""
+        if self._block:
+            return self._read_block(self._block, deltas)
+        if self._tools and self._may_be_bare() and self._unread.lstrip().startswith(self._tools.bare):
+            self._block = Block(self._tools, "", self._schemas)
+            return True
+        markers = self._in_reasoning if self._kind is Kind.REASONING else self._in_content
+        found = markers.search(self._unread)
+        if found is None:
+            settled = len(self._unread) - markers.held(self._unread)
+            self._say(self._unread[:settled], deltas)
+            self._unread = self._unread[settled:]
+            return False
+        self._say(self._unread[: found.start()], deltas)
+        self._unread = self._unread[found.end() :]
+        self._meet(found.group(), deltas)
+        return True
+
+    def _may_be_bare(self) -> bool:
+        return bool(self._tools and self._tools.bare) and self._kind is Kind.CONTENT and not self._said
+
+    def _meet(self, marker: str, deltas: list[Delta]) -> None:
+        if self._tools and marker in self._tools.begin:
+            self._block = Block(self._tools, marker, self._schemas)
+        elif self._reasoning and marker == self._reasoning.begin and self._said and not self._reasoning.anywhere:
+            self._say(marker, deltas)
+        else:
+            if self._reasoning and marker not in self._reasoning.silent:
+                self._kind = Kind.REASONING if self._kind is Kind.CONTENT else Kind.CONTENT
+            self._forget_space()
+
+    def _read_block(self, block: Block, deltas: list[Delta]) -> bool:
+        rest = block.push(self._unread)
+        self._unread = rest or ""
+        if rest is not None:
+            self._close(block, deltas)
+        return rest is not None
+
+    def _close(self, block: Block, deltas: list[Delta]) -> None:
+        self._block = None
+        if block.calls:
+            deltas += [Delta(Kind.TOOL_CALL, call=call) for call in block.calls]
+            self._forget_space()
+        else:
+            self._say(block.raw, deltas)
+            self._said = True
+
+    def _forget_space(self) -> None:
+        self._space = ""
+        self._after_markup = True
+
+    def _say(self, text: str, deltas: list[Delta]) -> None:
+        text = text.lstrip() if self._after_markup else text
+        if not text:
+            return
+        self._after_markup = False
+        text = self._space + text
+        said = text.rstrip()
+        if self._kind is Kind.CONTENT and (self._said or said):
+            self._said = True
+            if not self._more_markup:
+                said, self._in_content = text, Markers(())
+        self._space = text[len(said) :]
+        if said:
+            deltas.append(Delta(self._kind, said))

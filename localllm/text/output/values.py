@@ -1,0 +1,138 @@
+"""Values of arguments that are not written as JSON: Python literals, Gemma's quotes, and text with a schema."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from localllm.text.output.reader import Malformed, Reader
+
+String = Callable[[Reader], str | None]
+
+_CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+_WORD = re.compile(r"[^\s,:=(){}\[\]]+")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"' + r"|'(?:[^'\\]|\\.)*'", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
+_TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+
+
+def python_string(reader: Reader) -> str | None:
+    """A string in single or double quotes, if one comes next. An escape that Python does not know stays."""
+    quoted = reader.match(_QUOTED)
+    return None if quoted is None else _ESCAPE.sub(_unescape, quoted[1:-1])
+
+
+def gemma_string(reader: Reader) -> str | None:
+    """A string between two tokens of its own, if one comes next. Nothing in it is escaped."""
+    return reader.until('<|"|>') if reader.sees('<|"|>') else None
+
+
+def value(reader: Reader, string: String) -> Any:
+    """A value as Python or Gemma writes it, with strings of one of the two kinds above. Raises Malformed."""
+    text = string(reader)
+    if text is not None:
+        return text
+    if reader.sees("{"):
+        return _pairs(reader, string)
+    for opening, closing in ("[]", "()"):
+        if reader.sees(opening):
+            return _items(reader, string, closing)
+    word = _word(reader)
+    if word in _CONSTANTS:
+        return _CONSTANTS[word]
+    number = as_json(word)
+    if isinstance(number, int | float):
+        return number
+    raise Malformed(f"{word} is no value")
+
+
+def typed(text: str, schema: Any) -> Any:
+    """The value that a parameter written as bare text has by its schema; without one, JSON where it reads so.
+
+    A text that does not fit its schema stays text: it is the caller of the function who can tell the model.
+    """
+    types = _types(schema)
+    if types == {"string"}:
+        return text
+    parsed = _CONSTANTS[text] if text in _CONSTANTS else as_json(text)
+    kind = _TYPES.get(type(parsed), "string")
+    fits = not types or kind in types or (kind == "integer" and "number" in types)
+    return parsed if kind != "string" and fits else text
+
+
+def as_json(text: str) -> Any:
+    """The value, or the text itself where it is no JSON."""
+    reader = Reader(text)
+    try:
+        parsed = reader.json()
+    except Malformed:
+        return text
+    return parsed if reader.at_end() else text
+
+
+def _pairs(reader: Reader, string: String) -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    while not reader.sees("}"):
+        key = string(reader)
+        key = _word(reader) if key is None else key
+        reader.need(":")
+        pairs[key] = value(reader, string)
+        if not reader.sees(","):
+            reader.need("}")
+            break
+    return pairs
+
+
+def _items(reader: Reader, string: String, closing: str) -> list[Any]:
+    items: list[Any] = []
+    while not reader.sees(closing):
+        items.append(value(reader, string))
+        if not reader.sees(","):
+            reader.need(closing)
+            break
+    return items
+
+
+def _word(reader: Reader) -> str:
+    word = reader.match(_WORD)
+    if word is None:
+        raise Malformed(f"no word at {reader.at}")
+    return word
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    code = escape[1] or escape[2]
+    return (
+        chr(int(code, 16)) if code else _ESCAPES.get(escape[3], escape[3] if escape[3] in "\\'\"" else escape[0])
+    )
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema allows, by name; empty where it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type", [])
+    types = {named} if isinstance(named, str) else set(filter(_is_text, named if isinstance(named, list) else []))
+    for word in ("anyOf", "oneOf"):
+        members = schema.get(word)
+        for member in members if isinstance(members, list) else []:
+            types |= _types(member)
+    allowed = schema.get("enum")
+    if not types and isinstance(allowed, list):
+        types = {_TYPES.get(type(one), "string") for one in allowed}
+    return types
+
+
+def _is_text(name: object) -> bool:
+    return isinstance(name, str)
+
+
+def dump(arguments: dict[str, Any]) -> str:
+    """As JSON text. Half a surrogate pair, which JSON can name and Unicode cannot write, stays an escape."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(arguments)
+    return text
