@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.cost import kv_bytes_per_token
+from localllm.arch.cost import kv_bytes_per_token, state_bytes
 from localllm.arch.families import describe
 from localllm.arch.fields import Fields
 from localllm.checkpoint.header import Header, TensorHeader, read_header
@@ -47,6 +47,7 @@ TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faste
 MAX_RUNNING = 32  # sequences in one step
 SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
 SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than they help (docs/lab-log.md)
+MOST_ROWS = 2 * MAX_RUNNING  # recurrent states: each sequence's own, and as many to come back to
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
 Message = Mapping[str, Any]
@@ -91,7 +92,10 @@ def load(
         )
     tokens_per_block = BLOCK_SIZE * kv_bytes_per_token(config, kind.itemsize)
     usual = config.default_context or config.max_context
-    context, blocks = plan_context(config.max_context, usual, context, tokens_per_block, free - need)
+    row_bytes = state_bytes(config, kind.itemsize)
+    rows = plan_rows(row_bytes, free - need)
+    left = free - need - rows * row_bytes
+    context, blocks = plan_context(config.max_context, usual, context, tokens_per_block, left)
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:
@@ -99,14 +103,28 @@ def load(
             template.warm_up()  # its process starts while the weights are read
         with torch.inference_mode():
             decoder = Decoder(config, Source(Weights(header), place, kind), context)
-            runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place)
-        engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
+            runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place, rows)
+        engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE, rows), TOKEN_BUDGET, MAX_RUNNING)
         threads = settings.threads or (1 if need < SMALL_MODEL_BYTES else torch.get_num_threads())
         worker = Worker(engine, tokenizer, threads)
         undo.pop_all()
     eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
     load_s = time.perf_counter() - start
     return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, context, need, load_s)
+
+
+def plan_rows(row_bytes: int, free: int) -> int:
+    """How many recurrent states are kept: an eighth of the free memory, none if the model has no such layers."""
+    if not row_bytes:
+        return 0
+    rows = min(MOST_ROWS, free // 8 // row_bytes)
+    if rows < 2:  # one to work on, one to come back to
+        raise DoesNotFit(
+            f"two states of the recurrent layers need {gigabytes(2 * row_bytes)}, and an eighth of the "
+            f"{gigabytes(free)} that are free beside the weights is for them",
+            "free memory",
+        )
+    return rows
 
 
 def plan_context(longest: int, usual: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
@@ -117,7 +135,7 @@ def plan_context(longest: int, usual: int, asked: int | None, block_bytes: int, 
     """
     if asked is not None and not (type(asked) is int and 0 < asked <= longest):
         raise UsageError(f"a context of {asked!r} tokens is asked for", f"give a whole number up to {longest}")
-    affordable = free // 2 // block_bytes
+    affordable = free // 2 // max(1, block_bytes)  # 0: no layer attends
     least = -(-(asked or 1) // BLOCK_SIZE)
     if affordable < least:
         raise DoesNotFit(

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, LocalLLMError, NoSuchDevice, UsageError
-from localllm.llm import plan_context
+from localllm.llm import plan_context, plan_rows
 from tests.shared import shared
 
 GREEDY = SamplingParams(temperature=0, max_tokens=80)
@@ -309,6 +309,14 @@ def test_a_context_that_does_not_fit_names_one_that_does(llm: LLM) -> None:
         plan_context(512, 512, 400, 1000, 20_000)
     with pytest.raises(DoesNotFit, match="free memory"):
         plan_context(512, 512, None, 1000, 1000)
+
+
+def test_recurrent_states_take_an_eighth_of_the_free_memory() -> None:
+    assert plan_rows(0, 100) == 0
+    assert plan_rows(1000, 10**9) == 64
+    assert plan_rows(1000, 80_000) == 10
+    with pytest.raises(DoesNotFit, match="two states"):
+        plan_rows(1000, 15_000)
 
 
 def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 
+from localllm.arch.cost import state_bytes
 from localllm.arch.families import describe
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.quantized import check_quantization
@@ -61,17 +62,17 @@ def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> A
 def randomize(model: Any) -> None:
     """Weights, norms and biases so large that a slip in any of them shows in the logits."""
     with torch.no_grad():
-        for name, weight in weights_of(model):
-            if weight.dim() == 1:  # norms around 1, biases around 0
-                weight.copy_(torch.randn_like(weight) * 0.3 + ("norm" in name))
+        for weight in weights_of(model):
+            if weight.dim() == 1:  # around what they begin as: norms around 1, or 0 where stored less one
+                weight.add_(torch.randn_like(weight) * 0.3)
             else:
                 weight.copy_(torch.randn_like(weight) * 2 / weight.shape[-1] ** 0.5)
 
 
-def weights_of(model: Any) -> list[tuple[str, torch.Tensor]]:
+def weights_of(model: Any) -> list[torch.Tensor]:
     """All that training changes: parameters, and the biases of routers, which are buffers in transformers."""
-    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("_bias")]
-    return [*model.named_parameters(), *biases]
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("_bias")]
+    return [*model.parameters(), *biases]
 
 
 def make_engine(
@@ -82,12 +83,17 @@ def make_engine(
     token_budget: int = 512,
     max_running: int = 16,
     context: int = 256,
+    rows: int = 24,
 ) -> Engine:
+    """`rows`: of recurrent states, where the model has any."""
     header = read_header(folder)
     check_quantization(header.config)
-    decoder = Decoder(describe(header.config), Source(Weights(header), CPU, dtype), context)
-    runner = Runner(decoder, blocks, block_size, dtype, CPU)
-    for cache in runner.caches:  # whatever reads a slot that was never written is found out
-        cache.k.fill_(torch.nan)
-        cache.v.fill_(torch.nan)
-    return Engine(runner, BlockPool(blocks, block_size), token_budget, max_running)
+    config = describe(header.config)
+    rows = rows if state_bytes(config, dtype.itemsize) else 0
+    decoder = Decoder(config, Source(Weights(header), CPU, dtype), context)
+    runner = Runner(decoder, blocks, block_size, dtype, CPU, rows)
+    for cache in runner.caches:  # whatever reads a place that was never written is found out
+        for tensor in vars(cache).values():
+            if isinstance(tensor, torch.Tensor):
+                tensor.fill_(torch.nan)
+    return Engine(runner, BlockPool(blocks, block_size, rows), token_budget, max_running)

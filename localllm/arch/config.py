@@ -104,6 +104,46 @@ class AttentionConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     query_growth: QueryGrowth | None = None
+    output_gate: bool = False  # each head's result is multiplied by sigmoid(x W), stored behind its rows of q_proj
+
+
+@dataclass(frozen=True)
+class DeltaNetConfig:
+    """Gated delta net (Yang et al. 2025): each value head keeps a matrix that decays and learns from every token.
+
+    value_heads / key_heads value heads share each head of q and k. Before it, q, k and v pass a causal
+    convolution along the tokens, channel by channel.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int  # tokens that the convolution sees
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: q, k and v."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def matrix(self) -> tuple[int, int, int]:
+        """The shape of what it remembers, kept in float32."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+
+@dataclass(frozen=True)
+class ShortConvConfig:
+    """A gated causal convolution along the tokens, channel by channel (LFM2)."""
+
+    channels: int
+    kernel: int  # tokens that it sees
+    bias: bool = False
+    matrix: tuple[int, ...] = ()  # it remembers nothing but the last tokens
+
+
+RecurrentConfig = DeltaNetConfig | ShortConvConfig
+Mixer = AttentionConfig | RecurrentConfig
 
 
 @dataclass(frozen=True)
@@ -152,7 +192,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    mixer: AttentionConfig
+    mixer: Mixer
     ffn: MLPConfig | MoEConfig
     norms: Norms = Norms()
     parallel: bool = False  # mixer and ffn read the same normed input (Cohere)

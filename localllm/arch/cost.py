@@ -1,6 +1,20 @@
 """What a model costs, from its description alone: `load` sizes the cache by it, the benchmark names its size."""
 
-from localllm.arch.config import AttentionConfig, LayerConfig, MLPConfig, ModelConfig, MoEConfig
+import math
+
+from localllm.arch.config import (
+    AttentionConfig,
+    DeltaNetConfig,
+    LayerConfig,
+    Mixer,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+    RecurrentConfig,
+    ShortConvConfig,
+)
+
+MATRIX_BYTES = 4  # what a delta net remembers is summed up over thousands of tokens: float32
 
 
 def parameters(config: ModelConfig) -> int:
@@ -22,13 +36,26 @@ def active_parameters(config: ModelConfig) -> int:
 def layer_parameters(layer: LayerConfig, hidden: int) -> int:
     places = layer.norms
     norms = places.before_mixer + places.after_mixer + places.before_ffn + places.after_ffn
-    return attention_parameters(layer.mixer, hidden) + ffn_parameters(layer.ffn, hidden) + norms * hidden
+    return mixer_parameters(layer.mixer, hidden) + ffn_parameters(layer.ffn, hidden) + norms * hidden
+
+
+def mixer_parameters(c: Mixer, hidden: int) -> int:
+    match c:
+        case AttentionConfig():
+            return attention_parameters(c, hidden)
+        case DeltaNetConfig():
+            values = c.value_heads * c.value_dim
+            weights = hidden * (c.channels + values + 2 * c.value_heads) + values * hidden
+            return weights + c.channels * c.kernel + 2 * c.value_heads + c.value_dim
+        case ShortConvConfig():
+            return 4 * hidden * hidden + c.channels * c.kernel + c.bias * (4 * hidden + c.channels)
 
 
 def attention_parameters(c: AttentionConfig, hidden: int) -> int:
     queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    weights = hidden * (queries + 2 * keys) + queries * hidden
-    biases = c.qkv_bias * (queries + 2 * keys) + c.out_bias * hidden
+    rows = queries * (1 + c.output_gate) + 2 * keys
+    weights = hidden * rows + queries * hidden
+    biases = c.qkv_bias * rows + c.out_bias * hidden
     norms = {None: 0, "per_head": 2 * c.head_dim, "whole": queries + keys}[c.qk_norm]
     return weights + biases + norms + c.sinks * c.heads
 
@@ -42,5 +69,16 @@ def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
 
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
-    """Keys and values of one token in all layers."""
-    return sum(2 * layer.mixer.kv_heads * layer.mixer.head_dim * element_bytes for layer in config.layers)
+    """Keys and values of one token in all layers that attend."""
+    mixers = [layer.mixer for layer in config.layers]
+    return sum(2 * c.kv_heads * c.head_dim * element_bytes for c in mixers if isinstance(c, AttentionConfig))
+
+
+def state_bytes(config: ModelConfig, element_bytes: int) -> int:
+    """What all recurrent layers keep of one sequence, however long it is; 0 for a model without any."""
+    mixers = [layer.mixer for layer in config.layers]
+    return sum(
+        (c.kernel - 1) * c.channels * element_bytes + bool(c.matrix) * math.prod(c.matrix) * MATRIX_BYTES
+        for c in mixers
+        if isinstance(c, RecurrentConfig)
+    )

@@ -7,11 +7,13 @@ from typing import Any
 from localllm.arch.config import (
     Activation,
     AttentionConfig,
+    DeltaNetConfig,
     DividedScaling,
     LayerConfig,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    Mixer,
     MLPConfig,
     ModelConfig,
     MoEConfig,
@@ -170,6 +172,21 @@ def attention(hf: Fields, *, interleaved: bool = False, **changes: Any) -> Atten
     return AttentionConfig(heads, kv_heads, head_dim, **{"scale": head_dim**-0.5, **changes})
 
 
+def delta_net(hf: Fields) -> DeltaNetConfig:
+    if activation(hf) != "silu":
+        raise UnsupportedModel("a delta net without silu is not supported", "use a published model")
+    keys, values = hf.size("linear_num_key_heads"), hf.size("linear_num_value_heads")
+    if values % keys:
+        raise DamagedModel(f"{values} value heads cannot share {keys} key heads", "fetch the model again")
+    return DeltaNetConfig(
+        key_heads=keys,
+        value_heads=values,
+        key_dim=hf.size("linear_key_head_dim"),
+        value_dim=hf.size("linear_value_head_dim"),
+        kernel=hf.size("linear_conv_kernel_dim"),
+    )
+
+
 def layer_count(hf: Fields) -> int:
     layers = hf.size("num_hidden_layers")
     if layers > MOST_LAYERS:
@@ -188,7 +205,7 @@ def layer_types(hf: Fields) -> list[str]:
 
 
 def decoder(
-    hf: Fields, mixers: Sequence[AttentionConfig], ffn: MLPConfig | MoEConfig | Sequence[Any], **changes: Any
+    hf: Fields, mixers: Sequence[Mixer], ffn: MLPConfig | MoEConfig | Sequence[Any], **changes: Any
 ) -> ModelConfig:
     """`ffn`: one for all layers or one for each; `changes` go to the layers or to the model, by their names."""
     layers, each = layer_count(hf), LayerConfig.__dataclass_fields__

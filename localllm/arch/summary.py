@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from localllm.arch.config import AttentionConfig, MLPConfig, ModelConfig, MoEConfig
+from localllm.arch.config import AttentionConfig, DeltaNetConfig, Mixer, MLPConfig, ModelConfig, MoEConfig
 
 
 def layer_kinds(config: ModelConfig) -> tuple[tuple[str, int], ...]:
@@ -11,7 +11,11 @@ def layer_kinds(config: ModelConfig) -> tuple[tuple[str, int], ...]:
     return tuple(kinds.items())
 
 
-def mixer(c: AttentionConfig) -> str:
+def mixer(c: Mixer) -> str:
+    if isinstance(c, DeltaNetConfig):
+        return f"delta net ({c.value_heads} heads of {c.key_dim} x {c.value_dim})"
+    if not isinstance(c, AttentionConfig):
+        return f"convolution over {c.kernel} tokens"
     reach = f" to the last {c.window} tokens" if c.window else ""
     return f"attention{reach} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim})"
 

@@ -1,12 +1,13 @@
 """One step's work as flat tensors: prefill, chunk and decode differ only in how many tokens a sequence brings."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from localllm.arch.config import RopeConfig
-from localllm.runtime.state import SequenceState
+from localllm.runtime.state import NO_COPIES, Copies, SequenceState
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,35 @@ class Span:
     count: int  # tokens that it brings
     context_len: int  # tokens in the cache once this step has run
     first_slot: int | None  # where its context begins if its blocks are neighbours; None: gather them
+    row: int = -1  # of its recurrent state
+    saves: tuple[tuple[int, int], ...] = ()  # (tokens of the span, row): what to save inside it, and where
+
+    def pieces(self) -> Iterator[tuple[slice, int]]:
+        """Its tokens in T in parts, and the row that the recurrent state goes to after each; ends at its own."""
+        begin = 0
+        for end, row in (*self.saves, (self.count, self.row)):
+            yield slice(self.start + begin, self.start + end), row
+            begin = end
+
+
+@dataclass(frozen=True)
+class Singles:
+    """The sequences that bring one token, so that recurrent layers can step them together."""
+
+    tokens: Tensor  # [S] int64, where they stand in T
+    rows: Tensor  # [S] int64
+    first_row: int | None  # where their rows are neighbours; None: gather them
+
+    def read(self, state: Tensor) -> Tensor:
+        """Their rows of `state`, [S, ...]: a view where they are neighbours, else a copy."""
+        if self.first_row is None:
+            return state.index_select(0, self.rows)
+        return state[self.first_row : self.first_row + len(self.rows)]
+
+    def write(self, state: Tensor, values: Tensor) -> None:
+        """What was read and has been changed in place goes back."""
+        if self.first_row is None:
+            state.index_copy_(0, self.rows, values)
 
 
 @dataclass(frozen=True)
@@ -30,7 +60,9 @@ class Batch:
     logit_index: Tensor  # [N] int64, the tokens of T whose logits are wanted
     spans: tuple[Span, ...]
     block_size: int
-    copies: tuple[tuple[int, int], ...] = ()  # blocks to copy before anything is written
+    copies: Copies = NO_COPIES
+    singles: Singles | None = None  # for recurrent layers
+    saves: tuple[tuple[int, int], ...] = ()  # rows to copy when the step has run: saves at the end of a span
     # Made once a step, for all layers:
     angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [T, 1, dim / 2]
     masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
@@ -42,12 +74,12 @@ class Batch:
         token_ids: list[list[int]],
         logit_index: list[int],
         device: torch.device,
-        copies: tuple[tuple[int, int], ...] = (),
+        copies: Copies = NO_COPIES,
     ) -> "Batch":
         """`token_ids[i]` are the last tokens of `states[i]`, whose room has been made by `extend`."""
         size = states[0].pool.block_size
         table = torch.zeros(len(states), max(len(s.table) for s in states), dtype=torch.int32)
-        positions, slots, spans, starts = [], [], [], [0]
+        positions, slots, spans, starts, saves = [], [], [], [0], []
         for i, (state, tokens) in enumerate(zip(states, token_ids, strict=True)):
             table[i, : len(state.table)] = row = torch.tensor(state.table, dtype=torch.int32)
             position = torch.arange(state.length - len(tokens), state.length)
@@ -55,7 +87,8 @@ class Batch:
             slots.append(row[position // size] * size + position % size)
             neighbours = bool((row[1:] - row[:-1] == 1).all())
             first = state.table[0] * size if neighbours else None
-            spans.append(Span(starts[-1], len(tokens), state.length, first))
+            spans.append(span_of(state, starts[-1], len(tokens), first))
+            saves += [(state.row, save.row) for save in state.saves if save.length == state.length]
             starts.append(starts[-1] + len(tokens))
         return cls(
             token_ids=torch.tensor([t for tokens in token_ids for t in tokens], device=device),
@@ -68,4 +101,26 @@ class Batch:
             spans=tuple(spans),
             block_size=size,
             copies=copies,
+            singles=singles(spans, device) if states[0].pool.recurrent else None,
+            saves=tuple(saves),
         )
+
+
+def span_of(state: SequenceState, start: int, count: int, first_slot: int | None) -> Span:
+    if state.row is None:
+        return Span(start, count, state.length, first_slot)
+    before = state.length - count
+    inside = [(s.length - before, s.row) for s in state.saves if before < s.length < state.length]
+    return Span(start, count, state.length, first_slot, state.row, tuple(sorted(inside)))
+
+
+def singles(spans: list[Span], device: torch.device) -> Singles | None:
+    alone = [span for span in spans if span.count == 1]
+    if not alone:
+        return None
+    rows = [span.row for span in alone]
+    return Singles(
+        tokens=torch.tensor([span.start for span in alone], device=device),
+        rows=torch.tensor(rows, device=device),
+        first_row=rows[0] if rows == list(range(rows[0], rows[0] + len(rows))) else None,
+    )

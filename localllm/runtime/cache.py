@@ -1,7 +1,10 @@
-"""Keys and values of one layer, in the blocks of the pool."""
+"""What one layer keeps: keys and values in the blocks of the pool, or a recurrent state in its rows."""
 
 import torch
 from torch import Tensor
+
+from localllm.arch.config import RecurrentConfig
+from localllm.runtime.places import ZEROS
 
 
 class KVCache:
@@ -31,3 +34,17 @@ class KVCache:
         size = self.block_size
         for rows in (self.k, self.v):
             rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]
+
+
+class RecurrentCache:
+    """conv: [rows, kernel - 1, channels], the last inputs of the convolution; matrix: [rows, *config.matrix]
+    float32, what a delta net remembers."""
+
+    def __init__(self, rows: int, config: RecurrentConfig, dtype: torch.dtype, device: torch.device):
+        self.conv = torch.empty(rows, config.kernel - 1, config.channels, dtype=dtype, device=device)
+        self.matrix = torch.empty(rows if config.matrix else 0, *config.matrix, device=device)
+
+    def copy_row(self, source: int, target: int) -> None:
+        for rows in (self.conv, self.matrix):
+            if len(rows):
+                rows[target] = 0 if source == ZEROS else rows[source]

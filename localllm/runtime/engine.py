@@ -122,6 +122,8 @@ class Engine:
     def make_batch(self, work: Work, starts: list[int], logit_index: list[int]) -> Batch:
         """The step's tensors. `starts`: where each sequence's tokens begin, and the end."""
         states = [s.state for s, _ in work if s.state]
+        for sequence, count in work:
+            sequence.save_state(count)
         tokens = [s.last_computed(count) for s, count in work]
         batch = Batch.of(states, tokens, logit_index, self.runner.device, self.pool.drain_copies())
         unread = [(end - 1, s.row) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_unread]

@@ -50,16 +50,30 @@ class Source:
         """Several vectors one after another, by name and size."""
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
 
-    def matrices(self, names: dict[str, int], columns: int) -> tuple[Tensor | QuantizedTensor, ...]:
+    def matrices(
+        self, names: dict[str, int], columns: int, order: Tensor | None = None
+    ) -> tuple[Tensor | QuantizedTensor, ...]:
         """The named matrices, by name and rows, in as few as can be: stacked, or each by itself where a GGUF file
-        holds them in blocks, which are mapped and may differ in format."""
+        holds them in blocks, which are mapped and may differ in format. `order`: as in `matrix`."""
         stored = [self.weights.stored(f"{name}.weight") for name in names]
-        if any(entry and entry.offset is not None for entry in stored):
+        if order is None and any(entry and entry.offset is not None for entry in stored):
             return tuple(self.matrix({name: rows}, columns) for name, rows in names.items())
-        return (self.matrix(names, columns),)
+        return (self.matrix(names, columns, order),)
 
-    def matrix(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
-        """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another."""
+    def matrix(self, names: dict[str, int], columns: int, order: Tensor | None = None) -> Tensor | QuantizedTensor:
+        """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another.
+
+        order: [rows] int64, which of the rows so stacked comes first, second, ...; None: as they are.
+        """
+        stacked = self.stacked(names, columns)
+        if order is None:
+            return stacked
+        order = order.to(self.device)
+        if isinstance(stacked, QuantizedTensor):
+            return replace(stacked, parts={name: part[order] for name, part in stacked.parts.items()})
+        return stacked[order]
+
+    def stacked(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
         if len(names) == 1:
             [(name, rows)] = names.items()
             if blocks := take_blocks(self.weights, name, (rows, columns), plain=STORED[self.dtype]):

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from localllm.arch.config import LayerConfig, ModelConfig
+from localllm.arch.config import AttentionConfig, LayerConfig, ModelConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
-from localllm.runtime.layers.attention import Attention
+from localllm.runtime.cache import KVCache, RecurrentCache
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.ffn import load_ffn
 from localllm.runtime.layers.linear import Linear
+from localllm.runtime.layers.mixer import load_mixer
 from localllm.runtime.layers.norm import Norm, identity, load_norm
 from localllm.runtime.layers.rope import Rope
 from localllm.runtime.load import Source
@@ -27,10 +27,10 @@ class Layer:
         self.after_mixer = norm("after_mixer", config.norms.after_mixer)
         self.before_ffn = norm("before_ffn", config.norms.before_ffn)
         self.after_ffn = norm("after_ffn", config.norms.after_ffn)
-        self.mixer = Attention(config.mixer, model, source.under("self_attn"))
+        self.mixer = load_mixer(config.mixer, model, source)
         self.ffn = load_ffn(config.ffn, model.hidden_size, source.under("mlp"))
 
-    def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch, cache: KVCache | RecurrentCache) -> Tensor:
         """x: [T, hidden] -> [T, hidden]"""
         scale = self.config.residual_scale
         normed = self.before_mixer(x)
@@ -64,12 +64,12 @@ class Decoder:
             self.head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         # In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256).
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=source.dtype).item()
-        ropes = {layer.mixer.rope for layer in config.layers if layer.mixer.rope}
-        self.ropes = {rope: Rope(rope, context, source.device) for rope in ropes}
+        attending = [layer.mixer for layer in config.layers if isinstance(layer.mixer, AttentionConfig)]
+        self.ropes = {c.rope: Rope(c.rope, context, source.device) for c in attending if c.rope}
         # Some writers store a tied head twice.
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 
-    def __call__(self, batch: Batch, caches: list[KVCache]) -> Tensor:
+    def __call__(self, batch: Batch, caches: list[KVCache | RecurrentCache]) -> Tensor:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
         c = self.config
         batch.angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})

@@ -1,28 +1,54 @@
-"""Runs one step of a model on its device: block copies, the forward pass, logits."""
+"""Runs one step of a model on its device: copies of blocks and rows, the forward pass, logits."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
+from localllm.runtime.cache import KVCache, RecurrentCache
 from localllm.runtime.model import Decoder
 
 
 class Runner:
-    """Eager execution. `asynchronous`: does the device work on while the host goes on?"""
+    """Eager execution. `asynchronous`: does the device work on while the host goes on?
 
-    def __init__(self, model: Decoder, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device):
+    `rows`: of recurrent states, for models that have recurrent layers.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        rows: int = 0,
+    ):
         self.model = model
         self.device = device
         self.asynchronous = device.type != "cpu"
         self.caches = [
-            KVCache(blocks, block_size, layer.mixer.kv_heads, layer.mixer.head_dim, dtype, device)
-            for layer in model.config.layers
+            KVCache(blocks, block_size, mixer.kv_heads, mixer.head_dim, dtype, device)
+            if isinstance(mixer, AttentionConfig)
+            else RecurrentCache(rows, mixer, dtype, device)
+            for mixer in (layer.mixer for layer in model.config.layers)
         ]
+        self.paged = [cache for cache in self.caches if isinstance(cache, KVCache)]
+        self.recurrent = [cache for cache in self.caches if isinstance(cache, RecurrentCache)]
 
     def launch(self, batch: Batch) -> Tensor:
         """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
-        for source, target in batch.copies:
-            for cache in self.caches:
+        for source, target in batch.copies.blocks:
+            for cache in self.paged:
                 cache.copy_block(source, target)
-        return self.model(batch, self.caches).float()
+        self.copy_rows(batch.copies.rows)
+        logits = self.model(batch, self.caches).float()
+        self.copy_rows(batch.saves)
+        return logits
+
+    def copy_rows(self, copies: Iterable[tuple[int, int]]) -> None:
+        for source, target in copies:
+            for cache in self.recurrent:
+                cache.copy_row(source, target)

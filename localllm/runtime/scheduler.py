@@ -53,7 +53,8 @@ class Scheduler:
                 break
             ids = () if sequence.reads_whole_prompt else sequence.token_ids
             sequence.state = SequenceState(self.pool, ids)
-            if self.missing_blocks(sequence) + promised > self.pool.available:
+            no_blocks = self.missing_blocks(sequence) + promised > self.pool.available
+            if no_blocks or sequence.state.missing_rows > self.pool.rows.available:
                 self.release(sequence)
                 break
             sequence.stopwatch.schedule()

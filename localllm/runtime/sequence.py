@@ -70,6 +70,16 @@ class Sequence:
         known = self.token_ids[self.computed - count : self.computed]
         return [*known, 0] if self.ends_unread else known
 
+    def save_state(self, count: int) -> None:
+        """Have the recurrent state saved at the last block boundary among the last `count` computed tokens. Of an
+        answer only the newest is kept: what comes next continues it, or begins anew at the prompt."""
+        state = self.state
+        if state is None or not state.pool.recurrent:
+            return
+        boundary = self.computed - self.computed % state.pool.block_size
+        if boundary > self.computed - count:
+            state.save(boundary, rolling=boundary > self.prompt_length)
+
     def tell_prompt(self, count: int) -> range:
         """Those of the last `count` computed positions whose prompt log probabilities are asked for and not told
         yet; they are told now. What a preempted sequence computes again is not told again."""

@@ -1,107 +1,117 @@
-"""Where a sequence's keys and values live: blocks of a shared pool, counted, found again by their content.
+"""Where a sequence's state lives: keys and values in blocks of a shared pool, counted, found again by their
+content; and of recurrent layers one row, which holds what the tokens so far have left.
 
-Pure Python over block numbers: knows nothing of tensors, so that thousands of traces a second can be tested.
-The pool lists copies that a sequence needs before it may write; whoever owns the tensors carries them out.
+Pure Python over the numbers of blocks and rows: knows nothing of tensors, so that thousands of traces a second can
+be tested.
+
+Blocks can be cut anywhere, a row cannot: it holds the state at one length. So rows are saved on the way, and a
+sequence that is rolled back lands at a length that has one; what lies between is pending again.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence as ListLike
+from typing import NamedTuple
+
+from localllm.runtime.places import ZEROS, OutOfBlocks, Places
+
+__all__ = ["NO_COPIES", "BlockPool", "Copies", "OutOfBlocks", "SequenceState", "Snapshot"]
 
 
-class OutOfBlocks(Exception):
-    """Every block of the pool is in use."""
+class Copies(NamedTuple):
+    """(from, to), to be done in this order before the next step."""
+
+    blocks: tuple[tuple[int, int], ...] = ()
+    rows: tuple[tuple[int, int], ...] = ()
 
 
-class BlockPool:
-    """Blocks are in use (counted) or idle: kept for their content until the space is needed."""
+NO_COPIES = Copies()
 
-    def __init__(self, blocks: int, block_size: int):
+
+class BlockPool(Places[tuple[int, ...]]):
+    """The blocks, and the rows of models that have recurrent layers.
+
+    The key of a full block is its parent's serial and its tokens: exact, so no hash collision can show one user
+    another's text. Serials are never reused; the key of a saved row is the serial of the block that ends there.
+    """
+
+    def __init__(self, blocks: int, block_size: int, rows: int = 0):
+        super().__init__(blocks)
         self.block_size = block_size
-        self.users = [0] * blocks
-        self.key_of: dict[int, tuple[int, ...]] = {}  # block -> what it holds
-        # The key of a full block is its parent's serial and its tokens: exact, so no hash collision can show
-        # one user another's text. Serials are never reused.
-        self.found: dict[tuple[int, ...], tuple[int, int]] = {}  # key -> (block, own serial)
+        self.rows = Places[int](rows)
+        self.recurrent = rows > 0
         self.serial = 0
-        self.idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))  # next to be reused first
-        self.copies: list[tuple[int, int]] = []  # (from, to), to be done in this order before the next step
-
-    @property
-    def available(self) -> int:
-        """How many blocks can be taken now."""
-        return len(self.idle)
+        self.serial_of: dict[int, int] = {}  # of remembered blocks
 
     def take(self, after: int | None = None) -> int:
-        """A block to write to: the one behind `after` if it holds nothing, else the least recently used.
+        """The block behind `after` if it holds nothing, else the least recently used.
 
         Neighbours let attention read a sequence as one slice instead of gathering its blocks.
         """
-        if not self.idle:
-            raise OutOfBlocks
-        block = next(iter(self.idle))
         if after is not None and after + 1 in self.idle and after + 1 not in self.key_of:
-            block = after + 1
-        del self.idle[block]
-        self.forget(block)
-        self.users[block] = 1
-        return block
-
-    def share(self, block: int) -> int:
-        self.idle.pop(block, None)
-        self.users[block] += 1
-        return block
-
-    def release(self, block: int) -> None:
-        self.users[block] -= 1
-        if self.users[block] == 0:
-            self.idle[block] = None
-            self.idle.move_to_end(block, last=block in self.key_of)  # without content: reuse it first
+            return self.take_idle(after + 1)
+        return super().take()
 
     def remember(self, block: int, parent: int, tokens: ListLike[int]) -> int:
         """Let others find a full block; returns the serial that its successor names as parent."""
         key = (parent, *tokens)
         if key not in self.found:
             self.serial += 1
-            self.key_of[block], self.found[key] = key, (block, self.serial)
-        return self.found[key][1]
+            self.name(block, key)
+            self.serial_of[block] = self.serial
+        return self.serial_of[self.found[key]]
 
-    def forget(self, block: int) -> None:
-        key = self.key_of.pop(block, None)
-        if key is not None:
-            del self.found[key]
+    def forget(self, place: int) -> None:
+        super().forget(place)
+        serial = self.serial_of.pop(place, None)
+        if serial in self.rows.found:
+            self.rows.forget(self.rows.found[serial])
 
     def longest_prefix(self, token_ids: ListLike[int]) -> tuple[list[int], list[int]]:
-        """Blocks that already hold the beginning of these tokens, and their serials.
+        """Blocks that already hold the beginning of these tokens, and their serials; with recurrent layers only as
+        far as there is a saved row.
 
         The last token is never taken from the cache: it must be run to give logits.
         """
-        blocks, serials, parent = [], [], 0
+        blocks, serials, parent, end = [], [], 0, 0
         for start in range(0, len(token_ids) - self.block_size, self.block_size):
-            hit = self.found.get((parent, *token_ids[start : start + self.block_size]))
-            if hit is None:
+            block = self.found.get((parent, *token_ids[start : start + self.block_size]))
+            if block is None:
                 break
-            blocks.append(hit[0])
-            serials.append(hit[1])
-            parent = hit[1]
-        return blocks, serials
+            blocks.append(block)
+            serials.append(parent := self.serial_of[block])
+            if not self.recurrent or parent in self.rows.found:
+                end = len(blocks)
+        return blocks[:end], serials[:end]
 
-    def drain_copies(self) -> tuple[tuple[int, int], ...]:
-        """The copies to do now; the list is empty after that."""
-        copies, self.copies = tuple(self.copies), []
-        return copies
+    def drain_copies(self) -> Copies:
+        """What to do now; nothing is left to do after that."""
+        return Copies(self.drain(), self.rows.drain())
 
     def check(self) -> None:
-        """Every block is in use or idle, and what is remembered can be found: for tests and when idle."""
-        assert all((users == 0) == (block in self.idle) for block, users in enumerate(self.users))
-        assert all(self.found[key][0] == block for block, key in self.key_of.items())
-        assert len(self.key_of) == len(self.found)
+        super().check()
+        self.rows.check()
+        assert self.serial_of.keys() == self.key_of.keys()
+        assert set(self.rows.found) <= set(self.serial_of.values())
+
+    def check_idle(self) -> None:
+        """Nothing is in use any more."""
+        self.check()
+        assert self.available == len(self.users)
+        assert self.rows.available == len(self.rows.users)
+
+
+class Save(NamedTuple):
+    """A row that holds the recurrent state at `length`, once the step that computes that far has run."""
+
+    length: int
+    row: int
+    rolling: bool  # replaces the sequence's last rolling one
 
 
 class SequenceState:
-    """One sequence's blocks, with the verbs that prefix sharing, speculation, undo and branching are made of:
-    extend, rollback, snapshot, fork, free.
+    """One sequence's blocks and row, with the verbs that prefix sharing, speculation, undo and branching are made
+    of: extend, rollback, snapshot, fork, free.
 
-    A block that somebody else uses or may find is never written to: extending into it copies it first.
+    What somebody else uses or may find is never written to: extending into it copies it first.
     """
 
     def __init__(self, pool: BlockPool, token_ids: ListLike[int] = ()):
@@ -110,33 +120,50 @@ class SequenceState:
         shared, self.serials = pool.longest_prefix(token_ids)
         self.table = [pool.share(block) for block in shared]
         self.length = len(self.table) * pool.block_size
+        self.row: int | None = None  # with the recurrent state at `length`; None: there is none, or it is zero
+        self.saves: list[Save] = []  # not remembered yet
+        self.rolling = 0  # serial of the last rolling save that was remembered
+        if pool.recurrent and self.serials:
+            self.row = pool.rows.share(pool.rows.found[self.serials[-1]])
+
+    @property
+    def missing_rows(self) -> int:
+        """How many rows it takes to extend."""
+        rows = self.pool.rows
+        return int(self.pool.recurrent and (self.row is None or rows.users[self.row] > 1))
 
     def extend(self, count: int) -> None:
         """Make room for `count` more tokens. Raises OutOfBlocks, having changed nothing that others see."""
-        size = self.pool.block_size
+        size, pool = self.pool.block_size, self.pool
         if count and self.length % size:
-            self.own_last_block()
+            # Before writing behind `length`: a block that is shared or remembered is copied, not written to.
+            index = self.length // size
+            self.table[index] = pool.own(self.table[index])
         while len(self.table) * size < self.length + count:
-            self.table.append(self.pool.take(self.table[-1] if self.table else None))
+            self.table.append(pool.take(self.table[-1] if self.table else None))
+        if count and pool.recurrent:
+            self.own_row()
         self.length += count
 
-    def own_last_block(self) -> None:
-        """Before writing behind `length`: a block that is shared or remembered is copied, not written to."""
-        pool, index = self.pool, self.length // self.pool.block_size
-        last = self.table[index]
-        if pool.users[last] == 1 and last not in pool.key_of:
-            return
-        if pool.users[last] == 1 and not pool.available:
-            pool.forget(last)
-            return
-        copy = pool.take()
-        pool.copies.append((last, copy))
-        pool.release(last)
-        self.table[index] = copy
+    def own_row(self) -> None:
+        rows = self.pool.rows
+        if self.row is not None:
+            self.row = rows.own(self.row)
+        else:
+            self.row = rows.take()
+            rows.copies.append((ZEROS, self.row))
+
+    def save(self, length: int, rolling: bool = False) -> None:
+        """Have the recurrent state at `length` saved by the step that is about to run, for rollback and for others
+        with this beginning. Where every row is in use it is not saved."""
+        if self.pool.rows.available:
+            self.saves.append(Save(length, self.pool.rows.take(), rolling))
 
     def rollback(self, length: int) -> None:
-        """Forget the tokens from `length` on."""
+        """Forget the tokens from `length` on; with recurrent layers those from the last saved length before it."""
         assert 0 <= length <= self.length
+        if self.pool.recurrent and (length < self.length or not length):
+            length = self.restore(length)
         size = self.pool.block_size
         keep = -(-length // size)
         # In order, so that they are reused as neighbours; an evicted text loses its beginning first.
@@ -146,13 +173,44 @@ class SequenceState:
         del self.serials[length // size :]
         self.length = length
 
+    def restore(self, length: int) -> int:
+        """Use the newest saved row up to `length`; returns its length, or 0 without a row."""
+        pool, size = self.pool, self.pool.block_size
+        saved = [(save.length, save.row) for save in self.saves]
+        saved += [((i + 1) * size, pool.rows.found[s]) for i, s in enumerate(self.serials) if s in pool.rows.found]
+        length, row = max((s for s in saved if s[0] <= length), default=(0, None))
+        old, self.row = self.row, None if row is None else pool.rows.share(row)
+        if old is not None:
+            pool.rows.release(old)
+        for save in self.saves:
+            if save.length > length:
+                pool.rows.release(save.row)
+        self.saves = [save for save in self.saves if save.length <= length]
+        return length
+
     def remember(self, token_ids: ListLike[int]) -> None:
         """Let others find this sequence's full blocks. `token_ids`: all its tokens, from the first."""
-        size = self.pool.block_size
-        for index in range(len(self.serials), min(self.length, len(token_ids)) // size):
+        size, known = self.pool.block_size, min(self.length, len(token_ids))
+        for index in range(len(self.serials), known // size):
             parent = self.serials[-1] if self.serials else 0
             tokens = token_ids[index * size : (index + 1) * size]
             self.serials.append(self.pool.remember(self.table[index], parent, tokens))
+        for save in self.saves:
+            if save.length <= known:
+                self.hand_over(save)
+        self.saves = [save for save in self.saves if save.length > known]
+
+    def hand_over(self, save: Save) -> None:
+        """A saved row now belongs to the prefix index, where it may be evicted. One inside a block is let go."""
+        rows, size = self.pool.rows, self.pool.block_size
+        if save.length % size == 0:
+            serial = self.serials[save.length // size - 1]
+            if save.rolling:
+                if self.rolling in rows.found and self.rolling != serial:
+                    rows.forget(rows.found[self.rolling])
+                self.rolling = serial
+            rows.name(save.row, serial)
+        rows.release(save.row)
 
     def fork(self) -> "SequenceState":
         """A second sequence that shares all tokens so far."""
@@ -161,6 +219,10 @@ class SequenceState:
         twin.table = [self.pool.share(block) for block in self.table[:used]]
         twin.serials = list(self.serials)
         twin.length = self.length
+        twin.row = None if self.row is None else self.pool.rows.share(self.row)
+        for save in self.saves:
+            self.pool.rows.share(save.row)
+        twin.saves = list(self.saves)
         return twin
 
     def snapshot(self) -> "Snapshot":

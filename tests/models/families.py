@@ -33,6 +33,29 @@ LONG_ROPE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+DELTA_NET: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.4},
+}
+SHARED_EXPERT = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+}
+SHORT_CONV: dict[str, Any] = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_L_cache": 4,
+    "norm_eps": 1e-3,
+    "head_dim": 8,
+    "tie_word_embeddings": True,
+}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 2": ("Llama", {"num_key_value_heads": 6}),
     "Llama, default head size": ("Llama", {"head_dim": None}),
@@ -136,6 +159,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Command R7B": (
         "Cohere2",
         {**ALTERNATING, "logit_scale": 0.4, "layer_norm_eps": 1e-3, "tie_word_embeddings": True},
+    ),
+    "Qwen3-Next": (
+        "Qwen3Next",
+        {**DELTA_NET, **SHARED_EXPERT, "norm_topk_prob": True, "layer_types": None, "full_attention_interval": 3},
+    ),
+    "Qwen3-Next, some dense": (
+        "Qwen3Next",
+        {**DELTA_NET, **SHARED_EXPERT, "norm_topk_prob": False, "mlp_only_layers": [1], "attention_bias": True},
+    ),
+    "Qwen3.5": ("Qwen3_5", {**DELTA_NET, "tie_word_embeddings": True}),
+    "Qwen3.5, as many key heads": ("Qwen3_5", {**DELTA_NET, "linear_num_key_heads": 4}),
+    "Qwen3.5-MoE": ("Qwen3_5Moe", {**DELTA_NET, **SHARED_EXPERT}),
+    "LFM2": ("Lfm2", {**SHORT_CONV, "conv_bias": True, "block_multiple_of": 16}),
+    "LFM2, width as it is": ("Lfm2", {**SHORT_CONV, "conv_L_cache": 2, "block_auto_adjust_ff_dim": False}),
+    "LFM2-MoE": (
+        "Lfm2Moe",
+        {
+            **SHORT_CONV,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.5,
+        },
     ),
 }
 

@@ -11,15 +11,17 @@ from localllm.metrics import Stopwatch
 from localllm.request import FinishReason, Request, SamplingParams
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
+from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine
 
 Answers = dict[int, list[TokenEvent]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("qwen3")
-    make_checkpoint(path, "Qwen3")
+@pytest.fixture(scope="module", params=["Qwen3", "Qwen3.5", "LFM2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint")
+    kind, changes = FAMILIES[request.param]
+    make_checkpoint(path, kind, **changes | {"tie_word_embeddings": False})
     return path
 
 
@@ -39,8 +41,7 @@ def run(engine: Engine, sequences: list[Sequence]) -> Answers:
         for event in engine.step():
             events[event.sequence.request.id].append(event)
     assert not engine.busy
-    engine.pool.check()
-    assert engine.pool.available == len(engine.pool.users)
+    engine.pool.check_idle()
     assert len(engine.free_rows) == len(engine.newest)
     assert all(answer[-1].finish_reason for answer in events.values())
     return events
@@ -78,6 +79,7 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(folder: Path, seed
     engine = make_engine(
         folder,
         blocks=need + rng.randrange(0, 12),
+        rows=rng.randrange(1, 12),
         token_budget=rng.choice([1, 3, 8, 40, 512]),
         max_running=rng.choice([1, 3, 16]),
     )
@@ -123,7 +125,7 @@ def test_cancelling_frees_everything_at_once_even_with_a_step_in_flight(folder: 
     while engine.busy:
         events += engine.step()
     assert all(event.sequence is stays for event in events)
-    assert engine.pool.available == len(engine.pool.users)
+    engine.pool.check_idle()
 
 
 def test_why_an_answer_ends(folder: Path) -> None:

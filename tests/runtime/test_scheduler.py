@@ -43,8 +43,7 @@ def run(scheduler: Scheduler, arrivals: dict[int, list[Sequence]], rng: random.R
                     scheduler.retire(s)
                     alive.remove(s)
     assert not alive
-    scheduler.pool.check()
-    assert scheduler.pool.available == len(scheduler.pool.users)
+    scheduler.pool.check_idle()
 
 
 def check(scheduler: Scheduler, work: list[tuple[Sequence, int]], alive: list[Sequence]) -> None:

@@ -1,9 +1,24 @@
 """The operations that a model is made of, each a signature with shapes; the kernels behind them register here."""
 
 from localllm.runtime.kernels.attention import attention
-from localllm.runtime.kernels.elementwise import gated, layer_norm, rms_norm, rotate
+from localllm.runtime.kernels.causal_conv import causal_conv
+from localllm.runtime.kernels.delta_net import delta_net
+from localllm.runtime.kernels.elementwise import gated, gated_rms_norm, layer_norm, rms_norm, rotate, unit
 from localllm.runtime.kernels.experts import experts
 from localllm.runtime.kernels.linear import linear
 from localllm.runtime.kernels.registry import explain
 
-__all__ = ["attention", "experts", "explain", "gated", "layer_norm", "linear", "rms_norm", "rotate"]
+__all__ = [
+    "attention",
+    "causal_conv",
+    "delta_net",
+    "experts",
+    "explain",
+    "gated",
+    "gated_rms_norm",
+    "layer_norm",
+    "linear",
+    "rms_norm",
+    "rotate",
+    "unit",
+]

@@ -14,6 +14,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm(x) * silu(gate). weight: float32"""
+    return (F.rms_norm(x.float(), (x.shape[-1],), weight, eps) * F.silu(gate.float())).to(x.dtype)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / sqrt(sum(x^2) + 1e-6) over the last dimension, in float32."""
+    return x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6)
+
+
 def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight (Ba et al. 2016, without a bias). weight: float32"""
     return F.layer_norm(x.float(), (x.shape[-1],), weight, None, eps).to(x.dtype)

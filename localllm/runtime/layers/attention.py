@@ -18,7 +18,10 @@ class Attention:
         hidden, queries, keys = model.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim
         apart = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         names = {"qkv_proj": queries + 2 * keys} if source.has_matrix("qkv_proj") else apart
-        self.qkv = Linear.load(source, names, hidden, c.qkv_bias)
+        if c.output_gate:
+            names = {**apart, "q_proj": 2 * queries}
+        order = gates_last(c) if c.output_gate else None
+        self.qkv = Linear.load(source, names, hidden, c.qkv_bias, order)
         self.out = Linear.load(source, {"o_proj": hidden}, queries, c.out_bias)
         if c.qk_norm:
             whole = c.qk_norm == "whole"
@@ -29,8 +32,8 @@ class Attention:
     def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
         """x: [T, hidden] -> [T, hidden]"""
         c = self.config
-        qkv = self.qkv(x).unflatten(-1, (-1, c.head_dim))  # [T, heads + 2 * kv_heads, head_dim]
-        qk, v = qkv.split((c.heads + c.kv_heads, c.kv_heads), 1)
+        qkv = self.qkv(x).unflatten(-1, (-1, c.head_dim))  # [T, heads + 2 * kv_heads, head_dim], and the gates
+        qk, v, gate = qkv.split((c.heads + c.kv_heads, c.kv_heads, c.heads * c.output_gate), 1)
         if c.qk_norm:
             qk = self.normed(*qk.split((c.heads, c.kv_heads), 1))
         if c.rope:
@@ -39,7 +42,8 @@ class Attention:
         if c.query_growth:
             q = q * growth(c.query_growth, batch.positions)[:, None, None].to(q.dtype)
         cache.append(k, v, batch.slot)
-        return self.out(kernels.attention(q, cache, batch, c, self.sinks).flatten(1))
+        mixed = kernels.attention(q, cache, batch, c, self.sinks)
+        return self.out((mixed * torch.sigmoid(gate) if c.output_gate else mixed).flatten(1))
 
     def normed(self, q: Tensor, k: Tensor) -> Tensor:
         if self.config.qk_norm == "per_head":
@@ -47,6 +51,13 @@ class Attention:
         return torch.cat((self.q_norm(q.flatten(1)), self.k_norm(k.flatten(1))), 1).unflatten(
             -1, (-1, q.shape[-1])
         )
+
+
+def gates_last(config: AttentionConfig) -> Tensor:
+    """The order of rows q, k, v, gates, of a stack where each head's gate follows its q."""
+    queries, size = 2 * config.heads * config.head_dim, config.head_dim
+    q, gates = torch.arange(queries).view(-1, 2, size).unbind(1)
+    return torch.cat((q.flatten(), torch.arange(queries, queries + 2 * config.kv_heads * size), gates.flatten()))
 
 
 def growth(config: QueryGrowth, positions: Tensor) -> Tensor:

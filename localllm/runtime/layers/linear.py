@@ -16,9 +16,15 @@ class Linear:
         self.bias = bias  # [out]
 
     @classmethod
-    def load(cls, source: Source, names: dict[str, int], columns: int, bias: bool) -> "Linear":
-        """One matrix of the named ones (name -> rows), stacked by rows."""
-        return cls(*source.matrices(names, columns), bias=source.vectors(names, "bias") if bias else None)
+    def load(
+        cls, source: Source, names: dict[str, int], columns: int, bias: bool, order: Tensor | None = None
+    ) -> "Linear":
+        """One matrix of the named ones (name -> rows), stacked by rows; `order`: as in `Source.matrix`."""
+        weights = source.matrices(names, columns, order)
+        if not bias:
+            return cls(*weights)
+        stacked = source.vectors(names, "bias")
+        return cls(*weights, bias=stacked if order is None else stacked[order.to(stacked.device)])
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.weights) == 1:

@@ -1,0 +1,34 @@
+"""A short convolution along the tokens of each sequence, channel by channel; its last inputs are kept in a row.
+
+y_t = sum_j taps[j] * x_{t - kernel + 1 + j}, where x before the first token is zero.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.runtime.batch import Batch
+from localllm.runtime.cache import RecurrentCache
+
+
+def causal_conv(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch) -> Tensor:
+    """x: [T, channels]; taps: [kernel, channels] float32 -> the shape of x, summed in float32"""
+    out, kept = torch.empty_like(x), len(taps) - 1
+    if singles := batch.singles:
+        before = singles.read(cache.conv)  # [S, kernel - 1, channels]
+        window = torch.cat((before, x[singles.tokens, None]), 1)
+        out[singles.tokens] = (window * taps).sum(1).to(x.dtype)
+        before.copy_(window[:, 1:])
+        singles.write(cache.conv, before)
+    for span in batch.spans:
+        if span.count == 1:
+            continue
+        mine = slice(span.start, span.start + span.count)
+        inputs = torch.cat((cache.conv[span.row], x[mine]))  # [kernel - 1 + count, channels]
+        total = inputs[: span.count] * taps[0]
+        for j in range(1, kept + 1):
+            total.addcmul_(inputs[j : j + span.count], taps[j])
+        out[mine] = total
+        for piece, row in span.pieces():
+            end = piece.stop - span.start
+            cache.conv[row] = inputs[end : end + kept]
+    return out

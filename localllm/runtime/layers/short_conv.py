@@ -1,0 +1,25 @@
+"""A gated short convolution layer (LFM2): recurrent, and remembers no more than its last tokens."""
+
+from torch import Tensor
+
+from localllm.arch.config import ModelConfig, ShortConvConfig
+from localllm.runtime import kernels
+from localllm.runtime.batch import Batch
+from localllm.runtime.cache import RecurrentCache
+from localllm.runtime.layers.linear import Linear
+from localllm.runtime.load import Source
+
+
+class ShortConv:
+    def __init__(self, config: ShortConvConfig, model: ModelConfig, source: Source):
+        hidden, bias = model.hidden_size, config.bias
+        self.into = Linear.load(source, {"in_proj": 3 * hidden}, hidden, bias)
+        self.taps = source.exact("conv.weight", hidden, 1, config.kernel)[:, 0].T.contiguous()
+        self.bias = source.tensor("conv.bias", hidden) if bias else None
+        self.out = Linear.load(source, {"out_proj": hidden}, hidden, bias)
+
+    def __call__(self, x: Tensor, batch: Batch, cache: RecurrentCache) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]"""
+        before, after, x = self.into(x).chunk(3, -1)
+        mixed = kernels.causal_conv(before * x, self.taps, cache, batch)
+        return self.out(after * (mixed if self.bias is None else mixed + self.bias))
