@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from tests.gguf_hybrids import hybrid_keys, hybrid_tensors
 
 Kind = gguf.GGMLQuantizationType
 
@@ -37,7 +38,13 @@ ARCHITECTURES = {
     "Granite": "GRANITE",
     "Glm4": "GLM4",
     "Cohere2": "COHERE2",
+    "Qwen3Next": "QWEN3NEXT",
+    "Qwen3_5": "QWEN35",
+    "Qwen3_5Moe": "QWEN35MOE",
+    "Lfm2": "LFM2",
+    "Lfm2Moe": "LFM2MOE",
 }
+HYBRIDS = ("QWEN3NEXT", "QWEN35", "QWEN35MOE", "LFM2", "LFM2MOE")
 KEYS = {  # config.json: key, after the architecture
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -141,6 +148,8 @@ def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
         keys["attention.sliding_window"] = config["sliding_window"]
         if kinds := config.get("layer_types"):
             keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
+    if architecture in HYBRIDS:
+        keys |= hybrid_keys(architecture, config)
     ropes = config["rope_parameters"]
     if "full_attention" in ropes:
         keys["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
@@ -163,6 +172,8 @@ def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
 
 def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors as the converter stores them, by names that the package's table knows."""
+    if architecture in HYBRIDS:
+        tensors = hybrid_tensors(tensors, architecture, config)
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():

@@ -99,7 +99,9 @@ def deepseek2(gguf: GGUFFields) -> Config:
     if key <= turned:
         raise DamagedModel(f"heads of {key} values cannot turn {turned} of them", "fetch the model again")
     router: Config = {"architectures": ["DeepseekV3ForCausalLM"]}
-    if gguf.count("expert_gating_func", SIGMOID if early_glm(gguf) else SOFTMAX) != SIGMOID:
+    # Early files do not say which router; a correction of the choice came with the sigmoid.
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in gguf.header.tensors)
+    if gguf.count("expert_gating_func", SIGMOID if corrected else SOFTMAX) != SIGMOID:
         limited = gguf.size("expert_group_count", 1) > 1
         method = "group_limited_greedy" if limited else "greedy"
         router = {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
@@ -121,12 +123,6 @@ def deepseek2(gguf: GGUFFields) -> Config:
         "rope_interleave": True,
         "rope_parameters": ropes,
     }
-
-
-def early_glm(gguf: GGUFFields) -> bool:
-    """GLM-4.7-Flash of before the converter wrote which router it has."""
-    vocabulary = gguf.header.tensors["token_embd.weight"].shape[0]
-    return layer_count(gguf) in (47, 48) and vocabulary == 154880
 
 
 def gemma4(gguf: GGUFFields) -> Config:
