@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
 from tests.gguf_hybrids import hybrid_keys, hybrid_tensors
 
 Kind = gguf.GGMLQuantizationType
@@ -192,9 +193,8 @@ def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, A
         else:
             found[name.replace("e_score_correction_bias", "e_score_correction.bias")] = tensor
     for name, each in experts.items():
-        name = re.sub(
-            r"^model\.(.*)block_sparse_moe", r"\1feed_forward", name
-        )  # as Mixtral's are called once stacked
+        # As those of Mixtral and LFM2 are called once stacked.
+        name = re.sub(r"^model\.(.*)(block_sparse_moe|feed_forward)\.", r"\1feed_forward.", name)
         found[name] = torch.stack([each[i] for i in range(len(each))])
     return found | rope_factors(config)
 
