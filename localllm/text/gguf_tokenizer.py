@@ -13,7 +13,6 @@ import tokenizers
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged
 from localllm.text.backends import Spacing, added_as_bytes, byte_level_bpe, character_bpe, score_bpe, unigram
-from localllm.text.merges import split_merge
 from localllm.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 from localllm.text.vocabulary import (
     MATCHED_FIRST,
@@ -44,11 +43,11 @@ SPECIAL = {
 }
 NO_ID = 2**32 - 1  # -1, as some converters write "none"
 # No key lists the tokens that end an answer: llama.cpp knows them by how they are written.
-ENDING = (
+ENDING = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
     *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-)
+}
 CALLING = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> ends a message only
 PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # its other added tokens swallow whitespace after them
 
@@ -80,8 +79,9 @@ class _Metadata:
     def describe(self) -> Described:
         ending = self._ending()
         types = list(self._vocabulary.types)
-        for token in ending:  # some converters call them normal; unmatched, no answer would end
-            types[token] = TokenType.CONTROL
+        for token in ending:
+            if self._vocabulary.tokens[token] in ENDING:  # some converters call them normal
+                types[token] = TokenType.CONTROL
         vocabulary = replace(self._vocabulary, types=types, matching=self._matching())
         backend, begins, ends = self._backend(vocabulary, ending)
         add_tokens(backend, vocabulary)
@@ -124,16 +124,16 @@ class _Metadata:
     def _read_vocabulary(self) -> Vocabulary:
         tokens = self._list("ggml.tokens", str)
         types = self._list("ggml.token_type", int, [int(TokenType.NORMAL)] * len(tokens))
-        scores = self._list(
-            "ggml.scores", (int, float), None if self._model in ("llama", "t5") else [0.0] * len(tokens)
-        )
+        by_scores = self._model in ("llama", "t5")
+        scores = self._list("ggml.scores", (int, float), ... if by_scores else [0.0] * len(tokens))
         return checked(Vocabulary(tokens, types, scores), self._file)
 
     def _merges(self) -> list[tuple[str, str]]:
-        try:
-            return [split_merge(merge) for merge in self._list("ggml.merges", str)]
-        except ValueError:
-            raise damaged(self._file, "it has merges that are not two tokens") from None
+        halves = (merge.partition(" ") for merge in self._list("ggml.merges", str))
+        merges = [(left, right) for left, _, right in halves]
+        if not all(map(all, merges)):
+            raise damaged(self._file, "it has merges that are not two tokens")
+        return merges
 
     def _id(self, name: str) -> int | None:
         key = f"ggml.{name}_token_id"
@@ -162,12 +162,12 @@ class _Metadata:
         return None
 
     def _ending(self) -> tuple[int, ...]:
-        ids = self._vocabulary.ids
-        written = {literal for literal in ENDING if literal in ids}
-        if any(pair <= written for pair in CALLING):
-            written.discard("<|end|>")
+        """The ids that end an answer: those that have a key, then those known by how they are written."""
         named = [self._ids[name] for name in ("eos", "eot", "eom")]
-        return tuple(dict.fromkeys([*(i for i in named if i is not None), *sorted(ids[text] for text in written)]))
+        written = {i: token for i, token in enumerate(self._vocabulary.tokens) if token in ENDING}
+        if any(pair <= set(written.values()) for pair in CALLING):
+            written = {i: token for i, token in written.items() if token != "<|end|>"}
+        return tuple(dict.fromkeys([*(i for i in named if i is not None), *written]))
 
     def _matching(self) -> dict[str, dict[str, bool]]:
         """Phi-3's tokens that swallow whitespace: no key says so, and llama.cpp goes by the model's name too."""
@@ -191,9 +191,7 @@ class _Metadata:
             raise damaged(self._file, f"tokenizer.{name} is not made of bytes")
         return bytes(byte % 256 for byte in found)
 
-    def _list(
-        self, name: str, kind: type[Kind] | tuple[type, ...], default: list[Kind] | None = None
-    ) -> list[Kind]:
+    def _list(self, name: str, kind: type[Kind] | tuple[type, ...], default: list[Kind] | Any = ...) -> list[Kind]:
         found = self._get(name, Sequence, default)
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if isinstance(found, str) or not set(map(type, found)) <= set(kinds):

@@ -241,6 +241,12 @@ def test_a_byte_that_cannot_be_written_is_unknown_or_refused_but_never_left_out(
         tokenizer.encode("aé")
     with pytest.raises(UsageError, match="cannot write"):
         Tokenizer.from_gguf(byte_level(unknown_token_id=96), FILE).encode("aé")  # no end amid a text
+    fields = sentencepiece(unknown_token_id=2)
+    fields["tokenizer.ggml.tokens"] = [
+        "<0x>" if token == "<0xC3>" else token for token in fields["tokenizer.ggml.tokens"]
+    ]
+    with pytest.raises(UsageError, match="cannot write"):
+        Tokenizer.from_gguf(fields, FILE).encode("a\u00e9")
     unknown = Tokenizer.from_gguf(byte_level(unknown_token_id=0), FILE)
     assert unknown.encode("aé") == [64, 0, 0]
 
@@ -322,6 +328,7 @@ def test_chat_templates_have_names():
         (sentencepiece(model="t5", precompiled_charsmap=[255, 255, 255, 255]), "table of characters"),
         (sentencepiece(model="t5", precompiled_charsmap=[4000]), "not made of bytes"),
         ({}, "tokenizer.ggml.model is missing"),
+        ({"tokenizer.ggml.model": "gpt2"}, "tokenizer.ggml.tokens is missing"),
     ],
 )
 def test_metadata_that_contradicts_itself_is_damage(fields: dict[str, Any], why: str):
