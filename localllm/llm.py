@@ -23,7 +23,7 @@ from localllm.arch.cost import kv_bytes_per_token
 from localllm.arch.families import describe
 from localllm.arch.fields import Fields
 from localllm.checkpoint.header import Header, TensorHeader, read_header
-from localllm.checkpoint.quantized import is_int8
+from localllm.checkpoint.quantized import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
@@ -62,7 +62,7 @@ def load(
     context: int | None = None,
     settings: Settings | None = None,
 ) -> "LLM":
-    """Load a model by alias, repository or folder.
+    """Load a model by alias, repository, folder or GGUF file.
 
     device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
     choice to the settings, and they to the machine); context: most tokens of prompt and answer (None: as many as
@@ -77,11 +77,11 @@ def load(
     ref = resolve(str(model))
     header = read_header(ref.path)
     config = describe(header.config)
-    quantized = is_int8(header.config)
+    check_quantization(header.config)
     default_params = SamplingParams.from_generation_config(header.generation_config)
-    end_ids = Fields(header.generation_config).token_ids("eos_token_id")
-    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header), place)
-    tokenizer = Tokenizer.from_folder(ref.path)
+    end_ids = Fields(header.generation_config).ids("eos_token_id")
+    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header, place), place)
+    tokenizer = read_tokenizer(header)
     free = free_bytes(place)
     need = weight_bytes(header, kind, place)
     if need > free:
@@ -90,14 +90,15 @@ def load(
             "name a smaller model, or free memory",
         )
     tokens_per_block = BLOCK_SIZE * kv_bytes_per_token(config, kind.itemsize)
-    context, blocks = plan_context(config.max_context, context, tokens_per_block, free - need)
+    usual = config.default_context or config.max_context
+    context, blocks = plan_context(config.max_context, usual, context, tokens_per_block, free - need)
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:
             undo.callback(template.close)
             template.warm_up()  # its process starts while the weights are read
         with torch.inference_mode():
-            decoder = Decoder(config, Source(Weights(header), place, kind, quantized))
+            decoder = Decoder(config, Source(Weights(header), place, kind), context)
             runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place)
         engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
         threads = settings.threads or (1 if need < SMALL_MODEL_BYTES else torch.get_num_threads())
@@ -108,10 +109,11 @@ def load(
     return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, context, need, load_s)
 
 
-def plan_context(longest: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
+def plan_context(longest: int, usual: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
     """How long one sequence may be, and how many blocks the cache has; half of the free memory is left alone.
 
-    longest: of the model; asked: by the user, None for as much as fits (all in tokens).
+    longest: of the model; usual: where nobody asks; asked: by the user, None for as much of the usual as fits (all
+    in tokens).
     """
     if asked is not None and not (type(asked) is int and 0 < asked <= longest):
         raise UsageError(f"a context of {asked!r} tokens is asked for", f"give a whole number up to {longest}")
@@ -123,12 +125,20 @@ def plan_context(longest: int, asked: int | None, block_bytes: int, free: int) -
             f"{gigabytes(free)} that are free beside the weights half is kept for the rest",
             f"--context {affordable * BLOCK_SIZE} fits" if affordable else "free memory",
         )
-    context = min(asked or longest, affordable * BLOCK_SIZE)
+    context = min(asked or usual, affordable * BLOCK_SIZE)
     return context, min(affordable, CACHED_CONTEXTS * -(-context // BLOCK_SIZE))
 
 
-def stored_dtype(header: Header) -> str:
-    """The dtype of most weights."""
+def read_tokenizer(header: Header) -> Tokenizer:
+    if header.gguf is None:
+        return Tokenizer.from_folder(header.path)
+    return Tokenizer.from_gguf(header.gguf, header.path)
+
+
+def stored_dtype(header: Header, device: torch.device) -> str:
+    """The dtype of most weights. A GGUF file's are not in the dtype that the model was trained in."""
+    if header.gguf is not None:
+        return "F32" if device.type == "cpu" else "BF16"
     sizes: dict[str, int] = {}
     for tensor in header.tensors.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.elements
@@ -137,13 +147,17 @@ def stored_dtype(header: Header) -> str:
 
 
 def weight_bytes(header: Header, dtype: torch.dtype, device: torch.device) -> int:
-    """What the weights take in memory: floats in `dtype`, and INT8 as well where no kernel reads it packed."""
+    """What the weights take in memory: floats in `dtype`, and INT8 as well where no kernel reads it packed;
+    matrices of a GGUF file as they are stored."""
 
-    def element_bytes(tensor: TensorHeader) -> int:
-        packed = tensor.dtype == "I8" and reads_packed(tensor.shape[-1], dtype, device)
-        return 1 if packed else dtype.itemsize
+    def nbytes(tensor: TensorHeader) -> int:
+        matrix = len(tensor.shape) > 1
+        if tensor.offset is not None and matrix:
+            return tensor.nbytes
+        int8 = tensor.dtype == "I8" and reads_packed("int8", tensor.shape[-1], dtype, device)
+        return tensor.elements * (1 if int8 or tensor.dtype == "U8" else dtype.itemsize)
 
-    return sum(t.elements * element_bytes(t) for t in header.tensors.values())
+    return sum(nbytes(tensor) for tensor in header.tensors.values())
 
 
 def gigabytes(size: int) -> str:
@@ -175,7 +189,7 @@ class LLM:
         self.context = context  # tokens
         self.weight_bytes = weight_bytes
         self.device = str(worker.engine.runner.device)
-        self.dtype = dtype_name(worker.engine.runner.model.norm.dtype)
+        self.dtype = dtype_name(worker.engine.runner.model.dtype)
         self.default_params = default_params
         self.eos_ids = eos_ids
         self.load_s = load_s

@@ -10,3 +10,7 @@ torch.set_num_threads(1)  # the models are so small that a second thread costs m
 def no_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--models-table", action="store_true", help="write what was measured to docs/models.md")

@@ -301,12 +301,14 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: p
 
 
 def test_a_context_that_does_not_fit_names_one_that_does(llm: LLM) -> None:
-    assert plan_context(512, None, 1000, 10**9) == (512, 256)
-    assert plan_context(512, None, 1000, 20_000) == (160, 10)
+    assert plan_context(512, 512, None, 1000, 10**9) == (512, 256)
+    assert plan_context(512, 128, None, 1000, 10**9) == (128, 64)
+    assert plan_context(512, 128, 512, 1000, 10**9) == (512, 256)
+    assert plan_context(512, 512, None, 1000, 20_000) == (160, 10)
     with pytest.raises(DoesNotFit, match="--context 160 fits"):
-        plan_context(512, 400, 1000, 20_000)
+        plan_context(512, 512, 400, 1000, 20_000)
     with pytest.raises(DoesNotFit, match="free memory"):
-        plan_context(512, None, 1000, 1000)
+        plan_context(512, 512, None, 1000, 1000)
 
 
 def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import transformers
 
 from localllm.arch.families import describe
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.quantized import is_int8
+from localllm.checkpoint.quantized import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.runtime.engine import Engine
 from localllm.runtime.load import Source
@@ -50,17 +50,28 @@ LLAMA3_ROPE = {
 
 def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
     """Writes a random checkpoint of `kind` (`Llama`, `Qwen3`, ...) and returns the transformers model."""
-    config = getattr(transformers, f"{kind}Config")(**SMALL | changes)
+    family = getattr(transformers, f"{kind}ForCausalLM")
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model = family(family.config_class(**SMALL | changes)).eval()
+    randomize(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def randomize(model: Any) -> None:
+    """Weights, norms and biases so large that a slip in any of them shows in the logits."""
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in weights_of(model):
             if weight.dim() == 1:  # norms around 1, biases around 0
                 weight.copy_(torch.randn_like(weight) * 0.3 + ("norm" in name))
             else:
                 weight.copy_(torch.randn_like(weight) * 2 / weight.shape[-1] ** 0.5)
-    model.save_pretrained(folder)
-    return model
+
+
+def weights_of(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """All that training changes: parameters, and the biases of routers, which are buffers in transformers."""
+    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("_bias")]
+    return [*model.named_parameters(), *biases]
 
 
 def make_engine(
@@ -70,9 +81,11 @@ def make_engine(
     block_size: int = 8,
     token_budget: int = 512,
     max_running: int = 16,
+    context: int = 256,
 ) -> Engine:
     header = read_header(folder)
-    decoder = Decoder(describe(header.config), Source(Weights(header), CPU, dtype, is_int8(header.config)))
+    check_quantization(header.config)
+    decoder = Decoder(describe(header.config), Source(Weights(header), CPU, dtype), context)
     runner = Runner(decoder, blocks, block_size, dtype, CPU)
     for cache in runner.caches:  # whatever reads a slot that was never written is found out
         cache.k.fill_(torch.nan)

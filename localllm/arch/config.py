@@ -1,9 +1,20 @@
 """What a decoder is, as data. Pure Python: no torch, no files, no family names.
 
-What varies by layer (window, rope, head counts) stands in the layer, not in lists of indices beside it.
+What varies by layer (window, rope, head counts, kind of mixer) stands in the layer, not in lists of indices beside
+it.
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
+
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -20,10 +31,43 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
-class LinearScaling:
-    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
+class YarnScaling:
+    """YaRN (Peng et al. 2023): a ramp by the number of turns within the original context."""
 
     factor: float
+    original_context: int
+    beta_fast: float
+    beta_slow: float
+    magnitude: float  # on cos and sin
+    truncate: bool = True  # the ramp's ends are whole dimensions
+
+
+@dataclass(frozen=True)
+class DividedScaling:
+    """Each frequency divided by a number of its own, as GGUF files store what their converter computed."""
+
+    divisors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LongScaling:
+    """LongRoPE (Ding et al. 2024): `short` divisors up to the original context, `long` ones beyond it."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    magnitude: float  # on cos and sin
+
+
+@dataclass(frozen=True)
+class PartialScaling:
+    """Only the first `rotated` pairs turn, at the frequencies they have among all (Gemma 4)."""
+
+    rotated: int
+    factor: float = 1.0
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | DividedScaling | LongScaling | PartialScaling
 
 
 @dataclass(frozen=True)
@@ -32,7 +76,16 @@ class RopeConfig:
 
     theta: float
     dim: int
-    scaling: Llama3Scaling | LinearScaling | None = None
+    scaling: Scaling | None = None
+    interleaved: bool = False  # pairs (0, 1), (2, 3), ... instead
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """q grows with its position: 1 + beta * log(1 + floor(position / original_context)) (Llama 4, Ministral 3)."""
+
+    beta: float
+    original_context: int
 
 
 @dataclass(frozen=True)
@@ -42,31 +95,73 @@ class AttentionConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    rope: RopeConfig
+    rope: RopeConfig | None  # None: no positions
     scale: float  # multiplies q·k
     window: int | None = None  # a token sees itself and the window - 1 tokens before it
-    qk_norm: bool = False  # RMSNorm of each head's q and k before rope (Qwen3)
+    softcap: float | None = None  # softcap * tanh(score / softcap) (Gemma 2)
+    qk_norm: Literal["per_head", "whole"] | None = None  # RMSNorm of q and k before rope, by head or across heads
+    sinks: bool = False  # a learnt logit per head that takes attention away (gpt-oss)
     qkv_bias: bool = False
     out_bias: bool = False
+    query_growth: QueryGrowth | None = None
 
 
 @dataclass(frozen=True)
 class MLPConfig:
-    """down(silu(gate(x)) * up(x)) (SwiGLU, Shazeer 2020)."""
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
 
     intermediate_size: int
+    activation: Activation = "silu"
     bias: bool = False
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """Which experts a token goes to, by x W^T, and with what weights."""
+
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = True  # the chosen experts' weights sum to one
+    bias: bool = False
+    correction: bool = False  # a bias an expert that counts for the choice alone (Wang et al. 2024)
+    groups: int = 1  # of experts; only those in the best `chosen_groups` can be chosen (DeepSeek-V3)
+    chosen_groups: int = 1
+    scale: float = 1.0  # of all weights
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """A router sends each token to some of the experts and adds their results, weighted (Shazeer et al. 2017)."""
+
+    experts: int
+    experts_per_token: int
+    expert: MLPConfig
+    router: RouterConfig
+    shared: MLPConfig | None = None  # an expert that every token goes to
+    shared_gate: bool = False  # its result is multiplied by sigmoid(x w)
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Which of a layer's four places have a norm."""
+
+    before_mixer: bool = True
+    after_mixer: bool = False
+    before_ffn: bool = True
+    after_ffn: bool = False
 
 
 @dataclass(frozen=True)
 class LayerConfig:
     mixer: AttentionConfig
-    ffn: MLPConfig
+    ffn: MLPConfig | MoEConfig
+    norms: Norms = Norms()
+    parallel: bool = False  # mixer and ffn read the same normed input (Cohere)
+    residual_scale: float = 1.0  # of what mixer and ffn add
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder: embedding, layers with a norm before mixer and ffn, final norm, head."""
+    """A decoder: embedding, layers, final norm, head."""
 
     vocab_size: int
     hidden_size: int
@@ -74,4 +169,9 @@ class ModelConfig:
     norm_eps: float
     tie_embeddings: bool  # the head is the embedding
     max_context: int  # tokens
+    default_context: int | None = None  # what is loaded if nobody asks for more; None: max_context
+    norm: Literal["rms", "layer"] = "rms"
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
     eos_ids: tuple[int, ...] = ()

@@ -1,28 +1,43 @@
 """What a model costs, from its description alone: `load` sizes the cache by it, the benchmark names its size."""
 
-from localllm.arch.config import AttentionConfig, MLPConfig, ModelConfig
+from localllm.arch.config import AttentionConfig, LayerConfig, MLPConfig, ModelConfig, MoEConfig
 
 
 def parameters(config: ModelConfig) -> int:
     """How many weights the model has; a tied head counts once."""
     embedding = config.vocab_size * config.hidden_size
-    layers = sum(
-        attention_parameters(layer.mixer, config.hidden_size)
-        + mlp_parameters(layer.ffn, config.hidden_size)
-        + 2 * config.hidden_size
-        for layer in config.layers
-    )
+    layers = sum(layer_parameters(layer, config.hidden_size) for layer in config.layers)
     return embedding * (1 if config.tie_embeddings else 2) + layers + config.hidden_size
 
 
+def active_parameters(config: ModelConfig) -> int:
+    """How many of them one token meets: of a mixture only the chosen experts."""
+    mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
+    passed_over = sum(
+        (c.experts - c.experts_per_token) * ffn_parameters(c.expert, config.hidden_size) for c in mixtures
+    )
+    return parameters(config) - passed_over
+
+
+def layer_parameters(layer: LayerConfig, hidden: int) -> int:
+    places = layer.norms
+    norms = places.before_mixer + places.after_mixer + places.before_ffn + places.after_ffn
+    return attention_parameters(layer.mixer, hidden) + ffn_parameters(layer.ffn, hidden) + norms * hidden
+
+
 def attention_parameters(c: AttentionConfig, hidden: int) -> int:
-    queries, keys = c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim
-    weights = hidden * (queries + keys) + queries * hidden
-    biases = c.qkv_bias * (queries + keys) + c.out_bias * hidden
-    return weights + biases + c.qk_norm * 2 * c.head_dim
+    queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    weights = hidden * (queries + 2 * keys) + queries * hidden
+    biases = c.qkv_bias * (queries + 2 * keys) + c.out_bias * hidden
+    norms = {None: 0, "per_head": 2 * c.head_dim, "whole": queries + keys}[c.qk_norm]
+    return weights + biases + norms + c.sinks * c.heads
 
 
-def mlp_parameters(c: MLPConfig, hidden: int) -> int:
+def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
+    if isinstance(c, MoEConfig):
+        router = c.experts * (hidden + c.router.bias + c.router.correction)
+        shared = ffn_parameters(c.shared, hidden) + c.shared_gate * hidden if c.shared else 0
+        return router + shared + c.experts * ffn_parameters(c.expert, hidden)
     return 3 * hidden * c.intermediate_size + c.bias * (2 * c.intermediate_size + hidden)
 
 

@@ -1,117 +1,97 @@
 """One short function a family: a checkpoint's `config.json` -> ModelConfig.
 
 Nothing after this file asks for a family's name. A new family is a function here and a row in
-`tests/models/test_families.py`.
+`tests/models/families.py`.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.arch.config import (
     AttentionConfig,
-    LayerConfig,
-    LinearScaling,
-    Llama3Scaling,
+    LongScaling,
     MLPConfig,
     ModelConfig,
+    Norms,
+    QueryGrowth,
     RopeConfig,
+    RouterConfig,
 )
 from localllm.arch.fields import Fields
-from localllm.errors import DamagedModel, UnsupportedModel
+from localllm.arch.layout import LLAMA, OTHER_SENSES, Layout
+from localllm.arch.parts import (
+    activation,
+    attention,
+    decoder,
+    layer_count,
+    layer_types,
+    mlp,
+    moe,
+    rope,
+    sigmoid_router,
+    sparse_after_dense,
+)
+from localllm.errors import UnsupportedModel
 
 Describe = Callable[[Fields], ModelConfig]
 
-MOST_LAYERS = 10_000
 
-FAMILIES: dict[str, Describe] = {}
+@dataclass(frozen=True)
+class Family:
+    """`defaults`: what this family's config.json may leave out, as its `transformers` class has it."""
+
+    describe: Describe
+    layout: Layout
+    defaults: Mapping[str, Any]
 
 
-def family(architecture: str) -> Callable[[Describe], Describe]:
+FAMILIES: dict[str, Family] = {}
+
+
+def family(*architectures: str, layout: Layout | None = None, **defaults: Any) -> Callable[[Describe], Describe]:
     def register(describe: Describe) -> Describe:
-        FAMILIES[architecture] = describe
+        FAMILIES.update(dict.fromkeys(architectures, Family(describe, layout or Layout(), defaults)))
         return describe
 
     return register
 
 
 def describe(config: Mapping[str, Any]) -> ModelConfig:
-    """The model that a `config.json` names.
+    """The model that a `config.json` names; of one that also sees or hears, the part that reads text.
 
     Raises UnsupportedModel for a family, activation or rope that does not run here, and DamagedModel where a
     field is missing or makes no sense.
     """
-    hf = Fields(config)
-    name = next(iter(hf.texts("architectures")), "none")
+    known = family_of(config)
+    return known.describe(Fields({**known.defaults, **text_fields(config)}))
+
+
+def layout(config: Mapping[str, Any]) -> Layout:
+    """How checkpoints of this `config.json` spell their tensors. Raises as `describe`."""
+    found = family_of(config).layout
+    return replace(found, unused=(*found.unused, OTHER_SENSES)) if Fields(config).has("text_config") else found
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    name = next(iter(Fields(config).texts("architectures")), "none")
+    if name == "Mistral3ForConditionalGeneration":  # a frame for two families
+        kind = Fields(config).part("text_config").text("model_type", "mistral")
+        name = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}.get(kind, kind)
     if name not in FAMILIES:
         raise UnsupportedModel(
             f"the family {name!r} is not supported", f"these are: {', '.join(sorted(FAMILIES))}"
         )
-    activation = hf.text("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModel(f"the activation {activation!r} is not supported", "silu is")
-    return FAMILIES[name](hf)
+    return FAMILIES[name]
 
 
-# --- shared pieces: what most families have in common ---
+def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a multimodal model the fields of its text part, and those of the whole that it does not have itself."""
+    part = Fields(config).part("text_config").values
+    return {**part, **config, **{name: value for name, value in part.items() if value is not None}}
 
 
-def rope(hf: Fields, head_dim: int) -> RopeConfig:
-    """From `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
-    if head_dim % 2:
-        raise DamagedModel(f"a head of {head_dim} values cannot be rotated in pairs", "fetch the model again")
-    if hf.has("rope_parameters"):
-        fields = hf.part("rope_parameters")
-        return RopeConfig(fields.number("rope_theta"), head_dim, scaling(fields))
-    return RopeConfig(hf.number("rope_theta", 10000.0), head_dim, scaling(hf.part("rope_scaling")))
-
-
-def scaling(fields: Fields) -> Llama3Scaling | LinearScaling | None:
-    kind = fields.text("rope_type", fields.text("type", "default"))
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return LinearScaling(fields.number("factor"))
-    if kind == "llama3":
-        return Llama3Scaling(
-            factor=fields.number("factor"),
-            low_freq_factor=fields.number("low_freq_factor"),
-            high_freq_factor=fields.number("high_freq_factor"),
-            original_context=fields.size("original_max_position_embeddings"),
-        )
-    raise UnsupportedModel(f"the rope scaling {kind!r} is not supported", "default, linear and llama3 are")
-
-
-def attention(
-    hf: Fields,
-    *,
-    window: int | None = None,
-    qk_norm: bool = False,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
-) -> AttentionConfig:
-    heads = hf.size("num_attention_heads")
-    kv_heads = hf.size("num_key_value_heads", None) or heads
-    head_dim = hf.size("head_dim", None) or hf.size("hidden_size") // heads
-    if heads % kv_heads:
-        raise DamagedModel(f"{heads} query heads cannot share {kv_heads} key-value heads", "fetch the model again")
-    return AttentionConfig(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rope=rope(hf, head_dim),
-        scale=head_dim**-0.5,
-        window=window,
-        qk_norm=qk_norm,
-        qkv_bias=qkv_bias,
-        out_bias=out_bias,
-    )
-
-
-def layer_count(hf: Fields) -> int:
-    layers = hf.size("num_hidden_layers")
-    if layers > MOST_LAYERS:
-        raise DamagedModel(f"config.json names {layers} layers", "fetch the model again")
-    return layers
+# --- pieces that some families share ---
 
 
 def windows(hf: Fields) -> list[int | None]:
@@ -119,53 +99,299 @@ def windows(hf: Fields) -> list[int | None]:
     layers = layer_count(hf)
     if not hf.flag("use_sliding_window"):
         return [None] * layers
-    kinds = hf.texts("layer_types") or [
+    kinds = layer_types(hf) or [
         "sliding_attention" if i >= hf.size("max_window_layers") else "full_attention" for i in range(layers)
     ]
-    if len(kinds) != layers:
-        raise DamagedModel(
-            f"config.json has {len(kinds)} layer_types for {layers} layers", "fetch the model again"
-        )
     return [hf.size("sliding_window") if kind == "sliding_attention" else None for kind in kinds]
 
 
-def decoder(hf: Fields, mixers: list[AttentionConfig], ffn: MLPConfig) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=hf.size("vocab_size"),
-        hidden_size=hf.size("hidden_size"),
-        layers=tuple(LayerConfig(mixer, ffn) for mixer in mixers),
-        norm_eps=hf.number("rms_norm_eps"),
-        tie_embeddings=hf.flag("tie_word_embeddings"),
-        max_context=hf.size("max_position_embeddings"),
-        eos_ids=hf.token_ids("eos_token_id"),
-    )
+def alternating(hf: Fields, *, every: int, **changes: Any) -> list[AttentionConfig]:
+    """One attention a layer: windows, with full attention in each `every`th layer where `layer_types` is missing.
+
+    Old configurations scale the rope of the full layers alone, and may have `rope_local_base_freq` for the others.
+    """
+    kinds = layer_types(hf) or [
+        "full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(layer_count(hf))
+    ]
+    full = attention(hf, **changes)
+    sliding = replace(full, window=hf.size("sliding_window"))
+    if hf.part("rope_parameters").has("full_attention"):
+        full = replace(full, rope=rope(hf, full.head_dim, kind="full_attention"))
+        sliding = replace(sliding, rope=rope(hf, full.head_dim, kind="sliding_attention"))
+    elif hf.has("rope_local_base_freq"):
+        sliding = replace(sliding, rope=RopeConfig(hf.number("rope_local_base_freq"), full.head_dim))
+    return [sliding if kind == "sliding_attention" else full for kind in kinds]
 
 
-# --- the families ---
+# --- Llama and its kin: one norm before each half of a layer ---
 
 
 @family("LlamaForCausalLM")
 def llama(hf: Fields) -> ModelConfig:
     bias = hf.flag("attention_bias")
     mixer = attention(hf, qkv_bias=bias, out_bias=bias)
-    mlp = MLPConfig(hf.size("intermediate_size"), bias=hf.flag("mlp_bias"))
-    return decoder(hf, [mixer] * layer_count(hf), mlp)
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf, bias=hf.flag("mlp_bias")))
 
 
-@family("MistralForCausalLM")
+@family("MistralForCausalLM", rms_norm_eps=1e-6, max_position_embeddings=131072)
 def mistral(hf: Fields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
-    return decoder(hf, [mixer] * layer_count(hf), MLPConfig(hf.size("intermediate_size")))
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf))
 
 
-@family("Qwen2ForCausalLM")
+@family("MinistralForCausalLM")
+def ministral(hf: Fields) -> ModelConfig:
+    return decoder(hf, alternating(hf, every=layer_count(hf) + 1), mlp(hf))
+
+
+@family("Ministral3ForCausalLM")
+def ministral3(hf: Fields) -> ModelConfig:
+    ropes = hf.part("rope_parameters")
+    beta = ropes.number("llama_4_scaling_beta", None)
+    growth = QueryGrowth(beta, ropes.size("original_max_position_embeddings")) if beta else None
+    mixer = attention(hf, window=hf.size("sliding_window", None), query_growth=growth)
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf))
+
+
+@family("Qwen2ForCausalLM", max_window_layers=28)
 def qwen2(hf: Fields) -> ModelConfig:
-    mixers = [attention(hf, window=window, qkv_bias=True) for window in windows(hf)]
-    return decoder(hf, mixers, MLPConfig(hf.size("intermediate_size")))
+    return decoder(hf, [attention(hf, window=window, qkv_bias=True) for window in windows(hf)], mlp(hf))
 
 
-@family("Qwen3ForCausalLM")
+@family("Qwen3ForCausalLM", max_window_layers=28)
 def qwen3(hf: Fields) -> ModelConfig:
+    return decoder(hf, qwen3_mixers(hf), mlp(hf))
+
+
+def qwen3_mixers(hf: Fields) -> list[AttentionConfig]:
     bias = hf.flag("attention_bias")
-    mixers = [attention(hf, window=window, qk_norm=True, qkv_bias=bias, out_bias=bias) for window in windows(hf)]
-    return decoder(hf, mixers, MLPConfig(hf.size("intermediate_size")))
+    mixer = attention(hf, qk_norm="per_head", qkv_bias=bias, out_bias=bias)
+    return [replace(mixer, window=window) for window in windows(hf)]
+
+
+@family("Phi3ForCausalLM")
+def phi3(hf: Fields) -> ModelConfig:
+    mixer = attention(hf, window=hf.size("sliding_window", None))
+    long = mixer.rope.scaling if mixer.rope else None
+    usual = long.original_context if isinstance(long, LongScaling) else None
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf), default_context=usual)
+
+
+@family("SmolLM3ForCausalLM", tie_word_embeddings=True, no_rope_layer_interval=4)
+def smollm3(hf: Fields) -> ModelConfig:
+    every = hf.size("no_rope_layer_interval")
+    turns = hf.flags("no_rope_layers") or [(i + 1) % every != 0 for i in range(layer_count(hf))]
+    bias = hf.flag("attention_bias")
+    with_rope = attention(hf, qkv_bias=bias, out_bias=bias)
+    mixers = [
+        replace(with_rope, window=window, rope=with_rope.rope if turn else None)
+        for turn, window in zip(turns, windows(hf), strict=True)
+    ]
+    return decoder(hf, mixers, mlp(hf, bias=hf.flag("mlp_bias")))
+
+
+@family("GraniteForCausalLM", embedding_multiplier=1.0, logits_scaling=1.0, residual_multiplier=1.0)
+def granite(hf: Fields) -> ModelConfig:
+    bias = hf.flag("attention_bias")
+    mixer = attention(hf, qkv_bias=bias, out_bias=bias, scale=hf.number("attention_multiplier", 1.0))
+    return decoder(
+        hf,
+        [mixer] * layer_count(hf),
+        mlp(hf, bias=hf.flag("mlp_bias")),
+        residual_scale=hf.number("residual_multiplier"),
+        embedding_scale=hf.number("embedding_multiplier"),
+        logit_scale=1 / hf.number("logits_scaling"),
+    )
+
+
+# --- norms in other places ---
+
+SANDWICH = Layout(
+    names=(
+        (r"\.input_layernorm\.", ".before_mixer."),
+        (r"\.post_attention_layernorm\.", ".after_mixer."),
+        (r"\.pre_feedforward_layernorm\.", ".before_ffn."),
+        (r"\.post_feedforward_layernorm\.", ".after_ffn."),
+    )
+)
+GLM4 = Layout(
+    names=(
+        (r"\.input_layernorm\.", ".before_mixer."),
+        (r"\.post_self_attn_layernorm\.", ".after_mixer."),
+        (r"\.post_attention_layernorm\.", ".before_ffn."),
+        (r"\.post_mlp_layernorm\.", ".after_ffn."),
+    )
+)
+
+
+@family("Olmo2ForCausalLM", layout=SANDWICH)
+def olmo2(hf: Fields) -> ModelConfig:
+    bias = hf.flag("attention_bias")
+    mixers = [attention(hf, qk_norm="whole", qkv_bias=bias, out_bias=bias)] * layer_count(hf)
+    return decoder(hf, mixers, mlp(hf), norms=Norms(False, True, False, True))
+
+
+@family("Olmo3ForCausalLM", layout=SANDWICH)
+def olmo3(hf: Fields) -> ModelConfig:
+    bias = hf.flag("attention_bias")
+    mixers = alternating(hf, every=4, qk_norm="whole", qkv_bias=bias, out_bias=bias)
+    if hf.has("rope_scaling"):
+        plain = RopeConfig(hf.number("rope_theta", 10000.0), mixers[0].head_dim)
+        mixers = [replace(mixer, rope=plain) if mixer.window else mixer for mixer in mixers]
+    return decoder(hf, mixers, mlp(hf), norms=Norms(False, True, False, True))
+
+
+@family("Glm4ForCausalLM", layout=GLM4, partial_rotary_factor=0.5)
+def glm4(hf: Fields) -> ModelConfig:
+    mixer = attention(hf, interleaved=True, qkv_bias=hf.flag("attention_bias"))
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf), norms=Norms(True, True, True, True))
+
+
+@family("Cohere2ForCausalLM", tie_word_embeddings=True, logit_scale=0.0625, layer_norm_eps=1e-5)
+def cohere2(hf: Fields) -> ModelConfig:
+    every = hf.size("sliding_window_pattern", 4)
+    bias = hf.flag("attention_bias")
+    mixers = alternating(hf, every=every, interleaved=True, qkv_bias=bias, out_bias=bias)
+    return decoder(
+        hf,
+        [mixer if mixer.window else replace(mixer, rope=None) for mixer in mixers],
+        mlp(hf),
+        parallel=True,
+        norms=Norms(before_ffn=False),
+        norm="layer",
+        norm_eps=hf.number("layer_norm_eps"),
+        logit_scale=hf.number("logit_scale"),
+    )
+
+
+# --- Gemma ---
+
+GEMMA = replace(SANDWICH, norm_offset=1.0)
+GEMMA_FIELDS: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "rms_norm_eps": 1e-6,
+}
+
+
+@family(
+    "Gemma2ForCausalLM",
+    layout=GEMMA,
+    attn_logit_softcapping=50.0,
+    final_logit_softcapping=30.0,
+    **GEMMA_FIELDS,
+)
+def gemma2(hf: Fields) -> ModelConfig:
+    return gemma(hf, every=2, softcap=hf.number("attn_logit_softcapping", None))
+
+
+@family(
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    layout=GEMMA,
+    rope_theta=1e6,
+    rope_local_base_freq=10000.0,
+    vocab_size=262208,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    max_position_embeddings=131072,
+    sliding_window_pattern=6,
+    **GEMMA_FIELDS,
+)
+def gemma3(hf: Fields) -> ModelConfig:
+    return gemma(hf, every=hf.size("sliding_window_pattern"), qk_norm="per_head")
+
+
+def gemma(hf: Fields, *, every: int, **changes: Any) -> ModelConfig:
+    bias = hf.flag("attention_bias")
+    scale = hf.number("query_pre_attn_scalar") ** -0.5
+    return decoder(
+        hf,
+        alternating(hf, every=every, scale=scale, qkv_bias=bias, out_bias=bias, **changes),
+        mlp(hf),
+        norms=Norms(True, True, True, True),
+        embedding_scale=hf.size("hidden_size") ** 0.5,
+        logit_softcap=hf.number("final_logit_softcapping", None),
+    )
+
+
+# --- mixtures of experts ---
+
+
+@family(
+    "MixtralForCausalLM",
+    layout=Layout(
+        names=(
+            *LLAMA,
+            (r"\.block_sparse_moe\.gate\.", ".mlp.router."),
+            (r"\.block_sparse_moe\.", ".mlp."),
+            (r"\.mlp\.gate\.", ".mlp.router."),
+            (r"\.w1\.", ".gate_proj."),
+            (r"\.w2\.", ".down_proj."),
+            (r"\.w3\.", ".up_proj."),
+        )
+    ),
+)
+def mixtral(hf: Fields) -> ModelConfig:
+    mixer = attention(hf, window=hf.size("sliding_window", None))
+    experts = moe(hf, hf.size("num_local_experts"), RouterConfig(), size="intermediate_size")
+    return decoder(hf, [mixer] * layer_count(hf), experts)
+
+
+@family(
+    "Qwen3MoeForCausalLM",
+    layout=Layout(names=(*LLAMA, (r"\.mlp\.gate\.", ".mlp.router."))),
+    max_window_layers=28,
+    decoder_sparse_step=1,
+)
+def qwen3_moe(hf: Fields) -> ModelConfig:
+    count = hf.size("num_experts", None) or hf.size("num_local_experts")
+    router = RouterConfig(normalize=hf.flag("norm_topk_prob"))
+    experts = moe(hf, count, router, size="moe_intermediate_size")
+    dense = hf.ids("mlp_only_layers")
+    every = hf.size("decoder_sparse_step")
+    ffns = [
+        mlp(hf) if i in dense or (i + 1) % every else experts  # transformers' own rule
+        for i in range(layer_count(hf))
+    ]
+    return decoder(hf, qwen3_mixers(hf), ffns)
+
+
+SHARED_EXPERTS = Layout(
+    names=(
+        *LLAMA,
+        (r"\.mlp\.gate\.e_score_correction_bias", ".mlp.correction_bias"),
+        (r"\.mlp\.gate\.", ".mlp.router."),
+        (r"\.mlp\.shared_experts?\.", ".mlp.shared."),
+        (r"\.mlp\.shared_expert_gate\.", ".mlp.shared_gate."),
+    )
+)
+
+
+@family("Glm4MoeForCausalLM", layout=SHARED_EXPERTS, partial_rotary_factor=0.5, first_k_dense_replace=1)
+def glm4_moe(hf: Fields) -> ModelConfig:
+    shared = MLPConfig(hf.size("moe_intermediate_size") * hf.size("n_shared_experts"), activation(hf))
+    experts = moe(hf, hf.size("n_routed_experts"), sigmoid_router(hf), size="moe_intermediate_size", shared=shared)
+    qk_norm = "per_head" if hf.flag("use_qk_norm") else None
+    mixer = attention(hf, qk_norm=qk_norm, qkv_bias=hf.flag("attention_bias"))
+    return decoder(hf, [mixer] * layer_count(hf), sparse_after_dense(hf, experts))
+
+
+@family(
+    "GptOssForCausalLM",
+    layout=Layout(experts_transposed=True, gate_up_interleaved=True),
+    sliding_window=128,
+    rope_theta=150000.0,
+    attention_bias=True,
+)
+def gpt_oss(hf: Fields) -> ModelConfig:
+    if hf.number("swiglu_limit", 7.0) != 7.0:
+        raise UnsupportedModel("a swiglu_limit other than 7 is not supported", "use the published gpt-oss models")
+    bias = hf.flag("attention_bias")
+    experts = moe(hf, hf.size("num_local_experts"), RouterConfig(bias=True), size="intermediate_size")
+    clamped = replace(experts.expert, activation="swiglu_clamped", bias=True)
+    mixers = alternating(hf, every=2, sinks=True, qkv_bias=bias, out_bias=bias)
+    return decoder(hf, mixers, replace(experts, expert=clamped))

@@ -23,7 +23,7 @@ class Fields:
         return self.values.get(name) is not None
 
     @overload
-    def size(self, name: str) -> int: ...
+    def size(self, name: str, default: int = ...) -> int: ...
     @overload
     def size(self, name: str, default: int | None) -> int | None: ...
     def size(self, name: str, default: Any = _REQUIRED) -> int | None:
@@ -33,18 +33,45 @@ class Fields:
             raise self._wrong(name, "a positive whole number")
         return value
 
-    def number(self, name: str, default: float = _REQUIRED) -> float:
+    def whole(self, name: str, default: int = _REQUIRED) -> int:
+        """A whole number from 0."""
+        value = self._get(name, default)
+        if not (type(value) is int and 0 <= value < LARGEST):
+            raise self._wrong(name, "a whole number")
+        return value
+
+    @overload
+    def number(self, name: str, default: float = ...) -> float: ...
+    @overload
+    def number(self, name: str, default: float | None) -> float | None: ...
+    def number(self, name: str, default: Any = _REQUIRED) -> float | None:
         """A finite number above 0."""
         value = self._get(name, default)
+        if value is None:
+            return None
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self._wrong(name, "a number above 0")
         return float(value)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0."""
+        value = self._get(name, _REQUIRED)
+        if not isinstance(value, list) or not all(type(n) in (int, float) and 0 < n < math.inf for n in value):
+            raise self._wrong(name, "a list of numbers above 0")
+        return tuple(map(float, value))
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false")
         return value
+
+    def flags(self, name: str) -> list[bool]:
+        """A list of truth values, which may be written as 0 and 1; empty if the field is not there."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(item in (0, 1) for item in value):
+            raise self._wrong(name, "a list of true and false")
+        return [bool(item) for item in value]
 
     def text(self, name: str, default: str = _REQUIRED) -> str:
         value = self._get(name, default)
@@ -59,12 +86,12 @@ class Fields:
             raise self._wrong(name, "a list of texts")
         return value
 
-    def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id or a list of them; none if the field is not there."""
+    def ids(self, name: str) -> tuple[int, ...]:
+        """One id of a token or a layer, or a list of them; none if the field is not there."""
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(type(token) is int and 0 <= token < LARGEST for token in ids):
-            raise self._wrong(name, "a token id or a list of them")
+        if not all(type(number) is int and 0 <= number < LARGEST for number in ids):
+            raise self._wrong(name, "an id or a list of them")
         return tuple(ids)
 
     def part(self, name: str) -> "Fields":

@@ -1,21 +1,30 @@
-"""What a model folder says of itself, without reading a weight and without torch.
+"""What a model folder or a GGUF file says of itself, without reading a weight and without torch.
 
 Trusts nothing: every name, count and length in a file is checked before it is used.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from localllm.arch.families import layout
 from localllm.arch.fields import Fields
+from localllm.arch.layout import Layout
+from localllm.arch.parts import MOST_EXPERTS
+from localllm.checkpoint.gguf.config import sampling, to_config
+from localllm.checkpoint.gguf.header import read_gguf
+from localllm.checkpoint.gguf.names import canonical, rotary_heads
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json
 from localllm.hub.folder import weight_files
+from localllm.quant.formats.gguf_types import BY_NAME
 
 LFS_POINTER = b"version https://git-lfs"
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
+STACKED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<matrix>\w+_proj)\.(?P<kind>\w+)")
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
@@ -27,8 +36,14 @@ DTYPE_BYTES = {
 @dataclass(frozen=True)
 class TensorHeader:
     file: Path
-    dtype: str  # as safetensors spells it: F32, BF16, I8, ...
-    shape: tuple[int, ...]
+    name: str  # as the file has it
+    dtype: str  # as safetensors spells it: F32, BF16, I8, ...; or a block format of GGUF: Q4_K, ...
+    shape: tuple[int, ...]  # as the runtime has it
+    expert: int | None = None  # which part of a stacked tensor it is
+    transposed: bool = False  # in the file
+    interleaved: bool = False  # in the file: rows of gate and up take turns
+    offset: int | None = None  # bytes from the begin of a GGUF file
+    heads: tuple[int, int] | None = None  # (how many, their size): rotary pairs lie side by side in their rows
 
     @property
     def elements(self) -> int:
@@ -36,17 +51,21 @@ class TensorHeader:
 
     @property
     def nbytes(self) -> int:
+        if self.offset is not None:
+            return math.prod(self.shape[:-1]) * BY_NAME[self.dtype.lower()].row_bytes(self.shape[-1])
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Header:
-    """A model folder's configuration and the list of its tensors."""
+    """A model's configuration and the list of its tensors, by their names in `arch.layout`."""
 
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, TensorHeader]
+    layout: Layout
+    gguf: Mapping[str, Any] | None = None  # the metadata of a GGUF file: it holds the tokenizer
 
     @property
     def stored_bytes(self) -> int:
@@ -55,28 +74,93 @@ class Header:
     @property
     def quantization(self) -> str | None:
         """The name of the layout in which weights are packed."""
+        if self.gguf is not None:
+            return "gguf" if any(tensor.dtype not in DTYPE_BYTES for tensor in self.tensors.values()) else None
         layout = Fields(self.config).part("quantization_config")
         return layout.text("format", layout.text("quant_method", "")) or None
 
 
 def read_header(path: Path) -> Header:
-    """The header of the Hugging Face folder `path`.
+    """The header of a Hugging Face folder, or of a GGUF file (any part of it).
 
     Raises ModelNotFound where it holds no config.json or not all its weights, UnsupportedModel for pickled
-    weights or a dtype that nobody knows, DamagedModel for a file that is truncated or contradicts itself.
+    weights, a family that does not run or a dtype that nobody knows, DamagedModel for a file that is truncated or
+    contradicts itself.
     """
+    if path.suffix == ".gguf":
+        return read_gguf_header(path)
     files = ["config.json", *weight_files(path)]
     for name in files:
         if not (path / name).is_file():
             raise ModelNotFound(
                 f"{path} holds no {name}", "name the folder that a whole model was downloaded into"
             )
+    config = read_json(path / "config.json")
+    spelling = layout(config)
     return Header(
         path=path,
-        config=read_json(path / "config.json"),
+        config=config,
         generation_config=read_json(path / "generation_config.json"),
-        tensors={name: t for file in files[1:] for name, t in read_tensors(path / file).items()},
+        tensors=gather((path / file for file in files[1:]), spelling),
+        layout=spelling,
     )
+
+
+def read_gguf_header(path: Path) -> Header:
+    """Raises as `read_gguf` and `to_config`."""
+    gguf = read_gguf(path)
+    config = to_config(gguf)
+    architecture = gguf.metadata["general.architecture"]
+    found: dict[str, TensorHeader] = {}
+    for stored, tensor in gguf.tensors.items():
+        name = canonical(stored, architecture, config["num_hidden_layers"])
+        if name is None:
+            continue
+        heads = rotary_heads(name, architecture, config)
+        header = TensorHeader(
+            tensor.file, stored, tensor.format.upper(), tensor.shape, offset=tensor.offset, heads=heads
+        )
+        parts = take_apart(name, header, Layout())
+        if not found.keys().isdisjoint(parts):
+            raise damaged(tensor.file, f"{stored!r} is stored twice")
+        found |= parts
+    return Header(path, config, sampling(gguf), found, Layout(), gguf.metadata)
+
+
+def gather(files: Iterable[Path], spelling: Layout) -> dict[str, TensorHeader]:
+    """The tensors of several files, by the runtime's names; two of one name are one too many."""
+    found: dict[str, TensorHeader] = {}
+    for file in files:
+        for stored, tensor in read_tensors(file).items():
+            name = spelling.canonical(stored)
+            parts = take_apart(name, tensor, spelling) if name else {}
+            if not found.keys().isdisjoint(parts):
+                raise damaged(file, f"{stored!r} is stored twice")
+            found |= parts
+    return found
+
+
+def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, TensorHeader]:
+    """The experts of a stacked tensor [experts, ...] one by one; any other tensor as it is."""
+    stacked = STACKED_EXPERTS.fullmatch(name)
+    if not stacked:
+        return {name: tensor}
+    experts, *shape = tensor.shape
+    if not shape or experts > MOST_EXPERTS:
+        raise damaged(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is no stack of experts")
+    matrix, kind = stacked["matrix"], stacked["kind"]
+    transposed = spelling.experts_transposed and kind == "weight"
+    one = replace(
+        tensor,
+        shape=tuple(reversed(shape) if transposed else shape),
+        transposed=transposed,
+        interleaved=spelling.gate_up_interleaved and matrix == "gate_up_proj",
+    )
+    prefix = stacked["prefix"]
+    if one.offset is not None:
+        begins = (one.offset + e * one.nbytes for e in range(experts))
+        return {f"{prefix}.{e}.{matrix}.{kind}": replace(one, offset=begin) for e, begin in enumerate(begins)}
+    return {f"{prefix}.{e}.{matrix}.{kind}": replace(one, expert=e) for e in range(experts)}
 
 
 def read_tensors(file: Path) -> dict[str, TensorHeader]:
@@ -117,7 +201,7 @@ def read_entry(file: Path, name: str, entry: Any) -> tuple[TensorHeader, tuple[i
         raise damaged(file, f"the header entry of {name!r} holds something else than numbers")
     if dtype not in DTYPE_BYTES:
         raise UnsupportedModel(f"{name!r} in {file} is stored as {dtype!r}", f"known are {', '.join(DTYPE_BYTES)}")
-    header = TensorHeader(file, dtype, shape)
+    header = TensorHeader(file, name, dtype, shape)
     if end - begin != header.nbytes:
         raise damaged(file, f"{name!r} has shape {list(shape)} of {dtype} in {end - begin} bytes")
     return header, (begin, end)

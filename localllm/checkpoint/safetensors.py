@@ -1,13 +1,15 @@
-"""A Hugging Face folder's tensors, read one at a time from a memory map under their own names."""
+"""A checkpoint's tensors, read one at a time from a memory map, by their names in `arch.layout`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from localllm.checkpoint.header import Header
+from localllm.checkpoint.gguf import tensors as gguf
+from localllm.checkpoint.header import Header, TensorHeader
 from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import damaged
@@ -23,7 +25,7 @@ class Weights:
         self.header = header
         self.prefix = prefix
         self.left: set[str] = shared.left if shared else set(header.tensors)
-        self.files: dict[Path, safe_open] = shared.files if shared else {}
+        self.files: dict[Path, Callable[[TensorHeader], Tensor]] = shared.files if shared else {}
 
     def under(self, name: str) -> "Weights":
         return Weights(self.header, f"{self.prefix}{name}.", self)
@@ -31,8 +33,12 @@ class Weights:
     def has(self, name: str) -> bool:
         return self.prefix + name in self.left
 
+    def stored(self, name: str) -> TensorHeader | None:
+        """How the tensor is stored; None where it is not there, or was taken."""
+        return self.header.tensors[self.prefix + name] if self.has(name) else None
+
     def take(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
-        """The tensor as it is stored, mapped from the file.
+        """The tensor as it is stored, mapped from the file. Blocks of GGUF are uint8 [..., bytes of a row].
 
         Raises DamagedModel as the class says, UnsupportedModel where it is stored in none of `dtypes`.
         """
@@ -44,30 +50,46 @@ class Weights:
         entry = self.header.tensors[full]
         if entry.shape != shape:
             raise DamagedModel(
-                f"the tensor {full!r} has shape {list(entry.shape)} and config.json asks for {list(shape)}",
+                f"the tensor {entry.name!r} has shape {list(entry.shape)} and config.json asks for {list(shape)}",
                 "fetch the model again",
             )
         if entry.dtype not in dtypes:
             raise UnsupportedModel(
-                f"the tensor {full!r} is stored as {entry.dtype}", f"in this place {', '.join(dtypes)} can be used"
+                f"the tensor {entry.name!r} is stored as {entry.dtype}",
+                f"in this place {', '.join(dtypes)} can be used",
             )
         self.left.remove(full)
         try:
             if entry.file not in self.files:
-                self.files[entry.file] = safe_open(entry.file, framework="pt")
-            return self.files[entry.file].get_tensor(full)
+                self.files[entry.file] = opened(entry.file)
+            return self.files[entry.file](entry)
         except (SafetensorError, OSError) as error:
             raise damaged(entry.file, str(error)) from None
 
     def finish(self, expected: Iterable[str] = ()) -> None:
         """To be called when the model has taken all it wants; `expected` names what it may leave."""
-        extra = sorted(self.left - set(expected))
+        extra = sorted(self.header.tensors[name].name for name in self.left - set(expected))
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise DamagedModel(
                 f"the checkpoint holds the tensor {extra[0]!r}{more}, which config.json gives no place",
                 "fetch the model again",
             )
+
+
+def opened(file: Path) -> Callable[[TensorHeader], Tensor]:
+    """What reads the tensors of a file."""
+    if file.suffix == ".gguf":
+        return partial(gguf.read, gguf.mapped(file))
+    return partial(read, safe_open(file, framework="pt"))
+
+
+def read(file: safe_open, entry: TensorHeader) -> Tensor:
+    """The tensor, or one expert of it, as the runtime has it: [out, in], gate before up."""
+    tensor = file.get_tensor(entry.name) if entry.expert is None else file.get_slice(entry.name)[entry.expert]
+    if entry.transposed:
+        tensor = tensor.T
+    return torch.cat((tensor[::2], tensor[1::2])) if entry.interleaved else tensor
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from localllm.arch.config import RopeConfig
 from localllm.runtime.state import SequenceState
 
 
@@ -30,7 +31,9 @@ class Batch:
     spans: tuple[Span, ...]
     block_size: int
     copies: tuple[tuple[int, int], ...] = ()  # blocks to copy before anything is written
-    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # of this step, for all layers
+    # Made once a step, for all layers:
+    angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [T, 1, dim / 2]
+    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(

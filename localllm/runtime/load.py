@@ -1,31 +1,46 @@
 """From a checkpoint's tensors to a model's weights: one at a time, checked, fused, in the dtype and place they
 will be used in. Matrices that are fused are copied; what the file maps for them can be dropped by the system."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from localllm.checkpoint.quantized import take_int8
+from localllm.checkpoint.quantized import take_blocks, take_quantized
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.errors import UnsupportedModel
-from localllm.quant.formats import int8
+from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.linear import reads_packed
 
+STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
 
 class Source:
-    """Where layers take their weights from, under one prefix. `quantized`: may matrices be stored as INT8?
+    """Where layers take their weights from, under one prefix.
 
     Raises what `Weights` raises, and DamagedModel for a weight that is NaN or infinite in the dtype it runs in.
     """
 
-    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype, quantized: bool = False):
+    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype):
         self.weights = weights
         self.device = device
         self.dtype = dtype
-        self.quantized = quantized
 
     def under(self, name: str) -> "Source":
-        return Source(self.weights.under(name), self.device, self.dtype, self.quantized)
+        return Source(self.weights.under(name), self.device, self.dtype)
+
+    def has_matrix(self, name: str) -> bool:
+        """Is there a matrix of this name, plain or quantized?"""
+        return self.weights.has(f"{name}.weight") or self.weights.has(f"{name}.blocks")
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """[size] float32: what the norm multiplies by, whatever it is stored less."""
+        return self.exact(name, size) + self.weights.header.layout.norm_offset
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        """One that is so small that it stays in float32, whatever the model's dtype."""
+        return self.checked(name, self.weights.take(name, shape).to(self.device, torch.float32))
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """One that is never quantized: a norm, a bias, the embedding."""
@@ -35,18 +50,30 @@ class Source:
         """Several vectors one after another, by name and size."""
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
 
+    def matrices(self, names: dict[str, int], columns: int) -> tuple[Tensor | QuantizedTensor, ...]:
+        """The named matrices, by name and rows, in as few as can be: stacked, or each by itself where a GGUF file
+        holds them in blocks, which are mapped and may differ in format."""
+        stored = [self.weights.stored(f"{name}.weight") for name in names]
+        if any(entry and entry.offset is not None for entry in stored):
+            return tuple(self.matrix({name: rows}, columns) for name, rows in names.items())
+        return (self.matrix(names, columns),)
+
     def matrix(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
         """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another."""
-        if self.quantized:
-            found = [take_int8(self.weights, name, (rows, columns)) for name, rows in names.items()]
-            parts = {name: q.parts for name, q in zip(names, found, strict=True) if q}
-            if 0 < len(parts) < len(names):
-                raise UnsupportedModel(
-                    f"only {', '.join(parts)} of {', '.join(names)} are quantized",
-                    "use a checkpoint that quantizes all or none of them",
-                )
-            if parts:
-                return self.packed(parts, (sum(names.values()), columns))
+        if len(names) == 1:
+            [(name, rows)] = names.items()
+            if blocks := take_blocks(self.weights, name, (rows, columns), plain=STORED[self.dtype]):
+                parts = {part: packed.to(self.device) for part, packed in blocks.parts.items()}
+                return replace(blocks, parts=parts)
+        found = {name: take_quantized(self.weights, name, (rows, columns)) for name, rows in names.items()}
+        packed = {name: q for name, q in found.items() if q}
+        if 0 < len(packed) < len(names):
+            raise UnsupportedModel(
+                f"only {', '.join(packed)} of {', '.join(names)} are quantized",
+                "use a checkpoint that quantizes all or none of them",
+            )
+        if packed:
+            return self.packed(packed, (sum(names.values()), columns))
         if len(names) == 1:
             [(name, rows)] = names.items()
             return self.tensor(f"{name}.weight", rows, columns)
@@ -58,20 +85,22 @@ class Source:
             at += rows
         return stacked
 
-    def packed(self, parts: dict[str, dict[str, Tensor]], shape: tuple[int, int]) -> Tensor | QuantizedTensor:
-        """INT8 as it is where a kernel reads it so, else in the model's dtype: once, not in every step."""
-        scales = [self.checked(f"{name}.weight_scale", p["scale"].to(self.dtype)) for name, p in parts.items()]
-        weight = QuantizedTensor(
-            int8.FORMAT,
-            shape,
-            {
-                "q": torch.cat([p["q"] for p in parts.values()]).to(self.device),
-                "scale": torch.cat(scales).to(self.device),
-            },
-        )
-        if reads_packed(columns=shape[1], dtype=self.dtype, device=self.device):
+    def packed(self, found: dict[str, QuantizedTensor], shape: tuple[int, int]) -> Tensor | QuantizedTensor:
+        """As it is where a kernel reads it so, else in the model's dtype: once, not in every step."""
+        [form] = {q.format for q in found.values()}
+        parts = {}
+        for part in next(iter(found.values())).parts:
+            each = [self.part(name, q.parts[part]) for name, q in found.items()]
+            # Always copied: a mapped file gives no alignment, and torch's INT8 kernel crashes without it.
+            parts[part] = torch.cat(each).to(self.device)
+        weight = QuantizedTensor(form, shape, parts)
+        if reads_packed(form, columns=shape[1], dtype=self.dtype, device=self.device):
             return weight
-        return int8.dequantize(weight, self.dtype)
+        return dequantize(weight, self.dtype)
+
+    def part(self, name: str, part: Tensor) -> Tensor:
+        """Scales that are numbers are checked, and kept in the model's dtype."""
+        return self.checked(name, part.to(self.dtype)) if part.is_floating_point() else part
 
     def checked(self, name: str, tensor: Tensor) -> Tensor:
         check_finite(self.weights.prefix + name, tensor)

@@ -1,56 +1,80 @@
 """The decoder: embed, layers, norm, logits. No family names here; everything comes from ModelConfig."""
 
+import torch
 from torch import Tensor
 
 from localllm.arch.config import LayerConfig, ModelConfig
-from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
 from localllm.runtime.layers.attention import Attention
-from localllm.runtime.layers.ffn import MLP
+from localllm.runtime.layers.embedding import Embedding
+from localllm.runtime.layers.ffn import load_ffn
 from localllm.runtime.layers.linear import Linear
+from localllm.runtime.layers.norm import Norm, identity, load_norm
 from localllm.runtime.layers.rope import Rope
 from localllm.runtime.load import Source
 
 
 class Layer:
-    def __init__(self, config: LayerConfig, model: ModelConfig, source: Source):
-        hidden, self.eps = model.hidden_size, model.norm_eps
-        self.rope = config.mixer.rope
-        self.before_mixer = source.tensor("input_layernorm.weight", hidden)
-        self.before_ffn = source.tensor("post_attention_layernorm.weight", hidden)
-        self.mixer = Attention(config.mixer, hidden, self.eps, source.under("self_attn"))
-        self.ffn = MLP(config.ffn, hidden, source.under("mlp"))
+    """x + mixer(norm(x)), then x + ffn(norm(x)); where the norms stand, its config says."""
 
-    def __call__(self, x: Tensor, batch: Batch, cache: KVCache, angles: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.mixer(kernels.rms_norm(x, self.before_mixer, self.eps), batch, cache, angles)
-        return x + self.ffn(kernels.rms_norm(x, self.before_ffn, self.eps))
+    def __init__(self, config: LayerConfig, model: ModelConfig, source: Source):
+        def norm(name: str, there: bool) -> Norm:
+            return load_norm(source, name, model.hidden_size, model) if there else identity
+
+        self.config = config
+        self.before_mixer = norm("before_mixer", config.norms.before_mixer)
+        self.after_mixer = norm("after_mixer", config.norms.after_mixer)
+        self.before_ffn = norm("before_ffn", config.norms.before_ffn)
+        self.after_ffn = norm("after_ffn", config.norms.after_ffn)
+        self.mixer = Attention(config.mixer, model, source.under("self_attn"))
+        self.ffn = load_ffn(config.ffn, model.hidden_size, source.under("mlp"))
+
+    def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]"""
+        scale = self.config.residual_scale
+        normed = self.before_mixer(x)
+        mixed = scaled(self.after_mixer(self.mixer(normed, batch, cache)), scale)
+        if self.config.parallel:
+            return x + mixed + scaled(self.after_ffn(self.ffn(self.before_ffn(normed))), scale)
+        x = x + mixed
+        return x + scaled(self.after_ffn(self.ffn(self.before_ffn(x))), scale)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """Most models scale nothing: no operation then."""
+    return x if factor == 1.0 else x * factor
 
 
 class Decoder:
-    """Takes its weights from `source` and leaves none behind: a leftover raises DamagedModel."""
+    """Takes its weights from `source` and leaves none behind: a leftover raises DamagedModel.
 
-    def __init__(self, config: ModelConfig, source: Source):
+    `context`: the longest that a sequence may become, in tokens.
+    """
+
+    def __init__(self, config: ModelConfig, source: Source, context: int):
         self.config = config
-        body = source.under("model")
-        self.embedding = body.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self.layers = [Layer(c, config, body.under(f"layers.{i}")) for i, c in enumerate(config.layers)]
-        self.norm = body.tensor("norm.weight", config.hidden_size)
-        head = {"lm_head": config.vocab_size}
+        self.dtype = source.dtype
+        self.embedding = Embedding(source, "embed_tokens", config.vocab_size, config.hidden_size)
+        self.layers = [Layer(c, config, source.under(f"layers.{i}")) for i, c in enumerate(config.layers)]
+        self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
-            self.head = Linear(self.embedding)
+            self.head = Linear(self.embedding.weight)
         else:
-            self.head = Linear.load(source, head, config.hidden_size, bias=False)
-        self.ropes = {rope: Rope(rope, source.device) for rope in {layer.mixer.rope for layer in config.layers}}
-        # Some writers store a tied head twice, and old ones the rope frequencies: neither is read.
-        tied = ["lm_head.weight"] if config.tie_embeddings else []
-        frequencies = [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(len(config.layers))]
-        source.weights.finish(expected=[*tied, *frequencies])
+            self.head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+        # In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256).
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=source.dtype).item()
+        ropes = {layer.mixer.rope for layer in config.layers if layer.mixer.rope}
+        self.ropes = {rope: Rope(rope, context, source.device) for rope in ropes}
+        # Some writers store a tied head twice.
+        source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 
     def __call__(self, batch: Batch, caches: list[KVCache]) -> Tensor:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
-        angles = {rope: table.angles(batch.positions) for rope, table in self.ropes.items()}
-        x = self.embedding[batch.token_ids]  # [T, hidden]
+        c = self.config
+        batch.angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
+        x = scaled(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, batch, cache, angles[layer.rope])
-        return self.head(kernels.rms_norm(x[batch.logit_index], self.norm, self.config.norm_eps))
+            x = layer(x, batch, cache)
+        logits = scaled(self.head(self.norm(x[batch.logit_index])), c.logit_scale)
+        return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits

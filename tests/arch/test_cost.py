@@ -6,15 +6,15 @@ import pytest
 from localllm.arch.cost import kv_bytes_per_token, parameters
 from localllm.arch.families import describe
 from localllm.checkpoint.header import read_header
-from tests.models.test_families import FAMILIES
-from tests.tiny import make_checkpoint
+from tests.models.families import FAMILIES
+from tests.tiny import make_checkpoint, weights_of
 
 
 @pytest.mark.parametrize(("kind", "changes"), FAMILIES.values(), ids=FAMILIES.keys())
 def test_parameters_are_counted_to_the_last(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     model = make_checkpoint(tmp_path, kind, **changes)
     config = describe(read_header(tmp_path).config)
-    assert parameters(config) == sum(p.numel() for p in model.parameters())
+    assert parameters(config) == sum(weight.numel() for _, weight in weights_of(model))
 
 
 def test_a_token_takes_keys_and_values_in_every_layer(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 def test_a_missing_tensor_is_named_with_its_shape(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.pop(QUERY))
-    assert f"lacks the tensor {QUERY!r} of shape [60, 48]" in error_of(folder).message
+    assert "lacks the tensor 'layers.0.self_attn.q_proj.weight' of shape [60, 48]" in error_of(folder).message
 
 
 def test_an_extra_tensor_is_named(folder: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_wrong_shape_is_told_with_both(folder: Path) -> None:
 def test_a_weight_that_is_no_number_is_found(folder: Path, value: float) -> None:
     edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
     error = error_of(folder)
-    assert f"{NORM!r} is NaN or infinite at 1 of 48 places" in error.message
+    assert "'layers.0.before_mixer.weight' is NaN or infinite at 1 of 48 places" in error.message
     assert error.exit_code == 7
 
 
@@ -160,6 +160,14 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     assert "holds no a.safetensors" in error_of(folder).message
 
 
+def test_a_tensor_in_two_shards_is_one_too_many(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({NORM: tensors[NORM]}, folder / "more.safetensors")
+    index = {"weight_map": {QUERY: "model.safetensors", NORM: "more.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert f"{NORM!r} is stored twice" in error_of(folder).message
+
+
 def test_shards_are_read_as_one(folder: Path) -> None:
     expected = make_engine(folder).logits([3, 4, 5])
     tensors = load_file(folder / "model.safetensors")
@@ -194,7 +202,7 @@ def test_shards_are_read_as_one(folder: Path) -> None:
         ({"rope_parameters": []}, DamagedModel, "rope_parameters"),
         ({"num_key_value_heads": 4}, DamagedModel, "cannot share"),
         ({"head_dim": 5}, DamagedModel, "rotated in pairs"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, UnsupportedModel, "yarn"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1.0}}, UnsupportedModel, "dynamic"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, DamagedModel, "lacks factor"),
     ],
     ids=str,
@@ -242,9 +250,9 @@ def test_integers_are_no_weights_without_a_scale(folder: Path, name: str) -> Non
 
 
 def test_a_weight_too_large_for_the_dtype_it_runs_in(folder: Path) -> None:
-    edit_tensors(folder, lambda t: t[NORM].fill_(1e6))
+    edit_tensors(folder, lambda t: t[QUERY].fill_(1e6))
     make_engine(folder)
-    with pytest.raises(DamagedModel, match=r"infinite at 48 of 48 places in float16.*--dtype float32"):
+    with pytest.raises(DamagedModel, match=r"infinite at 2880 of 2880 places in float16.*--dtype float32"):
         make_engine(folder, torch.float16)
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.quantized import is_int8
+from localllm.checkpoint.quantized import check_quantization
 from localllm.quant.formats import int8
 from localllm.quant.tensor import QuantizedTensor
 from tests.tiny import make_checkpoint, make_engine
@@ -43,7 +43,7 @@ def quantized(tmp_path: Path) -> tuple[Path, Any]:
     """A folder, and the transformers model of its dequantized weights."""
     model = make_checkpoint(tmp_path, "Qwen3", hidden_size=64, intermediate_size=96, head_dim=16)
     quantize(tmp_path)
-    assert is_int8(read_header(tmp_path).config)
+    check_quantization(read_header(tmp_path).config)
     for name, weight in model.named_parameters():
         if name.endswith("_proj.weight"):
             weight.data = int8.dequantize(int8.quantize(weight.data, torch.float32), torch.float32)
@@ -64,7 +64,7 @@ def test_rows_that_are_no_whole_vectors_are_dequantized_when_loaded(tmp_path: Pa
     exact = model(torch.tensor([IDS])).logits[0]
     quantize(tmp_path)
     engine = make_engine(tmp_path, torch.bfloat16)
-    assert isinstance(engine.runner.model.layers[0].ffn.down.weight, torch.Tensor)
+    assert isinstance(engine.runner.model.layers[0].ffn.down.weights[0], torch.Tensor)
     assert (engine.logits(IDS) - exact).abs().mean() < exact.abs().mean() / 10
 
 
@@ -73,6 +73,6 @@ def test_in_bfloat16_the_error_is_at_most_twice_that_of_transformers(quantized: 
     exact = model(torch.tensor([IDS])).logits[0]
     theirs = model.bfloat16()(torch.tensor([IDS])).logits[0].float()
     ours = make_engine(folder, torch.bfloat16).logits(IDS)
-    packed = make_engine(folder, torch.bfloat16).runner.model.layers[0].ffn.down.weight
+    packed = make_engine(folder, torch.bfloat16).runner.model.layers[0].ffn.down.weights[0]
     assert isinstance(packed, QuantizedTensor)
     assert (ours - exact).abs().mean() <= 2 * (theirs - exact).abs().mean()

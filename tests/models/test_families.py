@@ -1,50 +1,38 @@
-"""Every family gives the logits of `transformers`, in float32, on checkpoints whose sizes are not the defaults."""
+"""Every family is proven on a random checkpoint in float32 whose sizes are not the defaults.
+
+`pytest tests/models --models-table` writes what was measured into docs/models.md.
+"""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from tests.models.families import FAMILIES
+from tests.models.proofs import PROOFS, Proof, Subject
+from tests.models.table import DOCUMENT, Results, rows_of
 from tests.tiny import LLAMA3_ROPE, make_checkpoint, make_engine
 
-WINDOW_OF_SOME = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama default head size": ("Llama", {"head_dim": None}),
-    "llama tied": ("Llama", {"tie_word_embeddings": True}),
-    "llama without groups": ("Llama", {"num_key_value_heads": 6}),
-    "llama one kv head": ("Llama", {"num_key_value_heads": 1, "head_dim": 18}),
-    "llama biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama 3.1 rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
-    "llama linear rope": (
-        "Llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}},
-    ),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "mistral window": ("Mistral", {"sliding_window": 9}),
-    "qwen2": ("Qwen2", {}),
-    "qwen2 tied, some windows": ("Qwen2", {"tie_word_embeddings": True, **WINDOW_OF_SOME}),
-    "qwen3": ("Qwen3", {}),
-    "qwen3 tied, biases, some windows": (
-        "Qwen3",
-        {"tie_word_embeddings": True, "attention_bias": True, **WINDOW_OF_SOME},
-    ),
-}
+@pytest.fixture(scope="module", params=FAMILIES, ids=str)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    kind, changes = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp("family")
+    return Subject(request.param, folder, make_checkpoint(folder, kind, **changes))
 
 
-@pytest.mark.parametrize(("kind", "changes"), FAMILIES.values(), ids=FAMILIES.keys())
-def test_logits_are_those_of_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    theirs = make_checkpoint(tmp_path, kind, **changes)
-    ids = torch.randint(0, 320, (70,), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = theirs(torch.tensor([ids])).logits[0]
-    engine = make_engine(tmp_path)
-    got = engine.logits(ids)
-    assert expected.std() > 0.5  # a dead model would agree with anything
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
-    engine.pool.check()
+@pytest.mark.parametrize("proof", PROOFS, ids=lambda proof: proof.title)
+def test_family(subject: Subject, proof: Proof, models_table: Results) -> None:
+    worst = proof.measure(subject)
+    models_table[subject.name, proof.title] = worst
+    assert worst is None or worst <= proof.tolerance
+
+
+def test_the_table_in_the_documents_has_every_family_and_proof() -> None:
+    assert rows_of(DOCUMENT.read_text()) == {(name, proof.title) for name in FAMILIES for proof in PROOFS}, (
+        "pytest tests/models --models-table"
+    )
 
 
 def test_config_of_before_transformers_5_is_understood(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
-"""softmax(q k^T * scale) v for each sequence over its own blocks, causal, with an optional window.
+"""softmax(q k^T * scale) v for each sequence over its own blocks, causal; with a window, a softcap, sinks or none.
 
 q: [T, heads, head_dim], k and v in the cache: [slots, kv_heads, head_dim]. A token at position i sees j with
-i - window < j <= i. Bytes read by a decode step: 2 * context * kv_heads * head_dim * itemsize.
+i - window < j <= i. A softcap bends scores to c * tanh(score / c) (Gemma 2); a sink is one more logit of a head
+in the softmax, without a value (gpt-oss).
+
+Bytes read by a decode step: 2 * context * kv_heads * head_dim * itemsize.
 """
 
 import torch
@@ -13,14 +16,26 @@ from localllm.runtime.batch import Batch, Span
 from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.registry import choose, kernel
 
-
-def attention(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig) -> Tensor:
-    """q: [T, heads, head_dim] -> the same shape."""
-    return choose("attention", q, cache, batch, config).run(q, cache, batch, config)
+SCORES_AT_ONCE = 2**23  # 32 MB in float32
 
 
-@kernel("attention", "torch-sdpa")
-def attention_sdpa(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig) -> Tensor:
+def attention(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None = None
+) -> Tensor:
+    """q: [T, heads, head_dim]; sinks: [heads] -> the shape of q"""
+    return choose("attention", q, cache, batch, config, sinks).run(q, cache, batch, config, sinks)
+
+
+def plain_softmax(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> str | None:
+    if sinks is not None:
+        return "it has sinks"
+    return "its scores are capped" if config.softcap else None
+
+
+@kernel("attention", "torch-sdpa", plain_softmax)
+def attention_sdpa(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: None) -> Tensor:
     """torch's fused attention, sequence by sequence, on slices of the cache where the blocks are neighbours."""
     out = torch.empty_like(q)
     for i, span in enumerate(batch.spans):
@@ -38,6 +53,41 @@ def attention_sdpa(q: Tensor, cache: KVCache, batch: Batch, config: AttentionCon
             q[mine].transpose(0, 1)[None], k, v, mask, is_causal=whole, scale=config.scale, enable_gqa=True
         )[0].transpose(0, 1)
     return out
+
+
+@kernel("attention", "torch-matmul")
+def attention_matmul(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> Tensor:
+    """Scores written out, a few queries at a time so that they stay small."""
+    out = torch.empty_like(q)
+    for i, span in enumerate(batch.spans):
+        first = first_visible(span, config.window)
+        k, v = (rows.transpose(0, 1) for rows in visible(cache, batch, i, first))  # [kv_heads, n, d]
+        mask = visibility(batch, span, first, config.window)
+        most = max(1, SCORES_AT_ONCE // (config.heads * k.shape[1]))
+        for begin in range(0, span.count, most):
+            end = min(begin + most, span.count)
+            mine = slice(span.start + begin, span.start + end)
+            grouped = q[mine].unflatten(1, (config.kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, q, d]
+            score = (grouped.flatten(1, 2) @ k.transpose(1, 2)).float().unflatten(
+                1, (-1, end - begin)
+            ) * config.scale
+            if config.softcap:
+                score = config.softcap * torch.tanh(score / config.softcap)
+            score.masked_fill_(~mask[begin:end], -torch.inf)
+            weight = softmax(score, sinks.view(config.kv_heads, -1, 1, 1) if sinks is not None else None)
+            mixed = weight.flatten(1, 2).to(v.dtype) @ v  # [kv_heads, group * q, d]
+            out[mine] = mixed.unflatten(1, (-1, end - begin)).permute(2, 0, 1, 3).flatten(1, 2)
+    return out
+
+
+def softmax(score: Tensor, sinks: Tensor | None) -> Tensor:
+    """Over the last dimension; sinks: one more logit, of the shape of score but for its last dimension."""
+    if sinks is None:
+        return score.softmax(-1)
+    widened = torch.cat((score, sinks.float().expand(*score.shape[:-1], 1)), -1)
+    return widened.softmax(-1)[..., :-1]
 
 
 def first_visible(span: Span, window: int | None) -> int:
@@ -70,7 +120,9 @@ def visibility(batch: Batch, span: Span, first: int, window: int | None) -> Tens
 
 
 @kernel("attention", "reference")
-def attention_reference(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig) -> Tensor:
+def attention_reference(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> Tensor:
     """The formula, written out over the block table."""
     out = torch.empty_like(q)
     start, context, size = batch.query_start.tolist(), batch.context_len.tolist(), batch.block_size
@@ -79,9 +131,14 @@ def attention_reference(q: Tensor, cache: KVCache, batch: Batch, config: Attenti
         slots = (batch.block_table[i][:, None] * size + torch.arange(size, device=q.device)).flatten()[:length]
         k, v = (rows[slots].repeat_interleave(config.heads // config.kv_heads, 1) for rows in (cache.k, cache.v))
         score = torch.einsum("qhd,khd->hqk", q[mine], k) * config.scale
+        if config.softcap:
+            score = config.softcap * torch.tanh(score / config.softcap)
         distance = batch.positions[mine][:, None] - torch.arange(length, device=q.device)
         hidden = distance < 0
         if config.window:
             hidden |= distance >= config.window
-        out[mine] = torch.einsum("hqk,khd->qhd", score.masked_fill(hidden, -torch.inf).softmax(-1), v)
+        weight = softmax(
+            score.masked_fill(hidden, -torch.inf), sinks[:, None, None] if sinks is not None else None
+        )
+        out[mine] = torch.einsum("hqk,khd->qhd", weight.to(v.dtype), v)
     return out

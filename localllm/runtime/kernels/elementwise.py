@@ -4,19 +4,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm.arch.config import Activation
+
+CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019)."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). weight: float32"""
+    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on pairs (i, i + d/2). x: [T, heads, d]; cos, sin: [T, 1, d/2] float32."""
-    a, b = x.float().chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight (Ba et al. 2016, without a bias). weight: float32"""
+    return F.layer_norm(x.float(), (x.shape[-1],), weight, None, eps).to(x.dtype)
 
 
-def gated_silu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, where gate_up: [T, 2 * n] holds gate first -> [T, n]"""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Rotary positions on the first d of each head's values, the rest as it is.
+
+    x: [T, heads, head_dim]; cos, sin: [T, 1, d/2] float32. Pairs are (i, i + d/2), or neighbours if interleaved.
+    """
+    width = 2 * cos.shape[-1]
+    turning = x[..., :width].float()
+    a, b = turning.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turning.chunk(2, -1)
+    turned = (a * cos - b * sin, b * cos + a * sin)
+    joined = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)
+    return joined if width == x.shape[-1] else torch.cat((joined, x[..., width:]), -1)
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up, where gate_up: [T, 2 * n] holds gate first -> [T, n]"""
     gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up
+    if activation == "silu":
+        return F.silu(gate) * up
+    if activation == "swiglu_clamped":
+        gate = gate.clamp(max=CLAMP)
+        return gate * torch.sigmoid(SHARPNESS * gate) * (up.clamp(-CLAMP, CLAMP) + 1)
+    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up

@@ -1,8 +1,9 @@
-"""The gated MLP."""
+"""The feed-forward half of a layer: one gated MLP, or a mixture of them."""
 
+import torch
 from torch import Tensor
 
-from localllm.arch.config import MLPConfig
+from localllm.arch.config import Activation, MLPConfig, MoEConfig, RouterConfig
 from localllm.runtime import kernels
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.load import Source
@@ -10,10 +11,61 @@ from localllm.runtime.load import Source
 
 class MLP:
     def __init__(self, config: MLPConfig, hidden: int, source: Source):
+        self.activation: Activation = config.activation
         n = config.intermediate_size
-        self.gate_up = Linear.load(source, {"gate_proj": n, "up_proj": n}, hidden, config.bias)
+        fused = source.has_matrix("gate_up_proj")
+        names = {"gate_up_proj": 2 * n} if fused else {"gate_proj": n, "up_proj": n}
+        self.gate_up = Linear.load(source, names, hidden, config.bias)
         self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, hidden] -> [T, hidden]"""
-        return self.down(kernels.gated_silu(self.gate_up(x)))
+        return self.down(kernels.gated(self.gate_up(x), self.activation))
+
+
+class MoE:
+    def __init__(self, config: MoEConfig, hidden: int, source: Source):
+        self.config = config
+        self.router = Linear.load(source, {"router": config.experts}, hidden, config.router.bias)
+        # In float32, as it was trained: it is small, and decides between experts that are close.
+        self.correction = source.exact("correction_bias", config.experts) if config.router.correction else None
+        self.experts = [MLP(config.expert, hidden, source.under(f"experts.{e}")) for e in range(config.experts)]
+        self.shared = MLP(config.shared, hidden, source.under("shared")) if config.shared else None
+        self.shared_gate = (
+            Linear.load(source, {"shared_gate": 1}, hidden, bias=False) if config.shared_gate else None
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]"""
+        chosen, weight = route(self.router(x).float(), self.correction, self.config)
+        out = kernels.experts(x, chosen, weight, self.experts)
+        if self.shared is None:
+            return out
+        shared = self.shared(x)
+        return out + (torch.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
+
+
+def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple[Tensor, Tensor]:
+    """logits: [T, experts] float32; correction: [experts] -> the chosen experts and their weights, [T, k] each"""
+    router = config.router
+    score = logits.softmax(-1) if router.score == "softmax" else logits.sigmoid()
+    ranked = score if correction is None else score + correction
+    if router.groups > 1:
+        ranked = best_groups(ranked, router)
+    chosen = ranked.topk(config.experts_per_token, -1).indices
+    weight = score.gather(-1, chosen)
+    if router.normalize:
+        weight = weight / weight.sum(-1, keepdim=True).clamp(min=1e-20)
+    return chosen, weight * router.scale
+
+
+def best_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
+    """Scores outside the best groups become -inf; a group counts as its two best experts (DeepSeek-V3, 2.1.2)."""
+    grouped = ranked.unflatten(-1, (router.groups, -1))  # [T, groups, experts / groups]
+    best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(router.chosen_groups, -1).indices
+    kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, True)
+    return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(1)
+
+
+def load_ffn(config: MLPConfig | MoEConfig, hidden: int, source: Source) -> MLP | MoE:
+    return MoE(config, hidden, source) if isinstance(config, MoEConfig) else MLP(config, hidden, source)

@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from localllm.arch.config import AttentionConfig, RopeConfig
+from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
 from localllm.runtime.state import BlockPool, SequenceState
@@ -28,6 +28,7 @@ def step(spans: list[tuple[int, int]], scattered: bool) -> Batch:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 1, 7, 64])
 @pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(None, False), (1.5, False), (None, True)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 10), (4, 4, 16), (8, 1, 64)])
 @pytest.mark.parametrize(
     "spans", [[(1, 1)], [(33, 1)], [(40, 40)], [(40, 12)], [(17, 1), (9, 9), (64, 5), (3, 2)]], ids=str
@@ -40,8 +41,10 @@ def test_attention(
     scattered: bool,
     window: int | None,
     dtype: torch.dtype,
+    softcap: float | None,
+    with_sinks: bool,
 ) -> None:
-    config = AttentionConfig(heads, kv_heads, head_dim, RopeConfig(1.0, head_dim), 0.3, window)
+    config = AttentionConfig(heads, kv_heads, head_dim, None, 0.3, window, softcap, sinks=with_sinks)
     batch = step(spans, scattered)
     generator = torch.Generator().manual_seed(0)
 
@@ -57,9 +60,12 @@ def test_attention(
     keys[~written] = torch.nan  # reading what was never written shows
     values[~written] = torch.nan
 
-    def make(d: torch.dtype) -> tuple[torch.Tensor, KVCache, Batch, AttentionConfig]:
+    sinks = torch.linspace(-2, 2, heads).bfloat16()
+
+    def make(d: torch.dtype) -> tuple[torch.Tensor, KVCache, Batch, AttentionConfig, torch.Tensor | None]:
         cache = KVCache(BLOCKS, SIZE, kv_heads, head_dim, d, CPU)
         cache.k, cache.v = keys.to(d), values.to(d)
-        return q.to(d), cache, batch, config
+        return q.to(d), cache, batch, config, sinks.to(d) if with_sinks else None
 
-    assert check("attention", make, dtype) == ["torch-sdpa"]
+    plain = not softcap and not with_sinks
+    assert check("attention", make, dtype) == ["torch-sdpa"] * plain + ["torch-matmul"]

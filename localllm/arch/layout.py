@@ -1,0 +1,51 @@
+"""How a checkpoint spells the tensors of a decoder: its names, in the vocabulary of the runtime.
+
+That vocabulary is Llama's, with the norms named by their place:
+
+    embed_tokens  norm  lm_head
+    layers.N.{before_mixer,after_mixer,before_ffn,after_ffn}
+    layers.N.self_attn.{q_proj,k_proj,v_proj,o_proj,q_norm,k_norm,sinks}, or qkv_proj for the first three
+    layers.N.mlp.{gate_proj,up_proj,down_proj}, or gate_up_proj for the first two
+    layers.N.mlp.router, layers.N.mlp.experts.E.{gate_proj,up_proj,down_proj}, or gate_up_proj
+
+each followed by `.weight` or `.bias`, or what a quantized format has in their place. Experts that a file stacks in
+one tensor are taken apart when its header is read.
+"""
+
+import re
+from dataclasses import dataclass
+
+Rules = tuple[tuple[str, str], ...]
+
+# What stands before the text model's names in checkpoints that see or hear, too.
+PREFIX = re.compile(r"(model\.language_model|language_model\.model|language_model|model)\.")
+# Old writers stored the rope frequencies.
+NEVER_READ = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+OTHER_SENSES = r"(visual|vision\w*|audio\w*|multi_modal_projector|embed_vision|embed_audio|patch_merger)\..*"
+
+# Stacked experts are parameters of one module, so their names lack `.weight`.
+STACKED: Rules = (
+    (r"(\.experts\.\w+_proj)$", r"\1.weight"),
+    (r"(\.experts\.\w+_proj)_(bias|blocks|scales)$", r"\1.\2"),
+)
+LLAMA: Rules = ((r"\.input_layernorm\.", ".before_mixer."), (r"\.post_attention_layernorm\.", ".before_ffn."))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`names`: regular expressions and what they are replaced by, in this order, after the prefix is gone."""
+
+    names: Rules = LLAMA
+    unused: tuple[str, ...] = ()  # patterns of whole names that this program has no use for
+    norm_offset: float = 0.0  # what is stored is the norm's weight less this (Gemma)
+    experts_transposed: bool = False  # stacked experts are stored [experts, in, out]
+    gate_up_interleaved: bool = False  # rows of gate and up take turns
+
+    def canonical(self, name: str) -> str | None:
+        """The runtime's name of a stored tensor; None if it is not read at all."""
+        name = PREFIX.sub("", name, count=1) if PREFIX.match(name) else name
+        if any(re.fullmatch(pattern, name) for pattern in (*NEVER_READ, *self.unused)):
+            return None
+        for pattern, new in (*self.names, *STACKED):
+            name = re.sub(pattern, new, name)
+        return name

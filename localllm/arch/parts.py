@@ -1,0 +1,208 @@
+"""What most families have in common: rope, attention, feed-forward and the whole decoder, from `config.json`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from localllm.arch.config import (
+    Activation,
+    AttentionConfig,
+    DividedScaling,
+    LayerConfig,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+    PartialScaling,
+    RopeConfig,
+    RouterConfig,
+    Scaling,
+    YarnScaling,
+)
+from localllm.arch.fields import Fields
+from localllm.errors import DamagedModel, UnsupportedModel
+
+MOST_LAYERS = 10_000
+MOST_EXPERTS = 10_000
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+def activation(hf: Fields) -> Activation:
+    name = hf.text("hidden_activation", hf.text("hidden_act", "silu"))
+    if name not in ACTIVATIONS:
+        raise UnsupportedModel(f"the activation {name!r} is not supported", f"these are: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def mlp(hf: Fields, **changes: Any) -> MLPConfig:
+    return MLPConfig(hf.size("intermediate_size"), activation(hf), **changes)
+
+
+def moe(hf: Fields, experts: int, router: RouterConfig, *, size: str, **changes: Any) -> MoEConfig:
+    """`size`: the field that holds an expert's intermediate size."""
+    chosen = hf.size("num_experts_per_tok")
+    if not chosen <= experts <= MOST_EXPERTS:
+        raise DamagedModel(f"config.json asks for {chosen} of {experts} experts", "fetch the model again")
+    if experts % router.groups or not router.chosen_groups <= router.groups:
+        raise DamagedModel(f"{experts} experts do not form {router.groups} groups", "fetch the model again")
+    return MoEConfig(experts, chosen, MLPConfig(hf.size(size), activation(hf)), router, **changes)
+
+
+def sigmoid_router(hf: Fields) -> RouterConfig:
+    """DeepSeek-V3's."""
+    return RouterConfig(
+        score="sigmoid",
+        normalize=hf.flag("norm_topk_prob"),
+        correction=True,
+        groups=hf.size("n_group", 1),
+        chosen_groups=hf.size("topk_group", 1),
+        scale=hf.number("routed_scaling_factor", 1.0),
+    )
+
+
+def sparse_after_dense(hf: Fields, experts: MoEConfig) -> list[MLPConfig | MoEConfig]:
+    """Dense MLPs in the first layers: by `mlp_layer_types`, else by `first_k_dense_replace`."""
+    kinds = hf.texts("mlp_layer_types")
+    dense = hf.whole("first_k_dense_replace", 0)
+    kinds = kinds or ["dense" if i < dense else "sparse" for i in range(layer_count(hf))]
+    return [mlp(hf) if kind == "dense" else experts for kind in kinds]
+
+
+def rope(hf: Fields, head_dim: int, *, kind: str | None = None, interleaved: bool = False) -> RopeConfig:
+    """From `rope_parameters` (transformers 5; by kind of layer if it has several), else `rope_theta` and
+    `rope_scaling`."""
+    fields = hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+    if kind is not None and fields.has(kind):
+        fields = fields.part(kind)
+    theta = fields.number("rope_theta", hf.number("rope_theta", 10000.0))
+    share = fields.number("partial_rotary_factor", hf.number("partial_rotary_factor", 1.0))
+    partial = fields.text("rope_type", "default") == "proportional"  # turns a share of the pairs of the whole head
+    dim = head_dim if partial else int(head_dim * share)
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise DamagedModel(
+            f"{dim} values of a head of {head_dim} cannot be rotated in pairs", "fetch the model again"
+        )
+    return RopeConfig(theta, dim, scaling(hf, fields, dim, share), interleaved)
+
+
+def scaling(hf: Fields, fields: Fields, dim: int, share: float) -> Scaling | None:
+    kind = fields.text("rope_type", fields.text("type", "default"))
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(fields.number("factor"))
+        case "llama3":
+            return Llama3Scaling(
+                factor=fields.number("factor"),
+                low_freq_factor=fields.number("low_freq_factor"),
+                high_freq_factor=fields.number("high_freq_factor"),
+                original_context=fields.size("original_max_position_embeddings"),
+            )
+        case "yarn":
+            return yarn(hf, fields)
+        case "longrope" | "su":
+            return longrope(hf, fields, dim)
+        case "proportional":
+            return PartialScaling(int(share * dim // 2), fields.number("factor", 1.0))
+        case "divided":
+            return DividedScaling(divisors(fields, "divisors", dim))
+    known = "default, linear, llama3, yarn, longrope and proportional are"
+    raise UnsupportedModel(f"the rope scaling {kind!r} is not supported", known)
+
+
+def yarn(hf: Fields, fields: Fields) -> YarnScaling:
+    original = fields.size("original_max_position_embeddings")
+    factor = fields.number("factor", hf.size("max_position_embeddings") / original)
+    scale, all_dim = fields.number("mscale", None), fields.number("mscale_all_dim", None)
+    inferred = yarn_magnitude(factor, scale) / yarn_magnitude(factor, all_dim) if scale and all_dim else None
+    return YarnScaling(
+        factor=factor,
+        original_context=original,
+        beta_fast=fields.number("beta_fast", 32.0),
+        beta_slow=fields.number("beta_slow", 1.0),
+        magnitude=fields.number("attention_factor", inferred or yarn_magnitude(factor)),
+        truncate=fields.flag("truncate", True),
+    )
+
+
+def yarn_magnitude(factor: float, scale: float | None = 1.0) -> float:
+    """0.1 s ln(factor) + 1 (Peng et al. 2023, section 3.4)."""
+    return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def longrope(hf: Fields, fields: Fields, dim: int) -> LongScaling:
+    original = hf.size("original_max_position_embeddings", None) or fields.size("original_max_position_embeddings")
+    factor = fields.number("factor", hf.size("max_position_embeddings") / original)
+    inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return LongScaling(
+        short=divisors(fields, "short_factor", dim),
+        long=divisors(fields, "long_factor", dim),
+        original_context=original,
+        magnitude=fields.number("attention_factor", inferred),
+    )
+
+
+def divisors(fields: Fields, name: str, dim: int) -> tuple[float, ...]:
+    found = fields.numbers(name)
+    if len(found) != dim // 2:
+        raise DamagedModel(f"{name} has {len(found)} numbers for {dim // 2} frequencies", "fetch the model again")
+    return found
+
+
+def attention(hf: Fields, *, interleaved: bool = False, **changes: Any) -> AttentionConfig:
+    heads = hf.size("num_attention_heads")
+    kv_heads = hf.size("num_key_value_heads", None) or heads
+    head_dim = hf.size("head_dim", None) or hf.size("hidden_size") // heads
+    if heads % kv_heads:
+        raise DamagedModel(f"{heads} query heads cannot share {kv_heads} key-value heads", "fetch the model again")
+    if "rope" not in changes:
+        changes["rope"] = rope(hf, head_dim, interleaved=interleaved)
+    return AttentionConfig(heads, kv_heads, head_dim, **{"scale": head_dim**-0.5, **changes})
+
+
+def layer_count(hf: Fields) -> int:
+    layers = hf.size("num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise DamagedModel(f"config.json names {layers} layers", "fetch the model again")
+    return layers
+
+
+def layer_types(hf: Fields) -> list[str]:
+    """Each layer's kind, as `layer_types` says; empty if the field is not there."""
+    kinds = hf.texts("layer_types")
+    if kinds and len(kinds) != layer_count(hf):
+        raise DamagedModel(
+            f"config.json has {len(kinds)} layer_types for {layer_count(hf)} layers", "fetch the model again"
+        )
+    return kinds
+
+
+def decoder(
+    hf: Fields, mixers: Sequence[AttentionConfig], ffn: MLPConfig | MoEConfig | Sequence[Any], **changes: Any
+) -> ModelConfig:
+    """`ffn`: one for all layers or one for each; `changes` go to the layers or to the model, by their names."""
+    layers, each = layer_count(hf), LayerConfig.__dataclass_fields__
+    of_layers = {name: changes.pop(name) for name in [*changes] if name in each}
+    ffns = [ffn] * layers if isinstance(ffn, MLPConfig | MoEConfig) else ffn
+    common = {
+        "norm_eps": hf.number("rms_norm_eps", None),
+        "tie_embeddings": hf.flag("tie_word_embeddings"),
+        "max_context": hf.size("max_position_embeddings"),
+        "eos_ids": hf.ids("eos_token_id"),
+    }
+    return ModelConfig(
+        vocab_size=hf.size("vocab_size"),
+        hidden_size=hf.size("hidden_size"),
+        layers=tuple(LayerConfig(m, f, **of_layers) for m, f in zip(mixers, ffns, strict=True)),
+        **{**common, **changes},
+    )

@@ -1,0 +1,24 @@
+"""MXFP4 (OCP Microscaling Formats 1.0): groups of 32 four-bit floats (E2M1) with a shared power of two (E8M0).
+
+Parts: q [out, in / 32, 16] uint8, two values a byte, the first in the low bits; scale [out, in / 32] uint8, the
+exponent plus 127. 0.53 bytes an element.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.quant.tensor import QuantizedTensor
+
+FORMAT = "mxfp4"
+GROUP = 32
+NAN = 255  # as a scale
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """[out, in] in `dtype`."""
+    q, scale = weight.parts["q"], weight.parts["scale"]
+    table = torch.tensor((*VALUES, *(-value for value in VALUES)), device=q.device)
+    values = table[torch.stack((q & 15, q >> 4), -1).long()].flatten(-2)  # [out, in / 32, 32]
+    scaled = torch.ldexp(values, (scale.int() - 127)[..., None])
+    return scaled.flatten(1)[:, : weight.shape[1]].to(dtype)

@@ -1,0 +1,154 @@
+"""The oracle table: every family with what its tiny random checkpoint is made of, sizes that are no defaults."""
+
+from typing import Any
+
+from tests.tiny import LLAMA3_ROPE
+
+WINDOW_OF_SOME = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "beta_fast": 20.0,
+    "beta_slow": 1.5,
+    "original_max_position_embeddings": 64,
+}
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 9}
+EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+
+LONG_ROPE: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.1, 1.3, 1.7],
+        "long_factor": [1.5, 4.0, 8.0],
+    },
+    "head_dim": 8,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 2": ("Llama", {"num_key_value_heads": 6}),
+    "Llama, default head size": ("Llama", {"head_dim": None}),
+    "Llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "Llama, one kv head": ("Llama", {"num_key_value_heads": 1, "head_dim": 18}),
+    "Llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "Llama 3.x": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "Llama, linear rope": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}},
+    ),
+    "Mistral": ("Mistral", {"sliding_window": None}),
+    "Mistral, window": ("Mistral", {"sliding_window": 9}),
+    "Ministral": ("Ministral", ALTERNATING),
+    "Ministral 3": (
+        "Ministral3",
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}},
+    ),
+    "Qwen2": ("Qwen2", {}),
+    "Qwen2, tied, some windows": ("Qwen2", {"tie_word_embeddings": True, **WINDOW_OF_SOME}),
+    "Qwen3": ("Qwen3", {}),
+    "Qwen3, tied, biases, some windows": (
+        "Qwen3",
+        {"tie_word_embeddings": True, "attention_bias": True, **WINDOW_OF_SOME},
+    ),
+    "Qwen3-MoE": (
+        "Qwen3Moe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "Qwen3-MoE, some dense": (
+        "Qwen3Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "GLM-4.5": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.7,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "head_dim": 12,
+            "rope_parameters": {"rope_theta": 90.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "Mixtral": ("Mixtral", EXPERTS | {"sliding_window": None}),
+    "Gemma 2": (
+        "Gemma2",
+        {
+            **ALTERNATING,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 15,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Gemma 3": (
+        "Gemma3",
+        {
+            **ALTERNATING,
+            "rope_parameters": TWO_ROPES,
+            "query_pre_attn_scalar": 15,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Phi-3": ("Phi3", {"sliding_window": None}),
+    "Phi-4-mini, beyond its original context": ("Phi3", LONG_ROPE | {"original_max_position_embeddings": 32}),
+    "Phi-4-mini": ("Phi3", LONG_ROPE | {"original_max_position_embeddings": 128}),
+    "gpt-oss": (
+        "GptOss",
+        {**ALTERNATING, **EXPERTS, "attention_bias": True, "rope_parameters": {**YARN, "truncate": False}},
+    ),
+    "SmolLM3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
+    "OLMo 2": ("Olmo2", {}),
+    "OLMo 3": ("Olmo3", {**ALTERNATING, "rope_parameters": TWO_ROPES}),
+    "Granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "GLM-4": (
+        "Glm4",
+        {"attention_bias": True, "rope_parameters": {"rope_theta": 90.0, "partial_rotary_factor": 0.4}},
+    ),
+    "Command R7B": (
+        "Cohere2",
+        {**ALTERNATING, "logit_scale": 0.4, "layer_norm_eps": 1e-3, "tie_word_embeddings": True},
+    ),
+}
+
+# What the keys of GGUF cannot say, and no file in circulation needs.
+NOT_IN_GGUF = {
+    "Mistral, window",
+    "Ministral",
+    "Qwen2, tied, some windows",
+    "Qwen3, tied, biases, some windows",
+    "Qwen3-MoE, some dense",
+}
+OTHERWISE_IN_GGUF: dict[str, dict[str, Any]] = {
+    "Gemma 2": {"query_pre_attn_scalar": 10},  # always the size of a head, but in the largest models
+    "Gemma 3": {"query_pre_attn_scalar": 10},
+    "SmolLM3": {"no_rope_layers": [1, 1, 1, 0, 1], "num_hidden_layers": 5},
+}

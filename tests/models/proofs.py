@@ -1,0 +1,157 @@
+"""What is proven of every family: each proof gives the largest difference of a logit that it met.
+
+Chunks, verbs and batches are compared with one forward pass of the same engine over the same tokens.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localllm.runtime.batch import Batch
+from localllm.runtime.engine import Engine
+from localllm.runtime.state import SequenceState
+from tests.gguf_writer import write_gguf
+from tests.models.families import FAMILIES, NOT_IN_GGUF, OTHERWISE_IN_GGUF
+from tests.tiny import CPU, make_checkpoint, make_engine
+
+LENGTH = 70
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A random checkpoint, and the transformers model that wrote it."""
+
+    name: str
+    folder: Path
+    theirs: Any
+
+
+@dataclass(frozen=True)
+class Proof:
+    title: str  # of the column in docs/models.md
+    measure: Callable[[Subject], float | None]  # None: makes no sense for this family
+    tolerance: float
+
+
+def token_ids(count: int, seed: int = 1) -> list[int]:
+    return torch.randint(3, 320, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def difference(got: Tensor, expected: Tensor) -> float:
+    assert got.isfinite().all()
+    assert expected.std() > 0.3  # a dead model would agree with anything
+    return (got - expected).abs().max().item()
+
+
+def against_transformers(subject: Subject) -> float:
+    ids = token_ids(LENGTH)
+    engine = make_engine(subject.folder, context=LENGTH)
+    got = engine.logits(ids)
+    engine.pool.check()
+    return difference(got, subject.theirs(torch.tensor([ids])).logits[0])
+
+
+def from_gguf(subject: Subject) -> float | None:
+    """The same model as a GGUF file, against the transformers model. None where the format has no words for it."""
+    if subject.name in NOT_IN_GGUF:
+        return None
+    folder, theirs = subject.folder, subject.theirs
+    if changes := OTHERWISE_IN_GGUF.get(subject.name):
+        kind, usual = FAMILIES[subject.name]
+        folder = subject.folder / "otherwise"
+        theirs = make_checkpoint(folder, kind, **{**usual, **changes})
+    write_gguf(folder, folder / "model.gguf")
+    ids = token_ids(LENGTH)
+    engine = make_engine(folder / "model.gguf", context=LENGTH)
+    return difference(engine.logits(ids), theirs(torch.tensor([ids])).logits[0])
+
+
+def in_chunks(subject: Subject) -> float:
+    """Two sequences, brought in uneven chunks that take turns."""
+    engine = make_engine(subject.folder, block_size=4)
+    rng = random.Random(0)
+    texts = [token_ids(LENGTH, seed) for seed in (1, 2)]
+    states = [SequenceState(engine.pool) for _ in texts]
+    worst = 0.0
+    expected = [engine.logits(text) for text in texts]
+    while any(state.length < LENGTH for state in states):
+        for text, state, whole in zip(texts, states, expected, strict=True):
+            begin = state.length
+            end = min(LENGTH, begin + rng.choice([1, 2, 5, 17]))
+            if begin < end:
+                worst = max(worst, difference(extend(engine, [state], [text[begin:end]]), whole[begin:end]))
+    return worst
+
+
+def in_batches(subject: Subject) -> float:
+    """Four sequences in one step, of which some bring many tokens and some one."""
+    engine = make_engine(subject.folder, block_size=4)
+    texts = [token_ids(count, seed) for seed, count in enumerate((1, 9, 30, 23))]
+    states = [SequenceState(engine.pool) for _ in texts]
+    alone = [engine.logits(text) for text in texts]
+    extend(engine, states[2:], [texts[2][:-1], texts[3][:-1]])
+    together = extend(engine, states, [texts[0], texts[1], texts[2][-1:], texts[3][-1:]])
+    return difference(together, torch.cat((*alone[:2], alone[2][-1:], alone[3][-1:])))
+
+
+def under_the_verbs(subject: Subject) -> float:
+    """A random walk of the verbs over sequences that share beginnings."""
+    engine = make_engine(subject.folder, blocks=200, block_size=4)
+    rng = random.Random(0)
+    live: list[tuple[SequenceState, list[int]]] = []
+    worst = 0.0
+    for step in range(60):
+        state, tokens = rng.choice(live) if live else (None, [])
+        verb = rng.choice(
+            ["begin", "extend", "extend", "extend", "rollback", "remember", "fork", "snapshot", "free"]
+        )
+        if verb == "begin" or state is None:
+            prompt = token_ids(rng.randrange(1, 20))
+            fresh = SequenceState(engine.pool, prompt)
+            live.append((fresh, prompt[: fresh.length]))
+        elif verb == "extend" and state.length < 60:
+            tokens += (new := token_ids(rng.randrange(1, 12), step))
+            got = extend(engine, [state], [tokens[state.length :]])
+            worst = max(worst, difference(got[-len(new) :], engine.logits(tokens)[-len(new) :]))
+        elif verb == "rollback":
+            del tokens[state.length :]
+            state.rollback(rng.randrange(state.length + 1))
+            del tokens[state.length :]
+        elif verb == "remember":
+            state.remember(tokens)
+        elif verb == "fork":
+            live.append((state.fork(), list(tokens)))
+        elif verb == "snapshot":
+            snapshot = state.snapshot()
+            live.append((snapshot.fork(), list(tokens)))
+            snapshot.free()
+        elif verb == "free":
+            state.free()
+            live.remove((state, tokens))
+    engine.pool.check()
+    for state, _ in live:
+        state.free()
+    assert engine.pool.available == len(engine.pool.users)
+    return worst
+
+
+def extend(engine: Engine, states: list[SequenceState], tokens: list[list[int]]) -> Tensor:
+    """Bring tokens in one step -> the logits of all of them."""
+    for state, new in zip(states, tokens, strict=True):
+        state.extend(len(new))
+    every = list(range(sum(map(len, tokens))))
+    return engine.runner.launch(Batch.of(states, tokens, every, CPU, engine.pool.drain_copies()))
+
+
+PROOFS = (
+    Proof("transformers", against_transformers, 2e-4),
+    Proof("as GGUF", from_gguf, 2e-4),
+    Proof("five verbs", under_the_verbs, 1e-4),
+    Proof("chunked prefill", in_chunks, 1e-4),
+    Proof("batch invariance", in_batches, 1e-4),
+)

@@ -1,0 +1,41 @@
+"""Of a model that also sees, the part that reads text runs, and gives the logits it has in transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.models.families import FAMILIES
+from tests.models.proofs import difference, token_ids
+from tests.tiny import SMALL, make_engine, randomize
+
+VISION: dict[str, dict[str, Any]] = {
+    "Gemma3": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "Mistral3": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+        "image_size": 28,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("Gemma3", "Gemma 3"), ("Mistral3", "Mistral"), ("Mistral3", "Ministral 3")], ids=str
+)
+def test_the_text_part_runs(tmp_path: Path, kind: str, text: str) -> None:
+    whole = getattr(transformers, f"{kind}ForConditionalGeneration")
+    name, changes = FAMILIES[text]
+    text_config = getattr(transformers, f"{name}ForCausalLM").config_class(**SMALL | changes)
+    torch.manual_seed(0)
+    config = whole.config_class(text_config=text_config, vision_config=VISION[kind])
+    config.tie_word_embeddings = text_config.tie_word_embeddings
+    model = whole(config).eval()
+    randomize(model)
+    model.save_pretrained(tmp_path)
+    ids = token_ids(50)
+    assert difference(make_engine(tmp_path).logits(ids), model(torch.tensor([ids])).logits[0]) <= 2e-4
