@@ -1,17 +1,18 @@
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 import pytest
 
+from localllm.checkpoint.gguf.header import read_gguf
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel, UsageError
 from localllm.text.control import Piece, RenderedChat
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
-from tests.text.vocabularies import as_metadata, random_texts, read_metadata
+from tests.text.vocabularies import as_metadata, random_texts
 
 Open = Callable[[str], Tokenizer]
 FILE = Path("model.gguf")
@@ -30,11 +31,11 @@ TEXTS = random_texts(20261121, 2000)
 @pytest.fixture(scope="module")
 def metadata() -> Callable[[str], dict[str, Any]]:
     """A copy of a file's metadata, so that tests may change keys."""
-    read: dict[str, dict[str, Any]] = {}
+    read: dict[str, Mapping[str, Any]] = {}
 
     def of(name: str) -> dict[str, Any]:
         if name not in read:
-            read[name] = read_metadata(shared(FILES[name]))
+            read[name] = read_gguf(shared(FILES[name])).metadata
         return dict(read[name])
 
     return of

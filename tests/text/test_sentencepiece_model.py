@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from localllm.checkpoint.gguf.header import read_gguf
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
 from localllm.text.protobuf import read_fields
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
 from tests.text.sentencepiece import BPE, BYTES, SPECIAL, UNIGRAM, WORDS, field, message, model
-from tests.text.vocabularies import random_texts, read_metadata
+from tests.text.vocabularies import random_texts
 
 
 def build(folder: Path, content: bytes, **config: object) -> Tokenizer:
@@ -37,7 +38,7 @@ def test_ids_of_llama_2_are_those_that_llama_cpp_expects(llama2: Tokenizer):
 
 def test_all_editions_of_llama_2_agree_on_random_texts(llama2: Tokenizer):
     file = shared("vocabs/ggml-vocab-llama-spm.gguf")
-    gguf = Tokenizer.from_gguf(read_metadata(file), file)
+    gguf = Tokenizer.from_gguf(read_gguf(file).metadata, file)
     for text in random_texts(2, 2000):
         assert llama2.encode(text) == gguf.encode(text), text
         assert llama2.decode(llama2.encode(text)) == text.replace("\u2581", " ")
