@@ -56,6 +56,12 @@ def test_add_bos_token_counts_for_nothing_beside_tokenizer_json(tokenizer: Open,
     assert tokenizer("phi3").encode("hi")[0] != 1  # which Phi-3 has not
 
 
+def test_a_vocabulary_without_byte_tokens_gives_the_unknown_token(tokenizer: Open):
+    ids = tokenizer("tinystories").encode("the日本", special=False)
+    assert ids == [*tokenizer("tinystories").encode("the", special=False), 0]
+    assert tokenizer("tinystories").decode([0], skip_special=False) == "<unk>"
+
+
 def test_limits_in_the_file_are_switched_off(tmp_path: Path, folder: Callable[[str], Path]):
     content = json.loads((folder("stories260K") / "tokenizer.json").read_text())
     content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}

@@ -1,5 +1,6 @@
 """Texts of every kind, and what a tokenizer.json would be as GGUF."""
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -36,6 +37,11 @@ def random_texts(seed: int, count: int) -> list[str]:
         return "".join(character() for _ in range(draw.randrange(1, 5)))
 
     return ["".join(piece() for _ in range(draw.randrange(1, 16))) for _ in range(count)]
+
+
+def digest(ids: list[list[int]]) -> str:
+    """What tells the ids of many texts from all others, short enough to be written down."""
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
 
 def as_metadata(folder: Path, pre: str) -> dict[str, Any]:
