@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters
+from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
 from localllm.arch.families import describe
 
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
@@ -262,6 +262,48 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             "vocab_size": 100352,
         },
     ),
+    "LFM2-350M": (
+        354_483_968,
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "block_auto_adjust_ff_dim": True,
+            "block_ff_dim": 6656,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "hidden_size": 1024,
+            "max_position_embeddings": 128000,
+            "norm_eps": 1e-05,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "rope_theta": 1000000.0,
+            "vocab_size": 65536,
+        },
+    ),
+    "LFM2-1.2B": (
+        1_170_340_608,
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "block_auto_adjust_ff_dim": True,
+            "block_ff_dim": 12288,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "hidden_size": 2048,
+            "max_position_embeddings": 128000,
+            "norm_eps": 1e-05,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "rope_theta": 1000000.0,
+            "vocab_size": 65536,
+        },
+    ),
 }
 
 
@@ -286,3 +328,23 @@ def test_gemma_3_looks_far_in_every_sixth_layer() -> None:
 def test_smollm3_has_no_positions_in_every_fourth_layer() -> None:
     layers = describe(PUBLISHED["SmolLM3-3B"][1]).layers
     assert [i for i, layer in enumerate(layers) if layer.mixer.rope is None] == list(range(3, 36, 4))
+
+
+def test_three_of_four_layers_of_qwen3_next_keep_a_state_of_one_size() -> None:
+    config = describe(
+        {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "max_position_embeddings": 262144,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 2,
+            "rope_theta": 10000000,
+            "vocab_size": 151936,
+        }
+    )
+    assert 79e9 < parameters(config) < 80e9  # the 80B-A3B of its name, without the layer that drafts ahead
+    assert 3e9 < active_parameters(config) < 4e9
+    assert kv_bytes_per_token(config, 2) == 12 * 2 * 2 * 256 * 2
+    assert state_bytes(config, 2) == 36 * (32 * 128 * 128 * 4 + 3 * (2 * 2048 + 4096) * 2)

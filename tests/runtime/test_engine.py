@@ -99,8 +99,21 @@ def test_a_second_turn_finds_the_first_in_the_cache(folder: Path) -> None:
     first = sequence(list(range(3, 40)), temperature=0, max_tokens=5)
     answer = tokens(run(engine, [first])[first.request.id])
     again = sequence([*range(3, 40), *answer, 7, 8], temperature=0, max_tokens=5)
-    run(engine, [again])
+    said = tokens(run(engine, [again])[again.request.id])
     assert again.cached_tokens == 40  # the whole blocks of 37 + 4 computed tokens
+    anew = sequence([*range(3, 40), *answer, 7, 8], temperature=0, max_tokens=5)
+    assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
+
+
+def test_an_undo_goes_back_to_the_prompt(folder: Path) -> None:
+    engine = make_engine(folder, token_budget=16)
+    prompt = list(range(3, 40))
+    run(engine, [sequence(prompt, temperature=0.9, max_tokens=30)])
+    again = sequence(prompt, temperature=0, max_tokens=8)
+    said = tokens(run(engine, [again])[again.request.id])
+    assert again.cached_tokens == 32
+    anew = sequence(prompt, temperature=0, max_tokens=8)
+    assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
 
 
 def test_a_prompt_is_found_by_others_before_its_answer_begins(folder: Path) -> None:

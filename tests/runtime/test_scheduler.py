@@ -33,7 +33,9 @@ def run(scheduler: Scheduler, arrivals: dict[int, list[Sequence]], rng: random.R
         check(scheduler, work, alive)
         if oldest and oldest.state and oldest.computed <= before and before:
             pytest.fail("the oldest sequence made no progress")
-        scheduler.pool.copies.clear()
+        for s, count in work:
+            s.save_state(count)
+        scheduler.pool.drain_copies()
         for s, _ in work:
             if s.pending == 0:
                 s.token_ids.append(rng.randrange(3))
@@ -60,6 +62,12 @@ def check(scheduler: Scheduler, work: list[tuple[Sequence, int]], alive: list[Se
         written = range((s.computed - count) // BLOCK, -(-s.computed // BLOCK))
         assert s.state and all(scheduler.pool.users[s.state.table[b]] == 1 for b in written)
         assert not any(s.state.table[b] in scheduler.pool.key_of for b in written)
+    # And in rows of their own.
+    if scheduler.pool.recurrent:
+        rows = [s.state.row for s, _ in work if s.state]
+        assert len(set(rows)) == len(rows)
+        assert all(row is not None and scheduler.pool.rows.users[row] == 1 for row in rows)
+        assert not any(row in scheduler.pool.rows.key_of for row in rows)
     assert len(scheduler.running) <= scheduler.max_running
     tables = [block for s in scheduler.running if s.state for block in s.state.table]
     assert set(tables) == {b for b, users in enumerate(scheduler.pool.users) if users}
@@ -72,7 +80,7 @@ def test_every_sequence_is_finished_whatever_the_budget_and_the_memory(seed: int
         sequence(rng.randrange(1, 60), rng.randrange(1, 30), rng.randrange(2)) for _ in range(rng.randrange(1, 9))
     ]
     need = max(-(-s.limit // BLOCK) for s in sequences)
-    pool = BlockPool(need + rng.randrange(0, 20), BLOCK)
+    pool = BlockPool(need + rng.randrange(0, 20), BLOCK, rows=rng.choice([0, 1, 2, 5, 30]))
     scheduler = Scheduler(pool, rng.choice([1, 2, 5, 16, 1000]), rng.choice([1, 2, 8]))
     arrivals: dict[int, list[Sequence]] = {}
     for s in sequences:
