@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.gguf_hybrids import hybrid_keys, hybrid_tensors
+
 Kind = gguf.GGMLQuantizationType
 
 ARCHITECTURES = {
@@ -37,7 +39,13 @@ ARCHITECTURES = {
     "Granite": "GRANITE",
     "Glm4": "GLM4",
     "Cohere2": "COHERE2",
+    "Qwen3Next": "QWEN3NEXT",
+    "Qwen3_5": "QWEN35",
+    "Qwen3_5Moe": "QWEN35MOE",
+    "Lfm2": "LFM2",
+    "Lfm2Moe": "LFM2MOE",
 }
+HYBRIDS = ("QWEN3NEXT", "QWEN35", "QWEN35MOE", "LFM2", "LFM2MOE")
 KEYS = {  # config.json: key, after the architecture
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -141,6 +149,8 @@ def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
         keys["attention.sliding_window"] = config["sliding_window"]
         if kinds := config.get("layer_types"):
             keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
+    if architecture in HYBRIDS:
+        keys |= hybrid_keys(architecture, config)
     ropes = config["rope_parameters"]
     if "full_attention" in ropes:
         keys["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
@@ -163,6 +173,8 @@ def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
 
 def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors as the converter stores them, by names that the package's table knows."""
+    if architecture in HYBRIDS:
+        tensors = hybrid_tensors(tensors, architecture, config)
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -181,9 +193,8 @@ def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, A
         else:
             found[name.replace("e_score_correction_bias", "e_score_correction.bias")] = tensor
     for name, each in experts.items():
-        name = re.sub(
-            r"^model\.(.*)block_sparse_moe", r"\1feed_forward", name
-        )  # as Mixtral's are called once stacked
+        # As those of Mixtral and LFM2 are called once stacked.
+        name = re.sub(r"^model\.(.*)(block_sparse_moe|feed_forward)\.", r"\1feed_forward.", name)
         found[name] = torch.stack([each[i] for i in range(len(each))])
     return found | rope_factors(config)
 

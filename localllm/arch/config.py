@@ -120,6 +120,7 @@ class DeltaNetConfig:
     key_dim: int
     value_dim: int
     kernel: int  # tokens that the convolution sees
+    tiled: bool = False  # value heads are stored as the first of each key head, then the second of each (GGUF)
 
     @property
     def channels(self) -> int:

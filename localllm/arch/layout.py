@@ -5,8 +5,8 @@ That vocabulary is Llama's, with the norms named by their place:
     embed_tokens  norm  lm_head
     layers.N.{before_mixer,after_mixer,before_ffn,after_ffn}
     layers.N.self_attn.{q_proj,k_proj,v_proj,o_proj,q_norm,k_norm,sinks}, or qkv_proj for the first three
-    layers.N.linear_attn.{in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,conv1d,A_log,dt_bias,norm,out_proj}, or
-        in_proj_qkvz and in_proj_ba for the first four, in the order of the key heads
+    layers.N.linear_attn.{in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,conv1d,A_log,dt_bias,norm,out_proj}, or A for
+        A_log, in_proj_qkvz and in_proj_ba for the first four, in the order of the key heads
     layers.N.conv.{in_proj,conv,out_proj}
     layers.N.mlp.{gate_proj,up_proj,down_proj}, or gate_up_proj for the first two
     layers.N.mlp.router, layers.N.mlp.experts.E.{gate_proj,up_proj,down_proj}, or gate_up_proj

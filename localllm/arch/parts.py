@@ -184,6 +184,7 @@ def delta_net(hf: Fields) -> DeltaNetConfig:
         key_dim=hf.size("linear_key_head_dim"),
         value_dim=hf.size("linear_value_head_dim"),
         kernel=hf.size("linear_conv_kernel_dim"),
+        tiled=hf.flag("linear_value_heads_tiled"),
     )
 
 

@@ -45,14 +45,8 @@ class Spacing:
 def byte_level_bpe(
     vocabulary: Vocabulary, merges: Merges, words: PreTokenizer, unknown: str | None
 ) -> tokenizers.Tokenizer:
-    """BPE over the bytes of words, each byte written as a character of GPT-2's alphabet.
-
-    Where it lacks a byte and has no unknown token, that byte becomes UNWRITABLE: the library would drop it.
-    """
-    ids = vocabulary.ids
-    if unknown is None and not ids.keys() >= set(byte_alphabet().values()):
-        unknown = UNWRITABLE
-        ids = {**ids, unknown: len(vocabulary.tokens)}
+    """BPE over the bytes of words, each byte written as a character of GPT-2's alphabet."""
+    ids, unknown = _ids_and_unknown(vocabulary, unknown, byte_alphabet().values())
     model = BPE(ids, _first(merges), unk_token=unknown, ignore_merges=words.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     split = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in words.patterns]
@@ -94,7 +88,8 @@ def character_bpe(
     vocabulary: Vocabulary, merges: Merges, unknown: str | None, spacing: Spacing
 ) -> tokenizers.Tokenizer:
     """BPE over characters, spaces among them; what the vocabulary lacks is written as bytes, else as unknown."""
-    model = BPE(vocabulary.ids, _first(merges), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    ids, unknown = _ids_and_unknown(vocabulary, unknown, (f"<0x{byte:02X}>" for byte in range(256)))
+    model = BPE(ids, _first(merges), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     return _with_spaces(tokenizers.Tokenizer(model), spacing)
 
 
@@ -110,6 +105,17 @@ def unigram(vocabulary: Vocabulary, unknown: int, spacing: Spacing) -> tokenizer
         for token, kind, score in zip(vocabulary.tokens, kinds, scores, strict=True)
     ]
     return _with_spaces(tokenizers.Tokenizer(Unigram(pieces, unknown, byte_fallback=True)), spacing)
+
+
+def _ids_and_unknown(
+    vocabulary: Vocabulary, unknown: str | None, needed: Iterable[str]
+) -> tuple[dict[str, int], str | None]:
+    """Ids by token. Without an unknown token the library would drop what a vocabulary that lacks a needed token
+    cannot write: there it becomes UNWRITABLE."""
+    ids = vocabulary.ids
+    if unknown is not None or ids.keys() >= set(needed):
+        return ids, unknown
+    return {**ids, UNWRITABLE: len(vocabulary.tokens)}, UNWRITABLE
 
 
 def _first(merges: Merges) -> list[tuple[str, str]]:

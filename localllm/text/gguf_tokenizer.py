@@ -13,8 +13,7 @@ import tokenizers
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged
 from localllm.text.backends import Spacing, added_as_bytes, byte_level_bpe, character_bpe, score_bpe, unigram
-from localllm.text.ends import ends
-from localllm.text.merges import split_merge
+from localllm.text.ends import ENDS, ends
 from localllm.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 from localllm.text.vocabulary import (
     MATCHED_FIRST,
@@ -74,8 +73,9 @@ class _Metadata:
     def describe(self) -> Described:
         ending = self._ending()
         types = list(self._vocabulary.types)
-        for token in ending:  # some converters call them normal; unmatched, no answer would end
-            types[token] = TokenType.CONTROL
+        for token in ending:
+            if self._vocabulary.tokens[token] in ENDS:  # some converters call them normal
+                types[token] = TokenType.CONTROL
         vocabulary = replace(self._vocabulary, types=types, matching=self._matching())
         backend, begins, ends = self._backend(vocabulary, ending)
         add_tokens(backend, vocabulary)
@@ -118,16 +118,16 @@ class _Metadata:
     def _read_vocabulary(self) -> Vocabulary:
         tokens = self._list("ggml.tokens", str)
         types = self._list("ggml.token_type", int, [int(TokenType.NORMAL)] * len(tokens))
-        scores = self._list(
-            "ggml.scores", (int, float), None if self._model in ("llama", "t5") else [0.0] * len(tokens)
-        )
+        by_scores = self._model in ("llama", "t5")
+        scores = self._list("ggml.scores", (int, float), ... if by_scores else [0.0] * len(tokens))
         return checked(Vocabulary(tokens, types, scores), self._file)
 
     def _merges(self) -> list[tuple[str, str]]:
-        try:
-            return [split_merge(merge) for merge in self._list("ggml.merges", str)]
-        except ValueError:
-            raise damaged(self._file, "it has merges that are not two tokens") from None
+        halves = (merge.partition(" ") for merge in self._list("ggml.merges", str))
+        merges = [(left, right) for left, _, right in halves]
+        if not all(map(all, merges)):
+            raise damaged(self._file, "it has merges that are not two tokens")
+        return merges
 
     def _id(self, name: str) -> int | None:
         key = f"ggml.{name}_token_id"
@@ -182,9 +182,7 @@ class _Metadata:
             raise damaged(self._file, f"tokenizer.{name} is not made of bytes")
         return bytes(byte % 256 for byte in found)
 
-    def _list(
-        self, name: str, kind: type[Kind] | tuple[type, ...], default: list[Kind] | None = None
-    ) -> list[Kind]:
+    def _list(self, name: str, kind: type[Kind] | tuple[type, ...], default: list[Kind] | Any = ...) -> list[Kind]:
         found = self._get(name, Sequence, default)
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if isinstance(found, str) or not set(map(type, found)) <= set(kinds):

@@ -22,11 +22,3 @@ def derive_merges(ranked: Iterable[tuple[float, str]], known: Container[str]) ->
         ]
         merges += sorted(pairs, key=lambda pair: (-len(pair[0]), -len(pair[1])))
     return merges
-
-
-def split_merge(merge: str) -> tuple[str, str]:
-    """The two tokens of `left right`, neither of them empty. Raises ValueError if it is nothing like that."""
-    place = merge.index(" ", 1)
-    if place == len(merge) - 1:
-        raise ValueError("a merge ends with a space")
-    return merge[:place], merge[place + 1 :]

@@ -87,7 +87,6 @@ _BEGUN_LLAMA3 = PreTokenizer((LLAMA3,), ignore_merges=True, begins=True)
 _DEEPSEEK_V3 = PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, rf"{_SYMBOL_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BREAKS}"))
 _O200K = PreTokenizer((O200K,))
 _BAILING_MOE = PreTokenizer((_BAILING,))
-_AYA = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", O200K))
 _BLOOM = PreTokenizer((_NO_PUNCTUATION,))
 
 DEFAULT = "default"  # where a file names none
@@ -100,7 +99,6 @@ PRE_TOKENIZERS = {
     "bloom": _BLOOM,
     "chatglm-bpe": _PLAIN_LLAMA3,
     "codeshell": _DIGIT_GPT2,
-    "cohere2moe": _AYA,
     "command-r": _DIGIT_GPT2,
     "dbrx": _PLAIN_LLAMA3,
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
@@ -167,7 +165,6 @@ PRE_TOKENIZERS = {
     "stablelm2": _PLAIN_QWEN2,
     "starcoder": _DIGIT_GPT2,
     "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, begins=True),
-    "tiny_aya": _AYA,
     "trillion": _PLAIN_GPT2,
     "viking": PreTokenizer((_NO_PUNCTUATION, r"\p{N}")),
     "youtu": PreTokenizer((_YOUTU_SCRIPTS, O200K.replace(r"\p{N}{1,3}", r"\p{N}")), ignore_merges=True),

@@ -4,7 +4,6 @@ Source: `Tekkenizer` of github.com/mistralai/mistral-common.
 """
 
 import base64
-import binascii
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def read_tekken(file: Path) -> Described:
         pattern = content["config"]["pattern"]
         special = _special(content)
         words = _words(content, len(special))
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise damaged(file, f"it is no tekken.json ({error!r})") from None
     if pattern not in PATTERNS:
         raise UnsupportedModel(f"{file} cuts texts by a pattern that is not known", "use another edition")

@@ -46,7 +46,8 @@ class Vocabulary:
     @cached_property
     def ids(self) -> dict[str, int]:
         """Ids by token, without the empty one."""
-        found = {token: i for i, token in reversed(list(enumerate(self.tokens)))}
+        last = len(self.tokens) - 1
+        found = dict(zip(reversed(self.tokens), range(last, -1, -1), strict=True))
         found.pop("", None)
         return found
 

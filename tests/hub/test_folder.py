@@ -12,6 +12,12 @@ def test_missing_files_are_named(tmp_path):
     assert missing_files(write_model(tmp_path)) == []
 
 
+@pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model"])
+def test_a_tokenizer_may_have_other_names(tmp_path, name):
+    (write_model(tmp_path) / "tokenizer.json").rename(tmp_path / name)
+    assert missing_files(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "index", ["{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}']
 )

@@ -196,9 +196,12 @@ NOT_IN_GGUF = NOT_YET_IN_GGUF | {
     "Qwen2, tied, some windows",
     "Qwen3, tied, biases, some windows",
     "Qwen3-MoE, some dense",
+    "Qwen3-Next, some dense",
 }
 OTHERWISE_IN_GGUF: dict[str, dict[str, Any]] = {
     "Gemma 2": {"query_pre_attn_scalar": 10},  # always the size of a head, but in the largest models
     "Gemma 3": {"query_pre_attn_scalar": 10},
+    "LFM2": {"conv_bias": False},
+    "LFM2-MoE": {"routed_scaling_factor": 1.0},
     "SmolLM3": {"no_rope_layers": [1, 1, 1, 0, 1], "num_hidden_layers": 5},
 }

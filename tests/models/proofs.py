@@ -80,7 +80,7 @@ def from_gguf(subject: Subject) -> float | None:
     write_gguf(folder, folder / "model.gguf")
     ids = token_ids(LENGTH)
     engine = make_engine(folder / "model.gguf", context=LENGTH)
-    return difference(engine.logits(ids), theirs(torch.tensor([ids])).logits[0])
+    return difference(engine.logits(ids), logits_of_transformers(theirs, ids))
 
 
 def in_chunks(subject: Subject) -> float:

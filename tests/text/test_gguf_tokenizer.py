@@ -1,17 +1,18 @@
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 import pytest
 
+from localllm.checkpoint.gguf.header import read_gguf
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel, UsageError
 from localllm.text.control import Piece, RenderedChat
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
-from tests.text.vocabularies import as_metadata, random_texts, read_metadata
+from tests.text.vocabularies import as_metadata, digest, random_texts
 
 Open = Callable[[str], Tokenizer]
 FILE = Path("model.gguf")
@@ -30,11 +31,11 @@ TEXTS = random_texts(20261121, 2000)
 @pytest.fixture(scope="module")
 def metadata() -> Callable[[str], dict[str, Any]]:
     """A copy of a file's metadata, so that tests may change keys."""
-    read: dict[str, dict[str, Any]] = {}
+    read: dict[str, Mapping[str, Any]] = {}
 
     def of(name: str) -> dict[str, Any]:
         if name not in read:
-            read[name] = read_metadata(shared(FILES[name]))
+            read[name] = read_gguf(shared(FILES[name])).metadata
         return dict(read[name])
 
     return of
@@ -72,6 +73,22 @@ def test_ids_are_those_of_llama_cpp(gguf: Open, name: str, file: str):
         assert gguf(name).encode(case["text"]) == begin + case["ids"], case["text"]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama-spm", "9cf1a33e315fa851"),
+        ("phi3", "9cf1a33e315fa851"),
+        ("gpt-2", "53222e1e31654e8a"),
+        ("deepseek-coder", "a5e42c5b8dc5f97f"),
+        ("stories260K", "cf947e52021baac3"),
+        ("llama3", "41c745dfec98f66b"),
+    ],
+)
+def test_ids_of_random_texts_are_those_of_llama_cpp(gguf: Open, name: str, expected: str):
+    """Computed with llama-cpp-python 0.3.36."""
+    assert digest([gguf(name).encode(text, special=False) for text in TEXTS]) == expected
+
+
 @pytest.mark.parametrize("name", ["stories260K", "llama3", "phi3"])
 def test_both_editions_of_a_tokenizer_agree_on_random_texts(gguf: Open, tokenizer: Open, name: str):
     draw = random.Random(3)
@@ -90,9 +107,12 @@ def test_an_edition_without_the_normalizer_keeps_what_it_would_change(
     ours = Tokenizer.from_gguf(as_metadata(folder("qwen3"), "qwen2"), FILE)
     changed = 0
     for text in TEXTS:
-        assert ours.encode(normalize("NFC", text)) == tokenizer("qwen3").encode(text), text
-        assert ours.decode(ours.encode(text)) == text
-        changed += ours.encode(text) != tokenizer("qwen3").encode(text)
+        composed = normalize("NFC", text)
+        ids, theirs = ours.encode(text), tokenizer("qwen3").encode(text)
+        assert ours.encode(composed) == theirs, text
+        assert ours.decode(ids) == text
+        assert ours.decode(theirs) == tokenizer("qwen3").decode(theirs) == composed
+        changed += ids != theirs
     assert changed > 20
 
 
@@ -241,6 +261,12 @@ def test_a_byte_that_cannot_be_written_is_unknown_or_refused_but_never_left_out(
         tokenizer.encode("aé")
     with pytest.raises(UsageError, match="cannot write"):
         Tokenizer.from_gguf(byte_level(unknown_token_id=96), FILE).encode("aé")  # no end amid a text
+    fields = sentencepiece(unknown_token_id=2)
+    fields["tokenizer.ggml.tokens"] = [
+        "<0x>" if token == "<0xC3>" else token for token in fields["tokenizer.ggml.tokens"]
+    ]
+    with pytest.raises(UsageError, match="cannot write"):
+        Tokenizer.from_gguf(fields, FILE).encode("a\u00e9")
     unknown = Tokenizer.from_gguf(byte_level(unknown_token_id=0), FILE)
     assert unknown.encode("aé") == [64, 0, 0]
 
@@ -322,6 +348,7 @@ def test_chat_templates_have_names():
         (sentencepiece(model="t5", precompiled_charsmap=[255, 255, 255, 255]), "table of characters"),
         (sentencepiece(model="t5", precompiled_charsmap=[4000]), "not made of bytes"),
         ({}, "tokenizer.ggml.model is missing"),
+        ({"tokenizer.ggml.model": "gpt2"}, "tokenizer.ggml.tokens is missing"),
     ],
 )
 def test_metadata_that_contradicts_itself_is_damage(fields: dict[str, Any], why: str):

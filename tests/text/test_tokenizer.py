@@ -56,6 +56,12 @@ def test_add_bos_token_counts_for_nothing_beside_tokenizer_json(tokenizer: Open,
     assert tokenizer("phi3").encode("hi")[0] != 1  # which Phi-3 has not
 
 
+def test_a_vocabulary_without_byte_tokens_gives_the_unknown_token(tokenizer: Open):
+    ids = tokenizer("tinystories").encode("the日本", special=False)
+    assert ids == [*tokenizer("tinystories").encode("the", special=False), 0]
+    assert tokenizer("tinystories").decode([0], skip_special=False) == "<unk>"
+
+
 def test_limits_in_the_file_are_switched_off(tmp_path: Path, folder: Callable[[str], Path]):
     content = json.loads((folder("stories260K") / "tokenizer.json").read_text())
     content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
@@ -100,11 +106,30 @@ def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, content: bytes):
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize("key", ["precompiled_charsmap", "precompiled_charsma\\u0070"])
+def test_a_table_that_would_end_the_process_is_damage(model: Path, key: str):
+    """Of 8 GiB, by its first four bytes: where memory is limited, the library aborts."""
+    content = (model / "tokenizer.json").read_text()
+    steps = f'[{{"type": "Sequence", "normalizers": [{{"type": "Precompiled", "{key}": "/////w=="}}]}}]'
+    whole = json.dumps({**json.loads(content), "normalizer": "HERE"})
+    (model / "tokenizer.json").write_text(
+        whole.replace('"HERE"', f'{{"type": "Sequence", "normalizers": {steps}}}')
+    )
+    with pytest.raises(DamagedModel, match="table of characters has 4 bytes and says 4294967295"):
+        Tokenizer.from_folder(model)
+
+
+def test_an_enormous_tokenizer_json_is_not_read(model: Path):
+    with (model / "tokenizer.json").open("r+b") as file:
+        file.truncate(65 * 2**20)
+    with pytest.raises(DamagedModel, match=r"tokenizer\.json is damaged: it is larger"):
+        Tokenizer.from_folder(model)
+
+
 @pytest.mark.parametrize(
     ("part", "value"),
     [
         ("pre_tokenizer", {"type": "FixedLength", "length": 0}),
-        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}),
         ("model", {"type": "WordLevel", "vocab": {}, "unk_token": "u"}),
     ],
 )
@@ -127,11 +152,11 @@ def test_a_panic_is_damage_and_an_interrupt_is_not(
     raised: type[BaseException],
     expected: type[BaseException],
 ):
-    def broken(path: str) -> None:
+    def broken(content: bytes) -> None:
         raise raised
 
     (tmp_path / "tokenizer.json").touch()
-    monkeypatch.setattr("tokenizers.Tokenizer.from_file", broken)
+    monkeypatch.setattr("tokenizers.Tokenizer.from_buffer", broken)
     with pytest.raises(expected):
         Tokenizer.from_folder(tmp_path)
 

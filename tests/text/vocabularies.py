@@ -1,13 +1,11 @@
-"""Metadata of real GGUF files, what tokenizer.json files would be as GGUF, and texts of every kind."""
+"""Texts of every kind, and what a tokenizer.json would be as GGUF."""
 
+import hashlib
 import json
 import random
-import struct
 from pathlib import Path
 from typing import Any
 
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-STRING, ARRAY = 8, 9
 WORDS = (
     *("hello", " the", "The", "don't", "WE'LL", "naïve", "12345", " 3.14", "foo_bar", "CamelCase", "x==y", "//"),
     *("日本語", "한국어", "हिन्दी", "עברית", "عربي", "ไทย", "é", "e\u0301", "\ufb01", "Ω", "😁", "👨‍👩‍👧", "🏳️‍🌈"),
@@ -41,31 +39,9 @@ def random_texts(seed: int, count: int) -> list[str]:
     return ["".join(piece() for _ in range(draw.randrange(1, 16))) for _ in range(count)]
 
 
-def read_metadata(file: Path) -> dict[str, Any]:
-    """The metadata of a GGUF file that can be trusted."""
-    content, place = file.read_bytes(), 24
-
-    def take(format: str) -> Any:
-        nonlocal place
-        value = struct.unpack_from(f"<{format}", content, place)
-        place += struct.calcsize(f"<{format}")
-        return list(value) if len(format) > 1 else value[0]
-
-    def value(kind: int) -> Any:
-        nonlocal place
-        if kind == STRING:
-            size = take("Q")
-            place += size
-            return content[place - size : place].decode()
-        if kind != ARRAY:
-            return take(NUMBERS[kind])
-        of, count = take("I"), take("Q")
-        if of == STRING:
-            return [value(of) for _ in range(count)]
-        return take(f"{count}{NUMBERS[of]}")
-
-    keys = struct.unpack_from("<Q", content, 16)[0]
-    return {value(STRING): value(take("I")) for _ in range(keys)}
+def digest(ids: list[list[int]]) -> str:
+    """What tells the ids of many texts from all others, short enough to be written down."""
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
 
 def as_metadata(folder: Path, pre: str) -> dict[str, Any]:

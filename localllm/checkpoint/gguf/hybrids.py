@@ -14,6 +14,7 @@ from localllm.checkpoint.gguf.parts import (
 )
 from localllm.errors import DamagedModel, UnsupportedModel
 
+TILED = {"linear_value_heads_tiled": True}  # as llama.cpp's broadcasting wants it
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 
@@ -22,11 +23,11 @@ def qwen3next(gguf: GGUFFields) -> Config:
 
 
 def qwen35(gguf: GGUFFields) -> Config:
-    return dense(gguf) | delta_net(gguf) | {"architectures": ["Qwen3_5ForCausalLM"]}
+    return dense(gguf) | delta_net(gguf) | TILED | {"architectures": ["Qwen3_5ForCausalLM"]}
 
 
 def qwen35moe(gguf: GGUFFields) -> Config:
-    return delta_net(gguf) | shared_experts(gguf) | {"architectures": ["Qwen3_5MoeForCausalLM"]}
+    return delta_net(gguf) | shared_experts(gguf) | TILED | {"architectures": ["Qwen3_5MoeForCausalLM"]}
 
 
 def delta_net(gguf: GGUFFields) -> Config:

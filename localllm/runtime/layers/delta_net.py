@@ -17,21 +17,20 @@ class DeltaNet:
         self.config = c = config
         self.eps = model.norm_eps
         hidden, values = model.hidden_size, c.value_heads * c.value_dim
+        shares = c.value_heads // c.key_heads
         if source.has_matrix("in_proj_qkvz"):
-            qkvz, ba = {"in_proj_qkvz": c.channels + values}, {"in_proj_ba": 2 * c.value_heads}
-            shares = c.value_heads // c.key_heads
             order = by_kind(c.key_heads, [c.key_dim, c.key_dim, shares * c.value_dim, shares * c.value_dim])
-            order_ba = by_kind(c.key_heads, [shares, shares])
+            self.qkvz = Linear.load(source, {"in_proj_qkvz": c.channels + values}, hidden, False, order)
         else:
-            qkvz, ba = (
-                {"in_proj_qkv": c.channels, "in_proj_z": values},
-                {"in_proj_b": c.value_heads, "in_proj_a": c.value_heads},
-            )
-            order = order_ba = None
-        self.qkvz = Linear.load(source, qkvz, hidden, bias=False, order=order)
-        self.ba = Linear.load(source, ba, hidden, bias=False, order=order_ba)
+            self.qkvz = Linear.load(source, {"in_proj_qkv": c.channels, "in_proj_z": values}, hidden, False)
+        if source.has_matrix("in_proj_ba"):
+            order = by_kind(c.key_heads, [shares, shares])
+            self.ba = Linear.load(source, {"in_proj_ba": 2 * c.value_heads}, hidden, False, order)
+        else:
+            self.ba = Linear.load(source, {"in_proj_b": c.value_heads, "in_proj_a": c.value_heads}, hidden, False)
         self.taps = source.exact("conv1d.weight", c.channels, 1, c.kernel)[:, 0].T.contiguous()
-        self.rate = -source.exact("A_log", c.value_heads).exp()
+        known = source.weights.has("A")  # GGUF
+        self.rate = source.exact("A", c.value_heads) if known else -source.exact("A_log", c.value_heads).exp()
         self.dt_bias = source.exact("dt_bias", c.value_heads)
         self.norm = source.exact("norm.weight", c.value_dim)
         self.out = Linear.load(source, {"out_proj": hidden}, values, bias=False)
@@ -45,9 +44,18 @@ class DeltaNet:
         qk, v = qkv.split((2 * c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
         q, k = kernels.unit(qk.unflatten(-1, (-1, c.key_dim))).chunk(2, 1)
         v, z = (each.unflatten(-1, (-1, c.value_dim)) for each in (v, z))
-        decay = self.rate * F.softplus(a + self.dt_bias)
-        mixed = kernels.delta_net(q, k, v, decay, torch.sigmoid(b), cache, batch)
+        decay, beta = self.rate * F.softplus(a + self.dt_bias), torch.sigmoid(b)
+        if c.tiled:
+            v, decay, beta = (regrouped(each, c.key_heads) for each in (v, decay, beta))
+        mixed = kernels.delta_net(q, k, v, decay, beta, cache, batch)
+        if c.tiled:
+            mixed = regrouped(mixed, c.value_heads // c.key_heads)
         return self.out(kernels.gated_rms_norm(mixed, z, self.norm, self.eps).flatten(1))
+
+
+def regrouped(x: Tensor, heads: int) -> Tensor:
+    """[T, n * heads, ...], heads running faster -> the same with n running faster."""
+    return x.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1, 2)
 
 
 def by_kind(heads: int, sizes: list[int]) -> Tensor:
