@@ -88,6 +88,7 @@ def make_engine(
     decoder = Decoder(describe(header.config), Source(Weights(header), CPU, dtype), context)
     runner = Runner(decoder, blocks, block_size, dtype, CPU)
     for cache in runner.caches:  # whatever reads a slot that was never written is found out
-        cache.k.fill_(torch.nan)
-        cache.v.fill_(torch.nan)
+        for rows in vars(cache).values():
+            if isinstance(rows, torch.Tensor):
+                rows.fill_(torch.nan)
     return Engine(runner, BlockPool(blocks, block_size), token_budget, max_running)

@@ -107,6 +107,23 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values of all heads come from one latent
+    vector a token. The cache holds that and one rotated key, which all heads share."""
+
+    heads: int
+    q_lora_rank: int | None  # of the queries' own latent; None: they come from x
+    kv_lora_rank: int
+    nope_dim: int  # of a head's query and key, without positions
+    rope_dim: int  # of a head's query and key, rotated
+    value_dim: int
+    rope: RopeConfig
+    scale: float  # multiplies q·k
+    norm_eps: float  # of the latents
+    bias: bool = False  # of the projections from and to x, but for q_proj
+
+
+@dataclass(frozen=True)
 class MLPConfig:
     """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
 
@@ -125,6 +142,7 @@ class RouterConfig:
     correction: bool = False  # a bias an expert that counts for the choice alone (Wang et al. 2024)
     groups: int = 1  # of experts; only those in the best `chosen_groups` can be chosen (DeepSeek-V3)
     chosen_groups: int = 1
+    judged_by: int = 2  # so many of its best experts, added
     scale: float = 1.0  # of all weights
 
 
@@ -152,7 +170,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    mixer: AttentionConfig
+    mixer: AttentionConfig | LatentConfig
     ffn: MLPConfig | MoEConfig
     norms: Norms = Norms()
     parallel: bool = False  # mixer and ffn read the same normed input (Cohere)

@@ -1,6 +1,6 @@
 """What a model costs, from its description alone: `load` sizes the cache by it, the benchmark names its size."""
 
-from localllm.arch.config import AttentionConfig, LayerConfig, MLPConfig, ModelConfig, MoEConfig
+from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, MLPConfig, ModelConfig, MoEConfig
 
 
 def parameters(config: ModelConfig) -> int:
@@ -13,15 +13,25 @@ def parameters(config: ModelConfig) -> int:
 def layer_parameters(layer: LayerConfig, hidden: int) -> int:
     places = layer.norms
     norms = places.before_mixer + places.after_mixer + places.before_ffn + places.after_ffn
-    return attention_parameters(layer.mixer, hidden) + ffn_parameters(layer.ffn, hidden) + norms * hidden
+    return mixer_parameters(layer.mixer, hidden) + ffn_parameters(layer.ffn, hidden) + norms * hidden
 
 
-def attention_parameters(c: AttentionConfig, hidden: int) -> int:
+def mixer_parameters(c: AttentionConfig | LatentConfig, hidden: int) -> int:
+    if isinstance(c, LatentConfig):
+        return latent_parameters(c, hidden)
     queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
     weights = hidden * (queries + 2 * keys) + queries * hidden
     biases = c.qkv_bias * (queries + 2 * keys) + c.out_bias * hidden
     norms = {None: 0, "per_head": 2 * c.head_dim, "whole": queries + keys}[c.qk_norm]
     return weights + biases + norms + c.sinks * c.heads
+
+
+def latent_parameters(c: LatentConfig, hidden: int) -> int:
+    queries, values = c.heads * (c.nope_dim + c.rope_dim), c.heads * c.value_dim
+    rank, q_rank, down = c.kv_lora_rank, c.q_lora_rank, c.kv_lora_rank + c.rope_dim
+    of_q = q_rank * (hidden + 1 + queries) + c.bias * q_rank if q_rank else hidden * queries
+    of_kv = down * (hidden + c.bias) + rank * (1 + c.heads * c.nope_dim + values)
+    return of_q + of_kv + (values + c.bias) * hidden
 
 
 def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
@@ -34,4 +44,11 @@ def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
     """Keys and values of one token in all layers."""
-    return sum(2 * layer.mixer.kv_heads * layer.mixer.head_dim * element_bytes for layer in config.layers)
+    return sum(cached_values(layer.mixer) for layer in config.layers) * element_bytes
+
+
+def cached_values(c: AttentionConfig | LatentConfig) -> int:
+    """How many numbers the cache of one layer holds for a token."""
+    if isinstance(c, LatentConfig):
+        return c.kv_lora_rank + c.rope_dim
+    return 2 * c.kv_heads * c.head_dim

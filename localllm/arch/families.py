@@ -12,17 +12,19 @@ from localllm.arch.config import (
     AttentionConfig,
     MLPConfig,
     ModelConfig,
+    MoEConfig,
     Norms,
     QueryGrowth,
     RopeConfig,
     RouterConfig,
 )
 from localllm.arch.fields import Fields
-from localllm.arch.layout import LLAMA, OTHER_SENSES, Layout
+from localllm.arch.layout import LLAMA, OTHER_SENSES, Layout, of_layers
 from localllm.arch.parts import (
     activation,
     attention,
     decoder,
+    latent,
     layer_count,
     layer_types,
     mlp,
@@ -38,19 +40,26 @@ Describe = Callable[[Fields], ModelConfig]
 
 @dataclass(frozen=True)
 class Family:
-    """`defaults`: what this family's config.json may leave out, as its `transformers` class has it."""
+    """`defaults`: what this family's config.json may leave out, as its `transformers` class has it; `unused`:
+    patterns of the names that a model of this config.json has no use for."""
 
     describe: Describe
     layout: Layout
+    unused: Callable[[Fields], tuple[str, ...]]
     defaults: Mapping[str, Any]
 
 
 FAMILIES: dict[str, Family] = {}
 
 
-def family(*architectures: str, layout: Layout | None = None, **defaults: Any) -> Callable[[Describe], Describe]:
+def family(
+    *architectures: str,
+    layout: Layout | None = None,
+    unused: Callable[[Fields], tuple[str, ...]] = lambda hf: (),
+    **defaults: Any,
+) -> Callable[[Describe], Describe]:
     def register(describe: Describe) -> Describe:
-        FAMILIES.update(dict.fromkeys(architectures, Family(describe, layout or Layout(), defaults)))
+        FAMILIES.update(dict.fromkeys(architectures, Family(describe, layout or Layout(), unused, defaults)))
         return describe
 
     return register
@@ -63,13 +72,19 @@ def describe(config: Mapping[str, Any]) -> ModelConfig:
     field is missing or makes no sense.
     """
     known = family_of(config)
-    return known.describe(Fields({**known.defaults, **text_fields(config)}))
+    return known.describe(fields_of(known, config))
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
     """How checkpoints of this `config.json` spell their tensors. Raises as `describe`."""
-    found = family_of(config).layout
-    return replace(found, unused=(*found.unused, OTHER_SENSES)) if Fields(config).has("text_config") else found
+    known = family_of(config)
+    senses = (OTHER_SENSES,) if Fields(config).has("text_config") else ()
+    unused = known.unused(fields_of(known, config))
+    return replace(known.layout, unused=(*known.layout.unused, *senses, *unused))
+
+
+def fields_of(known: Family, config: Mapping[str, Any]) -> Fields:
+    return Fields({**known.defaults, **text_fields(config)})
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -91,6 +106,12 @@ def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 # --- pieces that some families share ---
+
+
+def guessing_layers(hf: Fields) -> tuple[str, ...]:
+    """Layers behind the model's own that guess further tokens (multi-token prediction)."""
+    layers = layer_count(hf)
+    return of_layers(range(layers, layers + min(hf.whole("num_nextn_predict_layers"), layers)), ".*")
 
 
 def windows(hf: Fields) -> list[int | None]:
@@ -369,13 +390,73 @@ SHARED_EXPERTS = Layout(
 )
 
 
-@family("Glm4MoeForCausalLM", layout=SHARED_EXPERTS, partial_rotary_factor=0.5, first_k_dense_replace=1)
+@family(
+    "Glm4MoeForCausalLM",
+    layout=SHARED_EXPERTS,
+    unused=guessing_layers,
+    partial_rotary_factor=0.5,
+    first_k_dense_replace=1,
+    num_nextn_predict_layers=1,
+)
 def glm4_moe(hf: Fields) -> ModelConfig:
-    shared = MLPConfig(hf.size("moe_intermediate_size") * hf.size("n_shared_experts"), activation(hf))
-    experts = moe(hf, hf.size("n_routed_experts"), sigmoid_router(hf), size="moe_intermediate_size", shared=shared)
+    experts = beside_shared(hf, sigmoid_router(hf))
     qk_norm = "per_head" if hf.flag("use_qk_norm") else None
     mixer = attention(hf, qk_norm=qk_norm, qkv_bias=hf.flag("attention_bias"))
     return decoder(hf, [mixer] * layer_count(hf), sparse_after_dense(hf, experts))
+
+
+def beside_shared(hf: Fields, router: RouterConfig) -> MoEConfig:
+    """DeepSeek's mixtures: the shared experts are one MLP of their joint size."""
+    shared = MLPConfig(hf.size("moe_intermediate_size") * hf.size("n_shared_experts"), activation(hf))
+    return moe(hf, hf.size("n_routed_experts"), router, size="moe_intermediate_size", shared=shared)
+
+
+LATENT = Layout(
+    names=(
+        *SHARED_EXPERTS.names,
+        (r"\.kv_a_proj_with_mqa\.", ".kv_a_proj."),
+        (r"\.(q|kv)_a_layernorm\.", r".\1_a_norm."),
+    )
+)
+
+
+@family(
+    "DeepseekV3ForCausalLM",
+    layout=LATENT,
+    unused=guessing_layers,
+    q_lora_rank=None,
+    n_group=8,
+    topk_group=4,
+    first_k_dense_replace=3,
+    norm_topk_prob=True,
+    routed_scaling_factor=2.5,
+    rope_interleave=True,
+    num_nextn_predict_layers=1,
+)
+@family(
+    "Glm4MoeLiteForCausalLM",
+    layout=LATENT,
+    unused=guessing_layers,
+    norm_topk_prob=True,
+    routed_scaling_factor=1.8,
+    first_k_dense_replace=1,
+    rope_interleave=True,
+    num_nextn_predict_layers=1,
+)
+def deepseek_v3(hf: Fields) -> ModelConfig:
+    experts = beside_shared(hf, sigmoid_router(hf))
+    return decoder(hf, [latent(hf)] * layer_count(hf), sparse_after_dense(hf, experts))
+
+
+@family(
+    "DeepseekV2ForCausalLM", layout=LATENT, topk_method="greedy", routed_scaling_factor=1.0, rope_interleave=True
+)
+def deepseek_v2(hf: Fields) -> ModelConfig:
+    router = RouterConfig(normalize=False, scale=hf.number("routed_scaling_factor"))
+    if hf.text("topk_method") == "group_limited_greedy":
+        router = replace(router, groups=hf.size("n_group"), chosen_groups=hf.size("topk_group"), judged_by=1)
+    experts = beside_shared(hf, router)
+    return decoder(hf, [latent(hf)] * layer_count(hf), sparse_after_dense(hf, experts))
 
 
 @family(

@@ -5,6 +5,8 @@ That vocabulary is Llama's, with the norms named by their place:
     embed_tokens  norm  lm_head
     layers.N.{before_mixer,after_mixer,before_ffn,after_ffn}
     layers.N.self_attn.{q_proj,k_proj,v_proj,o_proj,q_norm,k_norm,sinks}, or qkv_proj for the first three
+    layers.N.self_attn.{q_a_proj,q_a_norm,q_b_proj,kv_a_proj,kv_a_norm,kv_b_proj,o_proj} of latent attention,
+        q_proj for the first three, k_b_proj and v_b_proj for kv_b_proj
     layers.N.mlp.{gate_proj,up_proj,down_proj}, or gate_up_proj for the first two
     layers.N.mlp.router, layers.N.mlp.experts.E.{gate_proj,up_proj,down_proj}, or gate_up_proj
 
@@ -13,6 +15,7 @@ one tensor are taken apart when its header is read.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Rules = tuple[tuple[str, str], ...]
@@ -29,6 +32,12 @@ STACKED: Rules = (
     (r"(\.experts\.\w+_proj)_(bias|blocks|scales)$", r"\1.\2"),
 )
 LLAMA: Rules = ((r"\.input_layernorm\.", ".before_mixer."), (r"\.post_attention_layernorm\.", ".before_ffn."))
+
+
+def of_layers(numbers: Iterable[int], names: str) -> tuple[str, ...]:
+    """The pattern of these names in the layers of these numbers; none for no layers."""
+    found = "|".join(map(str, numbers))
+    return (rf"layers\.({found})\.{names}",) if found else ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from localllm.arch.config import (
     Activation,
     AttentionConfig,
     DividedScaling,
+    LatentConfig,
     LayerConfig,
     LinearScaling,
     Llama3Scaling,
@@ -170,6 +171,29 @@ def attention(hf: Fields, *, interleaved: bool = False, **changes: Any) -> Atten
     return AttentionConfig(heads, kv_heads, head_dim, **{"scale": head_dim**-0.5, **changes})
 
 
+def latent(hf: Fields) -> LatentConfig:
+    """DeepSeek's. With YaRN the scores grow as the magnitude of both q and k would have made them."""
+    nope, turning = hf.size("qk_nope_head_dim"), hf.size("qk_rope_head_dim")
+    turn = rope(hf, turning, interleaved=hf.flag("rope_interleave"))
+    fields = hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+    all_dim = fields.number("mscale_all_dim", None)
+    scale = (nope + turning) ** -0.5
+    if all_dim and isinstance(turn.scaling, YarnScaling):
+        scale *= yarn_magnitude(turn.scaling.factor, all_dim) ** 2
+    return LatentConfig(
+        heads=hf.size("num_attention_heads"),
+        q_lora_rank=hf.size("q_lora_rank", None),
+        kv_lora_rank=hf.size("kv_lora_rank"),
+        nope_dim=nope,
+        rope_dim=turning,
+        value_dim=hf.size("v_head_dim"),
+        rope=turn,
+        scale=scale,
+        norm_eps=1e-6,  # whatever rms_norm_eps says, in transformers
+        bias=hf.flag("attention_bias"),
+    )
+
+
 def layer_count(hf: Fields) -> int:
     layers = hf.size("num_hidden_layers")
     if layers > MOST_LAYERS:
@@ -188,7 +212,10 @@ def layer_types(hf: Fields) -> list[str]:
 
 
 def decoder(
-    hf: Fields, mixers: Sequence[AttentionConfig], ffn: MLPConfig | MoEConfig | Sequence[Any], **changes: Any
+    hf: Fields,
+    mixers: Sequence[AttentionConfig | LatentConfig],
+    ffn: MLPConfig | MoEConfig | Sequence[Any],
+    **changes: Any,
 ) -> ModelConfig:
     """`ffn`: one for all layers or one for each; `changes` go to the layers or to the model, by their names."""
     layers, each = layer_count(hf), LayerConfig.__dataclass_fields__

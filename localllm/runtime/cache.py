@@ -1,7 +1,9 @@
-"""Keys and values of one layer, in the blocks of the pool."""
+"""What one layer keeps of every token, in the blocks of the pool."""
 
 import torch
 from torch import Tensor
+
+from localllm.arch.config import AttentionConfig, LatentConfig
 
 
 class KVCache:
@@ -28,6 +30,35 @@ class KVCache:
         self.v.index_copy_(0, slot, v)
 
     def copy_block(self, source: int, target: int) -> None:
-        size = self.block_size
         for rows in (self.k, self.v):
-            rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]
+            copy_block(rows, self.block_size, source, target)
+
+
+class LatentCache:
+    """rows: [blocks * block_size, kv_lora_rank + rope_dim], a token's latent and its rotated key."""
+
+    def __init__(self, blocks: int, block_size: int, width: int, dtype: torch.dtype, device: torch.device):
+        self.block_size = block_size
+        self.rows = torch.empty(blocks * block_size, width, dtype=dtype, device=device)
+
+    def append(self, rows: Tensor, slot: Tensor) -> None:
+        """rows: [T, kv_lora_rank + rope_dim]; slot: [T]"""
+        self.rows.index_copy_(0, slot, rows)
+
+    def copy_block(self, source: int, target: int) -> None:
+        copy_block(self.rows, self.block_size, source, target)
+
+
+LayerCache = KVCache | LatentCache
+
+
+def make_cache(
+    mixer: AttentionConfig | LatentConfig, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    if isinstance(mixer, LatentConfig):
+        return LatentCache(blocks, block_size, mixer.kv_lora_rank + mixer.rope_dim, dtype, device)
+    return KVCache(blocks, block_size, mixer.kv_heads, mixer.head_dim, dtype, device)
+
+
+def copy_block(rows: Tensor, size: int, source: int, target: int) -> None:
+    rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]

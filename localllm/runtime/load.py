@@ -68,6 +68,11 @@ class Source:
             at += rows
         return stacked
 
+    def plain(self, name: str, rows: int, columns: int) -> Tensor:
+        """[rows, columns] of one that is used in pieces, and therefore dequantized."""
+        weight = self.matrix({name: rows}, columns)
+        return weight if isinstance(weight, Tensor) else dequantize(weight, self.dtype)
+
     def packed(self, found: dict[str, QuantizedTensor], shape: tuple[int, int]) -> Tensor | QuantizedTensor:
         """As it is where a kernel reads it so, else in the model's dtype: once, not in every step."""
         [form] = {q.format for q in found.values()}

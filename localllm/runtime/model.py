@@ -5,10 +5,10 @@ from torch import Tensor
 
 from localllm.arch.config import LayerConfig, ModelConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
-from localllm.runtime.layers.attention import Attention
+from localllm.runtime.cache import LayerCache
 from localllm.runtime.layers.ffn import load_ffn
 from localllm.runtime.layers.linear import Linear
+from localllm.runtime.layers.mixer import load_mixer
 from localllm.runtime.layers.norm import Norm, identity, load_norm
 from localllm.runtime.layers.rope import Rope
 from localllm.runtime.load import Source
@@ -26,10 +26,10 @@ class Layer:
         self.after_mixer = norm("after_mixer", config.norms.after_mixer)
         self.before_ffn = norm("before_ffn", config.norms.before_ffn)
         self.after_ffn = norm("after_ffn", config.norms.after_ffn)
-        self.mixer = Attention(config.mixer, model, source.under("self_attn"))
+        self.mixer = load_mixer(config.mixer, model, source.under("self_attn"))
         self.ffn = load_ffn(config.ffn, model.hidden_size, source.under("mlp"))
 
-    def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """x: [T, hidden] -> [T, hidden]"""
         scale = self.config.residual_scale
         normed = self.before_mixer(x)
@@ -63,7 +63,7 @@ class Decoder:
         # Some writers store a tied head twice.
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 
-    def __call__(self, batch: Batch, caches: list[KVCache]) -> Tensor:
+    def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
         c = self.config
         batch.angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
+from localllm.runtime.cache import make_cache
 from localllm.runtime.model import Decoder
 
 
@@ -15,10 +15,7 @@ class Runner:
         self.model = model
         self.device = device
         self.asynchronous = device.type != "cpu"
-        self.caches = [
-            KVCache(blocks, block_size, layer.mixer.kv_heads, layer.mixer.head_dim, dtype, device)
-            for layer in model.config.layers
-        ]
+        self.caches = [make_cache(layer.mixer, blocks, block_size, dtype, device) for layer in model.config.layers]
 
     def launch(self, batch: Batch) -> Tensor:
         """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""

@@ -20,6 +20,25 @@ YARN = {
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 9}
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 
+LATENT: dict[str, Any] = {
+    "head_dim": 8,  # for transformers' rope
+    "num_key_value_heads": 6,
+    "q_lora_rank": 22,
+    "kv_lora_rank": 26,
+    "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 18,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
+
 LONG_ROPE: dict[str, Any] = {
     "rope_parameters": {
         "rope_type": "longrope",
@@ -90,6 +109,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 90.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "DeepSeek-V3": ("DeepseekV3", LATENT | {"rope_interleave": False}),
+    "DeepSeek-V3, YaRN, whole queries, biases": (
+        "DeepseekV3",
+        LATENT
+        | {
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.3},
+        },
+    ),
+    "GLM-4.7-Flash": (
+        "Glm4MoeLite",
+        {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
+        | {
+            "v_head_dim": 28,
+            "mlp_layer_types": ["dense", "sparse", "dense"],
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "DeepSeek-V2": ("DeepseekV2", LATENT | {"topk_method": "group_limited_greedy"}),
+    "DeepSeek-V2-Lite": ("DeepseekV2", LATENT | {"topk_method": "greedy", "q_lora_rank": None}),
     "Mixtral": ("Mixtral", EXPERTS | {"sliding_window": None}),
     "Gemma 2": (
         "Gemma2",

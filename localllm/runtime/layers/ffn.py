@@ -60,9 +60,14 @@ def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple
 
 
 def best_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
-    """Scores outside the best groups become -inf; a group counts as its two best experts (DeepSeek-V3, 2.1.2)."""
+    """Scores outside the best groups become -inf (DeepSeek-V3, section 2.1.2)."""
     grouped = ranked.unflatten(-1, (router.groups, -1))  # [T, groups, experts / groups]
-    best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(router.chosen_groups, -1).indices
+    best = (
+        grouped.topk(min(router.judged_by, grouped.shape[-1]), -1)
+        .values.sum(-1)
+        .topk(router.chosen_groups, -1)
+        .indices
+    )
     kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, True)
     return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(1)
 
