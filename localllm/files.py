@@ -6,6 +6,8 @@ from typing import Any
 
 from localllm.errors import DamagedModel
 
+# Where a folder has a tokenizer; the first that is there counts, as the model's own library goes by it.
+TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 JSON_LIMIT = 64 * 2**20  # bytes; the largest real one, an index, has a few megabytes
 
 

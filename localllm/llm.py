@@ -62,7 +62,7 @@ def load(
     context: int | None = None,
     settings: Settings | None = None,
 ) -> "LLM":
-    """Load a model by alias, repository or folder.
+    """Load a model by alias, repository, folder or GGUF file.
 
     device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
     choice to the settings, and they to the machine); context: most tokens of prompt and answer (None: as many as
@@ -80,8 +80,8 @@ def load(
     check_quantization(header.config)
     default_params = SamplingParams.from_generation_config(header.generation_config)
     end_ids = Fields(header.generation_config).ids("eos_token_id")
-    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header), place)
-    tokenizer = Tokenizer.from_folder(ref.path)
+    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header, place), place)
+    tokenizer = read_tokenizer(header)
     free = free_bytes(place)
     need = weight_bytes(header, kind, place)
     if need > free:
@@ -129,8 +129,16 @@ def plan_context(longest: int, usual: int, asked: int | None, block_bytes: int, 
     return context, min(affordable, CACHED_CONTEXTS * -(-context // BLOCK_SIZE))
 
 
-def stored_dtype(header: Header) -> str:
-    """The dtype of most weights."""
+def read_tokenizer(header: Header) -> Tokenizer:
+    if header.gguf is None:
+        return Tokenizer.from_folder(header.path)
+    return Tokenizer.from_gguf(header.gguf, header.path)
+
+
+def stored_dtype(header: Header, device: torch.device) -> str:
+    """The dtype of most weights. A GGUF file's are not in the dtype that the model was trained in."""
+    if header.gguf is not None:
+        return "F32" if device.type == "cpu" else "BF16"
     sizes: dict[str, int] = {}
     for tensor in header.tensors.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.elements
@@ -139,13 +147,17 @@ def stored_dtype(header: Header) -> str:
 
 
 def weight_bytes(header: Header, dtype: torch.dtype, device: torch.device) -> int:
-    """What the weights take in memory: floats in `dtype`, and INT8 as well where no kernel reads it packed."""
+    """What the weights take in memory: floats in `dtype`, and INT8 as well where no kernel reads it packed;
+    matrices of a GGUF file as they are stored."""
 
-    def element_bytes(tensor: TensorHeader) -> int:
+    def nbytes(tensor: TensorHeader) -> int:
+        matrix = len(tensor.shape) > 1
+        if tensor.offset is not None and matrix:
+            return tensor.nbytes
         int8 = tensor.dtype == "I8" and reads_packed("int8", tensor.shape[-1], dtype, device)
-        return 1 if int8 or tensor.dtype == "U8" else dtype.itemsize
+        return tensor.elements * (1 if int8 or tensor.dtype == "U8" else dtype.itemsize)
 
-    return sum(t.elements * element_bytes(t) for t in header.tensors.values())
+    return sum(nbytes(tensor) for tensor in header.tensors.values())
 
 
 def gigabytes(size: int) -> str:
@@ -212,7 +224,7 @@ class LLM:
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
         if beyond is not None and isinstance(prompt, str):
             raise DamagedModel(
-                f"tokenizer.json knows a token {beyond} and the model only {self.config.vocab_size}",
+                f"the tokenizer knows a token {beyond} and the model only {self.config.vocab_size}",
                 "they are of two models: fetch it again",
             )
         if beyond is not None:

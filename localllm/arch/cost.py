@@ -10,6 +10,15 @@ def parameters(config: ModelConfig) -> int:
     return embedding * (1 if config.tie_embeddings else 2) + layers + config.hidden_size
 
 
+def active_parameters(config: ModelConfig) -> int:
+    """How many of them one token meets: of a mixture only the chosen experts."""
+    mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
+    passed_over = sum(
+        (c.experts - c.experts_per_token) * ffn_parameters(c.expert, config.hidden_size) for c in mixtures
+    )
+    return parameters(config) - passed_over
+
+
 def layer_parameters(layer: LayerConfig, hidden: int) -> int:
     places = layer.norms
     norms = places.before_mixer + places.after_mixer + places.before_ffn + places.after_ffn

@@ -10,6 +10,7 @@ from typing import Any
 
 from localllm.arch.config import (
     AttentionConfig,
+    LongScaling,
     MLPConfig,
     ModelConfig,
     MoEConfig,
@@ -192,8 +193,9 @@ def qwen3_mixers(hf: Fields) -> list[AttentionConfig]:
 @family("Phi3ForCausalLM")
 def phi3(hf: Fields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
-    original = hf.size("original_max_position_embeddings", None)
-    return decoder(hf, [mixer] * layer_count(hf), mlp(hf), default_context=original)
+    long = mixer.rope.scaling if mixer.rope else None
+    usual = long.original_context if isinstance(long, LongScaling) else None
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf), default_context=usual)
 
 
 @family("SmolLM3ForCausalLM", tie_word_embeddings=True, no_rope_layer_interval=4)

@@ -1,43 +1,88 @@
-"""What a model folder tells a person: for `list` and `show`. Reads no weight and needs no torch."""
+"""What a model's files tell a person: for `list` and `show`. Reads no weight and needs no torch."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters
 from localllm.arch.families import describe
-from localllm.checkpoint.header import read_header
+from localllm.arch.summary import layer_kinds
+from localllm.checkpoint.header import Header, read_header
+from localllm.hub.card import read_license
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
 
-COUNTED_LAYOUTS = (None, "int-quantized")  # others pack several parameters into one element
+KV_ELEMENT_BYTES = 2  # of the 16-bit cache that a GPU keeps
+
+
+@dataclass(frozen=True)
+class Format:
+    """The tensors that are stored in one format."""
+
+    name: str  # as the file spells it: BF16, I8, Q4_K, ...
+    tensors: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
 class Facts:
     architecture: str
-    layers: int
+    layers: tuple[tuple[str, int], ...]  # each kind in words, and how many
+    hidden_size: int
+    vocab_size: int
     context: int  # tokens
-    parameters: int | None  # None: packed, not counted
-    dtypes: tuple[str, ...]  # of the tensors as stored
+    parameters: int
+    active_parameters: int  # that one token meets
+    kv_bytes_per_token: int  # in 16 bits
+    formats: tuple[Format, ...]  # most bytes first
     weight_bytes: int
     quantization: str | None
-    chat_template: bool
+    chat_templates: tuple[str, ...]  # names
+    license: str | None
     sampling: SamplingParams  # what generation_config.json recommends
 
 
-def read_facts(folder: Path) -> Facts:
+def read_facts(path: Path) -> Facts:
     """Raises what `read_header` raises, and UnsupportedModel for a family that does not run."""
-    header = read_header(folder)
+    header = read_header(path)
     config = describe(header.config)
-    tensors = {name: t for name, t in header.tensors.items() if not name.endswith(".weight_scale")}
-    counted = header.quantization in COUNTED_LAYOUTS
     return Facts(
         architecture=header.config["architectures"][0],
-        layers=len(config.layers),
+        layers=layer_kinds(config),
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
         context=config.max_context,
-        parameters=sum(t.elements for t in tensors.values()) if counted else None,
-        dtypes=tuple(sorted({t.dtype for t in tensors.values()})),
+        parameters=parameters(config),
+        active_parameters=active_parameters(config),
+        kv_bytes_per_token=kv_bytes_per_token(config, KV_ELEMENT_BYTES),
+        formats=formats(header),
         weight_bytes=header.stored_bytes,
         quantization=header.quantization,
-        chat_template=bool(read_chat_templates(folder)),
+        chat_templates=tuple(read_chat_templates(path)) if header.gguf is None else gguf_templates(header.gguf),
+        license=read_license(path) if header.gguf is None else gguf_license(header.gguf),
         sampling=SamplingParams.from_generation_config(header.generation_config),
     )
+
+
+def gguf_templates(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    named = metadata.get("tokenizer.chat_templates", [])
+    default = ["default"] if "tokenizer.chat_template" in metadata else []
+    return tuple(default + [name for name in named if isinstance(name, str)])
+
+
+def gguf_license(metadata: Mapping[str, Any]) -> str | None:
+    stated = metadata.get("general.license")
+    return stated if isinstance(stated, str) else None
+
+
+def formats(header: Header) -> tuple[Format, ...]:
+    """What the tensors are stored as; stacked experts count as one tensor each."""
+    names: dict[str, set[str]] = defaultdict(set)
+    sizes: dict[str, int] = defaultdict(int)
+    for tensor in header.tensors.values():
+        names[tensor.dtype].add(tensor.name)
+        sizes[tensor.dtype] += tensor.nbytes
+    found = [Format(dtype, len(names[dtype]), sizes[dtype]) for dtype in names]
+    return tuple(sorted(found, key=lambda form: (-form.nbytes, form.name)))

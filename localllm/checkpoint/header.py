@@ -1,4 +1,4 @@
-"""What a model folder says of itself, without reading a weight and without torch.
+"""What a model folder or a GGUF file says of itself, without reading a weight and without torch.
 
 Trusts nothing: every name, count and length in a file is checked before it is used.
 """
@@ -14,9 +14,13 @@ from localllm.arch.families import layout
 from localllm.arch.fields import Fields
 from localllm.arch.layout import Layout
 from localllm.arch.parts import MOST_EXPERTS
+from localllm.checkpoint.gguf.config import sampling, to_config
+from localllm.checkpoint.gguf.header import read_gguf
+from localllm.checkpoint.gguf.names import canonical, canonical_shape, rotary_heads
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json
 from localllm.hub.folder import weight_files
+from localllm.quant.formats.gguf_types import BY_NAME
 
 LFS_POINTER = b"version https://git-lfs"
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
@@ -33,11 +37,13 @@ DTYPE_BYTES = {
 class TensorHeader:
     file: Path
     name: str  # as the file has it
-    dtype: str  # as safetensors spells it: F32, BF16, I8, ...
+    dtype: str  # as safetensors spells it: F32, BF16, I8, ...; or a block format of GGUF: Q4_K, ...
     shape: tuple[int, ...]  # as the runtime has it
     expert: int | None = None  # which part of a stacked tensor it is
     transposed: bool = False  # in the file
     interleaved: bool = False  # in the file: rows of gate and up take turns
+    offset: int | None = None  # bytes from the begin of a GGUF file
+    heads: tuple[int, int] | None = None  # (how many, their size): rotary pairs lie side by side in their rows
 
     @property
     def elements(self) -> int:
@@ -45,18 +51,21 @@ class TensorHeader:
 
     @property
     def nbytes(self) -> int:
+        if self.offset is not None:
+            return math.prod(self.shape[:-1]) * BY_NAME[self.dtype.lower()].row_bytes(self.shape[-1])
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Header:
-    """A model folder's configuration and the list of its tensors, by their names in `arch.layout`."""
+    """A model's configuration and the list of its tensors, by their names in `arch.layout`."""
 
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, TensorHeader]
     layout: Layout
+    gguf: Mapping[str, Any] | None = None  # the metadata of a GGUF file: it holds the tokenizer
 
     @property
     def stored_bytes(self) -> int:
@@ -65,17 +74,21 @@ class Header:
     @property
     def quantization(self) -> str | None:
         """The name of the layout in which weights are packed."""
+        if self.gguf is not None:
+            return "gguf" if any(tensor.dtype not in DTYPE_BYTES for tensor in self.tensors.values()) else None
         layout = Fields(self.config).part("quantization_config")
         return layout.text("format", layout.text("quant_method", "")) or None
 
 
 def read_header(path: Path) -> Header:
-    """The header of the Hugging Face folder `path`.
+    """The header of a Hugging Face folder, or of a GGUF file (any part of it).
 
     Raises ModelNotFound where it holds no config.json or not all its weights, UnsupportedModel for pickled
     weights, a family that does not run or a dtype that nobody knows, DamagedModel for a file that is truncated or
     contradicts itself.
     """
+    if path.suffix == ".gguf":
+        return read_gguf_header(path)
     files = ["config.json", *weight_files(path)]
     for name in files:
         if not (path / name).is_file():
@@ -91,6 +104,26 @@ def read_header(path: Path) -> Header:
         tensors=gather((path / file for file in files[1:]), spelling),
         layout=spelling,
     )
+
+
+def read_gguf_header(path: Path) -> Header:
+    """Raises as `read_gguf` and `to_config`."""
+    gguf = read_gguf(path)
+    config = to_config(gguf)
+    architecture = gguf.metadata["general.architecture"]
+    found: dict[str, TensorHeader] = {}
+    for stored, tensor in gguf.tensors.items():
+        name = canonical(stored, architecture, config)
+        if name is None:
+            continue
+        heads = rotary_heads(name, architecture, config)
+        shape = canonical_shape(name, tensor.shape)
+        header = TensorHeader(tensor.file, stored, tensor.format.upper(), shape, offset=tensor.offset, heads=heads)
+        parts = take_apart(name, header, Layout())
+        if not found.keys().isdisjoint(parts):
+            raise damaged(tensor.file, f"{stored!r} is stored twice")
+        found |= parts
+    return Header(path, config, sampling(gguf), found, Layout(), gguf.metadata)
 
 
 def gather(files: Iterable[Path], spelling: Layout) -> dict[str, TensorHeader]:
@@ -123,6 +156,9 @@ def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, T
         interleaved=spelling.gate_up_interleaved and matrix == "gate_up_proj",
     )
     prefix = stacked["prefix"]
+    if one.offset is not None:
+        begins = (one.offset + e * one.nbytes for e in range(experts))
+        return {f"{prefix}.{e}.{matrix}.{kind}": replace(one, offset=begin) for e, begin in enumerate(begins)}
     return {f"{prefix}.{e}.{matrix}.{kind}": replace(one, expert=e) for e in range(experts)}
 
 

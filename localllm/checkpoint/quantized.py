@@ -1,16 +1,19 @@
 """Weights of a checkpoint that are stored quantized: which layouts run, and one matrix as it lies on disk.
 
 compressed-tensors `int-quantized`, weights only: `X.weight` int8 [out, in], `X.weight_scale` [out, 1].
+GGUF: `X.weight` in blocks, as mapped.
 gpt-oss's MXFP4: `X.blocks` uint8 [out, in / 32, 16], `X.scales` uint8 [out, in / 32].
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from localllm.arch.fields import Fields
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.errors import DamagedModel, UnsupportedModel
-from localllm.quant.formats import int8, mxfp4
+from localllm.quant.formats import gguf, int8, mxfp4
 from localllm.quant.tensor import QuantizedTensor
 
 INT8_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
@@ -42,6 +45,22 @@ def check_quantization(config: Mapping[str, Any]) -> None:
 def take_quantized(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
     """The matrix `name` if it is stored quantized, else None."""
     return take_int8(weights, name, shape) or take_mxfp4(weights, name, shape)
+
+
+def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str) -> QuantizedTensor | None:
+    """The matrix `name` if a GGUF file holds it in anything but `plain` (F32, ...), else None.
+
+    Raises DamagedModel for scales that are NaN or infinite.
+    """
+    stored = weights.stored(f"{name}.weight")
+    if stored is None or stored.offset is None or stored.dtype == plain:
+        return None
+    form = stored.dtype.lower()
+    rows = weights.take(f"{name}.weight", shape, dtypes=(stored.dtype,))
+    rows = rows.view(torch.uint8)
+    for scales in gguf.row_scales(rows, form):
+        check_finite(f"{weights.prefix}{name}.weight", scales)
+    return QuantizedTensor(form, shape, {gguf.PART: rows})
 
 
 def take_mxfp4(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:

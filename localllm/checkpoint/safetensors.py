@@ -1,12 +1,14 @@
-"""A Hugging Face folder's tensors, read one at a time from a memory map, by their names in `arch.layout`."""
+"""A checkpoint's tensors, read one at a time from a memory map, by their names in `arch.layout`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from localllm.checkpoint.gguf import tensors as gguf
 from localllm.checkpoint.header import Header, TensorHeader
 from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
@@ -23,7 +25,7 @@ class Weights:
         self.header = header
         self.prefix = prefix
         self.left: set[str] = shared.left if shared else set(header.tensors)
-        self.files: dict[Path, safe_open] = shared.files if shared else {}
+        self.files: dict[Path, Callable[[TensorHeader], Tensor]] = shared.files if shared else {}
 
     def under(self, name: str) -> "Weights":
         return Weights(self.header, f"{self.prefix}{name}.", self)
@@ -31,8 +33,12 @@ class Weights:
     def has(self, name: str) -> bool:
         return self.prefix + name in self.left
 
+    def stored(self, name: str) -> TensorHeader | None:
+        """How the tensor is stored; None where it is not there, or was taken."""
+        return self.header.tensors[self.prefix + name] if self.has(name) else None
+
     def take(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
-        """The tensor as it is stored, mapped from the file.
+        """The tensor as it is stored, mapped from the file. Blocks of GGUF are uint8 [..., bytes of a row].
 
         Raises DamagedModel as the class says, UnsupportedModel where it is stored in none of `dtypes`.
         """
@@ -55,8 +61,8 @@ class Weights:
         self.left.remove(full)
         try:
             if entry.file not in self.files:
-                self.files[entry.file] = safe_open(entry.file, framework="pt")
-            return read(self.files[entry.file], entry)
+                self.files[entry.file] = opened(entry.file)
+            return self.files[entry.file](entry)
         except (SafetensorError, OSError) as error:
             raise damaged(entry.file, str(error)) from None
 
@@ -69,6 +75,13 @@ class Weights:
                 f"the checkpoint holds the tensor {extra[0]!r}{more}, which config.json gives no place",
                 "fetch the model again",
             )
+
+
+def opened(file: Path) -> Callable[[TensorHeader], Tensor]:
+    """What reads the tensors of a file."""
+    if file.suffix == ".gguf":
+        return partial(gguf.read, gguf.mapped(file))
+    return partial(read, safe_open(file, framework="pt"))
 
 
 def read(file: safe_open, entry: TensorHeader) -> Tensor:

@@ -24,6 +24,7 @@ class State(StrEnum):
     BOXED = "boxed"  # comes with the program
     DOWNLOADED = "downloaded"  # in the Hugging Face cache
     FOLDER = "folder"  # given as a path
+    FILE = "file"  # of GGUF, given as a path
     DAMAGED = "damaged"  # a file contradicts its format
     UNSUPPORTED = "unsupported"  # pickled weights, or a format that does not run
     INCOMPLETE = "incomplete"  # a download that was broken off
@@ -46,8 +47,12 @@ class Entry:
 
     @property
     def parameters(self) -> str:
-        counted = self.facts.parameters if self.facts else None
-        return self.stated_parameters or (report.count(counted) if counted else "-")
+        """Counted where the model is here; of a mixture also how many a token meets."""
+        if not self.facts:
+            return self.stated_parameters or "-"
+        active = self.facts.active_parameters
+        one_token = f", {report.count(active)} active" if active < self.facts.parameters else ""
+        return report.count(self.facts.parameters) + one_token
 
     @property
     def is_here(self) -> bool:
@@ -67,8 +72,8 @@ def list_models(as_json: options.JsonList = False) -> None:
 def show(model: options.ModelName, as_json: options.Json = False) -> None:
     """Show what is known of a model.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder. Reads no weights and downloads
-    nothing.
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or GGUF file. Reads no weights and
+    downloads nothing.
     """
     entry = _find(model)
     if entry.fault:
@@ -94,7 +99,7 @@ def _find(model: str) -> Entry:
     downloaded = ref.name == model and cached_folder(model) == ref.path
     if downloaded:
         return _here(model, State.DOWNLOADED, ref.path, model)
-    return _here(ref.name, State.FOLDER, ref.path)
+    return _here(ref.name, State.FILE if ref.path.is_file() else State.FOLDER, ref.path)
 
 
 def _from_catalog(entry: CatalogEntry) -> Entry:
@@ -115,7 +120,7 @@ def _here(
     except (DamagedModel, UnsupportedModel) as fault:
         state = State.DAMAGED if isinstance(fault, DamagedModel) else State.UNSUPPORTED
         return Entry(name, state, repo, folder, license, parameters, None, fault=fault)
-    return Entry(name, state, repo, folder, license, parameters, facts.context, facts)
+    return Entry(name, state, repo, folder, license or facts.license, parameters, facts.context, facts)
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
@@ -138,15 +143,26 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
         sampling = _sampling(facts)
         rows += [
             ("architecture", facts.architecture),
-            ("layers", str(facts.layers)),
-            ("weights", f"{report.size(facts.weight_bytes)} as {', '.join(facts.dtypes)}"),
+            ("hidden size", str(facts.hidden_size)),
+            ("vocabulary", f"{facts.vocab_size} tokens"),
+            *_listed("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
+            ("KV cache", f"{report.size(facts.kv_bytes_per_token)} a token in 16 bits"),
+            ("weights", report.size(facts.weight_bytes)),
+            *_listed(
+                "formats", [f"{f.name}: {f.tensors} tensors, {report.size(f.nbytes)}" for f in facts.formats]
+            ),
             ("quantization", facts.quantization or "none"),
-            ("chat template", "yes" if facts.chat_template else "no: it continues text"),
+            ("chat template", ", ".join(facts.chat_templates) or "none: it continues text"),
             ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
         ]
     elif entry.repo:
         rows += [("to get it", f"hf download {entry.repo}")]
     return rows
+
+
+def _listed(name: str, lines: list[str]) -> list[tuple[str, str]]:
+    """The name before the first of the lines alone."""
+    return [(name if i == 0 else "", line) for i, line in enumerate(lines)]
 
 
 def _as_json(entry: Entry) -> dict[str, object]:
@@ -161,12 +177,16 @@ def _as_json(entry: Entry) -> dict[str, object]:
         "stated_parameters": entry.stated_parameters,
         "context": entry.context,
         "architecture": facts.architecture if facts else None,
-        "layers": facts.layers if facts else None,
+        "layers": [{"kind": kind, "count": count} for kind, count in facts.layers] if facts else None,
+        "hidden_size": facts.hidden_size if facts else None,
+        "vocab_size": facts.vocab_size if facts else None,
         "parameters": facts.parameters if facts else None,
-        "dtypes": facts.dtypes if facts else None,
+        "active_parameters": facts.active_parameters if facts else None,
+        "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
+        "formats": [dataclasses.asdict(form) for form in facts.formats] if facts else None,
         "weight_bytes": facts.weight_bytes if facts else None,
         "quantization": facts.quantization if facts else None,
-        "chat_template": facts.chat_template if facts else None,
+        "chat_templates": facts.chat_templates if facts else None,
         "sampling": _sampling(facts) if facts else None,
     }
 

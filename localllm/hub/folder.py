@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from localllm.errors import UnsupportedModel
-from localllm.files import damaged, read_json
+from localllm.files import TOKENIZER_FILES, damaged, read_json
+from localllm.hub.gguf import missing_part
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -11,9 +12,15 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 def missing_files(folder: Path) -> list[str]:
     """The files that a model needs and that are not in this folder; empty if it can be loaded.
 
+    Instead of the folder any file of a GGUF model may be given.
+
     Raises UnsupportedModel and DamagedModel as `weight_files` does.
     """
-    needed = ["config.json", "tokenizer.json", *weight_files(folder)]
+    if folder.suffix == ".gguf":
+        missing = missing_part(folder)
+        return [missing.name] if missing else []
+    tokenizer = next((name for name in TOKENIZER_FILES if (folder / name).is_file()), TOKENIZER_FILES[0])
+    needed = ["config.json", tokenizer, *weight_files(folder)]
     return [name for name in needed if not (folder / name).is_file()]
 
 

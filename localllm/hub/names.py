@@ -1,8 +1,8 @@
-"""From what a user calls a model to the folder it lies in.
+"""From what a user calls a model to the folder it lies in, or to its GGUF file.
 
 demo, qwen3:0.6b      an alias of models.toml
 Qwen/Qwen3-0.6B       a repository of huggingface.co that is in the cache
-./folder, /a/folder   a path; a plain name that is no alias may be one, too
+./folder, ./x.gguf    a path; a plain name that is no alias may be one, too
 """
 
 import difflib
@@ -15,6 +15,7 @@ from typing import NoReturn
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
 from localllm.hub.folder import missing_files
+from localllm.hub.gguf import model_name, models_in
 from localllm.hub.store import cached_folder, cached_models
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -24,17 +25,18 @@ REPO = re.compile(rf"{WORD}/{WORD}")
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A model on this machine: what to call it, and the folder with its config.json and weights."""
+    """A model on this machine: what to call it, and the folder with its config.json and weights, or a file of a
+    GGUF model."""
 
     name: str
     path: Path
 
 
 def resolve(name: str) -> ModelRef:
-    """Find the folder of a model.
+    """Find the folder of a model, or its GGUF file.
 
     Raises ModelNotFound where nothing of that name is here (with near names, or how to download it) and
-    UnsupportedModel where the name is that of a single file.
+    UnsupportedModel where the name is that of another single file.
     """
     if is_path(name):
         return _resolve_path(name)
@@ -65,10 +67,19 @@ def near_names(name: str) -> list[str]:
 
 def _resolve_path(name: str) -> ModelRef:
     path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file() and (models := models_in(path)):
+        if len(models) > 1:
+            names = ", ".join(model.name for model in models)
+            raise ModelNotFound(f"the folder {name} holds several models: {names}", "give the path of one")
+        path = models[0]
+    if path.suffix == ".gguf" and path.is_file():
+        if missing := missing_files(path):
+            raise ModelNotFound(f"{path.parent} has no {missing[0]}", "fetch all parts of the model")
+        return ModelRef(model_name(path), path)
     if path.is_file():
         instead = f"run its folder: `localllm run {path.parent}`" if path.suffix == ".safetensors" else None
-        instead = instead or "give a folder with config.json, tokenizer.json and model.safetensors"
-        raise UnsupportedModel(f"{name} is a file, and this version runs folders", instead)
+        instead = instead or "give a GGUF file, or a folder with config.json, tokenizer.json and model.safetensors"
+        raise UnsupportedModel(f"{name} is a file that cannot be run by itself", instead)
     if not path.is_dir():
         raise ModelNotFound(f"there is no folder {name}", "`localllm list` shows the models known by name")
     if missing := missing_files(path):

@@ -3,10 +3,14 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import int8, mxfp4
+from localllm.quant.formats import gguf, int8, mxfp4
 from localllm.quant.tensor import QuantizedTensor
 
-FORMATS = {int8.FORMAT: int8.dequantize, mxfp4.FORMAT: mxfp4.dequantize}
+FORMATS = {
+    int8.FORMAT: int8.dequantize,
+    mxfp4.FORMAT: mxfp4.dequantize,
+    **dict.fromkeys(gguf.UNPACK, gguf.dequantize),
+}
 
 
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:

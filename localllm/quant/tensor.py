@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    format: str  # `int8`: see localllm/quant/formats
+    format: str  # `int8`, `q4_k`: see localllm/quant/formats
     shape: tuple[int, int]  # (out, in) of the weight it stands for
     parts: dict[str, Tensor]
 

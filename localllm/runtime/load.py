@@ -1,15 +1,19 @@
 """From a checkpoint's tensors to a model's weights: one at a time, checked, fused, in the dtype and place they
 will be used in. Matrices that are fused are copied; what the file maps for them can be dropped by the system."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from localllm.checkpoint.quantized import take_quantized
+from localllm.checkpoint.quantized import take_blocks, take_quantized
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.errors import UnsupportedModel
 from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.linear import reads_packed
+
+STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class Source:
@@ -46,8 +50,21 @@ class Source:
         """Several vectors one after another, by name and size."""
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
 
+    def matrices(self, names: dict[str, int], columns: int) -> tuple[Tensor | QuantizedTensor, ...]:
+        """The named matrices, by name and rows, in as few as can be: stacked, or each by itself where a GGUF file
+        holds them in blocks, which are mapped and may differ in format."""
+        stored = [self.weights.stored(f"{name}.weight") for name in names]
+        if any(entry and entry.offset is not None for entry in stored):
+            return tuple(self.matrix({name: rows}, columns) for name, rows in names.items())
+        return (self.matrix(names, columns),)
+
     def matrix(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
         """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another."""
+        if len(names) == 1:
+            [(name, rows)] = names.items()
+            if blocks := take_blocks(self.weights, name, (rows, columns), plain=STORED[self.dtype]):
+                parts = {part: packed.to(self.device) for part, packed in blocks.parts.items()}
+                return replace(blocks, parts=parts)
         found = {name: take_quantized(self.weights, name, (rows, columns)) for name, rows in names.items()}
         packed = {name: q for name, q in found.items() if q}
         if 0 < len(packed) < len(names):

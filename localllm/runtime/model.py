@@ -6,6 +6,7 @@ from torch import Tensor
 from localllm.arch.config import LayerConfig, ModelConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LayerCache
+from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.ffn import load_ffn
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.mixer import load_mixer
@@ -33,11 +34,16 @@ class Layer:
         """x: [T, hidden] -> [T, hidden]"""
         scale = self.config.residual_scale
         normed = self.before_mixer(x)
-        mixed = self.after_mixer(self.mixer(normed, batch, cache)) * scale
+        mixed = scaled(self.after_mixer(self.mixer(normed, batch, cache)), scale)
         if self.config.parallel:
-            return x + mixed + self.after_ffn(self.ffn(self.before_ffn(normed))) * scale
+            return x + mixed + scaled(self.after_ffn(self.ffn(self.before_ffn(normed))), scale)
         x = x + mixed
-        return x + self.after_ffn(self.ffn(self.before_ffn(x))) * scale
+        return x + scaled(self.after_ffn(self.ffn(self.before_ffn(x))), scale)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """Most models scale nothing: no operation then."""
+    return x if factor == 1.0 else x * factor
 
 
 class Decoder:
@@ -49,11 +55,11 @@ class Decoder:
     def __init__(self, config: ModelConfig, source: Source, context: int):
         self.config = config
         self.dtype = source.dtype
-        self.embedding = source.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(source, "embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [Layer(c, config, source.under(f"layers.{i}")) for i, c in enumerate(config.layers)]
         self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
-            self.head = Linear(self.embedding)
+            self.head = Linear(self.embedding.weight)
         else:
             self.head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         # In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256).
@@ -67,8 +73,8 @@ class Decoder:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
         c = self.config
         batch.angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
-        x = self.embedding[batch.token_ids] * self.embedding_scale  # [T, hidden]
+        x = scaled(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, batch, cache)
-        logits = self.head(self.norm(x[batch.logit_index])) * c.logit_scale
+        logits = scaled(self.head(self.norm(x[batch.logit_index])), c.logit_scale)
         return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits

@@ -1,25 +1,36 @@
-"""Text to token ids and back, by the model's own tokenizer.json. Knows nothing of Jinja or of streams."""
+"""Text to token ids and back, by the model's own tokenizer. Knows nothing of Jinja or of streams."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-import tokenizers
-
-from localllm.errors import DamagedModel, UnsupportedModel, UsageError
+from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel, UsageError
+from localllm.files import TOKENIZER_FILES
 from localllm.text.control import RenderedChat
-from localllm.text.folder import read_chat_templates, read_special_tokens
+from localllm.text.gguf_tokenizer import read_gguf_tokenizer
+from localllm.text.sentencepiece_model import read_sentencepiece_model
+from localllm.text.tekken import read_tekken
+from localllm.text.tokenizer_json import read_tokenizer_json
+from localllm.text.vocabulary import UNWRITABLE, Described
 
+_READERS: dict[str, Callable[[Path], Described]] = dict(
+    zip(TOKENIZER_FILES, (read_tokenizer_json, read_tekken, read_sentencepiece_model), strict=True)
+)
 _NEVER_DAMAGE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class Tokenizer:
-    """One model's tokenizer, and what its folder says about special tokens and chat templates.
+    """One model's tokenizer, and what its files say about special tokens and chat templates.
 
     `tokenizer.json` decides, as in `transformers` 5: `add_bos_token` of tokenizer_config.json counts for
     nothing beside it, its post-processor says what is put before and after a text.
+
+    `decode(encode(text, special=False))` is the text for byte-level tokenizers, and for those that fall back to
+    bytes, but for what the model's own edition changes: its normalizer (NFC in Qwen's tokenizer.json, not in its
+    GGUF edition), U+2581 where it stands for a space, whitespace that an added token swallows, and the space that
+    SentencePiece puts before what follows an added token.
     """
 
     special_tokens: dict[str, str]
@@ -37,18 +48,16 @@ class Tokenizer:
     eos_ids: tuple[int, ...]
     """Tokens that end an answer, as far as the tokenizer knows; generation_config.json may know more."""
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        special_tokens: Mapping[str, str] | None = None,
-        chat_templates: Mapping[str, str] | None = None,
-    ):
+    def __init__(self, described: Described):
+        backend = described.backend
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self.special_tokens = dict(special_tokens or {})
-        self.chat_templates = dict(chat_templates or {})
+        self._source = described.file.name
+        self._same_as = described.same_as
+        self._unwritable = backend.token_to_id(UNWRITABLE)
+        self.special_tokens = dict(described.special_tokens)
+        self.chat_templates = dict(described.chat_templates)
         added = {index: token for index, token in backend.get_added_tokens_decoder().items() if token.content}
         named = set(self.special_tokens.values())
         self.added_tokens = frozenset(token.content for token in added.values())
@@ -56,33 +65,41 @@ class Tokenizer:
             token.content for token in added.values() if token.special or token.content in named
         )
         self._added_ids = frozenset(added)
-        eos = backend.token_to_id(self.special_tokens.get("eos_token", ""))
-        self.eos_ids = () if eos is None else (eos,)
+        self.eos_ids = described.eos_ids
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:
-        """Read `tokenizer.json` and its companions.
+        """Read the first of TOKENIZER_FILES that is there, and its companions.
 
-        Raises UnsupportedModel if there is no tokenizer.json, DamagedModel if a file cannot be understood.
+        Raises UnsupportedModel if there is none or it does not run, DamagedModel if a file cannot be understood.
         """
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            remedy = "localllm reads the tokenizer.json format; look for a repository of this model that has one"
-            raise UnsupportedModel(f"{path} has no tokenizer.json", remedy)
+        file = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
+        if file is None:
+            remedy = "look for a repository of this model that has one of them"
+            raise UnsupportedModel(f"{path} has no {' or '.join(TOKENIZER_FILES)}", remedy)
         with _blaming(f"{file} cannot be read"):
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        return cls(backend, special_tokens=read_special_tokens(path), chat_templates=read_chat_templates(path))
+            return cls(_READERS[file.name](file))
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], file: Path) -> Self:
+        """Build what the metadata of a GGUF file describes; `file` is named in errors.
+
+        Raises UnsupportedModel if it does not run, DamagedModel if it contradicts itself.
+        """
+        with _blaming(f"the tokenizer of {file} cannot be built"):
+            return cls(read_gguf_tokenizer(metadata, file))
 
     @property
     def vocab_size(self) -> int:
         """How many tokens there are, added ones among them. A model's embedding may have more rows."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return self._backend.get_vocab_size(with_added_tokens=True) - (self._unwritable is not None)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a prompt. Control tokens written in it become control ids: it is no chat message.
 
         `special` adds what the model wants before and after a text (BOS, EOS). Raises UsageError if the text
-        holds lone surrogates, which are no characters; DamagedModel if tokenizer.json contradicts itself.
+        holds lone surrogates, which are no characters, or one that the vocabulary cannot write; DamagedModel if
+        the tokenizer's file contradicts itself.
         """
         return self._encode(text, special=special)
 
@@ -100,13 +117,16 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of these ids. Bytes that are no character become U+FFFD; ids of no token are left out."""
-        with _blaming("tokenizer.json contradicts itself"):
+        if self._same_as:
+            ids = [same for token in ids for same in self._same_as.get(token, (token,))]
+        with _blaming(f"{self._source} contradicts itself"):
             return self._backend.decode(ids, skip_special_tokens=skip_special)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         _check_characters(text)
-        with _blaming("tokenizer.json contradicts itself"):
-            return self._backend.encode(text, add_special_tokens=special).ids
+        with _blaming(f"{self._source} contradicts itself"):
+            ids = self._backend.encode(text, add_special_tokens=special).ids
+        return self._checked(ids)
 
     def _encode_plain(self, text: str) -> list[int]:
         return self._encode(text, special=False)
@@ -115,12 +135,17 @@ class Tokenizer:
         """The steps of `tokenizers` without the first, which matches added tokens."""
         _check_characters(text)
         normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
-        with _blaming("tokenizer.json contradicts itself"):
+        with _blaming(f"{self._source} contradicts itself"):
             normal = normalizer.normalize_str(text) if normalizer else text
             words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
             ids = [token.id for word in words for token in self._backend.model.tokenize(word)]
         if not self._added_ids.isdisjoint(ids):
             raise UsageError(f"this model's tokenizer cannot write {text!r} as text", "leave it out")
+        return self._checked(ids)
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        if self._unwritable is not None and self._unwritable in ids:
+            raise UsageError("the text has a character that this model's vocabulary cannot write", "leave it out")
         return ids
 
     def _encode_on(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
@@ -139,7 +164,7 @@ def _blaming(message: str) -> Iterator[None]:
     """Make DamagedModel of what the Rust library raises: any Exception, or a panic, which is none."""
     try:
         yield
-    except _NEVER_DAMAGE:
+    except (LocalLLMError, *_NEVER_DAMAGE):
         raise
     except BaseException as error:
         raise DamagedModel(f"{message}: {error}", "fetch the model again") from error

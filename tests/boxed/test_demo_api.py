@@ -55,7 +55,7 @@ def test_its_weights_stay_packed(llm: LLM) -> None:
     if llm.dtype != "bfloat16":
         pytest.skip("this CPU computes in float32")
     decoder = llm.worker.engine.runner.model
-    assert all(isinstance(layer.ffn.down.weight, QuantizedTensor) for layer in decoder.layers)
+    assert all(isinstance(layer.ffn.down.weights[0], QuantizedTensor) for layer in decoder.layers)
     assert llm.weight_bytes < 7_000_000
 
 

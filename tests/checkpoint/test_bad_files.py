@@ -160,6 +160,14 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     assert "holds no a.safetensors" in error_of(folder).message
 
 
+def test_a_tensor_in_two_shards_is_one_too_many(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({NORM: tensors[NORM]}, folder / "more.safetensors")
+    index = {"weight_map": {QUERY: "model.safetensors", NORM: "more.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert f"{NORM!r} is stored twice" in error_of(folder).message
+
+
 def test_shards_are_read_as_one(folder: Path) -> None:
     expected = make_engine(folder).logits([3, 4, 5])
     tensors = load_file(folder / "model.safetensors")

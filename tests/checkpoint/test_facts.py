@@ -2,31 +2,65 @@ from pathlib import Path
 
 import pytest
 
-from localllm.checkpoint.facts import read_facts
+from localllm.checkpoint.facts import Format, read_facts
 from localllm.errors import DamagedModel
 from localllm.request import SamplingParams
 from tests.hub.folders import write_model
+from tests.models.families import FAMILIES
+from tests.tiny import make_checkpoint
 
 
 def test_a_folder_says_what_its_files_say(tmp_path: Path) -> None:
     facts = read_facts(write_model(tmp_path))
-    assert (facts.architecture, facts.layers, facts.context) == ("LlamaForCausalLM", 2, 4096)
-    assert (facts.parameters, facts.dtypes, facts.weight_bytes) == (12, ("F16",), 24)
-    assert facts.chat_template
+    assert (facts.architecture, facts.context) == ("LlamaForCausalLM", 4096)
+    assert facts.layers == (("attention (4 heads, 4 KV heads of 16), MLP of 128", 2),)
+    assert (facts.formats, facts.weight_bytes) == ((Format("F16", 1, 24),), 24)
+    assert facts.kv_bytes_per_token == 2 * 2 * 4 * 16 * 2  # layers, keys and values, heads, values, bytes
+    assert (
+        facts.parameters == facts.active_parameters == 2 * 256 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 128) + 64
+    )
+    assert facts.chat_templates == ("default",)
     assert facts.sampling == SamplingParams(temperature=0.6, top_k=20)
 
 
-def test_packed_weights_are_not_counted_as_parameters(tmp_path: Path) -> None:
-    facts = read_facts(write_model(tmp_path, quantization_config={"quant_method": "gptq"}))
-    assert (facts.parameters, facts.quantization) == (None, "gptq")
+def test_a_quantization_is_named_also_where_it_does_not_run(tmp_path: Path) -> None:
+    assert read_facts(write_model(tmp_path, quantization_config={"quant_method": "gptq"})).quantization == "gptq"
+
+
+def test_layers_of_several_kinds_are_told_apart(tmp_path: Path) -> None:
+    kind, changes = FAMILIES["gpt-oss"]
+    make_checkpoint(tmp_path, kind, **changes)
+    facts = read_facts(tmp_path)
+    experts = "2 of 5 experts of 112"
+    assert facts.layers == (
+        (f"attention to the last 9 tokens (6 heads, 2 KV heads of 10), {experts}", 2),
+        (f"attention (6 heads, 2 KV heads of 10), {experts}", 1),
+    )
+    assert facts.parameters - facts.active_parameters == 3 * 3 * (3 * 48 * 112 + 2 * 112 + 48)
+
+
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        ("---\nlicense: apache-2.0\ntags:\n- a\n---\nlicense: mit\n", "apache-2.0"),
+        ("---\nlicense: other\nlicense_name: gemma-terms\n---\n", "gemma-terms"),
+        ("---\nlicense: 'mit'\n---\n", "mit"),
+        ("# A model\nlicense: mit\n", None),
+        ("---\nlicense: [a, b]\n---\n", None),
+        ("---\n" + "a" * 10**6, None),
+    ],
+)
+def test_the_licence_is_what_the_model_card_states(tmp_path: Path, card: str, license: str | None) -> None:
+    (write_model(tmp_path) / "README.md").write_text(card)
+    assert read_facts(tmp_path).license == license
 
 
 def test_a_chat_template_may_have_a_file_of_its_own(tmp_path: Path) -> None:
     write_model(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
-    assert not read_facts(tmp_path).chat_template
+    assert not read_facts(tmp_path).chat_templates
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert read_facts(tmp_path).chat_template
+    assert read_facts(tmp_path).chat_templates
 
 
 def test_a_truncated_weights_file_is_named(tmp_path: Path) -> None:

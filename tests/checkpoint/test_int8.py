@@ -64,7 +64,7 @@ def test_rows_that_are_no_whole_vectors_are_dequantized_when_loaded(tmp_path: Pa
     exact = model(torch.tensor([IDS])).logits[0]
     quantize(tmp_path)
     engine = make_engine(tmp_path, torch.bfloat16)
-    assert isinstance(engine.runner.model.layers[0].ffn.down.weight, torch.Tensor)
+    assert isinstance(engine.runner.model.layers[0].ffn.down.weights[0], torch.Tensor)
     assert (engine.logits(IDS) - exact).abs().mean() < exact.abs().mean() / 10
 
 
@@ -73,6 +73,6 @@ def test_in_bfloat16_the_error_is_at_most_twice_that_of_transformers(quantized: 
     exact = model(torch.tensor([IDS])).logits[0]
     theirs = model.bfloat16()(torch.tensor([IDS])).logits[0].float()
     ours = make_engine(folder, torch.bfloat16).logits(IDS)
-    packed = make_engine(folder, torch.bfloat16).runner.model.layers[0].ffn.down.weight
+    packed = make_engine(folder, torch.bfloat16).runner.model.layers[0].ffn.down.weights[0]
     assert isinstance(packed, QuantizedTensor)
     assert (ours - exact).abs().mean() <= 2 * (theirs - exact).abs().mean()

@@ -47,8 +47,8 @@ def test_logits_are_those_of_the_dequantized_experts(published: tuple[Path, Any]
 
 def test_experts_stay_packed(published: tuple[Path, Any]) -> None:
     expert = make_engine(published[0], torch.bfloat16).runner.model.layers[0].ffn.experts[0]
-    assert isinstance(expert.gate_up.weight, QuantizedTensor)
-    assert expert.gate_up.weight.nbytes == 192 * 64 * 17 // 32  # 16 bytes and a scale for 32 elements
+    assert isinstance(expert.gate_up.weights[0], QuantizedTensor)
+    assert expert.gate_up.weights[0].nbytes == 192 * 64 * 17 // 32  # 16 bytes and a scale for 32 elements
 
 
 def test_a_scale_that_means_nan_is_refused(published: tuple[Path, Any]) -> None:

@@ -32,7 +32,7 @@ def test_list_as_json_has_the_same_models(localllm, tmp_path):
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
     entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--json")[1])}
     assert entries["qwen3:4b"]["state"] == "downloaded"
-    assert entries["qwen3:4b"]["parameters"] == 12
+    assert entries["qwen3:4b"]["weight_bytes"] == 24
     assert (
         entries["qwen3:0.6b"] | {"path": None, "repo": "Qwen/Qwen3-0.6B", "weight_bytes": None}
         == entries["qwen3:0.6b"]

@@ -87,7 +87,7 @@ def test_a_name_of_the_catalog_is_never_a_path(tmp_path):
     assert is_path("./demo")
 
 
-@pytest.mark.parametrize("file", ["model.gguf", "model.safetensors", "notes.txt"])
+@pytest.mark.parametrize("file", ["model.safetensors", "notes.txt"])
 def test_a_single_file_is_not_supported_and_says_what_is(tmp_path, file):
     (tmp_path / "here" / file).touch()
     with pytest.raises(UnsupportedModel, match="folder"):

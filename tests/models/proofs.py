@@ -15,7 +15,9 @@ from torch import Tensor
 from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
 from localllm.runtime.state import SequenceState
-from tests.tiny import CPU, make_engine
+from tests.gguf_writer import write_gguf
+from tests.models.families import FAMILIES, NOT_IN_GGUF, OTHERWISE_IN_GGUF
+from tests.tiny import CPU, make_checkpoint, make_engine
 
 LENGTH = 70
 
@@ -32,7 +34,7 @@ class Subject:
 @dataclass(frozen=True)
 class Proof:
     title: str  # of the column in docs/models.md
-    measure: Callable[[Subject], float]
+    measure: Callable[[Subject], float | None]  # None: makes no sense for this family
     tolerance: float
 
 
@@ -52,6 +54,21 @@ def against_transformers(subject: Subject) -> float:
     got = engine.logits(ids)
     engine.pool.check()
     return difference(got, subject.theirs(torch.tensor([ids])).logits[0])
+
+
+def from_gguf(subject: Subject) -> float | None:
+    """The same model as a GGUF file, against the transformers model. None where the format has no words for it."""
+    if subject.name in NOT_IN_GGUF:
+        return None
+    folder, theirs = subject.folder, subject.theirs
+    if changes := OTHERWISE_IN_GGUF.get(subject.name):
+        kind, usual = FAMILIES[subject.name]
+        folder = subject.folder / "otherwise"
+        theirs = make_checkpoint(folder, kind, **{**usual, **changes})
+    write_gguf(folder, folder / "model.gguf")
+    ids = token_ids(LENGTH)
+    engine = make_engine(folder / "model.gguf", context=LENGTH)
+    return difference(engine.logits(ids), theirs(torch.tensor([ids])).logits[0])
 
 
 def in_chunks(subject: Subject) -> float:
@@ -133,6 +150,7 @@ def extend(engine: Engine, states: list[SequenceState], tokens: list[list[int]])
 
 PROOFS = (
     Proof("transformers", against_transformers, 2e-4),
+    Proof("as GGUF", from_gguf, 2e-4),
     Proof("five verbs", under_the_verbs, 1e-4),
     Proof("chunked prefill", in_chunks, 1e-4),
     Proof("batch invariance", in_batches, 1e-4),

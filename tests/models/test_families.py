@@ -26,7 +26,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_family(subject: Subject, proof: Proof, models_table: Results) -> None:
     worst = proof.measure(subject)
     models_table[subject.name, proof.title] = worst
-    assert worst <= proof.tolerance
+    assert worst is None or worst <= proof.tolerance
 
 
 def test_the_table_in_the_documents_has_every_family_and_proof() -> None:

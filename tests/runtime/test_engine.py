@@ -147,7 +147,7 @@ def test_why_an_answer_ends(folder: Path) -> None:
 
 def test_nan_logits_end_the_sequence_with_an_error_and_no_other(folder: Path) -> None:
     engine = make_engine(folder)
-    engine.runner.model.embedding[9] = torch.nan
+    engine.runner.model.embedding.weight[9] = torch.nan
     poisoned, healthy = sequence([3, 9], temperature=0.5), sequence([3, 4], temperature=0.5)
     got = run(engine, [poisoned, healthy])
     assert got[poisoned.request.id][-1].finish_reason == FinishReason.ERROR

@@ -1,5 +1,6 @@
 """A matrix with an optional bias."""
 
+import torch
 from torch import Tensor
 
 from localllm.quant.tensor import QuantizedTensor
@@ -8,14 +9,19 @@ from localllm.runtime.load import Source
 
 
 class Linear:
-    def __init__(self, weight: Tensor | QuantizedTensor, bias: Tensor | None = None):
-        self.weight = weight  # [out, in]
+    """`weights`: [out, in] each, one below the other; usually they are stacked in one."""
+
+    def __init__(self, *weights: Tensor | QuantizedTensor, bias: Tensor | None = None):
+        self.weights = weights
         self.bias = bias  # [out]
 
     @classmethod
     def load(cls, source: Source, names: dict[str, int], columns: int, bias: bool) -> "Linear":
         """One matrix of the named ones (name -> rows), stacked by rows."""
-        return cls(source.matrix(names, columns), source.vectors(names, "bias") if bias else None)
+        return cls(*source.matrices(names, columns), bias=source.vectors(names, "bias") if bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return kernels.linear(x, self.weight, self.bias)
+        if len(self.weights) == 1:
+            return kernels.linear(x, self.weights[0], self.bias)
+        y = torch.cat([kernels.linear(x, weight) for weight in self.weights], -1)
+        return y if self.bias is None else y + self.bias

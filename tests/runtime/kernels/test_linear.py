@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from localllm.quant.formats import int8
+from localllm.quant.formats import gguf, int8
+from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import explain, linear
 from tests.runtime.kernels.harness import check
@@ -31,7 +32,7 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
 
 def test_the_choice_is_explained() -> None:
     weight = quantized(8, 32)
-    [fast, reference] = explain("linear", torch.zeros(1, 32), weight, None)
+    [fast, _, reference] = explain("linear", torch.zeros(1, 32), weight, None)
     assert fast == ("torch-int8-cpu", "32 columns of torch.float32 on cpu, not bfloat16 in vectors of 16 on cpu")
     assert reference == ("reference", "ok")
     assert explain("linear", torch.zeros(192, 32, dtype=torch.bfloat16), weight, None)[0][1].startswith("192 rows")
@@ -49,3 +50,15 @@ def test_int8_is_within_half_a_step_of_the_weight() -> None:
 def test_a_plain_weight_is_a_plain_product() -> None:
     x, w = torch.randn(2, 3), torch.randn(4, 3)
     assert torch.equal(linear(x, w), x @ w.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["q4_k", "q6_k", "q8_0", "iq4_xs", "f16", "mxfp4_gguf"])
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 3, 256), (1, 1100, 512), (5, 300, 1024)])
+def test_blocks_of_gguf(tokens: int, rows: int, columns: int, form: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    # Bytes below 60 make scales that are small and finite.
+    packed = torch.randint(0, 60, (rows, BY_NAME[form].row_bytes(columns)), generator=generator, dtype=torch.uint8)
+    weight = QuantizedTensor(form, (rows, columns), {gguf.PART: packed})
+    x = torch.randn(tokens, columns, generator=generator, dtype=torch.float64).to(dtype)
+    assert "gguf-tiles" in check("linear", lambda d: (x.to(d), weight, None), dtype)

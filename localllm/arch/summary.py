@@ -1,0 +1,25 @@
+"""A model's layers in words, for people: equal ones counted together, in the order in which they first occur."""
+
+from collections import Counter
+
+from localllm.arch.config import AttentionConfig, LatentConfig, MLPConfig, ModelConfig, MoEConfig
+
+
+def layer_kinds(config: ModelConfig) -> tuple[tuple[str, int], ...]:
+    """Each kind of layer and how many there are of it."""
+    kinds = Counter(f"{mixer(layer.mixer)}, {ffn(layer.ffn)}" for layer in config.layers)
+    return tuple(kinds.items())
+
+
+def mixer(c: AttentionConfig | LatentConfig) -> str:
+    if isinstance(c, LatentConfig):
+        return f"latent attention ({c.heads} heads, latents of {c.kv_lora_rank} and keys of {c.rope_dim})"
+    reach = f" to the last {c.window} tokens" if c.window else ""
+    return f"attention{reach} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim})"
+
+
+def ffn(c: MLPConfig | MoEConfig) -> str:
+    if isinstance(c, MLPConfig):
+        return f"MLP of {c.intermediate_size}"
+    shared = " and a shared one" if c.shared else ""
+    return f"{c.experts_per_token} of {c.experts} experts of {c.expert.intermediate_size}{shared}"

@@ -1,0 +1,212 @@
+"""A GGUF file's metadata as the `config.json` of the same model, so that a family is described once for both.
+
+Sources: llama.cpp's `src/models/*.cpp` (what a missing key means) and `conversion/*.py` (what a key was made of).
+"""
+
+from collections.abc import Callable
+
+from localllm.checkpoint.gguf import hybrids
+from localllm.checkpoint.gguf.fields import GGUFFields
+from localllm.checkpoint.gguf.header import GGUFHeader
+from localllm.checkpoint.gguf.parts import (
+    Config,
+    attention,
+    common,
+    dense,
+    experts,
+    head_size,
+    layer_count,
+    layer_types,
+    original_context,
+    rope,
+    rope_by_kind,
+    routed_and_shared,
+)
+from localllm.errors import UnsupportedModel
+
+
+def to_config(header: GGUFHeader) -> Config:
+    """What `config.json` of this model says. Raises UnsupportedModel for an architecture that does not run,
+    DamagedModel for a key that is missing or makes no sense."""
+    gguf = GGUFFields(header)
+    if gguf.architecture not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"the GGUF architecture {gguf.architecture!r} is not supported",
+            f"these are: {', '.join(sorted(ARCHITECTURES))}",
+        )
+    return common(gguf) | ARCHITECTURES[gguf.architecture](gguf)
+
+
+def llama(gguf: GGUFFields) -> Config:
+    if not gguf.count("expert_count", 0):
+        return dense(gguf) | {"architectures": ["LlamaForCausalLM"]}
+    return dense(gguf) | {
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": gguf.size("expert_count"),
+        "num_experts_per_tok": gguf.size("expert_used_count"),
+    }
+
+
+def mistral3(gguf: GGUFFields) -> Config:
+    ropes = rope(gguf)
+    if (beta := gguf.number("attention.temperature_scale", None)) is not None:
+        ropes["llama_4_scaling_beta"] = beta
+    return dense(gguf) | {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": ropes}
+
+
+def qwen2(gguf: GGUFFields) -> Config:
+    return dense(gguf) | {"architectures": ["Qwen2ForCausalLM"]}
+
+
+def qwen3(gguf: GGUFFields) -> Config:
+    return dense(gguf) | {"architectures": ["Qwen3ForCausalLM"]}
+
+
+def qwen3moe(gguf: GGUFFields) -> Config:
+    return attention(gguf) | experts(gguf) | {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True}
+
+
+def gemma2(gguf: GGUFFields) -> Config:
+    large = layer_count(gguf) == 46
+    return dense(gguf) | {
+        "architectures": ["Gemma2ForCausalLM"],
+        "query_pre_attn_scalar": gemma_scalar(gguf, large),
+        "sliding_window": gguf.size("attention.sliding_window", 4096),
+        "layer_types": layer_types(gguf, 2),
+        "attn_logit_softcapping": gguf.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": gguf.number("final_logit_softcapping", 30.0),
+    }
+
+
+def gemma_scalar(gguf: GGUFFields, large: bool) -> int:
+    """The 27B models scale queries by the hidden size of a head's share, the others by the head's size."""
+    share = gguf.size("embedding_length") // gguf.size("attention.head_count")
+    return share if large else head_size(gguf)
+
+
+def gemma3(gguf: GGUFFields) -> Config:
+    layers, window = layer_count(gguf), gguf.count("attention.sliding_window", 0)
+    return dense(gguf) | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "query_pre_attn_scalar": gemma_scalar(gguf, layers == 62),
+        "sliding_window": window or None,
+        "layer_types": layer_types(gguf, 6) if window else ["full_attention"] * layers,
+        "final_logit_softcapping": gguf.number("final_logit_softcapping", None),
+        "rope_parameters": rope_by_kind(gguf, 10000.0),
+    }
+
+
+def phi3(gguf: GGUFFields) -> Config:
+    return dense(gguf) | {
+        "architectures": ["Phi3ForCausalLM"],
+        "sliding_window": gguf.count("attention.sliding_window", 0) or None,
+        "original_max_position_embeddings": original_context(gguf),
+    }
+
+
+def gpt_oss(gguf: GGUFFields) -> Config:
+    ropes = rope(gguf)
+    if ropes.get("rope_type") == "yarn":
+        ropes["truncate"] = False  # as in the published models; the metadata has no word for it
+    return attention(gguf) | {
+        "architectures": ["GptOssForCausalLM"],
+        "num_local_experts": gguf.size("expert_count"),
+        "num_experts_per_tok": gguf.size("expert_used_count"),
+        "intermediate_size": gguf.size("expert_feed_forward_length"),
+        "sliding_window": gguf.size("attention.sliding_window"),
+        "layer_types": layer_types(gguf, 2),
+        "rope_parameters": ropes,
+    }
+
+
+def smollm3(gguf: GGUFFields) -> Config:
+    return dense(gguf) | {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4}
+
+
+def olmo2(gguf: GGUFFields) -> Config:
+    window = gguf.count("attention.sliding_window", 0)
+    if not window:
+        return dense(gguf) | {"architectures": ["Olmo2ForCausalLM"]}
+    return dense(gguf) | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": layer_types(gguf, 4),
+        "rope_parameters": rope_by_kind(gguf, gguf.number("rope.freq_base", 10000.0)),
+    }
+
+
+def granite(gguf: GGUFFields) -> Config:
+    return dense(gguf) | {
+        "architectures": ["GraniteForCausalLM"],
+        "logits_scaling": gguf.number("logit_scale"),
+        "residual_multiplier": gguf.number("residual_scale", 1.0),
+        "embedding_multiplier": gguf.number("embedding_scale", 1.0),
+        "attention_multiplier": gguf.number("attention.scale", head_size(gguf) ** -0.5),
+    }
+
+
+def glm4(gguf: GGUFFields) -> Config:
+    sections = gguf.header.metadata.get("glm4.rope.dimension_sections")
+    if sections and any(sections):
+        raise UnsupportedModel("GLM-4V, which also sees, is not supported", "use a GLM-4 that reads text alone")
+    return dense(gguf) | {"architectures": ["Glm4ForCausalLM"]}
+
+
+def glm4moe(gguf: GGUFFields) -> Config:
+    return (
+        dense(gguf)
+        | routed_and_shared(gguf)
+        | {"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": gguf.has("blk.0.attn_q_norm.weight")}
+    )
+
+
+def cohere2(gguf: GGUFFields) -> Config:
+    return {
+        "architectures": ["Cohere2ForCausalLM"],
+        "intermediate_size": gguf.size("feed_forward_length"),
+        "num_key_value_heads": gguf.size("attention.head_count_kv", None) or gguf.size("attention.head_count"),
+        "layer_norm_eps": gguf.number("attention.layer_norm_epsilon"),
+        "logit_scale": gguf.number("logit_scale"),
+        "sliding_window": gguf.size("attention.sliding_window"),
+        "layer_types": layer_types(gguf, 4),
+    }
+
+
+def sampling(header: GGUFHeader) -> Config:
+    """What `generation_config.json` would say: the sampling that the file recommends."""
+    found = {name: header.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
+    known: Config = {name: value for name, value in found.items() if value is not None}
+    return {"do_sample": known.get("temperature", 1.0) != 0, **known} if known else {}
+
+
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+ARCHITECTURES: dict[str, Callable[[GGUFFields], Config]] = {
+    "llama": llama,
+    "mistral3": mistral3,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3moe": qwen3moe,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "phi3": phi3,
+    "gpt-oss": gpt_oss,
+    "smollm3": smollm3,
+    "olmo2": olmo2,
+    "granite": granite,
+    "glm4": glm4,
+    "glm4moe": glm4moe,
+    "cohere2": cohere2,
+    "gemma4": hybrids.gemma4,
+    "qwen3next": hybrids.qwen3next,
+    "qwen35": hybrids.qwen35,
+    "qwen35moe": hybrids.qwen35moe,
+    "lfm2": hybrids.lfm2,
+    "lfm2moe": hybrids.lfm2moe,
+    "deepseek2": hybrids.deepseek2,
+}

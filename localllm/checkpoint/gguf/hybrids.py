@@ -1,0 +1,168 @@
+"""`config.json` of the architectures whose layers differ in kind: recurrent, convolutional, latent, shared."""
+
+from localllm.checkpoint.gguf.fields import GGUFFields
+from localllm.checkpoint.gguf.parts import (
+    Config,
+    attention,
+    dense,
+    experts,
+    head_size,
+    layer_count,
+    layer_types,
+    rope,
+    routed_and_shared,
+)
+from localllm.errors import DamagedModel, UnsupportedModel
+
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+
+
+def qwen3next(gguf: GGUFFields) -> Config:
+    return delta_net(gguf) | shared_experts(gguf) | {"architectures": ["Qwen3NextForCausalLM"]}
+
+
+def qwen35(gguf: GGUFFields) -> Config:
+    return dense(gguf) | delta_net(gguf) | {"architectures": ["Qwen3_5ForCausalLM"]}
+
+
+def qwen35moe(gguf: GGUFFields) -> Config:
+    return delta_net(gguf) | shared_experts(gguf) | {"architectures": ["Qwen3_5MoeForCausalLM"]}
+
+
+def delta_net(gguf: GGUFFields) -> Config:
+    """Attention in some layers, a gated delta net in the others, as the file says or three of four."""
+    layers = layer_count(gguf)
+    recurrent = gguf.truths("attention.recurrent_layers", layers)
+    if recurrent is None:
+        every = gguf.size("full_attention_interval", 4)
+        recurrent = [(i + 1) % every != 0 for i in range(layers)]
+    value_heads, inner = gguf.size("ssm.time_step_rank"), gguf.size("ssm.inner_size")
+    return attention(gguf) | {
+        "layer_types": ["linear_attention" if r else "full_attention" for r in recurrent],
+        "linear_conv_kernel_dim": gguf.size("ssm.conv_kernel"),
+        "linear_key_head_dim": gguf.size("ssm.state_size"),
+        "linear_num_key_heads": gguf.size("ssm.group_count"),
+        "linear_num_value_heads": value_heads,
+        "linear_value_head_dim": inner // value_heads,
+        "attention_bias": False,
+    }
+
+
+def shared_experts(gguf: GGUFFields) -> Config:
+    return experts(gguf) | {
+        "shared_expert_intermediate_size": gguf.size("expert_shared_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def lfm2(gguf: GGUFFields) -> Config:
+    """Layers without key-value heads are convolutions."""
+    kv_heads = gguf.sizes("attention.head_count_kv", layer_count(gguf))
+    if gguf.count("attention.sliding_window", 0):
+        raise UnsupportedModel(
+            "LFM2 with sliding windows is not supported", "use one of the published text models"
+        )
+    return {
+        "architectures": ["Lfm2ForCausalLM"],
+        "layer_types": ["full_attention" if heads else "conv" for heads in kv_heads],
+        "num_key_value_heads": max(kv_heads) or None,
+        "intermediate_size": gguf.size("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,  # the length is that of the tensors already
+        "norm_eps": gguf.number("attention.layer_norm_rms_epsilon"),
+        "conv_L_cache": gguf.size("shortconv.l_cache"),
+        "conv_bias": False,
+    }
+
+
+def lfm2moe(gguf: GGUFFields) -> Config:
+    if gguf.count("expert_gating_func") != SIGMOID:
+        raise UnsupportedModel("LFM2 with a router other than sigmoid is not supported", "fetch another edition")
+    return (
+        lfm2(gguf)
+        | experts(gguf)
+        | {
+            "architectures": ["Lfm2MoeForCausalLM"],
+            "num_dense_layers": gguf.count("leading_dense_block_count", 0),
+            "use_expert_bias": True,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": gguf.number("expert_weights_scale", 1.0),
+        }
+    )
+
+
+def deepseek2(gguf: GGUFFields) -> Config:
+    """Latent attention. The converter calls it attention with one key-value head; those sizes are not used."""
+    turned = gguf.size("rope.dimension_count")
+    # Files of before the split of attn_kv_b have the sizes of whole heads under the plain keys.
+    key = gguf.size("attention.key_length_mla", None) or gguf.size("attention.key_length")
+    if key <= turned:
+        raise DamagedModel(f"heads of {key} values cannot turn {turned} of them", "fetch the model again")
+    router: Config = {"architectures": ["DeepseekV3ForCausalLM"]}
+    # Early files do not say which router; a correction of the choice came with the sigmoid.
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in gguf.header.tensors)
+    if gguf.count("expert_gating_func", SIGMOID if corrected else SOFTMAX) != SIGMOID:
+        limited = gguf.size("expert_group_count", 1) > 1
+        method = "group_limited_greedy" if limited else "greedy"
+        router = {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
+    ropes = rope(gguf)
+    ropes.pop("partial_rotary_factor", None)
+    if "mscale_all_dim" in ropes:  # the converter stores a tenth of it
+        ropes["mscale_all_dim"] *= 10
+        ropes["mscale"] = ropes["mscale_all_dim"]
+    return dense(gguf) | {
+        **router,
+        "num_key_value_heads": gguf.size("attention.head_count"),
+        "head_dim": None,
+        "q_lora_rank": gguf.size("attention.q_lora_rank", None),
+        "kv_lora_rank": gguf.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key - turned,
+        "v_head_dim": gguf.size("attention.value_length_mla", None) or gguf.size("attention.value_length"),
+        **routed_and_shared(gguf),
+        "rope_interleave": True,
+        "rope_parameters": ropes,
+    }
+
+
+def gemma4(gguf: GGUFFields) -> Config:
+    """Full layers have heads of another size; divisors of 1 and 1e30 turn a share of their pairs."""
+    layers = layer_count(gguf)
+    types = layer_types(gguf, 6)
+    kv_heads = gguf.sizes("attention.head_count_kv", layers)
+    widths = gguf.sizes("feed_forward_length", layers)
+    divisors = gguf.factors("rope_freqs.weight") or []
+    share = sum(d == 1.0 for d in divisors) / len(divisors) if divisors else 1.0
+    theta = gguf.number("rope.freq_base", 10000.0)
+    full = {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
+    sliding = {"rope_type": "default", "rope_theta": gguf.number("rope.freq_base_swa", 10000.0)}
+    per_kind = {kind: {h for h, t in zip(kv_heads, types, strict=True) if t == kind} for kind in set(types)}
+    if any(len(found) > 1 for found in per_kind.values()):
+        raise UnsupportedModel("layers of one kind differ in key-value heads", "use one of the published models")
+    slide_heads = next(iter(per_kind.get("sliding_attention", per_kind.get("full_attention", {1}))))
+    mixed = bool(gguf.count("expert_count", 0))
+    found: Config = {
+        "architectures": ["Gemma4ForCausalLM"],
+        "layer_types": types,
+        "head_dim": gguf.size("attention.key_length_swa"),
+        "global_head_dim": head_size(gguf),
+        "num_key_value_heads": slide_heads,
+        "num_global_key_value_heads": next(iter(per_kind.get("full_attention", {slide_heads}))),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] == 2 * widths[0],
+        "num_kv_shared_layers": gguf.count("attention.shared_kv_layers", 0),
+        "hidden_size_per_layer_input": gguf.count("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": gguf.header.tensors["token_embd.weight"].shape[0],
+        "attention_k_eq_v": not all(
+            gguf.has(f"blk.{i}.attn_v.weight") for i, t in enumerate(types) if t == "full_attention"
+        ),
+        "sliding_window": gguf.size("attention.sliding_window"),
+        "final_logit_softcapping": gguf.number("final_logit_softcapping", None),
+        "rms_norm_eps": gguf.number("attention.layer_norm_rms_epsilon"),
+        "attention_bias": False,
+        "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
+        "enable_moe_block": mixed,
+    }
+    if mixed:
+        found |= experts(gguf)
+        found["top_k_experts"] = found.pop("num_experts_per_tok")
+    return found

@@ -1,0 +1,176 @@
+"""GGUF's tensor names in the vocabulary of the runtime (localllm/arch/layout.py), and what its converter did to
+rows.
+
+One table for all architectures; where one of them uses a name for something else, it is listed beside it.
+Source: `gguf-py/gguf/constants.py` and `conversion/*.py` of llama.cpp.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")  # files of before experts were stacked
+
+# Read into config.json: divisors of the rope frequencies.
+IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+OUTER = {
+    "token_embd.weight": "embed_tokens.weight",
+    "output_norm.weight": "norm.weight",
+    "token_embd_norm.weight": "norm.weight",  # LFM2's name for it
+    "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "per_layer_projection_norm.weight",
+}
+INNER = {
+    "attn_norm": "before_mixer",
+    "post_attention_norm": "after_mixer",
+    "ffn_norm": "before_ffn",
+    "post_ffw_norm": "after_ffn",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_norm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj",
+    "attn_kv_a_norm": "self_attn.kv_a_norm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_gate_shexp": "mlp.shared.gate_proj",
+    "ffn_up_shexp": "mlp.shared.up_proj",
+    "ffn_down_shexp": "mlp.shared.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_gate",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+WHOLE = {  # where the runtime's name has another ending
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.correction_bias",
+    "ssm_a": "linear_attn.A",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "mlp.before_router.weight",
+    "ffn_down_exps.scale": "mlp.expert_scale",
+}
+# The norm after attention is the one before the MLP: there is no other.
+ONE_NORM = {"post_attention_norm": "before_ffn"}
+# Gate and up are one matrix, gate first.
+FUSED = {"ffn_up": "mlp.gate_up_proj"}
+# With experts, the MLP beside them is theirs, and its norms.
+GEMMA4_EXPERTS = {
+    "ffn_norm": "mlp.before_shared",
+    "ffn_gate": "mlp.shared.gate_proj",
+    "ffn_up": "mlp.shared.up_proj",
+    "ffn_down": "mlp.shared.down_proj",
+    "post_ffw_norm_1": "mlp.after_shared",
+    "pre_ffw_norm_2": "mlp.before_experts",
+    "post_ffw_norm_2": "mlp.after_experts",
+}
+OTHERWISE = {
+    "gpt-oss": ONE_NORM,
+    "qwen3next": ONE_NORM,
+    "qwen35": ONE_NORM,
+    "qwen35moe": ONE_NORM,
+    "glm4moe": ONE_NORM,
+    "phi3": FUSED,
+    "glm4": FUSED,
+}
+
+KEYS_AND_VALUES = ("attn_k.", "attn_v.", "attn_k_norm.")
+CONVOLUTION = re.compile(r"linear_attn\.conv1d\.weight|conv\.conv\.weight")  # stored without its dimension of one
+HEADS_APART = re.compile(r"self_attn\.[kv]_b_proj\.weight")  # stored [heads, ...]
+
+# Their converter puts the two values of a rotary pair side by side in the rows of q and k.
+PAIRS_SIDE_BY_SIDE = ("llama", "mistral3", "smollm3", "granite")
+
+
+def canonical(name: str, architecture: str, config: Mapping[str, Any]) -> str | None:
+    """The runtime's name; None for what is not a weight of the model itself. A name that no table knows stays.
+
+    `config`: the model's, as `to_config` makes it.
+    """
+    if name in IN_CONFIG:
+        return None
+    if name in OUTER:
+        return OUTER[name]
+    block = BLOCK.fullmatch(name)
+    if not block:
+        return name
+    layer, inner = int(block[1]), block[2]
+    if layer >= config["num_hidden_layers"]:  # guesses further tokens
+        return None
+    if inner.startswith(KEYS_AND_VALUES) and layer >= first_shared(config):  # it reads those of another layer
+        return None
+    table = INNER | OTHERWISE.get(architecture, {})
+    if config.get("enable_moe_block"):
+        table |= GEMMA4_EXPERTS
+    if kind_of(layer, config) == "linear_attention":
+        table |= {"attn_qkv": "linear_attn.in_proj_qkv"}
+    return f"layers.{layer}.{inner_name(inner, table)}"
+
+
+def first_shared(config: Mapping[str, Any]) -> int:
+    """The first layer that has no keys and values of its own."""
+    return config["num_hidden_layers"] - config.get("num_kv_shared_layers", 0)
+
+
+def kind_of(layer: int, config: Mapping[str, Any]) -> str | None:
+    return config["layer_types"][layer] if "layer_types" in config else None
+
+
+def inner_name(name: str, table: Mapping[str, str]) -> str:
+    if name in WHOLE:
+        return WHOLE[name]
+    if one := ONE_EXPERT.fullmatch(name):
+        return f"mlp.experts.{one[2]}.{one[1]}_proj.weight"
+    stem, _, kind = name.rpartition(".")
+    return f"{table[stem]}.{kind}" if stem in table else name
+
+
+def canonical_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """By the runtime's name: the same numbers in the shape that it wants."""
+    if CONVOLUTION.search(name) and len(shape) == 2:
+        return shape[0], 1, shape[1]
+    if HEADS_APART.search(name) and len(shape) == 3:
+        return shape[0] * shape[1], shape[2]
+    return shape
+
+
+def rotary_heads(name: str, architecture: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many heads of which size begin this tensor (by the runtime's name) with their rotary pairs side by side.
+
+    The runtime wants the pairs half a head apart, as in `config.json`'s world.
+    """
+    found = re.search(r"self_attn\.(q|k|qkv)_proj\.", name) if architecture in PAIRS_SIDE_BY_SIDE else None
+    if not found:
+        return None
+    q, k = config["num_attention_heads"], config["num_key_value_heads"]
+    return {"q": q, "k": k, "qkv": q + k}[found[1]], config["head_dim"]

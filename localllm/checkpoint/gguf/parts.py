@@ -1,0 +1,159 @@
+"""Pieces of `config.json` that most GGUF architectures share: sizes, rope, windows, experts.
+
+Keys that are missing take the defaults of llama.cpp, the format's own reader. What is said only by the presence or
+the shape of a tensor (tied head, biases, vocabulary) is read off the tensors.
+"""
+
+import math
+from typing import Any
+
+from localllm.checkpoint.gguf.fields import GGUFFields
+from localllm.errors import DamagedModel, UnsupportedModel
+
+Config = dict[str, Any]
+
+END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+MOST_LAYERS = 10_000
+
+
+def common(gguf: GGUFFields) -> Config:
+    embedding = gguf.header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise DamagedModel(
+            f"{gguf.header.files[0]} holds no token embedding", "a file with a vocabulary alone cannot be run"
+        )
+    return {
+        "vocab_size": embedding.shape[0],
+        "hidden_size": gguf.size("embedding_length"),
+        "num_hidden_layers": layer_count(gguf),
+        "num_attention_heads": gguf.size("attention.head_count"),
+        "head_dim": head_size(gguf),
+        "max_position_embeddings": gguf.size("context_length"),
+        "tie_word_embeddings": not gguf.has("output.weight"),
+        "eos_token_id": gguf.token_ids(*END_TOKENS),
+        "rope_parameters": rope(gguf),
+    }
+
+
+def dense(gguf: GGUFFields) -> Config:
+    """Attention and an MLP in every layer."""
+    return attention(gguf) | {
+        "intermediate_size": gguf.size("feed_forward_length"),
+        "mlp_bias": gguf.has("blk.0.ffn_up.bias"),
+    }
+
+
+def attention(gguf: GGUFFields) -> Config:
+    return {
+        "num_key_value_heads": gguf.size("attention.head_count_kv", None) or gguf.size("attention.head_count"),
+        "rms_norm_eps": gguf.number("attention.layer_norm_rms_epsilon"),
+        "attention_bias": gguf.has("blk.0.attn_q.bias") or gguf.has("blk.0.attn_qkv.bias"),
+    }
+
+
+def layer_count(gguf: GGUFFields) -> int:
+    """Without the layers that only guess further tokens."""
+    layers = gguf.size("block_count") - gguf.count("nextn_predict_layers", 0)
+    if not 0 < layers <= MOST_LAYERS:
+        raise DamagedModel(f"{gguf.header.files[0]} names {layers} layers", "fetch the model again")
+    return layers
+
+
+def head_size(gguf: GGUFFields) -> int:
+    return gguf.size("attention.key_length", None) or gguf.size("embedding_length") // gguf.size(
+        "attention.head_count"
+    )
+
+
+def rope(gguf: GGUFFields) -> Config:
+    found: Config = {"rope_theta": gguf.number("rope.freq_base", 10000.0)}
+    turned = gguf.size("rope.dimension_count", None)
+    if turned is not None and turned != head_size(gguf):
+        found["partial_rotary_factor"] = turned / head_size(gguf)
+    if short := gguf.factors("rope_factors_short.weight"):
+        return found | longrope(gguf, short)
+    if divisors := gguf.factors("rope_freqs.weight"):
+        return found | {"rope_type": "divided", "divisors": divisors}
+    kind = gguf.text("rope.scaling.type", "linear")
+    factor = gguf.number("rope.scaling.factor", gguf.number("rope.scale_linear", 1.0))
+    match kind:
+        case "none":
+            return found
+        case "linear":
+            return found | ({"rope_type": "linear", "factor": factor} if factor != 1.0 else {})
+        case "yarn":
+            return found | yarn(gguf, factor)
+    raise UnsupportedModel(f"the rope scaling {kind!r} is not supported", "linear, yarn and longrope are")
+
+
+def yarn(gguf: GGUFFields, factor: float) -> Config:
+    found: Config = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": original_context(gguf),
+        "beta_fast": gguf.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": gguf.number("rope.scaling.yarn_beta_slow", 1.0),
+    }
+    if all_dims := gguf.number("rope.scaling.yarn_log_multiplier", None):
+        return found | {"mscale": 1.0, "mscale_all_dim": all_dims}
+    if (stated := gguf.number("rope.scaling.yarn_attn_factor", None)) is not None:
+        return found | {"attention_factor": stated}
+    if (more := gguf.number("rope.scaling.attn_factor", None)) is not None:
+        return found | {"attention_factor": more * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)}
+    return found
+
+
+def longrope(gguf: GGUFFields, short: list[float]) -> Config:
+    found: Config = {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": gguf.factors("rope_factors_long.weight"),
+        "original_max_position_embeddings": original_context(gguf),
+    }
+    magnitude = gguf.number("rope.scaling.attn_factor", None)
+    return found if magnitude is None else found | {"attention_factor": magnitude}
+
+
+def original_context(gguf: GGUFFields) -> int:
+    return gguf.size("rope.scaling.original_context_length", None) or gguf.size("context_length")
+
+
+def rope_by_kind(gguf: GGUFFields, sliding_theta: float) -> Config:
+    """Layers with a window have a plain rope of their own."""
+    sliding = {"rope_theta": gguf.number("rope.freq_base_swa", sliding_theta), "rope_type": "default"}
+    return {"full_attention": rope(gguf), "sliding_attention": sliding}
+
+
+def layer_types(gguf: GGUFFields, every: int) -> list[str]:
+    """Sliding windows by the file's pattern: one entry a layer, or each `every`th layer sees all."""
+    layers, key = layer_count(gguf), "attention.sliding_window_pattern"
+    slides = gguf.truths(key, layers)
+    if slides is None:
+        every = gguf.count(key, every)
+        slides = [every == 0 or i % every < every - 1 for i in range(layers)]
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+
+
+def experts(gguf: GGUFFields) -> Config:
+    used = gguf.size("expert_used_count")
+    return {
+        "num_experts": gguf.size("expert_count"),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": gguf.size("expert_feed_forward_length", None)
+        or gguf.size("feed_forward_length") // used,
+    }
+
+
+def routed_and_shared(gguf: GGUFFields) -> Config:
+    """DeepSeek-V3's experts: the first layers have none, the others some that every token goes to."""
+    return {
+        "first_k_dense_replace": gguf.count("leading_dense_block_count", 0),
+        "n_routed_experts": gguf.size("expert_count"),
+        "num_experts_per_tok": gguf.size("expert_used_count"),
+        "n_shared_experts": gguf.count("expert_shared_count"),
+        "moe_intermediate_size": gguf.size("expert_feed_forward_length"),
+        "routed_scaling_factor": gguf.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": gguf.flag("expert_weights_norm", False),
+        "n_group": gguf.size("expert_group_count", 1),
+        "topk_group": gguf.size("expert_group_used_count", 1),
+    }

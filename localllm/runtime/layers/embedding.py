@@ -1,0 +1,20 @@
+"""Token ids to vectors. Of packed rows only those of the tokens are dequantized."""
+
+from torch import Tensor
+
+from localllm.quant.dequantize import dequantize
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.load import Source
+
+
+class Embedding:
+    def __init__(self, source: Source, name: str, rows: int, columns: int):
+        self.weight = source.matrix({name: rows}, columns)
+        self.dtype = source.dtype
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """ids: [T] int64 -> [T, columns] in the model's dtype"""
+        if isinstance(self.weight, Tensor):
+            return self.weight[ids]
+        parts = {name: part[ids] for name, part in self.weight.parts.items()}
+        return dequantize(QuantizedTensor(self.weight.format, (len(ids), self.weight.shape[1]), parts), self.dtype)

@@ -1,0 +1,132 @@
+"""The kinds of tokenizers that GGUF, SentencePiece and tekken files describe, built in the Rust library.
+
+Knows nothing of files, nor of tokens put around a text.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, Unigram
+
+from localllm.errors import UnsupportedModel
+from localllm.text.merges import derive_merges
+from localllm.text.pretokenizers import PreTokenizer
+from localllm.text.vocabulary import NEVER_MERGED, UNWRITABLE, TokenType, Vocabulary
+
+SPACE = "▁"
+LEAST_TABLE = 256 * 4  # bytes of the table's first level: an entry for each byte
+
+Merges = Iterable[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """What SentencePiece does to a text before it is tokenized."""
+
+    prefix: bool = True
+    """A space is put before it, and before what follows an added token; decoding takes off the first."""
+
+    one_space: bool = False
+    """Runs of spaces count as one, and those around the text as none."""
+
+    characters: bytes = b""
+    """A compiled table of what stands for what, as it is in files. The library looks up whole graphemes, as in
+    the tokenizer.json editions: a mark on a replaced character may be lost, which SentencePiece keeps."""
+
+    def __post_init__(self):
+        """Raises ValueError for a table that is none: from one the library takes sizes unchecked."""
+        size = int.from_bytes(self.characters[:4], "little")
+        if self.characters and (size % 4 or not LEAST_TABLE <= size <= len(self.characters) - 4):
+            raise ValueError(f"its table of characters has {len(self.characters)} bytes and says {size}")
+
+
+def byte_level_bpe(
+    vocabulary: Vocabulary, merges: Merges, words: PreTokenizer, unknown: str | None
+) -> tokenizers.Tokenizer:
+    """BPE over the bytes of words, each byte written as a character of GPT-2's alphabet.
+
+    Where it lacks a byte and has no unknown token, that byte becomes UNWRITABLE: the library would drop it.
+    """
+    ids = vocabulary.ids
+    if unknown is None and not ids.keys() >= set(byte_alphabet().values()):
+        unknown = UNWRITABLE
+        ids = {**ids, unknown: len(vocabulary.tokens)}
+    model = BPE(ids, _first(merges), unk_token=unknown, ignore_merges=words.ignore_merges)
+    backend = tokenizers.Tokenizer(model)
+    split = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in words.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*split, to_bytes])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def added_as_bytes(vocabulary: Vocabulary) -> dict[int, tuple[int, ...]]:
+    """The bytes of added tokens that the library would decode as if each letter were one: DeepSeek adds `ù`."""
+    alphabet = byte_alphabet()
+    letters = {letter for letter in alphabet.values() if not letter.isascii()}
+    found = {}
+    for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind == TokenType.USER_DEFINED and letters & set(token) and set(token) <= set(alphabet.values()):
+            ids = [vocabulary.ids.get(alphabet[byte]) for byte in token.encode()]
+            if None not in ids:
+                found[i] = tuple(ids)
+    return found
+
+
+def byte_alphabet() -> dict[int, str]:
+    """GPT-2's character for each byte: the visible ones of Latin-1 stand for themselves."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    visible = sorted(range(256), key=lambda byte: (chr(byte) not in letters, byte))
+    return dict(zip(visible, letters, strict=True))
+
+
+def score_bpe(vocabulary: Vocabulary, unknown: str | None, spacing: Spacing) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE, whose merges follow from the scores of the tokens."""
+    entries = zip(vocabulary.tokens, vocabulary.types, vocabulary.scores, strict=True)
+    scored = {token: score for token, kind, score in entries if kind not in NEVER_MERGED}
+    merges = derive_merges(((-score, token) for token, score in scored.items()), scored)
+    return character_bpe(vocabulary, merges, unknown, spacing)
+
+
+def character_bpe(
+    vocabulary: Vocabulary, merges: Merges, unknown: str | None, spacing: Spacing
+) -> tokenizers.Tokenizer:
+    """BPE over characters, spaces among them; what the vocabulary lacks is written as bytes, else as unknown."""
+    model = BPE(vocabulary.ids, _first(merges), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    return _with_spaces(tokenizers.Tokenizer(model), spacing)
+
+
+def unigram(vocabulary: Vocabulary, unknown: int, spacing: Spacing) -> tokenizers.Tokenizer:
+    """SentencePiece's unigram: the tokens of the highest sum of scores."""
+    if not all(vocabulary.tokens):
+        raise UnsupportedModel("a unigram vocabulary with an empty token does not run", "fetch another edition")
+    kinds, scores = vocabulary.types, vocabulary.scores
+    written = [score for score, kind in zip(scores, kinds, strict=True) if kind not in NEVER_MERGED]
+    least = min(written, default=0.0)  # a token that no text becomes shall not win, nor shift the unknown's score
+    pieces = [
+        (token, least if kind in NEVER_MERGED else score)
+        for token, kind, score in zip(vocabulary.tokens, kinds, scores, strict=True)
+    ]
+    return _with_spaces(tokenizers.Tokenizer(Unigram(pieces, unknown, byte_fallback=True)), spacing)
+
+
+def _first(merges: Merges) -> list[tuple[str, str]]:
+    """Of equal merges the first counts, as in llama.cpp; the library would take the last."""
+    return list(dict.fromkeys(merges))
+
+
+def _with_spaces(backend: tokenizers.Tokenizer, spacing: Spacing) -> tokenizers.Tokenizer:
+    steps: list[normalizers.Normalizer] = []
+    if spacing.characters:
+        steps.append(normalizers.Precompiled(spacing.characters))
+    if spacing.one_space:
+        steps.append(normalizers.Replace(tokenizers.Regex(r"\A +| +\z| +(?= )"), ""))
+    if spacing.prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    after = [decoders.Strip(" ", 1, 0)] if spacing.prefix else []
+    to_text = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*to_text, *after])
+    return backend

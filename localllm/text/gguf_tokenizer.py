@@ -1,0 +1,211 @@
+"""The tokenizer that the metadata of a GGUF file describes. Knows nothing of the file but its metadata.
+
+What holds where a key is missing follows llama.cpp (src/llama-vocab.cpp), the format's reference.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+
+from localllm.errors import UnsupportedModel
+from localllm.files import damaged
+from localllm.text.backends import Spacing, added_as_bytes, byte_level_bpe, character_bpe, score_bpe, unigram
+from localllm.text.merges import split_merge
+from localllm.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
+from localllm.text.vocabulary import (
+    MATCHED_FIRST,
+    Described,
+    TokenType,
+    Vocabulary,
+    add_tokens,
+    checked,
+    put_around,
+)
+
+Kind = TypeVar("Kind")
+
+MODELS = ("llama", "gpt2", "gemma4", "t5")
+DEFAULT_IDS = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11, "eos": 11},  # Falcon's <|endoftext|>; in other vocabularies 11 may be a comma
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+    "gemma4": {},
+}
+SPECIAL = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+    "sep_token": "seperator",  # so spelt in the format
+    "mask_token": "mask",
+}
+NO_ID = 2**32 - 1  # -1, as some converters write "none"
+# No key lists the tokens that end an answer: llama.cpp knows them by how they are written.
+ENDING = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
+    *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+)
+CALLING = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> ends a message only
+PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # its other added tokens swallow whitespace after them
+
+
+def read_gguf_tokenizer(metadata: Mapping[str, Any], file: Path) -> Described:
+    """Build the tokenizer of a GGUF file.
+
+    Raises DamagedModel for keys of a wrong kind or that contradict each other, UnsupportedModel for a model or
+    pre-tokenizer that does not run; whatever the Rust library raises passes through.
+    """
+    return _Metadata(metadata, file).describe()
+
+
+class _Metadata:
+    """The keys of `tokenizer.`, each checked where it is read."""
+
+    def __init__(self, metadata: Mapping[str, Any], file: Path):
+        self._metadata = metadata
+        self._file = file
+        self._model = self._get("ggml.model", str)
+        if self._model not in MODELS:
+            raise UnsupportedModel(
+                f"the tokenizer of {file} is of the kind {self._model!r}",
+                f"those that run are {', '.join(MODELS)}",
+            )
+        self._vocabulary = self._read_vocabulary()
+        self._ids = {name: self._id(name) for name in (*SPECIAL.values(), "eot", "eom")}
+
+    def describe(self) -> Described:
+        ending = self._ending()
+        types = list(self._vocabulary.types)
+        for token in ending:  # some converters call them normal; unmatched, no answer would end
+            types[token] = TokenType.CONTROL
+        vocabulary = replace(self._vocabulary, types=types, matching=self._matching())
+        backend, begins, ends = self._backend(vocabulary, ending)
+        add_tokens(backend, vocabulary)
+        begin, end = self._around("bos", begins), self._around("eos", ends)
+        put_around(backend, begin, end)
+        named = {name: vocabulary.literal(self._ids[key]) for name, key in SPECIAL.items()}
+        return Described(
+            self._file,
+            backend,
+            {name: literal for name, literal in named.items() if literal},
+            self._chat_templates(),
+            ending,
+            vocabulary.same_as | (added_as_bytes(vocabulary) if self._model == "gpt2" else {}),
+        )
+
+    def _backend(self, vocabulary: Vocabulary, ending: Collection[int]) -> tuple[tokenizers.Tokenizer, bool, bool]:
+        """The tokenizer, and whether BOS goes first and EOS last by default."""
+        unknown = vocabulary.literal(self._ids["unknown"])
+        if self._ids["unknown"] in ending:
+            unknown = None  # named for want of one: it would end the text where a character is unknown
+        if self._model == "gpt2":
+            name = self._get("ggml.pre", str, "") or DEFAULT
+            if name not in PRE_TOKENIZERS:
+                raise UnsupportedModel(
+                    f"{self._file} names the pre-tokenizer {name!r}", f"known are {', '.join(PRE_TOKENIZERS)}"
+                )
+            words = PRE_TOKENIZERS[name]
+            return byte_level_bpe(vocabulary, self._merges(), words, unknown), words.begins, False
+        if self._model == "gemma4":
+            return character_bpe(vocabulary, self._merges(), unknown, Spacing(prefix=False)), True, False
+        prefix = self._get("ggml.add_space_prefix", bool, True)
+        if self._model == "llama":
+            return score_bpe(vocabulary, unknown, Spacing(prefix)), True, False
+        if self._ids["unknown"] is None:
+            raise damaged(self._file, "its unigram vocabulary has no unknown token")
+        one_space = self._get("ggml.remove_extra_whitespaces", bool, False)
+        spacing = Spacing(prefix, one_space, self._bytes("ggml.precompiled_charsmap"))
+        return unigram(vocabulary, self._ids["unknown"], spacing), False, True
+
+    def _read_vocabulary(self) -> Vocabulary:
+        tokens = self._list("ggml.tokens", str)
+        types = self._list("ggml.token_type", int, [int(TokenType.NORMAL)] * len(tokens))
+        scores = self._list(
+            "ggml.scores", (int, float), None if self._model in ("llama", "t5") else [0.0] * len(tokens)
+        )
+        return checked(Vocabulary(tokens, types, scores), self._file)
+
+    def _merges(self) -> list[tuple[str, str]]:
+        try:
+            return [split_merge(merge) for merge in self._list("ggml.merges", str)]
+        except ValueError:
+            raise damaged(self._file, "it has merges that are not two tokens") from None
+
+    def _id(self, name: str) -> int | None:
+        key = f"ggml.{name}_token_id"
+        token = self._get(key, int, NO_ID)
+        count = len(self._vocabulary.tokens)
+        if token == NO_ID:
+            default = DEFAULT_IDS[self._model].get(name)
+            control = default is not None and default < count and self._vocabulary.types[default] in MATCHED_FIRST
+            return default if control else None
+        if not 0 <= token < count:
+            raise damaged(self._file, f"tokenizer.{key} is {token} and there are {count} tokens")
+        return token
+
+    def _around(self, name: str, default: bool) -> tuple[str, int] | None:
+        """The token put before or after each text, and its id."""
+        key = f"ggml.add_{name}_token"
+        wanted = self._get(key, bool, None)
+        if self._model == "gemma4" and name == "bos":
+            wanted = True  # early conversions say no, and the model is lost without it
+        token = self._ids[name]
+        literal = self._vocabulary.literal(token)
+        if token is not None and literal:
+            return (literal, token) if (default if wanted is None else wanted) else None
+        if wanted:
+            raise damaged(self._file, f"tokenizer.{key} is true and it names no such token")
+        return None
+
+    def _ending(self) -> tuple[int, ...]:
+        ids = self._vocabulary.ids
+        written = {literal for literal in ENDING if literal in ids}
+        if any(pair <= written for pair in CALLING):
+            written.discard("<|end|>")
+        named = [self._ids[name] for name in ("eos", "eot", "eom")]
+        return tuple(dict.fromkeys([*(i for i in named if i is not None), *sorted(ids[text] for text in written)]))
+
+    def _matching(self) -> dict[str, dict[str, bool]]:
+        """Phi-3's tokens that swallow whitespace: no key says so, and llama.cpp goes by the model's name too."""
+        name = str(self._metadata.get("general.name", "")).lower()
+        if "phi-3" not in name and "phi3" not in name:
+            return {}
+        tokens = zip(self._vocabulary.tokens, self._vocabulary.types, strict=True)
+        swallowing = (token for token, kind in tokens if kind in MATCHED_FIRST and token not in PHI3_PLAIN)
+        return {token: {"rstrip": True} for token in swallowing}
+
+    def _chat_templates(self) -> dict[str, str]:
+        names = self._list("chat_templates", str, [])
+        keys = {name: f"chat_template.{name}" for name in names}
+        if "tokenizer.chat_template" in self._metadata:
+            keys["default"] = "chat_template"
+        return {name: self._get(key, str) for name, key in keys.items()}
+
+    def _bytes(self, name: str) -> bytes:
+        found = self._list(name, int, [])
+        if not all(-128 <= byte < 256 for byte in found):  # the format has signed and unsigned bytes
+            raise damaged(self._file, f"tokenizer.{name} is not made of bytes")
+        return bytes(byte % 256 for byte in found)
+
+    def _list(
+        self, name: str, kind: type[Kind] | tuple[type, ...], default: list[Kind] | None = None
+    ) -> list[Kind]:
+        found = self._get(name, Sequence, default)
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if isinstance(found, str) or not set(map(type, found)) <= set(kinds):
+            raise damaged(self._file, f"tokenizer.{name} is not a list of {kinds[0].__name__}")
+        return list(found)
+
+    def _get(self, name: str, kind: type[Kind], default: Any = ...) -> Any:
+        """The value of `tokenizer.<name>`; without a default the key must be there."""
+        found = self._metadata.get(f"tokenizer.{name}", default)
+        if found is default and default is not ...:
+            return found
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            what = "is missing" if found is ... else f"is no {kind.__name__}"
+            raise damaged(self._file, f"tokenizer.{name} {what}")
+        return found

@@ -1,0 +1,129 @@
+"""A folder whose tokenizer is SentencePiece's `tokenizer.model`, with what tokenizer_config.json adds to it.
+
+Source of the numbers of fields: src/sentencepiece_model.proto of github.com/google/sentencepiece.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from localllm.errors import UnsupportedModel
+from localllm.files import damaged, read_json
+from localllm.text.backends import Spacing, score_bpe, unigram
+from localllm.text.folder import read_chat_templates, read_special_tokens
+from localllm.text.protobuf import read_fields
+from localllm.text.vocabulary import Described, TokenType, Vocabulary, add_tokens, checked, put_around
+
+Kind = TypeVar("Kind", int, float, bytes)
+
+UNIGRAM, BPE = 1, 2
+FILE_LIMIT = 64 * 2**20  # bytes; the largest real one, of 262,000 tokens, has five megabytes
+MOST_BEYOND = 2**16  # how far beyond SentencePiece's own an added token may lie
+SPECIAL = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2), "pad_token": (43, -1)}
+OPTIONS = ("lstrip", "rstrip", "single_word")
+
+
+class _Message:
+    """The last value of each field, of the kind and with the default that the schema gives it."""
+
+    def __init__(self, content: bytes):
+        self._fields = dict(read_fields(memoryview(content)))
+
+    def get(self, number: int, default: Kind) -> Kind:
+        value = self._fields.get(number, default)
+        if not isinstance(value, type(default)):
+            raise ValueError(f"field {number} is no {type(default).__name__}")
+        return value
+
+
+def read_sentencepiece_model(file: Path) -> Described:
+    """Build the tokenizer; added tokens, names and BOS come from the JSON files beside it.
+
+    A space goes before the text and before what follows an added token, whatever `legacy` says: as in the
+    tokenizer.json and GGUF editions of such models. Raises DamagedModel if a file cannot be understood,
+    UnsupportedModel for a kind of model that does not run; what the Rust library raises passes through.
+    """
+    if file.stat().st_size > FILE_LIMIT:
+        raise damaged(file, "it is larger than any vocabulary")
+    try:
+        pieces, trainer, normalizer = _parts(file.read_bytes())
+        kind, unknown = trainer.get(3, UNIGRAM), trainer.get(40, 0)
+        spacing = Spacing(bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1)), normalizer.get(2, b""))
+        unlike_others = trainer.get(24, 0) or not normalizer.get(5, 1)
+        own = {name: trainer.get(*field) for name, field in SPECIAL.items()}
+    except ValueError as error:
+        raise damaged(file, f"it is no SentencePiece model ({error})") from None
+    if kind not in (UNIGRAM, BPE) or unlike_others:
+        raise UnsupportedModel(f"{file} is of a kind that does not run", "look for an edition with tokenizer.json")
+    pieces = checked(pieces, file)
+    config = read_json(file.parent / "tokenizer_config.json")
+    vocabulary = checked(_with_added(pieces, file.parent, config), file)
+    named = {name: pieces.tokens[token] for name, token in own.items() if 0 <= token < len(pieces.tokens)}
+    special_tokens = named | read_special_tokens(file.parent)
+    if not 0 <= unknown < len(pieces.tokens):
+        raise damaged(file, "its unknown token is none of its tokens")
+    if kind == BPE:
+        backend = score_bpe(vocabulary, vocabulary.literal(unknown), spacing)
+    else:
+        backend = unigram(vocabulary, unknown, spacing)
+    add_tokens(backend, vocabulary)
+    around = {
+        name: (special_tokens[name], vocabulary.ids[special_tokens[name]])
+        for name in ("bos_token", "eos_token")
+        if special_tokens.get(name) in vocabulary.ids
+    }
+    begin = around.get("bos_token") if config.get("add_bos_token", kind == BPE) else None
+    end = around.get("eos_token") if config.get("add_eos_token", False) else None
+    put_around(backend, begin, end)
+    eos_ids = (around["eos_token"][1],) if "eos_token" in around else ()
+    return Described(file, backend, special_tokens, read_chat_templates(file.parent), eos_ids, vocabulary.same_as)
+
+
+def _parts(content: bytes) -> tuple[Vocabulary, _Message, _Message]:
+    """The pieces, and how they were trained and are normalized. Raises ValueError."""
+    tokens: list[str] = []
+    types: list[int] = []
+    scores: list[float] = []
+    specs = {2: b"", 3: b""}
+    for number, value in read_fields(memoryview(content)):
+        if number not in (1, 2, 3):
+            continue
+        if not isinstance(value, bytes):
+            raise ValueError(f"field {number} is no message")
+        if number == 1:
+            piece = _Message(value)
+            tokens.append(piece.get(1, b"").decode())
+            scores.append(piece.get(2, 0.0))
+            types.append(piece.get(3, int(TokenType.NORMAL)))
+        else:
+            specs[number] = value
+    return Vocabulary(tokens, types, scores), _Message(specs[2]), _Message(specs[3])
+
+
+def _with_added(pieces: Vocabulary, folder: Path, config: dict[str, Any]) -> Vocabulary:
+    """The pieces, and the tokens that the folder adds or puts in their place, each at the id it says."""
+    tokens, types, scores = list(pieces.tokens), list(pieces.types), list(pieces.scores)
+    matching: dict[str, dict[str, bool]] = {}
+    for token, literal, options in _added(folder, config):
+        if not 0 <= token < len(pieces.tokens) + MOST_BEYOND:
+            raise damaged(folder / "tokenizer_config.json", f"it adds {literal!r} as token {token}")
+        missing = token + 1 - len(tokens)
+        tokens += [""] * missing
+        types += [TokenType.UNUSED] * missing
+        scores += [0.0] * missing
+        tokens[token] = literal
+        types[token] = TokenType.CONTROL if options.get("special") is True else TokenType.USER_DEFINED
+        matching[literal] = {name: options.get(name) is True for name in OPTIONS}
+    return Vocabulary(tokens, types, scores, matching)
+
+
+def _added(folder: Path, config: dict[str, Any]) -> list[tuple[int, str, dict[str, Any]]]:
+    """Id, literal and options of each added token; `added_tokens.json` is the older place."""
+    try:
+        found = [(token, literal, {}) for literal, token in read_json(folder / "added_tokens.json").items()]
+        decoder = config.get("added_tokens_decoder", {})
+        found += [(int(token), options["content"], options) for token, options in decoder.items()]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise damaged(folder / "tokenizer_config.json", "its added tokens have no known form") from None
+    if not all(type(token) is int and isinstance(literal, str) for token, literal, _ in found):
+        raise damaged(folder / "added_tokens.json", "its tokens have no known form")
+    return found

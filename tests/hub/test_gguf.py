@@ -1,0 +1,40 @@
+import pytest
+
+from localllm.errors import ModelNotFound
+from localllm.hub.folder import missing_files
+from localllm.hub.gguf import models_in
+from localllm.hub.names import resolve
+
+PARTS = [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+
+
+def test_a_file_is_a_model(tmp_path):
+    (tmp_path / "tiny.gguf").touch()
+    ref = resolve(str(tmp_path / "tiny.gguf"))
+    assert (ref.name, ref.path) == ("tiny", tmp_path / "tiny.gguf")
+    assert missing_files(ref.path) == []
+
+
+def test_any_part_is_the_model_and_a_missing_one_is_named(tmp_path):
+    for part in PARTS:
+        (tmp_path / part).touch()
+    assert {resolve(str(tmp_path / part)).name for part in PARTS} == {"big"}
+    assert resolve(str(tmp_path)).path == tmp_path / PARTS[0]
+    (tmp_path / PARTS[1]).unlink()
+    assert missing_files(tmp_path / PARTS[2]) == [PARTS[1]]
+    with pytest.raises(ModelNotFound, match=f"has no {PARTS[1]}"):
+        resolve(str(tmp_path / PARTS[2]))
+
+
+def test_a_folder_with_one_model_is_that_model(tmp_path):
+    (tmp_path / "tiny.gguf").touch()
+    (tmp_path / "mmproj-tiny.gguf").touch()
+    assert resolve(str(tmp_path)).path == tmp_path / "tiny.gguf"
+
+
+def test_a_folder_with_several_models_asks_for_one(tmp_path):
+    for name in ("b.gguf", "a.gguf", *PARTS):
+        (tmp_path / name).touch()
+    assert models_in(tmp_path) == [tmp_path / name for name in ("a.gguf", "b.gguf", PARTS[0])]
+    with pytest.raises(ModelNotFound, match=f"several models: a.gguf, b.gguf, {PARTS[0]}; give the path of one"):
+        resolve(str(tmp_path))

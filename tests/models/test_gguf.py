@@ -1,0 +1,259 @@
+"""GGUF files run as they are: packed, with the logits of their dequantized weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import localllm
+from localllm.checkpoint.header import read_header
+from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
+from localllm.llm import weight_bytes
+from localllm.quant.tensor import QuantizedTensor
+from localllm.request import SamplingParams
+from tests.gguf_writer import Kind, write_gguf
+from tests.models.families import FAMILIES
+from tests.models.proofs import difference, token_ids
+from tests.shared import shared
+from tests.tiny import CPU, make_checkpoint, make_engine
+
+FILES = (
+    *("f16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_m", "q6_k"),
+    *("iq4_nl", "iq4_xs"),
+)
+NAMES = {  # of a Llama's tensors: GGUF, transformers
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+LARGE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "moe_intermediate_size": 64}
+
+
+def reference(file: Path) -> Any:
+    """The Llama of a GGUF file in `transformers`, its weights dequantized by the `gguf` package."""
+    reader = gguf.GGUFReader(file)
+    key = {name.removeprefix("llama."): field.contents() for name, field in reader.fields.items()}
+    config = transformers.LlamaConfig(
+        vocab_size=key["vocab_size"],
+        hidden_size=key["embedding_length"],
+        intermediate_size=key["feed_forward_length"],
+        num_hidden_layers=key["block_count"],
+        num_attention_heads=key["attention.head_count"],
+        num_key_value_heads=key["attention.head_count_kv"],
+        rms_norm_eps=key["attention.layer_norm_rms_epsilon"],
+    )
+    weights: dict[str, Tensor] = {}
+    for tensor in reader.tensors:
+        values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        *block, role, _ = tensor.name.split(".")
+        if role in ("attn_q", "attn_k"):  # pairs side by side -> half a head apart
+            heads = config.num_attention_heads if role == "attn_q" else config.num_key_value_heads
+            values = values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        layer = f"model.layers.{block[1]}." if block else ""
+        weights[f"{layer}{NAMES[role]}.weight"] = values
+    model = transformers.LlamaForCausalLM(config).eval()
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
+    model.load_state_dict(weights)
+    return model
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_logits_are_those_of_the_dequantized_weights(name: str) -> None:
+    file = shared(f"gguf/model-{name}.gguf")
+    recorded = np.load(shared("gguf/llamacpp-logits.npz"))
+    ids = recorded["ids"].tolist()
+    got = make_engine(file).logits(ids)
+    assert difference(got, reference(file)(torch.tensor([ids])).logits[0]) < 1e-3
+    if not name.startswith(("q2", "q3")):
+        # llama.cpp rounds what it multiplies to 8 bits, so that it is no exact oracle.
+        assert np.corrcoef(got.ravel(), recorded[name.upper()].ravel())[0, 1] > 0.995
+
+
+def test_a_trained_model_gives_the_logits_of_its_other_edition() -> None:
+    ids = token_ids(60)
+    gguf_logits = make_engine(shared("stories260K-f32.gguf")).logits(ids)
+    torch.testing.assert_close(gguf_logits, make_engine(shared("stories260K")).logits(ids), atol=1e-5, rtol=0)
+
+
+def test_weights_stay_packed() -> None:
+    file = shared("gguf/model-q4_k_m.gguf")
+    engine = make_engine(file)
+    model = engine.runner.model
+    held = [w for layer in model.layers for w in (*layer.mixer.qkv.weights, *layer.ffn.down.weights)]
+    held += [model.embedding.weight, *model.head.weights]
+    assert all(isinstance(weight, QuantizedTensor) for weight in held)
+    assert {weight.format for weight in held} == {"q4_k", "q6_k"}
+    stored = read_header(file).stored_bytes
+    assert weight_bytes(read_header(file), torch.float32, CPU) == pytest.approx(stored, rel=0.01)
+    assert stored < 0.7 * 2.62e6  # bytes for 2.62 million parameters
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Kind], tuple[Path, Path]]:
+    """A family as GGUF in a format, and once more with the numbers that those blocks stand for."""
+
+    def make(family: str, kind: Kind) -> tuple[Path, Path]:
+        folder = tmp_path_factory.mktemp("packed")
+        name, changes = FAMILIES[family]
+        make_checkpoint(folder, name, **{**changes, **LARGE})
+        write_gguf(folder, folder / "packed.gguf", kind)
+        write_gguf(folder, folder / "plain.gguf", kind, dequantized=True)
+        return folder / "packed.gguf", folder / "plain.gguf"
+
+    return make
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.F16, Kind.BF16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("family", ["Llama, tied", "Qwen3-MoE", "Gemma 2", "Phi-3", "Llama, biases"])
+def test_packed_weights_of_a_family_stand_for_their_numbers(packed: Any, family: str, kind: Kind) -> None:
+    compact, plain = packed(family, kind)
+    ids = token_ids(40)
+    assert compact.stat().st_size < plain.stat().st_size * 0.7
+    assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
+
+
+def test_experts_in_mxfp4(packed: Any) -> None:
+    compact, plain = packed("gpt-oss", Kind.MXFP4)
+    ids = token_ids(40)
+    assert "MXFP4_GGUF" in {tensor.dtype for tensor in read_header(compact).tensors.values()}
+    assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
+
+
+def test_bfloat16_reads_the_same_blocks(packed: Any) -> None:
+    compact, plain = packed("Llama, tied", Kind.Q8_0)
+    got, expected = (make_engine(file, torch.bfloat16).logits(token_ids(40)) for file in (compact, plain))
+    assert difference(got.float(), expected.float()) < 0.2
+
+
+# --- files that leave out what they may, or what they must not ---
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    make_checkpoint(tmp_path, "Llama", head_dim=8, num_key_value_heads=6)
+    return tmp_path
+
+
+def rewritten(folder: Path, **edit: Any) -> Path:
+    file = folder / "model.gguf"
+    write_gguf(folder, file, **edit)
+    return file
+
+
+OPTIONAL = ("attention.head_count_kv", "attention.key_length", "rope.freq_base", "rope.dimension_count")
+
+
+def test_keys_that_may_be_missing_have_defaults(llama: Path) -> None:
+    expected = make_engine(rewritten(llama)).logits([5, 6, 7])
+    assert torch.equal(make_engine(rewritten(llama, without=OPTIONAL)).logits([5, 6, 7]), expected)
+    assert read_header(llama / "model.gguf").config["rope_parameters"] == {"rope_theta": 10000.0}
+
+
+@pytest.mark.parametrize(
+    "key", ["embedding_length", "block_count", "attention.head_count", "feed_forward_length", "context_length"]
+)
+def test_a_key_that_must_be_there_is_named(llama: Path, key: str) -> None:
+    with pytest.raises(DamagedModel, match=rf"lacks the key llama\.{key}"):
+        read_header(rewritten(llama, without=(key,)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind", "words"),
+    [
+        ("general.architecture", "bert", UnsupportedModel, "'bert' is not supported"),
+        ("llama.block_count", 0, DamagedModel, "block_count"),
+        ("llama.block_count", 4_000_000_000, DamagedModel, "block_count"),
+        ("llama.block_count", 50_000, DamagedModel, "50000 layers"),
+        ("llama.attention.head_count", "six", DamagedModel, "head_count"),
+        ("llama.rope.freq_base", -1.0, DamagedModel, "freq_base"),
+        ("llama.rope.scaling.type", "dynamic", UnsupportedModel, "'dynamic' is not supported"),
+        ("llama.embedding_length", 64, DamagedModel, "shape"),
+    ],
+)
+def test_a_key_that_makes_no_sense(
+    llama: Path, key: str, value: Any, kind: type[LocalLLMError], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        make_engine(rewritten(llama, changed={key: value}))
+
+
+def test_a_vocabulary_alone_cannot_be_run() -> None:
+    with pytest.raises(DamagedModel, match="vocabulary alone"):
+        read_header(shared("llama3.2-bpe/vocab.gguf"))
+
+
+def test_a_missing_tensor_is_named_as_the_file_names_it(llama: Path) -> None:
+    with pytest.raises(DamagedModel, match=r"layers\.1\.mlp\.down_proj\.weight"):
+        make_engine(rewritten(llama, without=("blk.1.ffn_down.weight",)))
+
+
+def test_a_tensor_without_a_place_is_named(llama: Path) -> None:
+    with pytest.raises(DamagedModel, match=r"'blk\.0\.surprise\.weight'"):
+        make_engine(rewritten(llama, changed={"blk.0.surprise.weight": torch.ones(4)}))
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_a_weight_that_is_no_number_is_found(tmp_path: Path, kind: Kind) -> None:
+    make_checkpoint(tmp_path, "Llama", **LARGE)
+    file = rewritten(tmp_path, kind=kind)
+    tensor = read_header(file).tensors["layers.1.mlp.up_proj.weight"]
+    content = bytearray(file.read_bytes())
+    content[tensor.offset : tensor.offset + 4] = b"\xff\xff\xff\xff"
+    file.write_bytes(content)
+    with pytest.raises(DamagedModel, match=r"layers\.1\.mlp\.up_proj\.weight' is NaN or infinite"):
+        make_engine(file)
+
+
+def test_a_model_in_parts_runs(llama: Path) -> None:
+    expected = make_engine(rewritten(llama)).logits([5, 6, 7])
+    (llama / "model.gguf").unlink()
+    write_gguf(llama, llama / "model.gguf", tensors_per_file=10)
+    parts = sorted(llama.glob("*.gguf"))
+    assert len(parts) > 2
+    assert torch.equal(make_engine(parts[1]).logits([5, 6, 7]), expected)
+
+
+def test_recommended_sampling_is_read(llama: Path) -> None:
+    file = rewritten(llama, changed={"general.sampling.temp": 0.7, "general.sampling.top_k": 20})
+    found = json.loads(json.dumps(read_header(file).generation_config))
+    assert found == {"do_sample": True, "temperature": pytest.approx(0.7), "top_k": 20}
+
+
+# --- from the file to the text ---
+
+STORY = (
+    " Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, "
+    "but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and did"
+)
+
+
+def test_a_file_tells_the_story_that_llama_cpp_tells() -> None:
+    file = shared("stories260K-f32.gguf")
+    with localllm.load(file) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=80)
+        story = llm.generate("Once upon a time, there was a little girl named", params)
+        assert story.text.startswith(STORY)
+        assert (llm.name, llm.dtype) == ("stories260K-f32", "float32")
+        assert llm.weight_bytes == read_header(file).stored_bytes
+
+
+def test_a_packed_file_holds_no_more_memory_than_it_has_bytes() -> None:
+    with localllm.load(shared("gguf/model-q4_k_m.gguf")) as llm:
+        assert llm.weight_bytes < 1.6e6
+        assert llm.generate([1, 2, 3], SamplingParams(max_tokens=3)).token_ids
