@@ -62,16 +62,17 @@ def randomize(model: Any) -> None:
     """Weights, norms and biases so large that a slip in any of them shows in the logits."""
     with torch.no_grad():
         for name, weight in weights_of(model):
-            if weight.dim() == 1:  # norms around 1, biases around 0
-                weight.copy_(torch.randn_like(weight) * 0.3 + ("norm" in name))
+            if weight.dim() == 1:  # norms and scales around 1, biases around 0
+                weight.copy_(torch.randn_like(weight) * 0.3 + ("norm" in name or "scal" in name))
             else:
                 weight.copy_(torch.randn_like(weight) * 2 / weight.shape[-1] ** 0.5)
 
 
 def weights_of(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """All that training changes: parameters, and the biases of routers, which are buffers in transformers."""
-    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("_bias")]
-    return [*model.named_parameters(), *biases]
+    """All that training changes: parameters, and the biases of routers and scales of layers, which are buffers in
+    transformers."""
+    buffers = [(name, b) for name, b in model.named_buffers() if name.endswith(("_bias", "layer_scalar"))]
+    return [*model.named_parameters(), *buffers]
 
 
 def make_engine(

@@ -104,6 +104,9 @@ class AttentionConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     query_growth: QueryGrowth | None = None
+    value_norm: bool = False  # RMSNorm of v by head, without a weight (Gemma 4)
+    keys_as_values: bool = False  # v is k before its norm and rope
+    kv_source: int | None = None  # the layer whose keys and values it reads, having none of its own
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ class RouterConfig:
     chosen_groups: int = 1
     judged_by: int = 2  # so many of its best experts, added
     scale: float = 1.0  # of all weights
+    normed: bool = False  # RMSNorm of x before it, whose weight is stored times sqrt(hidden)
+    expert_scale: bool = False  # a learnt factor on the weight of each expert
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,10 @@ class MoEConfig:
     router: RouterConfig
     shared: MLPConfig | None = None  # an expert that every token goes to
     shared_gate: bool = False  # its result is multiplied by sigmoid(x w)
+    apart: bool = False  # it and the others stand between norms of their own, the router before them (Gemma 4)
+
+
+Mixer = AttentionConfig | LatentConfig
 
 
 @dataclass(frozen=True)
@@ -170,11 +179,22 @@ class Norms:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    mixer: AttentionConfig | LatentConfig
+    mixer: Mixer
     ffn: MLPConfig | MoEConfig
     norms: Norms = Norms()
     parallel: bool = False  # mixer and ffn read the same normed input (Cohere)
     residual_scale: float = 1.0  # of what mixer and ffn add
+    output_scale: bool = False  # what it gives is multiplied by a learnt number
+
+
+@dataclass(frozen=True)
+class PerLayerConfig:
+    """Each layer adds something of each token, by a gate, from a table [vocab_size, layers * dim] and from the
+    embedding (Gemma 3n and 4)."""
+
+    vocab_size: int
+    dim: int
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -192,4 +212,5 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    per_layer: PerLayerConfig | None = None
     eos_ids: tuple[int, ...] = ()

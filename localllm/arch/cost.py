@@ -1,37 +1,65 @@
 """What a model costs, from its description alone: `load` sizes the cache by it, the benchmark names its size."""
 
-from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, MLPConfig, ModelConfig, MoEConfig
+from localllm.arch.config import (
+    AttentionConfig,
+    LatentConfig,
+    LayerConfig,
+    Mixer,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+)
 
 
 def parameters(config: ModelConfig) -> int:
     """How many weights the model has; a tied head counts once."""
     embedding = config.vocab_size * config.hidden_size
     layers = sum(layer_parameters(layer, config.hidden_size) for layer in config.layers)
-    return embedding * (1 if config.tie_embeddings else 2) + layers + config.hidden_size
+    outside = embedding * (1 if config.tie_embeddings else 2) + config.hidden_size
+    return outside + layers + per_layer_parameters(config)
+
+
+def per_layer_parameters(config: ModelConfig) -> int:
+    """Of the table and the projection beside it, and of all layers' gates."""
+    if config.per_layer is None:
+        return 0
+    c, hidden, layers = config.per_layer, config.hidden_size, len(config.layers)
+    return (c.vocab_size + hidden) * layers * c.dim + c.dim + layers * (2 * hidden * c.dim + hidden)
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """How many of them one token meets: of a mixture only the chosen experts."""
+    """How many of them one token meets: of a mixture only the chosen experts, of a per-layer table one row."""
     mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
     passed_over = sum(
         (c.experts - c.experts_per_token) * ffn_parameters(c.expert, config.hidden_size) for c in mixtures
     )
+    if config.per_layer:
+        passed_over += (config.per_layer.vocab_size - 1) * len(config.layers) * config.per_layer.dim
     return parameters(config) - passed_over
 
 
 def layer_parameters(layer: LayerConfig, hidden: int) -> int:
     places = layer.norms
     norms = places.before_mixer + places.after_mixer + places.before_ffn + places.after_ffn
-    return mixer_parameters(layer.mixer, hidden) + ffn_parameters(layer.ffn, hidden) + norms * hidden
+    vectors = norms * hidden + layer.output_scale
+    return mixer_parameters(layer.mixer, hidden) + ffn_parameters(layer.ffn, hidden) + vectors
 
 
-def mixer_parameters(c: AttentionConfig | LatentConfig, hidden: int) -> int:
-    if isinstance(c, LatentConfig):
-        return latent_parameters(c, hidden)
-    queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    weights = hidden * (queries + 2 * keys) + queries * hidden
-    biases = c.qkv_bias * (queries + 2 * keys) + c.out_bias * hidden
-    norms = {None: 0, "per_head": 2 * c.head_dim, "whole": queries + keys}[c.qk_norm]
+def mixer_parameters(c: Mixer, hidden: int) -> int:
+    match c:
+        case AttentionConfig():
+            return attention_parameters(c, hidden)
+        case LatentConfig():
+            return latent_parameters(c, hidden)
+
+
+def attention_parameters(c: AttentionConfig, hidden: int) -> int:
+    own = c.kv_source is None  # keys and values
+    queries, keys = c.heads * c.head_dim, own * c.kv_heads * c.head_dim
+    rows = queries + keys * (1 if c.keys_as_values else 2)
+    weights = hidden * rows + queries * hidden
+    biases = c.qkv_bias * rows + c.out_bias * hidden
+    norms = {None: 0, "per_head": (1 + own) * c.head_dim, "whole": queries + keys}[c.qk_norm]
     return weights + biases + norms + c.sinks * c.heads
 
 
@@ -45,7 +73,8 @@ def latent_parameters(c: LatentConfig, hidden: int) -> int:
 
 def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
     if isinstance(c, MoEConfig):
-        router = c.experts * (hidden + c.router.bias + c.router.correction)
+        router = c.experts * (hidden + c.router.bias + c.router.correction + c.router.expert_scale)
+        router += c.router.normed * hidden + c.apart * 4 * hidden
         shared = ffn_parameters(c.shared, hidden) + c.shared_gate * hidden if c.shared else 0
         return router + shared + c.experts * ffn_parameters(c.expert, hidden)
     return 3 * hidden * c.intermediate_size + c.bias * (2 * c.intermediate_size + hidden)
@@ -56,8 +85,8 @@ def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
     return sum(cached_values(layer.mixer) for layer in config.layers) * element_bytes
 
 
-def cached_values(c: AttentionConfig | LatentConfig) -> int:
+def cached_values(c: Mixer) -> int:
     """How many numbers the cache of one layer holds for a token."""
     if isinstance(c, LatentConfig):
         return c.kv_lora_rank + c.rope_dim
-    return 2 * c.kv_heads * c.head_dim
+    return 0 if c.kv_source is not None else 2 * c.kv_heads * c.head_dim

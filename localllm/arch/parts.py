@@ -13,6 +13,7 @@ from localllm.arch.config import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    Mixer,
     MLPConfig,
     ModelConfig,
     MoEConfig,
@@ -48,14 +49,22 @@ def mlp(hf: Fields, **changes: Any) -> MLPConfig:
     return MLPConfig(hf.size("intermediate_size"), activation(hf), **changes)
 
 
-def moe(hf: Fields, experts: int, router: RouterConfig, *, size: str, **changes: Any) -> MoEConfig:
-    """`size`: the field that holds an expert's intermediate size."""
-    chosen = hf.size("num_experts_per_tok")
-    if not chosen <= experts <= MOST_EXPERTS:
-        raise DamagedModel(f"config.json asks for {chosen} of {experts} experts", "fetch the model again")
+def moe(
+    hf: Fields,
+    experts: int,
+    router: RouterConfig,
+    *,
+    size: str,
+    chosen: str = "num_experts_per_tok",
+    **changes: Any,
+) -> MoEConfig:
+    """`size`, `chosen`: the fields that hold an expert's intermediate size, and how many a token goes to."""
+    count = hf.size(chosen)
+    if not count <= experts <= MOST_EXPERTS:
+        raise DamagedModel(f"config.json asks for {count} of {experts} experts", "fetch the model again")
     if experts % router.groups or not router.chosen_groups <= router.groups:
         raise DamagedModel(f"{experts} experts do not form {router.groups} groups", "fetch the model again")
-    return MoEConfig(experts, chosen, MLPConfig(hf.size(size), activation(hf)), router, **changes)
+    return MoEConfig(experts, count, MLPConfig(hf.size(size), activation(hf)), router, **changes)
 
 
 def sigmoid_router(hf: Fields) -> RouterConfig:
@@ -213,7 +222,7 @@ def layer_types(hf: Fields) -> list[str]:
 
 def decoder(
     hf: Fields,
-    mixers: Sequence[AttentionConfig | LatentConfig],
+    mixers: Sequence[Mixer],
     ffn: MLPConfig | MoEConfig | Sequence[Any],
     **changes: Any,
 ) -> ModelConfig:

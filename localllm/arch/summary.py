@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from localllm.arch.config import AttentionConfig, LatentConfig, MLPConfig, ModelConfig, MoEConfig
+from localllm.arch.config import LatentConfig, Mixer, MLPConfig, ModelConfig, MoEConfig
 
 
 def layer_kinds(config: ModelConfig) -> tuple[tuple[str, int], ...]:
@@ -11,11 +11,12 @@ def layer_kinds(config: ModelConfig) -> tuple[tuple[str, int], ...]:
     return tuple(kinds.items())
 
 
-def mixer(c: AttentionConfig | LatentConfig) -> str:
+def mixer(c: Mixer) -> str:
     if isinstance(c, LatentConfig):
         return f"latent attention ({c.heads} heads, latents of {c.kv_lora_rank} and keys of {c.rope_dim})"
     reach = f" to the last {c.window} tokens" if c.window else ""
-    return f"attention{reach} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim})"
+    shared = f", those of layer {c.kv_source}" if c.kv_source is not None else ""
+    return f"attention{reach} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim}{shared})"
 
 
 def ffn(c: MLPConfig | MoEConfig) -> str:

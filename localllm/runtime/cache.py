@@ -1,9 +1,11 @@
 """What one layer keeps of every token, in the blocks of the pool."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, LatentConfig
+from localllm.arch.config import LatentConfig, Mixer
 
 
 class KVCache:
@@ -52,12 +54,19 @@ class LatentCache:
 LayerCache = KVCache | LatentCache
 
 
-def make_cache(
-    mixer: AttentionConfig | LatentConfig, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> LayerCache:
-    if isinstance(mixer, LatentConfig):
-        return LatentCache(blocks, block_size, mixer.kv_lora_rank + mixer.rope_dim, dtype, device)
-    return KVCache(blocks, block_size, mixer.kv_heads, mixer.head_dim, dtype, device)
+def make_caches(
+    mixers: Iterable[Mixer], blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[LayerCache]:
+    """Each layer's; one that reads another's keys and values has that one's."""
+    caches: list[LayerCache] = []
+    for c in mixers:
+        if isinstance(c, LatentConfig):
+            caches.append(LatentCache(blocks, block_size, c.kv_lora_rank + c.rope_dim, dtype, device))
+        elif c.kv_source is None:
+            caches.append(KVCache(blocks, block_size, c.kv_heads, c.head_dim, dtype, device))
+        else:
+            caches.append(caches[c.kv_source])
+    return caches
 
 
 def copy_block(rows: Tensor, size: int, source: int, target: int) -> None:

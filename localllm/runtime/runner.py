@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import make_cache
+from localllm.runtime.cache import make_caches
 from localllm.runtime.model import Decoder
 
 
@@ -15,11 +15,13 @@ class Runner:
         self.model = model
         self.device = device
         self.asynchronous = device.type != "cpu"
-        self.caches = [make_cache(layer.mixer, blocks, block_size, dtype, device) for layer in model.config.layers]
+        mixers = [layer.mixer for layer in model.config.layers]
+        self.caches = make_caches(mixers, blocks, block_size, dtype, device)
+        self.paged = list(dict.fromkeys(self.caches))  # each once
 
     def launch(self, batch: Batch) -> Tensor:
         """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
         for source, target in batch.copies:
-            for cache in self.caches:
+            for cache in self.paged:
                 cache.copy_block(source, target)
         return self.model(batch, self.caches).float()

@@ -20,6 +20,19 @@ YARN = {
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 9}
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 9,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 900.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+    },
+    "tie_word_embeddings": True,
+}
+
 LATENT: dict[str, Any] = {
     "head_dim": 8,  # for transformers' rope
     "num_key_value_heads": 6,
@@ -153,6 +166,51 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "Gemma 4, like E2B": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": 330,
+            "hidden_size_per_layer_input": 14,
+            "attention_bias": True,
+        },
+    ),
+    "Gemma 4, like 31B": (
+        "Gemma4",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 3, "final_logit_softcapping": 5.0},
+    ),
+    "Gemma 4, like 26B-A4B": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+        },
+    ),
+    "Gemma 4, all at once": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "head_dim": 6,
+            "global_head_dim": 8,
+            "layer_types": None,
+            "num_hidden_layers": 8,
+            "num_kv_shared_layers": 2,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+            "hidden_size_per_layer_input": 14,
+            "vocab_size_per_layer_input": 320,
+        },
+    ),
     "Phi-3": ("Phi3", {"sliding_window": None}),
     "Phi-4-mini, beyond its original context": ("Phi3", LONG_ROPE | {"original_max_position_embeddings": 32}),
     "Phi-4-mini": ("Phi3", LONG_ROPE | {"original_max_position_embeddings": 128}),
@@ -190,7 +248,7 @@ NOT_IN_GGUF = {
     "Qwen3, tied, biases, some windows",
     "Qwen3-MoE, some dense",
     # Not proven yet: the writer of the tests does not know them.
-    *(name for name in FAMILIES if name.startswith(("DeepSeek", "GLM-4.7"))),
+    *(name for name in FAMILIES if name.startswith(("DeepSeek", "GLM-4.7", "Gemma 4"))),
 }
 OTHERWISE_IN_GGUF: dict[str, dict[str, Any]] = {
     "Gemma 2": {"query_pre_attn_scalar": 10},  # always the size of a head, but in the largest models

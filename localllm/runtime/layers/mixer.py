@@ -1,21 +1,19 @@
 """The half of a layer that mixes positions: which kind it is, its config says."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, LatentConfig, ModelConfig
-from localllm.runtime.batch import Batch
+from localllm.arch.config import AttentionConfig, LatentConfig, Mixer, ModelConfig
 from localllm.runtime.layers.attention import Attention
 from localllm.runtime.layers.latent import LatentAttention
 from localllm.runtime.load import Source
 
-# x [T, hidden], the step, the layer's cache, which is of the mixer's own kind -> [T, hidden]
-Mixer = Callable[[Tensor, Batch, Any], Tensor]
 
-
-def load_mixer(config: AttentionConfig | LatentConfig, model: ModelConfig, source: Source) -> Mixer:
-    if isinstance(config, LatentConfig):
-        return LatentAttention(config, model, source)
-    return Attention(config, model, source)
+def load_mixer(config: Mixer, model: ModelConfig, source: Source) -> Callable[..., Tensor]:
+    """From the place that its kind has in a checkpoint; called with x [T, hidden], the batch and its cache."""
+    match config:
+        case AttentionConfig():
+            return Attention(config, model, source.under("self_attn"))
+        case LatentConfig():
+            return LatentAttention(config, model, source.under("self_attn"))
