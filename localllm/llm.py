@@ -249,10 +249,10 @@ class LLM:
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
-        if beyond is not None and isinstance(prompt, str):
+        if beyond is not None and (isinstance(prompt, str) or is_messages(prompt)):
             raise DamagedModel(
                 f"the tokenizer knows a token {beyond} and the model only {self.config.vocab_size}",
-                "they are of two models: fetch it again",
+                "they are of two models, fetch this one again",
             )
         if beyond is not None:
             raise UsageError(

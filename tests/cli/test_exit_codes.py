@@ -101,9 +101,11 @@ def test_the_known_story_and_nothing_else_on_stdout(folder: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, STORY, "")
 
 
-def test_a_tokenizer_of_another_model(folder: Path) -> None:
+@pytest.mark.parametrize("flags", [["--raw"], []], ids=["text", "chat"])
+def test_a_tokenizer_of_another_model(folder: Path, flags: list[str]) -> None:
     shutil.copy(shared("tokenizers/qwen3/tokenizer.json"), folder)
-    done = localllm("run", str(folder), "The quick brown fox", "--raw")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    done = localllm("run", str(folder), "The quick brown fox", *flags)
     assert (done.returncode, done.stdout) == (7, "")
     assert "of two models" in done.stderr
 
