@@ -194,7 +194,7 @@ def test_a_key_that_makes_no_sense(
 
 
 def test_a_vocabulary_alone_cannot_be_run() -> None:
-    with pytest.raises(DamagedModel, match="vocabulary alone"):
+    with pytest.raises(UnsupportedModel, match="a vocabulary and no weights"):
         read_header(shared("llama3.2-bpe/vocab.gguf"))
 
 
