@@ -148,7 +148,7 @@ class ChatTemplate:
         if source is None:
             names = ", ".join(self._templates)
             found = f"only templates for {names}" if names else "no chat template"
-            by_name, plain = "name one as chat_template", "give a plain prompt; base models continue a text"
+            by_name, plain = "name one as chat_template", "`localllm run` continues the prompt as it is"
             raise UsageError(f"this model has {found}", by_name if names else plain)
         return source
 
