@@ -192,6 +192,9 @@ def test_markup_around_the_answer_says_nothing():
     text = "<think>a</think><response>b</response>"
     for pieces in cuts(text):
         assert joined(route(granite.router("", ()), pieces)) == ("a", "b", [])
+    asked_for = "Here: <response>\n<a/> </response> as XML"
+    for pieces in cuts(asked_for):
+        assert joined(route(granite.router("", ()), pieces)) == ("", asked_for, [])
 
 
 CHANNEL_TEXTS = [
@@ -219,6 +222,14 @@ CHANNEL_TEXTS = [
 def test_channels(text: str, said: tuple[str, str, list[Any]]):
     for pieces in cuts(text):
         assert joined(route(harmony(), pieces)) == said
+
+
+def test_without_functions_a_message_to_one_is_content():
+    text = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    thought = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>"
+    for pieces in cuts(text):
+        assert joined(route(OutputFormat(channels=formats.HARMONY).router("", ()), pieces)) == ("", '{"a": 1}', [])
+    assert joined(route(OutputFormat(channels=formats.HARMONY).router("", ()), [thought])) == ("1 + 1", "", [])
 
 
 def test_typed_parameters():
@@ -269,7 +280,7 @@ def test_any_cut_of_any_text_gives_the_same_pieces_joined(row: Any, drawn: st.Da
 
     def router() -> Router:
         if row in formats.CHANNELS:
-            return ChannelRouter(row.form, {})
+            return ChannelRouter(row.form, {"f": {}})
         return tagged(row.form)
 
     whole = joined(route(router(), [text]))
