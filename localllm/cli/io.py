@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from localllm.errors import UsageError
 
 NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
-# On a terminal, what a model says must not move the cursor or set the title: ESC is shown as ␛ and so on.
+# On a terminal, the text of a stranger must not move the cursor or set the title: ESC is shown as ␛ and so on.
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 VISIBLE |= {code: 0xFFFD for code in range(0x80, 0xA0)}
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -84,7 +84,7 @@ def _read_stdin() -> str:
 
 
 class AnswerWriter:
-    """Writes an answer to stdout as it comes."""
+    """Writes an answer, or whatever else was asked for, to stdout as it comes."""
 
     def __init__(self) -> None:
         if sys.stdout is None:
@@ -137,7 +137,8 @@ def note(text: str) -> None:
     """A remark for the person, on stderr; where that is closed, there is nobody to tell."""
     if sys.stderr is not None:
         with suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+            # Calls of functions and the words of files and templates are remarks, too.
+            print(text.translate(VISIBLE) if is_terminal(sys.stderr) else text, file=sys.stderr, flush=True)
 
 
 @contextmanager
