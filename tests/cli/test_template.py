@@ -1,6 +1,8 @@
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +96,14 @@ def test_ids_are_those_of_transformers(localllm, qwen, tmp_path):
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     content = json.loads(localllm("template", qwen, "--json", "--messages", write(tmp_path, messages))[1])
     assert content["token_ids"] == expected
+
+
+def test_a_folder_with_a_gguf_file_has_the_tokenizer_of_that_file(localllm, qwen, tmp_path):
+    shutil.copy(shared("gguf/model-q4_0.gguf"), tmp_path)
+    for file in Path(qwen).iterdir():
+        shutil.copy(file, tmp_path)
+    assert "no chat template" in localllm("template", str(tmp_path), "Hi")[2]  # though the folder has one
+    assert localllm("show", str(tmp_path), "--json")[1].count(".gguf") == 1
 
 
 @pytest.mark.parametrize(
