@@ -398,6 +398,28 @@ def test_an_argument_that_a_template_does_not_read_is_refused(data: Path, templa
     assert refusal(qwen, enable_thinking=False) == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize(
+    ("source", "is_read"),
+    [
+        ("{% set depth = depth or 1 %}{{ depth }}", True),
+        ("{% if not depth %}{% set depth = 1 %}{% endif %}{{ depth }}", True),
+        ("{% set depth = depth | default(1) %}", True),
+        ("{% set depth = 1 %}{{ depth }}", False),
+        ("{% if a %}{% set depth = 1 %}{% endif %}{% if depth %}{% set depth = 2 %}{% endif %}", False),
+        ("{% for depth in (1, 2) %}{{ depth }}{% endfor %}", False),
+    ],
+)
+def test_a_name_that_a_template_sets_is_an_argument_where_it_is_read_before(
+    template_of: Any, source: str, is_read: bool
+):
+    template = template_of(source)
+    if is_read:
+        assert template.arguments({"depth": 3}) == {"depth": 3}
+    else:
+        with pytest.raises(UsageError, match="does not read depth"):
+            template.arguments({"depth": 3})
+
+
 def test_tools_that_a_template_does_not_read_are_refused(data: Path, template_of: Any):
     template = template_of((data / "templates/google-gemma-2-2b-it.jinja").read_text())
     with pytest.raises(UsageError, match="does not read tools; describe them in the system prompt"):
