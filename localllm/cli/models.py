@@ -72,7 +72,7 @@ def list_models(as_json: options.JsonList = False) -> None:
 def show(model: options.ModelName, as_json: options.Json = False) -> None:
     """Show what is known of a model.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or GGUF file. Reads no weights and
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights and
     downloads nothing.
     """
     out = AnswerWriter()
