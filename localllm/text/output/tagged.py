@@ -9,6 +9,8 @@ from localllm.text.output.blocks import Block, ToolFormat
 from localllm.text.output.delta import Delta
 from localllm.text.output.markers import Markers
 
+MOST_SPACE = 16  # characters
+
 
 @dataclass(frozen=True)
 class Reasoning:
@@ -31,7 +33,9 @@ class Reasoning:
 
 
 class TaggedRouter:
-    """A `Router`. White space beside markup belongs to it, so it is held back until what follows is known."""
+    """A `Router`. White space beside markup belongs to it, so it is held back until what follows is known, but no
+    more than MOST_SPACE: a model that says line ends for ever is to be heard, by stop strings too.
+    """
 
     def __init__(
         self, reasoning: Reasoning | None, tools: ToolFormat | None, schemas: Mapping[str, Any], *, thinking: bool
@@ -137,7 +141,9 @@ class TaggedRouter:
         self._after_markup = False
         text = self._space + text
         said = text.rstrip()
-        if self._kind is Kind.CONTENT and (self._said or said):
+        if len(text) - len(said) > MOST_SPACE:
+            said = text[:-MOST_SPACE]
+        if self._kind is Kind.CONTENT and (self._said or said.strip()):
             self._said = True
             if not self._more_markup:
                 said, self._in_content = text, Markers(())

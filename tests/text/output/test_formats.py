@@ -142,6 +142,14 @@ def test_only_what_may_be_markup_or_stand_beside_it_is_held_back():
     assert given == [[], [" a\n"], ["\n<think"], [">"]]
 
 
+def test_white_space_without_end_is_not_held_back():
+    router = tagged(formats.HERMES)
+    said = "".join(delta.text for _ in range(100) for delta in router.push("\n"))
+    assert 80 <= len(said) < 100
+    said += "".join(delta.text for delta in router.finish())
+    assert said == "\n" * 100
+
+
 def test_half_a_surrogate_pair_stays_an_escape():
     [delta] = route(tagged(formats.HERMES), ['<tool_call>{"name":"f","arguments":{"a":"\\ud800"}}</tool_call>'])
     assert delta.call and delta.call.arguments == '{"a": "\\ud800"}'
@@ -265,7 +273,22 @@ def test_tools_of_any_shape_make_a_router(tools: list[Any]):
     assert joined(route(OutputFormat(tools=formats.GLM).router("", tools), ["Hi"])) == ("", "Hi", [])
 
 
-WORDS = ["<", "<think>", "</think>", " ", "\n", "a", "{", "}", '"', "\\", "é", "function=f>", '{"name": "f"}']
+WORDS = [
+    "<",
+    "<think>",
+    "</think>",
+    " ",
+    "\n",
+    "\n" * 11,
+    "a",
+    "{",
+    "}",
+    '"',
+    "\\",
+    "é",
+    "function=f>",
+    '{"name": "f"}',
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.signs[-1])
