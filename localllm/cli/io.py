@@ -57,7 +57,12 @@ def read_json(file: str) -> Any:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{'stdin' if file == '-' else file} is not JSON ({error})") from error
+        raise UsageError(f"{called(file)} is not JSON ({error})") from error
+
+
+def called(file: str) -> str:
+    """A file that a user named, in words."""
+    return "stdin" if file == "-" else file
 
 
 def read_tools(file: str) -> list[dict[str, Any]]:
@@ -68,7 +73,7 @@ def read_tools(file: str) -> list[dict[str, Any]]:
 def check_tools(tools: Any, file: str) -> list[dict[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         remedy = 'write [{"type": "function", "function": {"name": ..., "parameters": ...}}]'
-        raise UsageError(f"{file} holds no list of tools", remedy)
+        raise UsageError(f"{called(file)} holds no list of tools", remedy)
     return tools
 
 

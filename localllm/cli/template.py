@@ -96,7 +96,7 @@ def _read_conversation(file: str) -> tuple[list[Any], list[dict[str, Any]] | Non
     tools = content.get("tools") if isinstance(content, dict) else None
     messages = content.get("messages") if isinstance(content, dict) else content
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-        raise UsageError(f"{file} holds no messages", 'write [{"role": "user", "content": "Hello"}]')
+        raise UsageError(f"{io.called(file)} holds no messages", 'write [{"role": "user", "content": "Hello"}]')
     return [checked(message) for message in messages], None if tools is None else io.check_tools(tools, file)
 
 
