@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters
+from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
 from localllm.arch.families import describe
 from localllm.arch.summary import layer_kinds
 from localllm.checkpoint.header import Header, read_header
@@ -37,6 +37,7 @@ class Facts:
     parameters: int
     active_parameters: int  # that one token meets
     kv_bytes_per_token: int  # in 16 bits
+    state_bytes: int  # of a sequence, whatever its length: what recurrent layers remember, in 16 bits and float32
     formats: tuple[Format, ...]  # most bytes first
     weight_bytes: int
     quantization: str | None
@@ -58,6 +59,7 @@ def read_facts(path: Path) -> Facts:
         parameters=parameters(config),
         active_parameters=active_parameters(config),
         kv_bytes_per_token=kv_bytes_per_token(config, KV_ELEMENT_BYTES),
+        state_bytes=state_bytes(config, KV_ELEMENT_BYTES),
         formats=formats(header),
         weight_bytes=header.stored_bytes,
         quantization=header.quantization,

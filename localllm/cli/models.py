@@ -148,6 +148,7 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
             ("vocabulary", f"{facts.vocab_size} tokens"),
             *_listed("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
             ("KV cache", f"{report.size(facts.kv_bytes_per_token)} a token in 16 bits"),
+            *([("state", f"{report.size(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
             ("weights", report.size(facts.weight_bytes)),
             *_listed(
                 "formats", [f"{f.name}: {f.tensors} tensors, {report.size(f.nbytes)}" for f in facts.formats]
@@ -184,6 +185,7 @@ def _as_json(entry: Entry) -> dict[str, object]:
         "parameters": facts.parameters if facts else None,
         "active_parameters": facts.active_parameters if facts else None,
         "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
+        "state_bytes": facts.state_bytes if facts else None,
         "formats": [dataclasses.asdict(form) for form in facts.formats] if facts else None,
         "weight_bytes": facts.weight_bytes if facts else None,
         "quantization": facts.quantization if facts else None,

@@ -36,9 +36,8 @@ def _is_whole_language_model(folder: Path) -> bool:
     try:
         config = read_json(folder / "config.json")
         stated = config.get("architectures")
-        names = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
-        speaks = any(name.endswith("ForCausalLM") for name in names)
-        sees = "text_config" in config and any(name.endswith("ForConditionalGeneration") for name in names)
-        return (speaks or sees) and not missing_files(folder)
+        names = stated if isinstance(stated, list) else []
+        reads_text = "text_config" in config or any(str(name).endswith("ForCausalLM") for name in names)
+        return reads_text and not missing_files(folder)
     except (DamagedModel, UnsupportedModel):  # one broken repository must not hide the others
         return False

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,20 @@ def test_layers_of_several_kinds_are_told_apart(tmp_path: Path) -> None:
         (f"attention (6 heads, 2 KV heads of 10), {experts}", 1),
     )
     assert facts.parameters - facts.active_parameters == 3 * 3 * (3 * 48 * 112 + 2 * 112 + 48)
+
+
+def test_recurrent_layers_keep_a_state_instead_of_keys_and_values(tmp_path: Path) -> None:
+    kind, changes = FAMILIES["LFM2"]
+    make_checkpoint(tmp_path, kind, **changes)
+    facts = read_facts(tmp_path)
+    kinds = dict(facts.layers)
+    convolutions = sum(count for kind, count in kinds.items() if kind.startswith("convolution"))
+    attentions = sum(kinds.values()) - convolutions
+    assert convolutions and attentions
+    config = json.loads((tmp_path / "config.json").read_text())
+    size = config["hidden_size"] // config["num_attention_heads"]
+    assert facts.kv_bytes_per_token == attentions * 2 * config["num_key_value_heads"] * size * 2
+    assert facts.state_bytes == convolutions * (config["conv_L_cache"] - 1) * config["hidden_size"] * 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from localllm.text.output.blocks import Block, ToolFormat
 from localllm.text.output.delta import Delta
 from localllm.text.output.markers import Markers
 
-MOST_SPACE = 16  # characters
+MOST_SPACE = 16  # characters; models put one or two line ends beside markup
 
 
 @dataclass(frozen=True)
