@@ -10,6 +10,7 @@ from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters
 from localllm.arch.families import describe
 from localllm.arch.summary import layer_kinds
 from localllm.checkpoint.header import Header, read_header
+from localllm.files import damaged
 from localllm.hub.card import read_license
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
@@ -62,16 +63,20 @@ def read_facts(path: Path) -> Facts:
         formats=formats(header),
         weight_bytes=header.stored_bytes,
         quantization=header.quantization,
-        chat_templates=tuple(read_chat_templates(path)) if header.gguf is None else gguf_templates(header.gguf),
+        chat_templates=tuple(read_chat_templates(path))
+        if header.gguf is None
+        else gguf_templates(header.gguf, path),
         license=read_license(path) if header.gguf is None else gguf_license(header.gguf),
         sampling=SamplingParams.from_generation_config(header.generation_config),
     )
 
 
-def gguf_templates(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+def gguf_templates(metadata: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     named = metadata.get("tokenizer.chat_templates", [])
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise damaged(file, "tokenizer.chat_templates is not a list of str")
     default = ["default"] if "tokenizer.chat_template" in metadata else []
-    return tuple(default + [name for name in named if isinstance(name, str)])
+    return tuple(dict.fromkeys(default + named))
 
 
 def gguf_license(metadata: Mapping[str, Any]) -> str | None:

@@ -35,8 +35,9 @@ def _is_whole_language_model(folder: Path) -> bool:
     """The cache also holds encoders, image models and downloads that were broken off."""
     try:
         config = read_json(folder / "config.json")
-        architectures = config.get("architectures") or []
-        reads_text = "text_config" in config or any(name.endswith("ForCausalLM") for name in architectures)
+        stated = config.get("architectures")
+        names = stated if isinstance(stated, list) else []
+        reads_text = "text_config" in config or any(str(name).endswith("ForCausalLM") for name in names)
         return reads_text and not missing_files(folder)
     except (DamagedModel, UnsupportedModel):  # one broken repository must not hide the others
         return False

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.checkpoint.facts import Format, read_facts
+from localllm.checkpoint.facts import Format, gguf_templates, read_facts
 from localllm.errors import DamagedModel
 from localllm.request import SamplingParams
 from tests.hub.folders import write_model
@@ -76,6 +76,14 @@ def test_a_chat_template_may_have_a_file_of_its_own(tmp_path: Path) -> None:
     assert not read_facts(tmp_path).chat_templates
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert read_facts(tmp_path).chat_templates
+
+
+def test_names_of_chat_templates_in_a_gguf_file() -> None:
+    both = {"tokenizer.chat_templates": ["rag", "default"], "tokenizer.chat_template": ""}
+    assert gguf_templates(both, Path("a.gguf")) == ("default", "rag")
+    for odd in (5, "rag", [5]):
+        with pytest.raises(DamagedModel, match=r"a\.gguf is damaged: tokenizer\.chat_templates is not a list"):
+            gguf_templates({"tokenizer.chat_templates": odd}, Path("a.gguf"))
 
 
 def test_a_truncated_weights_file_is_named(tmp_path: Path) -> None:
