@@ -67,11 +67,7 @@ def near_names(name: str) -> list[str]:
 
 def _resolve_path(name: str) -> ModelRef:
     path = Path(name).expanduser()
-    if path.is_dir() and not _has_safetensors(path) and (models := models_in(path)):
-        if len(models) > 1:
-            names = ", ".join(model.name for model in models)
-            raise ModelNotFound(f"the folder {name} holds several models: {names}", "give the path of one")
-        path = models[0]
+    path = (path.is_dir() and _gguf_in(path)) or path
     if path.suffix == ".gguf" and path.is_file():
         if missing := missing_files(path):
             raise ModelNotFound(f"{path.parent} has no {missing[0]}", "fetch all parts of the model")
@@ -87,10 +83,16 @@ def _resolve_path(name: str) -> ModelRef:
     return ModelRef(path.resolve().name, path)
 
 
-def _has_safetensors(folder: Path) -> bool:
-    """Repositories of GGUF files often hold the config.json of the model, too, but no other weights."""
+def _gguf_in(folder: Path) -> Path | None:
+    """The GGUF model of a folder without a model in safetensors, though such folders often have a config.json."""
     weights = ("model.safetensors", "model.safetensors.index.json")
-    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in weights)
+    models = models_in(folder)
+    if (folder / "config.json").is_file() and any((folder / name).is_file() for name in weights):
+        return None
+    if len(models) > 1:
+        names = ", ".join(model.name for model in models)
+        raise ModelNotFound(f"the folder {folder} holds several models: {names}", "give the path of one")
+    return models[0] if models else None
 
 
 def _resolve_entry(entry: CatalogEntry) -> ModelRef:
@@ -104,9 +106,10 @@ def _resolve_entry(entry: CatalogEntry) -> ModelRef:
 
 def _downloaded(name: str, repo: str) -> Path:
     folder = cached_folder(repo)
-    missing = missing_files(folder) if folder else None
-    if folder and not missing:
-        return folder
+    model = (folder and _gguf_in(folder)) or folder
+    missing = missing_files(model) if model else None
+    if model and not missing:
+        return model
     state = f"is here without {' and '.join(missing)}" if missing else "is not on this machine"
     raise ModelNotFound(
         f"{name} {state}, and this version does not download by itself yet",
