@@ -11,6 +11,7 @@ from localllm.arch.families import describe
 from localllm.arch.summary import layer_kinds
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
+from localllm.errors import UnsupportedModel
 from localllm.files import damaged
 from localllm.hub.card import read_license
 from localllm.request import SamplingParams

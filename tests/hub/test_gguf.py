@@ -1,11 +1,12 @@
 import pytest
+from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound
 from localllm.hub.folder import missing_files
 from localllm.hub.gguf import models_in
 from localllm.hub.names import resolve
 from localllm.hub.store import cached_models
-from tests.hub.folders import SNAPSHOT, write_model
+from tests.hub.folders import SNAPSHOT, write_cached, write_model
 
 PARTS = [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
 
@@ -39,6 +40,18 @@ def test_a_config_beside_it_changes_nothing_unless_there_are_other_weights(tmp_p
     assert resolve(str(tmp_path)).path == tmp_path
     (tmp_path / "model.safetensors").unlink()
     assert resolve(str(tmp_path)).path == tmp_path / "tiny.gguf"
+
+
+def test_a_repository_in_the_cache_may_hold_a_gguf_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = write_cached(tmp_path, "someone/a-GGUF")
+    (folder / "model.safetensors").rename(folder / PARTS[0])
+    with pytest.raises(ModelNotFound, match=f"is here without {PARTS[1]}"):
+        resolve("someone/a-GGUF")
+    for part in PARTS:
+        (folder / part).touch()
+    assert resolve("someone/a-GGUF").path == folder / PARTS[0]
+    assert resolve("someone/a-GGUF").name == "someone/a-GGUF"
 
 
 def test_a_folder_with_several_models_asks_for_one(tmp_path):

@@ -35,6 +35,8 @@ CALLS = [
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}}', [A1]),
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "}</tool_call>\\""}}</tool_call>',
      [("f", {"a": '}</tool_call>"'})]),
+    (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "<tool_call>{"}}</tool_call>',
+     [("f", {"a": "<tool_call>{"})]),
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "two\nlines"}}</tool_call>',
      [("f", {"a": "two\nlines"})]),
     (formats.QWEN_MARKUP, "<tool_call>\n<function=weather>\n</function>\n</tool_call>", [("weather", {})]),
@@ -123,6 +125,17 @@ def test_what_is_no_call_is_content_to_the_character(form: Any, text: str):
     for pieces in cuts(text):
         for space in ("", "  \n"):
             assert joined(route(tagged(form), [space, *pieces, space])) == ("", space + text + space, [])
+
+
+def test_a_block_without_its_end_does_not_swallow_the_next():
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}'
+    for text, said, calls in (
+        (f"{call}\n{call}</tool_call>", "", [A1, A1]),
+        (f'Write <tool_call>{{"name": ... {call}</tool_call>', 'Write <tool_call>{"name": ... ', [A1]),
+    ):
+        for pieces in cuts(text):
+            reasoning, content, found = joined(route(tagged(formats.HERMES), pieces))
+            assert (reasoning, content.rstrip(), found) == ("", said.rstrip(), calls)
 
 
 def test_text_that_is_clearly_no_call_is_not_held_back():
