@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,21 @@ def rewrite_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> No
 def test_a_hostile_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     rewrite_header(folder, edit)
     assert isinstance(error_of(folder), DamagedModel)
+
+
+def test_experts_that_take_no_room_are_counted_all_the_same(folder: Path) -> None:
+    empty = {"dtype": "F32", "shape": [10_000, 0, 2], "data_offsets": [0, 0]}
+    names = [f"model.layers.{i}.mlp.experts.{kind}" for i in range(5000) for kind in ("gate_up_proj", "down_proj")]
+    rewrite_header(folder, lambda h: h.update({name: empty for name in names}))
+    begin = time.perf_counter()
+    assert "more than 262144 tensors" in error_of(folder).message
+    assert time.perf_counter() - begin < 5
+
+
+def test_a_stack_of_no_experts(folder: Path) -> None:
+    empty = {"dtype": "F32", "shape": [0, 2, 2], "data_offsets": [0, 0]}
+    rewrite_header(folder, lambda h: h.update({"model.layers.0.mlp.experts.down_proj": empty}))
+    assert "is no stack of experts" in error_of(folder).message
 
 
 def test_a_pointer_of_git_lfs_is_named(folder: Path) -> None:
