@@ -22,6 +22,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import kv_bytes_per_token, state_bytes
 from localllm.arch.families import describe
 from localllm.arch.fields import Fields
+from localllm.arch.layout import TABLE
 from localllm.checkpoint.header import Header, TensorHeader, read_header
 from localllm.checkpoint.quantized import check_quantization
 from localllm.checkpoint.safetensors import Weights
@@ -170,16 +171,16 @@ def stored_dtype(header: Header, device: torch.device) -> str:
 
 def weight_bytes(header: Header, dtype: torch.dtype, device: torch.device) -> int:
     """What the weights take in memory: floats in `dtype`, and INT8 as well where no kernel reads it packed;
-    matrices of a GGUF file as they are stored."""
+    matrices of a GGUF file, and a table that is looked up by row, as they are stored."""
 
-    def nbytes(tensor: TensorHeader) -> int:
+    def nbytes(name: str, tensor: TensorHeader) -> int:
         matrix = len(tensor.shape) > 1
-        if tensor.offset is not None and matrix:
+        if (tensor.offset is not None and matrix) or name == f"{TABLE}.weight":
             return tensor.nbytes
         int8 = tensor.dtype == "I8" and reads_packed("int8", tensor.shape[-1], dtype, device)
         return tensor.elements * (1 if int8 or tensor.dtype == "U8" else dtype.itemsize)
 
-    return sum(nbytes(tensor) for tensor in header.tensors.values())
+    return sum(nbytes(name, tensor) for name, tensor in header.tensors.items())
 
 
 def gigabytes(size: int) -> str:
@@ -249,10 +250,10 @@ class LLM:
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
-        if beyond is not None and isinstance(prompt, str):
+        if beyond is not None and (isinstance(prompt, str) or is_messages(prompt)):
             raise DamagedModel(
                 f"the tokenizer knows a token {beyond} and the model only {self.config.vocab_size}",
-                "they are of two models: fetch it again",
+                "they are of two models, fetch this one again",
             )
         if beyond is not None:
             raise UsageError(

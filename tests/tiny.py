@@ -70,9 +70,10 @@ def randomize(model: Any) -> None:
 
 
 def weights_of(model: Any) -> list[torch.Tensor]:
-    """All that training changes: parameters, and the biases of routers, which are buffers in transformers."""
-    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("_bias")]
-    return [*model.parameters(), *biases]
+    """All that training changes: parameters, and what is a buffer in transformers: the biases of routers and the
+    scales of layers."""
+    buffers = [buffer for name, buffer in model.named_buffers() if name.endswith(("_bias", "layer_scalar"))]
+    return [*model.parameters(), *buffers]
 
 
 def make_engine(

@@ -105,6 +105,26 @@ class AttentionConfig:
     out_bias: bool = False
     query_growth: QueryGrowth | None = None
     output_gate: bool = False  # each head's result is multiplied by sigmoid(x W), stored behind its rows of q_proj
+    value_norm: bool = False  # RMSNorm of v by head, without a weight (Gemma 4)
+    keys_as_values: bool = False  # v is k before its norm and rope
+    kv_source: int | None = None  # the layer whose keys and values it reads, having none of its own
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values of all heads come from one latent
+    vector a token. The cache holds that and one rotated key, which all heads share."""
+
+    heads: int
+    q_lora_rank: int | None  # of the queries' own latent; None: they come from x
+    kv_lora_rank: int
+    nope_dim: int  # of a head's query and key, without positions
+    rope_dim: int  # of a head's query and key, rotated
+    value_dim: int
+    rope: RopeConfig
+    scale: float  # multiplies q·k
+    norm_eps: float  # of the latents
+    bias: bool = False  # of the projections from and to x, but for q_proj
 
 
 @dataclass(frozen=True)
@@ -144,7 +164,7 @@ class ShortConvConfig:
 
 
 RecurrentConfig = DeltaNetConfig | ShortConvConfig
-Mixer = AttentionConfig | RecurrentConfig
+Mixer = AttentionConfig | LatentConfig | RecurrentConfig
 
 
 @dataclass(frozen=True)
@@ -166,7 +186,10 @@ class RouterConfig:
     correction: bool = False  # a bias an expert that counts for the choice alone (Wang et al. 2024)
     groups: int = 1  # of experts; only those in the best `chosen_groups` can be chosen (DeepSeek-V3)
     chosen_groups: int = 1
+    judged_by: int = 2  # so many of its best experts, added
     scale: float = 1.0  # of all weights
+    normed: bool = False  # RMSNorm of x before it, whose weight is stored times sqrt(hidden)
+    expert_scale: bool = False  # a learnt factor on the weight of each expert
 
 
 @dataclass(frozen=True)
@@ -179,6 +202,7 @@ class MoEConfig:
     router: RouterConfig
     shared: MLPConfig | None = None  # an expert that every token goes to
     shared_gate: bool = False  # its result is multiplied by sigmoid(x w)
+    apart: bool = False  # it and the others stand between norms of their own, the router before them (Gemma 4)
 
 
 @dataclass(frozen=True)
@@ -198,6 +222,17 @@ class LayerConfig:
     norms: Norms = Norms()
     parallel: bool = False  # mixer and ffn read the same normed input (Cohere)
     residual_scale: float = 1.0  # of what mixer and ffn add
+    output_scale: bool = False  # what it gives is multiplied by a learnt number
+
+
+@dataclass(frozen=True)
+class PerLayerConfig:
+    """Each layer adds something of each token, by a gate, from a table [vocab_size, layers * dim] and from the
+    embedding (Gemma 3n and 4)."""
+
+    vocab_size: int
+    dim: int
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -215,4 +250,5 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    per_layer: PerLayerConfig | None = None
     eos_ids: tuple[int, ...] = ()

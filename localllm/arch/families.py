@@ -16,19 +16,21 @@ from localllm.arch.config import (
     ModelConfig,
     MoEConfig,
     Norms,
+    PerLayerConfig,
     QueryGrowth,
     RopeConfig,
     RouterConfig,
     ShortConvConfig,
 )
 from localllm.arch.fields import Fields
-from localllm.arch.layout import LLAMA, OTHER_SENSES, Layout
+from localllm.arch.layout import LLAMA, OTHER_SENSES, Layout, Rules, of_layers
 from localllm.arch.parts import (
     activation,
     attention,
     check_kinds,
     decoder,
     delta_net,
+    latent,
     layer_count,
     layer_types,
     mlp,
@@ -47,14 +49,18 @@ class Family:
     """`defaults`: what this family's config.json may leave out, as its `transformers` class has it."""
 
     describe: Describe
-    layout: Layout
+    layout: Layout | Callable[[Fields], Layout]
     defaults: Mapping[str, Any]
 
 
 FAMILIES: dict[str, Family] = {}
 
 
-def family(*architectures: str, layout: Layout | None = None, **defaults: Any) -> Callable[[Describe], Describe]:
+def family(
+    *architectures: str,
+    layout: Layout | Callable[[Fields], Layout] | None = None,
+    **defaults: Any,
+) -> Callable[[Describe], Describe]:
     def register(describe: Describe) -> Describe:
         FAMILIES.update(dict.fromkeys(architectures, Family(describe, layout or Layout(), defaults)))
         return describe
@@ -69,13 +75,18 @@ def describe(config: Mapping[str, Any]) -> ModelConfig:
     field is missing or makes no sense.
     """
     known = family_of(config)
-    return known.describe(Fields({**known.defaults, **text_fields(config)}))
+    return known.describe(fields_of(known, config))
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
     """How checkpoints of this `config.json` spell their tensors. Raises as `describe`."""
-    found = family_of(config).layout
+    known = family_of(config)
+    found = known.layout(fields_of(known, config)) if callable(known.layout) else known.layout
     return replace(found, unused=(*found.unused, OTHER_SENSES)) if Fields(config).has("text_config") else found
+
+
+def fields_of(known: Family, config: Mapping[str, Any]) -> Fields:
+    return Fields({**known.defaults, **text_fields(config)})
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -103,6 +114,17 @@ def sparse_steps(hf: Fields, experts: MoEConfig) -> list[MLPConfig | MoEConfig]:
     """Experts in each `decoder_sparse_step`th layer, but for `mlp_only_layers` (transformers' own rule)."""
     dense, every = hf.ids("mlp_only_layers"), hf.size("decoder_sparse_step")
     return [mlp(hf) if i in dense or (i + 1) % every else experts for i in range(layer_count(hf))]
+
+
+def without_guesses(found: Layout) -> Callable[[Fields], Layout]:
+    """Layers behind the model's own that guess further tokens are not read (multi-token prediction)."""
+
+    def layout(hf: Fields) -> Layout:
+        layers = layer_count(hf)
+        more = min(hf.whole("num_nextn_predict_layers"), layers)
+        return replace(found, unused=of_layers(range(layers, layers + more), ".*"))
+
+    return layout
 
 
 def windows(hf: Fields) -> list[int | None]:
@@ -354,6 +376,116 @@ def gemma(hf: Fields, *, every: int, **changes: Any) -> ModelConfig:
     )
 
 
+def gemma4_layout(hf: Fields) -> Layout:
+    """Layers that read the keys and values of others may store unused ones. With experts, the norms and the MLP of
+    what else is the feed-forward half are those of the shared expert."""
+    first = layer_count(hf) - hf.whole("num_kv_shared_layers")
+    unused = of_layers(range(max(first, 0), layer_count(hf)), r"self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
+    mixture: Rules = (
+        (r"\.pre_feedforward_layernorm\.", ".mlp.before_shared."),
+        (r"\.post_feedforward_layernorm_1\.", ".mlp.after_shared."),
+        (r"\.pre_feedforward_layernorm_2\.", ".mlp.before_experts."),
+        (r"\.post_feedforward_layernorm_2\.", ".mlp.after_experts."),
+        (r"\.mlp\.(gate|up|down)_proj\.", r".mlp.shared.\1_proj."),
+        (r"\.experts\.", ".mlp.experts."),
+        (r"\.router\.proj\.", ".mlp.router."),
+        (r"\.router\.scale$", ".mlp.before_router.weight"),
+        (r"\.router\.per_expert_scale$", ".mlp.expert_scale"),
+    )
+    return Layout(names=(*(mixture if hf.flag("enable_moe_block") else ()), *SANDWICH.names), unused=unused)
+
+
+@family(
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    layout=gemma4_layout,
+    vocab_size=262144,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=256,
+    global_head_dim=512,
+    hidden_activation="gelu_pytorch_tanh",
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+    sliding_window=512,
+    vocab_size_per_layer_input=262144,
+    hidden_size_per_layer_input=256,
+    num_kv_shared_layers=0,
+    rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    },
+)
+def gemma4(hf: Fields) -> ModelConfig:
+    if hf.text("use_bidirectional_attention", "vision") != "vision":
+        raise UnsupportedModel("a text model that looks ahead is not supported", "use one that generates text")
+    mixers = gemma4_mixers(hf)
+    plain = mlp(hf)
+    wide = replace(plain, intermediate_size=plain.intermediate_size * (2 if hf.flag("use_double_wide_mlp") else 1))
+    ffns: list[Any] = [plain if mixer.kv_source is None else wide for mixer in mixers]
+    mixture = hf.flag("enable_moe_block")
+    if mixture:
+        router = RouterConfig(normed=True, expert_scale=True)
+        experts = moe(
+            hf, hf.size("num_experts"), router, size="moe_intermediate_size", chosen="top_k_experts", apart=True
+        )
+        ffns = [replace(experts, shared=ffn) for ffn in ffns]
+    dim = hf.whole("hidden_size_per_layer_input")
+    if dim and hf.size("vocab_size_per_layer_input") < hf.size("vocab_size"):
+        raise DamagedModel("config.json has tokens without a per-layer embedding", "fetch the model again")
+    return decoder(
+        hf,
+        mixers,
+        ffns,
+        norms=Norms(True, True, not mixture, True),
+        output_scale=True,
+        embedding_scale=hf.size("hidden_size") ** 0.5,
+        logit_softcap=hf.number("final_logit_softcapping", None),
+        per_layer=PerLayerConfig(hf.size("vocab_size_per_layer_input"), dim, activation(hf)) if dim else None,
+    )
+
+
+def gemma4_mixers(hf: Fields) -> list[AttentionConfig]:
+    """Sliding and full layers differ in rope, in the size of heads and in how many keys and values have. The last
+    layers read the keys and values of the last before them of their kind."""
+    count = layer_count(hf)
+    kinds = layer_types(hf) or ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(count)]
+    kinds = [*kinds[:-1], "full_attention"]  # as transformers has it
+    first_shared = count - hf.whole("num_kv_shared_layers")
+    last_own = {kind: i for i, kind in enumerate(kinds[: max(first_shared, 0)])}
+    if not last_own.keys() >= set(kinds):
+        raise DamagedModel("config.json shares keys and values that no layer makes", "fetch the model again")
+    mixers = []
+    for i, kind in enumerate(kinds):
+        own = gemma4_sizes(hf, i, kind)
+        turn, bias = rope(own, own.size("head_dim"), kind=kind), hf.flag("attention_bias")
+        mixer = attention(own, rope=turn, scale=1.0, qk_norm="per_head", qkv_bias=bias, out_bias=bias)
+        mixer = replace(mixer, value_norm=True)
+        if kind == "sliding_attention":
+            mixer = replace(mixer, window=hf.size("sliding_window"))
+        elif hf.flag("attention_k_eq_v"):
+            mixer = replace(mixer, keys_as_values=True)
+        mixers.append(replace(mixer, kv_source=last_own[kind]) if i >= first_shared else mixer)
+    return mixers
+
+
+def gemma4_sizes(hf: Fields, index: int, kind: str) -> Fields:
+    """What a layer has instead of the model's own: by `per_layer_config`, else by the fields for full layers."""
+    if hf.has("per_layer_config"):
+        sizes = hf.part("per_layer_config").part(str(index)).values
+    elif kind == "full_attention":
+        heads = hf.values.get("num_global_key_value_heads") if hf.flag("attention_k_eq_v") else None
+        sizes = {"head_dim": hf.size("global_head_dim")} | ({"num_key_value_heads": heads} if heads else {})
+    else:
+        sizes = {}
+    if not sizes.keys() <= {"head_dim", "num_key_value_heads"}:
+        raise UnsupportedModel(
+            f"layer {index} differs in {', '.join(sizes)}", "only the sizes of heads may differ"
+        )
+    return Fields({**hf.values, **sizes})
+
+
 # --- mixtures of experts ---
 
 
@@ -406,13 +538,70 @@ SHARED_EXPERTS = Layout(
 )
 
 
-@family("Glm4MoeForCausalLM", layout=SHARED_EXPERTS, partial_rotary_factor=0.5, first_k_dense_replace=1)
+@family(
+    "Glm4MoeForCausalLM",
+    layout=without_guesses(SHARED_EXPERTS),
+    partial_rotary_factor=0.5,
+    first_k_dense_replace=1,
+    num_nextn_predict_layers=1,
+)
 def glm4_moe(hf: Fields) -> ModelConfig:
-    shared = MLPConfig(hf.size("moe_intermediate_size") * hf.size("n_shared_experts"), activation(hf))
-    experts = moe(hf, hf.size("n_routed_experts"), sigmoid_router(hf), size="moe_intermediate_size", shared=shared)
+    experts = beside_shared(hf, sigmoid_router(hf))
     qk_norm = "per_head" if hf.flag("use_qk_norm") else None
     mixer = attention(hf, qk_norm=qk_norm, qkv_bias=hf.flag("attention_bias"))
     return decoder(hf, [mixer] * layer_count(hf), sparse_after_dense(hf, experts))
+
+
+def beside_shared(hf: Fields, router: RouterConfig) -> MoEConfig:
+    """DeepSeek's mixtures: the shared experts are one MLP of their joint size."""
+    shared = MLPConfig(hf.size("moe_intermediate_size") * hf.size("n_shared_experts"), activation(hf))
+    return moe(hf, hf.size("n_routed_experts"), router, size="moe_intermediate_size", shared=shared)
+
+
+LATENT = Layout(
+    names=(
+        *SHARED_EXPERTS.names,
+        (r"\.kv_a_proj_with_mqa\.", ".kv_a_proj."),
+        (r"\.(q|kv)_a_layernorm\.", r".\1_a_norm."),
+    )
+)
+
+
+@family(
+    "DeepseekV3ForCausalLM",
+    layout=without_guesses(LATENT),
+    q_lora_rank=None,
+    n_group=8,
+    topk_group=4,
+    first_k_dense_replace=3,
+    norm_topk_prob=True,
+    routed_scaling_factor=2.5,
+    rope_interleave=True,
+    num_nextn_predict_layers=1,
+)
+@family(
+    "Glm4MoeLiteForCausalLM",
+    layout=without_guesses(LATENT),
+    norm_topk_prob=True,
+    routed_scaling_factor=1.8,
+    first_k_dense_replace=1,
+    rope_interleave=True,
+    num_nextn_predict_layers=1,
+)
+def deepseek_v3(hf: Fields) -> ModelConfig:
+    experts = beside_shared(hf, sigmoid_router(hf))
+    return decoder(hf, [latent(hf)] * layer_count(hf), sparse_after_dense(hf, experts))
+
+
+@family(
+    "DeepseekV2ForCausalLM", layout=LATENT, topk_method="greedy", routed_scaling_factor=1.0, rope_interleave=True
+)
+def deepseek_v2(hf: Fields) -> ModelConfig:
+    router = RouterConfig(normalize=False, scale=hf.number("routed_scaling_factor"))
+    if hf.text("topk_method") == "group_limited_greedy":
+        router = replace(router, groups=hf.size("n_group"), chosen_groups=hf.size("topk_group"), judged_by=1)
+    experts = beside_shared(hf, router)
+    return decoder(hf, [latent(hf)] * layer_count(hf), sparse_after_dense(hf, experts))
 
 
 @family(

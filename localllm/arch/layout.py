@@ -8,14 +8,23 @@ That vocabulary is Llama's, with the norms named by their place:
     layers.N.linear_attn.{in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,conv1d,A_log,dt_bias,norm,out_proj}, or A for
         A_log, in_proj_qkvz and in_proj_ba for the first four, in the order of the key heads
     layers.N.conv.{in_proj,conv,out_proj}
+    layers.N.self_attn.{q_a_proj,q_a_norm,q_b_proj,kv_a_proj,kv_a_norm,kv_b_proj,o_proj} of latent attention,
+        q_proj for the first three, k_b_proj and v_b_proj for kv_b_proj
     layers.N.mlp.{gate_proj,up_proj,down_proj}, or gate_up_proj for the first two
-    layers.N.mlp.router, layers.N.mlp.experts.E.{gate_proj,up_proj,down_proj}, or gate_up_proj
+    layers.N.mlp.{router,correction_bias,expert_scale,shared_gate}
+    layers.N.mlp.shared.{gate_proj,up_proj,down_proj}
+    layers.N.mlp.{before_router,before_shared,after_shared,before_experts,after_experts}, norms within a mixture
+    layers.N.mlp.experts.E.{gate_proj,up_proj,down_proj}, or gate_up_proj
+
+    embed_tokens_per_layer, per_layer_model_projection, per_layer_projection_norm
+    layers.N.{per_layer_input_gate,per_layer_projection,post_per_layer_input_norm}, layers.N.layer_scalar
 
 each followed by `.weight` or `.bias`, or what a quantized format has in their place. Experts that a file stacks in
 one tensor are taken apart when its header is read.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Rules = tuple[tuple[str, str], ...]
@@ -31,7 +40,15 @@ STACKED: Rules = (
     (r"(\.experts\.\w+_proj)$", r"\1.weight"),
     (r"(\.experts\.\w+_proj)_(bias|blocks|scales)$", r"\1.\2"),
 )
+# Looked up by row where it lies in the file, in the dtype it is stored in: it may be half of a model.
+TABLE = "embed_tokens_per_layer"
 LLAMA: Rules = ((r"\.input_layernorm\.", ".before_mixer."), (r"\.post_attention_layernorm\.", ".before_ffn."))
+
+
+def of_layers(numbers: Iterable[int], names: str) -> tuple[str, ...]:
+    """The pattern of these names in the layers of these numbers; none for no layers."""
+    found = "|".join(map(str, numbers))
+    return (rf"layers\.({found})\.{names}",) if found else ()
 
 
 @dataclass(frozen=True)

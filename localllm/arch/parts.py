@@ -9,6 +9,7 @@ from localllm.arch.config import (
     AttentionConfig,
     DeltaNetConfig,
     DividedScaling,
+    LatentConfig,
     LayerConfig,
     LinearScaling,
     Llama3Scaling,
@@ -49,14 +50,22 @@ def mlp(hf: Fields, **changes: Any) -> MLPConfig:
     return MLPConfig(hf.size("intermediate_size"), activation(hf), **changes)
 
 
-def moe(hf: Fields, experts: int, router: RouterConfig, *, size: str, **changes: Any) -> MoEConfig:
-    """`size`: the field that holds an expert's intermediate size."""
-    chosen = hf.size("num_experts_per_tok")
-    if not chosen <= experts <= MOST_EXPERTS:
-        raise DamagedModel(f"config.json asks for {chosen} of {experts} experts", "fetch the model again")
+def moe(
+    hf: Fields,
+    experts: int,
+    router: RouterConfig,
+    *,
+    size: str,
+    chosen: str = "num_experts_per_tok",
+    **changes: Any,
+) -> MoEConfig:
+    """`size`, `chosen`: the fields that hold an expert's intermediate size, and how many a token goes to."""
+    count = hf.size(chosen)
+    if not count <= experts <= MOST_EXPERTS:
+        raise DamagedModel(f"config.json asks for {count} of {experts} experts", "fetch the model again")
     if experts % router.groups or not router.chosen_groups <= router.groups:
         raise DamagedModel(f"{experts} experts do not form {router.groups} groups", "fetch the model again")
-    return MoEConfig(experts, chosen, MLPConfig(hf.size(size), activation(hf)), router, **changes)
+    return MoEConfig(experts, count, MLPConfig(hf.size(size), activation(hf)), router, **changes)
 
 
 def sigmoid_router(hf: Fields) -> RouterConfig:
@@ -191,6 +200,29 @@ def delta_net(hf: Fields) -> DeltaNetConfig:
     )
 
 
+def latent(hf: Fields) -> LatentConfig:
+    """DeepSeek's. With YaRN the scores grow as the magnitude of both q and k would have made them."""
+    nope, turning = hf.size("qk_nope_head_dim"), hf.size("qk_rope_head_dim")
+    turn = rope(hf, turning, interleaved=hf.flag("rope_interleave"))
+    fields = hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+    all_dim = fields.number("mscale_all_dim", None)
+    scale = (nope + turning) ** -0.5
+    if all_dim and isinstance(turn.scaling, YarnScaling):
+        scale *= yarn_magnitude(turn.scaling.factor, all_dim) ** 2
+    return LatentConfig(
+        heads=hf.size("num_attention_heads"),
+        q_lora_rank=hf.size("q_lora_rank", None),
+        kv_lora_rank=hf.size("kv_lora_rank"),
+        nope_dim=nope,
+        rope_dim=turning,
+        value_dim=hf.size("v_head_dim"),
+        rope=turn,
+        scale=scale,
+        norm_eps=1e-6,  # whatever rms_norm_eps says, in transformers
+        bias=hf.flag("attention_bias"),
+    )
+
+
 def layer_count(hf: Fields) -> int:
     layers = hf.size("num_hidden_layers")
     if layers > MOST_LAYERS:
@@ -219,7 +251,10 @@ def check_kinds(hf: Fields, name: str, kinds: list[Any], known: tuple[Any, ...])
 
 
 def decoder(
-    hf: Fields, mixers: Sequence[Mixer], ffn: MLPConfig | MoEConfig | Sequence[Any], **changes: Any
+    hf: Fields,
+    mixers: Sequence[Mixer],
+    ffn: MLPConfig | MoEConfig | Sequence[Any],
+    **changes: Any,
 ) -> ModelConfig:
     """`ffn`: one for all layers or one for each; `changes` go to the layers or to the model, by their names."""
     layers, each = layer_count(hf), LayerConfig.__dataclass_fields__

@@ -2,7 +2,15 @@
 
 from collections import Counter
 
-from localllm.arch.config import AttentionConfig, DeltaNetConfig, Mixer, MLPConfig, ModelConfig, MoEConfig
+from localllm.arch.config import (
+    DeltaNetConfig,
+    LatentConfig,
+    Mixer,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+    ShortConvConfig,
+)
 
 
 def layer_kinds(config: ModelConfig) -> tuple[tuple[str, int], ...]:
@@ -14,10 +22,13 @@ def layer_kinds(config: ModelConfig) -> tuple[tuple[str, int], ...]:
 def mixer(c: Mixer) -> str:
     if isinstance(c, DeltaNetConfig):
         return f"delta net ({c.value_heads} heads of {c.key_dim} x {c.value_dim})"
-    if not isinstance(c, AttentionConfig):
+    if isinstance(c, ShortConvConfig):
         return f"convolution over {c.kernel} tokens"
+    if isinstance(c, LatentConfig):
+        return f"latent attention ({c.heads} heads, latents of {c.kv_lora_rank} and keys of {c.rope_dim})"
     reach = f" to the last {c.window} tokens" if c.window else ""
-    return f"attention{reach} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim})"
+    shared = f", those of layer {c.kv_source}" if c.kv_source is not None else ""
+    return f"attention{reach} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim}{shared})"
 
 
 def ffn(c: MLPConfig | MoEConfig) -> str:

@@ -38,7 +38,7 @@ def check_quantization(config: Mapping[str, Any]) -> None:
     if not runs:
         raise UnsupportedModel(
             f"the quantization {f'{method} {kind}'.strip()!r} is not supported",
-            "compressed-tensors int-quantized, weight-only INT8 per channel, and MXFP4 are",
+            "take the edition that is not quantized, a GGUF file, MXFP4, or INT8 by compressed-tensors",
         )
 
 

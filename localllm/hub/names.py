@@ -67,7 +67,7 @@ def near_names(name: str) -> list[str]:
 
 def _resolve_path(name: str) -> ModelRef:
     path = Path(name).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file() and (models := models_in(path)):
+    if path.is_dir() and not _has_safetensors(path) and (models := models_in(path)):
         if len(models) > 1:
             names = ", ".join(model.name for model in models)
             raise ModelNotFound(f"the folder {name} holds several models: {names}", "give the path of one")
@@ -81,10 +81,16 @@ def _resolve_path(name: str) -> ModelRef:
         instead = instead or "give a GGUF file, or a folder with config.json, tokenizer.json and model.safetensors"
         raise UnsupportedModel(f"{name} is a file that cannot be run by itself", instead)
     if not path.is_dir():
-        raise ModelNotFound(f"there is no folder {name}", "`localllm list` shows the models known by name")
+        raise ModelNotFound(f"there is no folder or file {name}", "`localllm list` shows the models known by name")
     if missing := missing_files(path):
         raise ModelNotFound(f"the folder {name} has no {', '.join(missing)}", "give the folder of a whole model")
     return ModelRef(path.resolve().name, path)
+
+
+def _has_safetensors(folder: Path) -> bool:
+    """Repositories of GGUF files often hold the config.json of the model, too, but no other weights."""
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in weights)
 
 
 def _resolve_entry(entry: CatalogEntry) -> ModelRef:

@@ -34,7 +34,10 @@ def cached_models() -> Iterator[tuple[str, Path]]:
 def _is_whole_language_model(folder: Path) -> bool:
     """The cache also holds encoders, image models and downloads that were broken off."""
     try:
-        architectures = read_json(folder / "config.json").get("architectures") or []
-        return any(name.endswith("ForCausalLM") for name in architectures) and not missing_files(folder)
+        config = read_json(folder / "config.json")
+        stated = config.get("architectures")
+        names = stated if isinstance(stated, list) else []
+        reads_text = "text_config" in config or any(str(name).endswith("ForCausalLM") for name in names)
+        return reads_text and not missing_files(folder)
     except (DamagedModel, UnsupportedModel):  # one broken repository must not hide the others
         return False

@@ -1,9 +1,11 @@
-"""What one layer keeps: keys and values in the blocks of the pool, or a recurrent state in its rows."""
+"""What one layer keeps: keys and values or latents in the blocks of the pool, or a recurrent state in its rows."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from localllm.arch.config import RecurrentConfig
+from localllm.arch.config import LatentConfig, Mixer, RecurrentConfig
 from localllm.runtime.places import ZEROS
 
 
@@ -31,9 +33,23 @@ class KVCache:
         self.v.index_copy_(0, slot, v)
 
     def copy_block(self, source: int, target: int) -> None:
-        size = self.block_size
         for rows in (self.k, self.v):
-            rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]
+            copy_block(rows, self.block_size, source, target)
+
+
+class LatentCache:
+    """rows: [blocks * block_size, kv_lora_rank + rope_dim], a token's latent and its rotated key."""
+
+    def __init__(self, blocks: int, block_size: int, width: int, dtype: torch.dtype, device: torch.device):
+        self.block_size = block_size
+        self.rows = torch.empty(blocks * block_size, width, dtype=dtype, device=device)
+
+    def append(self, rows: Tensor, slot: Tensor) -> None:
+        """rows: [T, kv_lora_rank + rope_dim]; slot: [T]"""
+        self.rows.index_copy_(0, slot, rows)
+
+    def copy_block(self, source: int, target: int) -> None:
+        copy_block(self.rows, self.block_size, source, target)
 
 
 class RecurrentCache:
@@ -48,3 +64,28 @@ class RecurrentCache:
         for rows in (self.conv, self.matrix):
             if len(rows):
                 rows[target] = 0 if source == ZEROS else rows[source]
+
+
+PagedCache = KVCache | LatentCache
+LayerCache = PagedCache | RecurrentCache
+
+
+def make_caches(
+    mixers: Iterable[Mixer], blocks: int, block_size: int, rows: int, dtype: torch.dtype, device: torch.device
+) -> list[LayerCache]:
+    """Each layer's; one that reads another's keys and values has that one's. `rows`: of recurrent states."""
+    caches: list[LayerCache] = []
+    for c in mixers:
+        if isinstance(c, RecurrentConfig):
+            caches.append(RecurrentCache(rows, c, dtype, device))
+        elif isinstance(c, LatentConfig):
+            caches.append(LatentCache(blocks, block_size, c.kv_lora_rank + c.rope_dim, dtype, device))
+        elif c.kv_source is None:
+            caches.append(KVCache(blocks, block_size, c.kv_heads, c.head_dim, dtype, device))
+        else:
+            caches.append(caches[c.kv_source])
+    return caches
+
+
+def copy_block(rows: Tensor, size: int, source: int, target: int) -> None:
+    rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]

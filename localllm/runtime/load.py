@@ -47,6 +47,14 @@ class Source:
         """One that is never quantized: a norm, a bias, the embedding."""
         return self.checked(name, self.weights.take(name, shape).to(self.device, self.dtype))
 
+    def table(self, name: str, rows: int, columns: int) -> Tensor | QuantizedTensor:
+        """A matrix that is looked up by row, as it is stored, on the CPU mapped from the file: only rows that are
+        looked up are ever read. What is NaN in them shows in the logits, where it ends the answer."""
+        stored = self.weights.stored(f"{name}.weight")
+        if stored and stored.offset is not None:
+            return self.matrix({name: rows}, columns)
+        return self.weights.take(f"{name}.weight", (rows, columns)).to(self.device)
+
     def vectors(self, names: dict[str, int], suffix: str) -> Tensor:
         """Several vectors one after another, by name and size."""
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
@@ -95,6 +103,11 @@ class Source:
             self.checked(f"{name}.weight", stacked[at : at + rows])
             at += rows
         return stacked
+
+    def plain(self, name: str, rows: int, columns: int) -> Tensor:
+        """[rows, columns] of one that is used in pieces, and therefore dequantized."""
+        weight = self.matrix({name: rows}, columns)
+        return weight if isinstance(weight, Tensor) else dequantize(weight, self.dtype)
 
     def packed(self, found: dict[str, QuantizedTensor], shape: tuple[int, int]) -> Tensor | QuantizedTensor:
         """As it is where a kernel reads it so, else in the model's dtype: once, not in every step."""

@@ -3,14 +3,15 @@
 import torch
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, LayerConfig, ModelConfig
+from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache, RecurrentCache
+from localllm.runtime.cache import LayerCache
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.ffn import load_ffn
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.mixer import load_mixer
 from localllm.runtime.layers.norm import Norm, identity, load_norm
+from localllm.runtime.layers.per_layer import PerLayerGate, PerLayerInputs
 from localllm.runtime.layers.rope import Rope
 from localllm.runtime.load import Source
 
@@ -28,17 +29,22 @@ class Layer:
         self.before_ffn = norm("before_ffn", config.norms.before_ffn)
         self.after_ffn = norm("after_ffn", config.norms.after_ffn)
         self.mixer = load_mixer(config.mixer, model, source)
-        self.ffn = load_ffn(config.ffn, model.hidden_size, source.under("mlp"))
+        self.ffn = load_ffn(config.ffn, model, source.under("mlp"))
+        self.gate = PerLayerGate(model.per_layer, model, source) if model.per_layer else None
+        self.output_scale = source.exact("layer_scalar", 1).item() if config.output_scale else 1.0
 
-    def __call__(self, x: Tensor, batch: Batch, cache: KVCache | RecurrentCache) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]"""
+    def __call__(self, x: Tensor, batch: Batch, cache: LayerCache, token_input: Tensor | None) -> Tensor:
+        """x: [T, hidden]; token_input: [T, dim], of models with per-layer inputs -> [T, hidden]"""
         scale = self.config.residual_scale
         normed = self.before_mixer(x)
         mixed = scaled(self.after_mixer(self.mixer(normed, batch, cache)), scale)
         if self.config.parallel:
             return x + mixed + scaled(self.after_ffn(self.ffn(self.before_ffn(normed))), scale)
         x = x + mixed
-        return x + scaled(self.after_ffn(self.ffn(self.before_ffn(x))), scale)
+        x = x + scaled(self.after_ffn(self.ffn(self.before_ffn(x))), scale)
+        if self.gate and token_input is not None:
+            x = x + self.gate(x, token_input)
+        return scaled(x, self.output_scale)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -56,6 +62,7 @@ class Decoder:
         self.config = config
         self.dtype = source.dtype
         self.embedding = Embedding(source, "embed_tokens", config.vocab_size, config.hidden_size)
+        self.per_layer = PerLayerInputs(config.per_layer, config, source) if config.per_layer else None
         self.layers = [Layer(c, config, source.under(f"layers.{i}")) for i, c in enumerate(config.layers)]
         self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
@@ -64,17 +71,19 @@ class Decoder:
             self.head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         # In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256).
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=source.dtype).item()
-        attending = [layer.mixer for layer in config.layers if isinstance(layer.mixer, AttentionConfig)]
+        mixers = [layer.mixer for layer in config.layers]
+        attending = [c for c in mixers if isinstance(c, AttentionConfig | LatentConfig)]
         self.ropes = {c.rope: Rope(c.rope, context, source.device) for c in attending if c.rope}
         # Some writers store a tied head twice.
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 
-    def __call__(self, batch: Batch, caches: list[KVCache | RecurrentCache]) -> Tensor:
+    def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
         c = self.config
         batch.angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
         x = scaled(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, batch, cache)
+        token_inputs = self.per_layer(batch.token_ids, x) if self.per_layer else [None] * len(self.layers)
+        for layer, cache, token_input in zip(self.layers, caches, token_inputs, strict=True):
+            x = layer(x, batch, cache, token_input)
         logits = scaled(self.head(self.norm(x[batch.logit_index])), c.logit_scale)
         return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits

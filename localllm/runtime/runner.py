@@ -5,9 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache, RecurrentCache
+from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache, make_caches
 from localllm.runtime.model import Decoder
 
 
@@ -29,14 +28,11 @@ class Runner:
         self.model = model
         self.device = device
         self.asynchronous = device.type != "cpu"
-        self.caches = [
-            KVCache(blocks, block_size, mixer.kv_heads, mixer.head_dim, dtype, device)
-            if isinstance(mixer, AttentionConfig)
-            else RecurrentCache(rows, mixer, dtype, device)
-            for mixer in (layer.mixer for layer in model.config.layers)
-        ]
-        self.paged = [cache for cache in self.caches if isinstance(cache, KVCache)]
-        self.recurrent = [cache for cache in self.caches if isinstance(cache, RecurrentCache)]
+        mixers = [layer.mixer for layer in model.config.layers]
+        self.caches = make_caches(mixers, blocks, block_size, rows, dtype, device)
+        each = dict.fromkeys(self.caches)  # layers that share keys and values share a cache
+        self.paged = [cache for cache in each if isinstance(cache, KVCache | LatentCache)]
+        self.recurrent = [cache for cache in each if isinstance(cache, RecurrentCache)]
 
     def launch(self, batch: Batch) -> Tensor:
         """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""

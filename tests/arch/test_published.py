@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from localllm.arch.config import AttentionConfig
 from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
 from localllm.arch.families import describe
 
@@ -304,6 +305,229 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
             "vocab_size": 65536,
         },
     ),
+    "DeepSeek-V3": (
+        671_026_419_200,
+        {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "attention_bias": False,
+            "eos_token_id": 1,
+            "first_k_dense_replace": 3,
+            "hidden_act": "silu",
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "kv_lora_rank": 512,
+            "max_position_embeddings": 163840,
+            "moe_intermediate_size": 2048,
+            "n_group": 8,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_attention_heads": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 61,
+            "num_key_value_heads": 128,
+            "num_nextn_predict_layers": 1,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 4096,
+                "type": "yarn",
+            },
+            "rope_theta": 10000,
+            "routed_scaling_factor": 2.5,
+            "tie_word_embeddings": False,
+            "topk_group": 4,
+            "v_head_dim": 128,
+            "vocab_size": 129280,
+        },
+    ),
+    "DeepSeek-V2-Lite": (
+        15_706_484_224,
+        {
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "first_k_dense_replace": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 10944,
+            "kv_lora_rank": 512,
+            "max_position_embeddings": 163840,
+            "moe_intermediate_size": 1408,
+            "n_group": 1,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "num_attention_heads": 16,
+            "num_experts_per_tok": 6,
+            "num_hidden_layers": 27,
+            "num_key_value_heads": 16,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "original_max_position_embeddings": 4096,
+                "type": "yarn",
+            },
+            "rope_theta": 10000,
+            "routed_scaling_factor": 1.0,
+            "tie_word_embeddings": False,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "v_head_dim": 128,
+            "vocab_size": 102400,
+        },
+    ),
+}
+
+
+# Of models whose cards state billions: all weights of the text model, and those that one token meets.
+IN_BILLIONS: dict[str, tuple[float, float, dict[str, Any]]] = {
+    "GLM-4.7-Flash": (
+        29.9,
+        3.9,
+        {
+            "architectures": ["Glm4MoeLiteForCausalLM"],
+            "attention_bias": False,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "intermediate_size": 10240,
+            "max_position_embeddings": 202752,
+            "moe_intermediate_size": 1536,
+            "topk_method": "noaux_tc",
+            "norm_topk_prob": True,
+            "num_attention_heads": 20,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.8,
+            "num_experts_per_tok": 4,
+            "first_k_dense_replace": 1,
+            "num_hidden_layers": 47,
+            "num_key_value_heads": 20,
+            "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 1.0,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "tie_word_embeddings": False,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 256,
+            "vocab_size": 154880,
+        },
+    ),
+    "gemma-4-31B": (
+        30.7,
+        30.7,
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "text_config": {
+                "hidden_size": 5376,
+                "intermediate_size": 21504,
+                "num_hidden_layers": 60,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 16,
+                "num_global_key_value_heads": 4,
+                "attention_k_eq_v": True,
+                "hidden_size_per_layer_input": 0,
+                "sliding_window": 1024,
+                "final_logit_softcapping": 30.0,
+            },
+        },
+    ),
+    "gemma-4-26B-A4B": (
+        25.2,
+        3.8,
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "text_config": {
+                "hidden_size": 2816,
+                "intermediate_size": 2112,
+                "num_hidden_layers": 30,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 8,
+                "num_global_key_value_heads": 2,
+                "attention_k_eq_v": True,
+                "hidden_size_per_layer_input": 0,
+                "sliding_window": 1024,
+                "final_logit_softcapping": 30.0,
+                "enable_moe_block": True,
+                "num_experts": 128,
+                "top_k_experts": 8,
+                "moe_intermediate_size": 704,
+            },
+        },
+    ),
+    "gemma-4-E2B": (
+        4.6,
+        2.3,
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "text_config": {
+                "hidden_size": 1536,
+                "intermediate_size": 6144,
+                "num_hidden_layers": 35,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 1,
+                "num_kv_shared_layers": 20,
+                "use_double_wide_mlp": True,
+                "final_logit_softcapping": 30.0,
+                "layer_types": [
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "full_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "full_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "full_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "full_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "full_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "full_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "sliding_attention",
+                    "full_attention",
+                ],
+                "num_global_key_value_heads": None,
+                "attention_k_eq_v": False,
+            },
+        },
+    ),
 }
 
 
@@ -311,6 +535,21 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
 def test_parameters_are_those_of_the_model_card(name: str) -> None:
     stated, config = PUBLISHED[name]
     assert parameters(describe(config)) == stated
+
+
+@pytest.mark.parametrize("name", IN_BILLIONS)
+def test_parameters_round_to_those_of_the_model_card(name: str) -> None:
+    total, active, config = IN_BILLIONS[name]
+    assert round(parameters(describe(config)) / 1e9, 1) == total
+    assert round(active_parameters(describe(config)) / 1e9, 1) == active
+
+
+def test_latents_and_shared_keys_take_little_cache() -> None:
+    assert kv_bytes_per_token(describe(PUBLISHED["DeepSeek-V3"][1]), 2) == 61 * (512 + 64) * 2
+    config = describe(IN_BILLIONS["gemma-4-E2B"][2])
+    assert kv_bytes_per_token(config, 2) == (12 * 256 + 3 * 512) * 2 * 2
+    sources = {c.kv_source for c in (layer.mixer for layer in config.layers) if isinstance(c, AttentionConfig)}
+    assert sources == {None, 13, 14}
 
 
 def test_what_one_token_costs() -> None:

@@ -4,6 +4,7 @@ from localllm.errors import ModelNotFound
 from localllm.hub.folder import missing_files
 from localllm.hub.gguf import models_in
 from localllm.hub.names import resolve
+from tests.hub.folders import write_model
 
 PARTS = [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
 
@@ -29,6 +30,13 @@ def test_any_part_is_the_model_and_a_missing_one_is_named(tmp_path):
 def test_a_folder_with_one_model_is_that_model(tmp_path):
     (tmp_path / "tiny.gguf").touch()
     (tmp_path / "mmproj-tiny.gguf").touch()
+    assert resolve(str(tmp_path)).path == tmp_path / "tiny.gguf"
+
+
+def test_a_config_beside_it_changes_nothing_unless_there_are_other_weights(tmp_path):
+    (write_model(tmp_path) / "tiny.gguf").touch()
+    assert resolve(str(tmp_path)).path == tmp_path
+    (tmp_path / "model.safetensors").unlink()
     assert resolve(str(tmp_path)).path == tmp_path / "tiny.gguf"
 
 

@@ -20,6 +20,38 @@ YARN = {
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 9}
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 9,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 900.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+    },
+    "tie_word_embeddings": True,
+}
+
+LATENT: dict[str, Any] = {
+    "head_dim": 8,  # for transformers' rope
+    "num_key_value_heads": 6,
+    "q_lora_rank": 22,
+    "kv_lora_rank": 26,
+    "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 18,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
+
 LONG_ROPE: dict[str, Any] = {
     "rope_parameters": {
         "rope_type": "longrope",
@@ -113,6 +145,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 90.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "DeepSeek-V3": ("DeepseekV3", LATENT | {"rope_interleave": False}),
+    "DeepSeek-V3, YaRN, whole queries, biases": (
+        "DeepseekV3",
+        LATENT
+        | {
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.3},
+        },
+    ),
+    "GLM-4.7-Flash": (
+        "Glm4MoeLite",
+        {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
+        | {
+            "v_head_dim": 28,
+            "mlp_layer_types": ["dense", "sparse", "dense"],
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "DeepSeek-V2": ("DeepseekV2", LATENT | {"topk_method": "group_limited_greedy"}),
+    "DeepSeek-V2-Lite": ("DeepseekV2", LATENT | {"topk_method": "greedy", "q_lora_rank": None}),
     "Mixtral": ("Mixtral", EXPERTS | {"sliding_window": None}),
     "Gemma 2": (
         "Gemma2",
@@ -131,6 +187,51 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": TWO_ROPES,
             "query_pre_attn_scalar": 15,
             "tie_word_embeddings": True,
+        },
+    ),
+    "Gemma 4, like E2B": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": 330,
+            "hidden_size_per_layer_input": 14,
+            "attention_bias": True,
+        },
+    ),
+    "Gemma 4, like 31B": (
+        "Gemma4",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 3, "final_logit_softcapping": 5.0},
+    ),
+    "Gemma 4, like 26B-A4B": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+        },
+    ),
+    "Gemma 4, all at once": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "head_dim": 6,
+            "global_head_dim": 8,
+            "layer_types": None,
+            "num_hidden_layers": 8,
+            "num_kv_shared_layers": 2,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+            "hidden_size_per_layer_input": 14,
+            "vocab_size_per_layer_input": 320,
         },
     ),
     "Phi-3": ("Phi3", {"sliding_window": None}),
@@ -186,17 +287,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-# Hybrids: the test's writer of GGUF files does not know their tensors.
-NOT_YET_IN_GGUF = {name for name in FAMILIES if name.startswith(("Qwen3-Next", "Qwen3.5", "LFM2"))}
-
 # What the keys of GGUF cannot say, and no file in circulation needs.
-NOT_IN_GGUF = NOT_YET_IN_GGUF | {
+NOT_IN_GGUF = {
     "Mistral, window",
     "Ministral",
     "Qwen2, tied, some windows",
     "Qwen3, tied, biases, some windows",
     "Qwen3-MoE, some dense",
     "Qwen3-Next, some dense",
+    # Not proven yet: the writer of the tests does not know them.
+    *(name for name in FAMILIES if name.startswith(("DeepSeek", "GLM-4.7", "Gemma 4"))),
 }
 OTHERWISE_IN_GGUF: dict[str, dict[str, Any]] = {
     "Gemma 2": {"query_pre_attn_scalar": 10},  # always the size of a head, but in the largest models

@@ -10,8 +10,9 @@ from localllm.arch.families import describe
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
 from localllm.runtime.load import reordered
+from localllm.runtime.state import SequenceState
 from tests.models.families import FAMILIES
-from tests.models.proofs import token_ids
+from tests.models.proofs import extend, token_ids
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
@@ -67,3 +68,21 @@ def test_old_lfm2_configs_name_the_layers_that_attend() -> None:
     by_index = describe(config | {"full_attn_idxs": [1], "block_ff_dim": 24, "tie_embedding": True})
     by_kind = describe(config | {"layer_types": ["conv", "full_attention", "conv"]})
     assert by_index == by_kind
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2"])
+@pytest.mark.parametrize("saved", [1, 6, 11, 12])
+def test_a_saved_state_is_that_of_its_length(tmp_path: Path, name: str, saved: int) -> None:
+    kind, changes = FAMILIES[name]
+    make_checkpoint(tmp_path, kind, **changes)
+    engine = make_engine(tmp_path)
+    ids = token_ids(30)
+    state = SequenceState(engine.pool)
+    extend(engine, [state], [ids[:12]], saves=[saved])
+    extend(engine, [state], [ids[12:13]])
+    state.rollback(12)
+    assert state.length == saved
+    got = extend(engine, [state], [ids[saved:]])
+    torch.testing.assert_close(got, engine.logits(ids)[saved:], atol=1e-4, rtol=0)
+    state.free()
+    engine.pool.check_idle()

@@ -51,9 +51,29 @@ def tokens(answer: list[TokenEvent]) -> list[int]:
     return [e.token_id for e in answer if e.token_id is not None]
 
 
+@pytest.fixture(scope="module", params=["DeepSeek-V3", "Gemma 4, all at once"])
+def other_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("other")
+    kind, changes = FAMILIES[request.param]
+    make_checkpoint(path, kind, **changes)
+    return path
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("seed", range(40))
 def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(folder: Path, seed: int, asynchronous: bool) -> None:
+    mix(folder, seed, asynchronous)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
+@pytest.mark.parametrize("seed", range(40, 42))
+def test_any_mix_also_where_layers_keep_latents_or_share_keys(
+    other_folder: Path, seed: int, asynchronous: bool
+) -> None:
+    mix(other_folder, seed, asynchronous)
+
+
+def mix(folder: Path, seed: int, asynchronous: bool) -> None:
     rng = random.Random(seed)
     base = [rng.randrange(3, 300) for _ in range(rng.randrange(1, 30))]
     prompts = [

@@ -84,7 +84,14 @@ class Verbs(RuleBasedStateMachine):
     @rule(sequence=live, part=st.floats(0, 1))
     def rollback(self, sequence: tuple[SequenceState, list[int]], part: float) -> None:
         state, tokens = sequence
-        length = int(part * state.length)
+        self.cut(state, tokens, int(part * state.length))
+
+    @rule(sequence=live, back=st.integers(1, 5))
+    def undo(self, sequence: tuple[SequenceState, list[int]], back: int) -> None:
+        state, tokens = sequence
+        self.cut(state, tokens, max(0, state.length - back))
+
+    def cut(self, state: SequenceState, tokens: list[int], length: int) -> None:
         state.rollback(length)
         assert state.length <= length if self.pool.recurrent else state.length == length
         del tokens[state.length :]
@@ -132,8 +139,8 @@ class VerbsOfShortConv(Verbs):
 TestVerbs = pytest.mark.slow(Verbs.TestCase)
 TestVerbsOfDeltaNet = pytest.mark.slow(VerbsOfDeltaNet.TestCase)
 TestVerbsOfShortConv = pytest.mark.slow(VerbsOfShortConv.TestCase)
-for test in (TestVerbs, TestVerbsOfDeltaNet, TestVerbsOfShortConv):
-    test.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestVerbs.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestVerbsOfDeltaNet.settings = TestVerbsOfShortConv.settings = TestVerbs.settings
 
 
 def test_a_shared_block_is_copied_before_it_is_written() -> None:

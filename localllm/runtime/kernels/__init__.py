@@ -5,6 +5,7 @@ from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
 from localllm.runtime.kernels.elementwise import gated, gated_rms_norm, layer_norm, rms_norm, rotate, unit
 from localllm.runtime.kernels.experts import experts
+from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kernels.linear import linear
 from localllm.runtime.kernels.registry import explain
 
@@ -16,6 +17,7 @@ __all__ = [
     "explain",
     "gated",
     "gated_rms_norm",
+    "latent_attention",
     "layer_norm",
     "linear",
     "rms_norm",

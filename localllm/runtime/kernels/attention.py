@@ -69,17 +69,29 @@ def attention_matmul(
         for begin in range(0, span.count, most):
             end = min(begin + most, span.count)
             mine = slice(span.start + begin, span.start + end)
-            grouped = q[mine].unflatten(1, (config.kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, q, d]
-            score = (grouped.flatten(1, 2) @ k.transpose(1, 2)).float().unflatten(
-                1, (-1, end - begin)
-            ) * config.scale
-            if config.softcap:
-                score = config.softcap * torch.tanh(score / config.softcap)
-            score.masked_fill_(~mask[begin:end], -torch.inf)
-            weight = softmax(score, sinks.view(config.kv_heads, -1, 1, 1) if sinks is not None else None)
-            mixed = weight.flatten(1, 2).to(v.dtype) @ v  # [kv_heads, group * q, d]
-            out[mine] = mixed.unflatten(1, (-1, end - begin)).permute(2, 0, 1, 3).flatten(1, 2)
+            out[mine] = mixed(q[mine], k, v, mask[begin:end], config.scale, config.softcap, sinks)
     return out
+
+
+def mixed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """q: [q, heads, d]; k: [kv_heads, n, d]; v: [kv_heads, n, e]; mask: [q, n] -> [q, heads, e]"""
+    kv_heads, count = len(k), len(q)
+    grouped = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, q, d]
+    score = (grouped.flatten(1, 2) @ k.transpose(1, 2)).float().unflatten(1, (-1, count)) * scale
+    if softcap:
+        score = softcap * torch.tanh(score / softcap)
+    score.masked_fill_(~mask, -torch.inf)
+    weight = softmax(score, sinks.view(kv_heads, -1, 1, 1) if sinks is not None else None)
+    out = weight.flatten(1, 2).to(v.dtype) @ v  # [kv_heads, group * q, e]
+    return out.unflatten(1, (-1, count)).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def softmax(score: Tensor, sinks: Tensor | None) -> Tensor:
@@ -97,16 +109,20 @@ def first_visible(span: Span, window: int | None) -> int:
 
 def visible(cache: KVCache, batch: Batch, index: int, first: int) -> tuple[Tensor, Tensor]:
     """Keys and values of positions first .. context_len - 1: [n, kv_heads, head_dim] each."""
+    return rows_of(cache.k, batch, index, first), rows_of(cache.v, batch, index, first)
+
+
+def rows_of(stored: Tensor, batch: Batch, index: int, first: int) -> Tensor:
+    """stored: [slots, ...] -> [n, ...] of positions first .. context_len - 1; a view where the blocks are
+    neighbours."""
     span = batch.spans[index]
     if span.first_slot is not None:
-        rows = slice(span.first_slot + first, span.first_slot + span.context_len)
-        return cache.k[rows], cache.v[rows]
+        return stored[span.first_slot + first : span.first_slot + span.context_len]
     size = batch.block_size
     blocks = batch.block_table[index, first // size : -(-span.context_len // size)]
-    rows = slice(first % size, first % size + span.context_len - first)
     # Whole blocks are copied, several times faster than single slots.
-    gathered = (c.unflatten(0, (-1, size)).index_select(0, blocks).flatten(0, 1)[rows] for c in (cache.k, cache.v))
-    return next(gathered), next(gathered)
+    gathered = stored.unflatten(0, (-1, size)).index_select(0, blocks).flatten(0, 1)
+    return gathered[first % size : first % size + span.context_len - first]
 
 
 def visibility(batch: Batch, span: Span, first: int, window: int | None) -> Tensor:

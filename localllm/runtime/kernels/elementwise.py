@@ -9,8 +9,9 @@ from localllm.arch.config import Activation
 CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). weight: float32"""
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). weight: float32, or
+    None for one"""
     return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
 

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from localllm.arch.config import Activation, MLPConfig, MoEConfig, RouterConfig
+from localllm.arch.config import Activation, MLPConfig, ModelConfig, MoEConfig, RouterConfig
 from localllm.runtime import kernels
 from localllm.runtime.layers.linear import Linear
+from localllm.runtime.layers.norm import Norm, identity, load_norm
 from localllm.runtime.load import Source
 
 
@@ -24,11 +25,18 @@ class MLP:
 
 
 class MoE:
-    def __init__(self, config: MoEConfig, hidden: int, source: Source):
-        self.config = config
+    def __init__(self, config: MoEConfig, model: ModelConfig, source: Source):
+        def norm(name: str) -> Norm:
+            return load_norm(source, name, hidden, model) if config.apart else identity
+
+        self.config, hidden = config, model.hidden_size
+        self.before_shared, self.after_shared = norm("before_shared"), norm("after_shared")
+        self.before_experts, self.after_experts = norm("before_experts"), norm("after_experts")
+        self.before_router = router_norm(source, model) if config.router.normed else identity
         self.router = Linear.load(source, {"router": config.experts}, hidden, config.router.bias)
         # In float32, as it was trained: it is small, and decides between experts that are close.
         self.correction = source.exact("correction_bias", config.experts) if config.router.correction else None
+        self.expert_scale = source.exact("expert_scale", config.experts) if config.router.expert_scale else None
         self.experts = [MLP(config.expert, hidden, source.under(f"experts.{e}")) for e in range(config.experts)]
         self.shared = MLP(config.shared, hidden, source.under("shared")) if config.shared else None
         self.shared_gate = (
@@ -37,11 +45,13 @@ class MoE:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, hidden] -> [T, hidden]"""
-        chosen, weight = route(self.router(x).float(), self.correction, self.config)
-        out = kernels.experts(x, chosen, weight, self.experts)
+        chosen, weight = route(self.router(self.before_router(x)).float(), self.correction, self.config)
+        if self.expert_scale is not None:
+            weight = weight * self.expert_scale[chosen]
+        out = self.after_experts(kernels.experts(self.before_experts(x), chosen, weight, self.experts))
         if self.shared is None:
             return out
-        shared = self.shared(x)
+        shared = self.after_shared(self.shared(self.before_shared(x)))
         return out + (torch.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
 
 
@@ -60,12 +70,24 @@ def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple
 
 
 def best_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
-    """Scores outside the best groups become -inf; a group counts as its two best experts (DeepSeek-V3, 2.1.2)."""
+    """Scores outside the best groups become -inf (DeepSeek-V3, section 2.1.2)."""
     grouped = ranked.unflatten(-1, (router.groups, -1))  # [T, groups, experts / groups]
-    best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(router.chosen_groups, -1).indices
+    best = (
+        grouped.topk(min(router.judged_by, grouped.shape[-1]), -1)
+        .values.sum(-1)
+        .topk(router.chosen_groups, -1)
+        .indices
+    )
     kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, True)
     return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(1)
 
 
-def load_ffn(config: MLPConfig | MoEConfig, hidden: int, source: Source) -> MLP | MoE:
-    return MoE(config, hidden, source) if isinstance(config, MoEConfig) else MLP(config, hidden, source)
+def router_norm(source: Source, model: ModelConfig) -> Norm:
+    weight = source.norm("before_router.weight", model.hidden_size) * model.hidden_size**-0.5
+    return lambda x: kernels.rms_norm(x, weight, model.norm_eps)
+
+
+def load_ffn(config: MLPConfig | MoEConfig, model: ModelConfig, source: Source) -> MLP | MoE:
+    if isinstance(config, MoEConfig):
+        return MoE(config, model, source)
+    return MLP(config, model.hidden_size, source)

@@ -11,10 +11,10 @@ from localllm.runtime.load import Source
 Norm = Callable[[Tensor], Tensor]
 
 
-def load_norm(source: Source, name: str, size: int, model: ModelConfig) -> Norm:
+def load_norm(source: Source, name: str, size: int, model: ModelConfig, eps: float | None = None) -> Norm:
     weight = source.norm(f"{name}.weight", size)
     operation = kernels.layer_norm if model.norm == "layer" else kernels.rms_norm
-    return lambda x: operation(x, weight, model.norm_eps)
+    return lambda x: operation(x, weight, eps or model.norm_eps)
 
 
 def identity(x: Tensor) -> Tensor:

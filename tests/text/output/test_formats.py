@@ -87,6 +87,7 @@ MALFORMED = [
     (formats.HERMES, "Write <tool_call> before it. </tool_call> ends it."),
     (formats.HERMES, '<tool_call>{"name": "f", "argum'),
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
+    (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": [1]}</tool_call> so'),
     (formats.HERMES, '<tool_call>{"name": "two words", "arguments": {}}</tool_call>'),
     (formats.HERMES, '<tool_call>{"name": 3}</tool_call>'),
@@ -104,6 +105,7 @@ MALFORMED = [
     (formats.MISTRAL, "[TOOL_CALLS]f[ARGS]{"),
     (formats.PYTHONIC, "<|tool_call_start|>[f(a=b)]<|tool_call_end|>"),
     (formats.PYTHONIC, "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
+    (formats.PYTHONIC, "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>"),
     (formats.PYTHONIC, "<|tool_call_start|>[f(a=__import__('os'))]<|tool_call_end|>"),
     (formats.PYTHONIC, "<|tool_call_start|>[f(a=" + "[" * 100_000 + "]<|tool_call_end|>"),
     (formats.GEMMA, "<|tool_call>call:f{a}<tool_call|>"),
@@ -138,6 +140,14 @@ def test_only_what_may_be_markup_or_stand_beside_it_is_held_back():
     plain = tagged(None)  # once content has begun, nothing can come but content
     given = [[delta.text for delta in plain.push(piece)] for piece in (" ", "a\n", "\n<think", ">")]
     assert given == [[], [" a\n"], ["\n<think"], [">"]]
+
+
+def test_white_space_without_end_is_not_held_back():
+    router = tagged(formats.HERMES)
+    said = "".join(delta.text for _ in range(100) for delta in router.push("\n"))
+    assert 80 <= len(said) < 100
+    said += "".join(delta.text for delta in router.finish())
+    assert said == "\n" * 100
 
 
 def test_half_a_surrogate_pair_stays_an_escape():
@@ -190,6 +200,9 @@ def test_markup_around_the_answer_says_nothing():
     text = "<think>a</think><response>b</response>"
     for pieces in cuts(text):
         assert joined(route(granite.router("", ()), pieces)) == ("a", "b", [])
+    asked_for = "Here: <response>\n<a/> </response> as XML"
+    for pieces in cuts(asked_for):
+        assert joined(route(granite.router("", ()), pieces)) == ("", asked_for, [])
 
 
 CHANNEL_TEXTS = [
@@ -217,6 +230,14 @@ CHANNEL_TEXTS = [
 def test_channels(text: str, said: tuple[str, str, list[Any]]):
     for pieces in cuts(text):
         assert joined(route(harmony(), pieces)) == said
+
+
+def test_without_functions_a_message_to_one_is_content():
+    text = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    thought = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>"
+    for pieces in cuts(text):
+        assert joined(route(OutputFormat(channels=formats.HARMONY).router("", ()), pieces)) == ("", '{"a": 1}', [])
+    assert joined(route(OutputFormat(channels=formats.HARMONY).router("", ()), [thought])) == ("1 + 1", "", [])
 
 
 def test_typed_parameters():
@@ -252,7 +273,22 @@ def test_tools_of_any_shape_make_a_router(tools: list[Any]):
     assert joined(route(OutputFormat(tools=formats.GLM).router("", tools), ["Hi"])) == ("", "Hi", [])
 
 
-WORDS = ["<", "<think>", "</think>", " ", "\n", "a", "{", "}", '"', "\\", "é", "function=f>", '{"name": "f"}']
+WORDS = [
+    "<",
+    "<think>",
+    "</think>",
+    " ",
+    "\n",
+    "\n" * 11,
+    "a",
+    "{",
+    "}",
+    '"',
+    "\\",
+    "é",
+    "function=f>",
+    '{"name": "f"}',
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.signs[-1])
@@ -267,7 +303,7 @@ def test_any_cut_of_any_text_gives_the_same_pieces_joined(row: Any, drawn: st.Da
 
     def router() -> Router:
         if row in formats.CHANNELS:
-            return ChannelRouter(row.form, {})
+            return ChannelRouter(row.form, {"f": {}})
         return tagged(row.form)
 
     whole = joined(route(router(), [text]))

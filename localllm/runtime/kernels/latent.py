@@ -1,0 +1,133 @@
+"""Latent attention: softmax(q k^T * scale) v, where every head's k and v are made from the latents of the cache.
+
+q: [T, heads, nope_dim + rope_dim]; rows in the cache: [slots, rank + rope_dim], the latent c and one rotated key r
+for all heads; k_b: [heads, nope_dim, rank]; v_b: [heads, value_dim, rank]. A head's key is (k_b c, r), its value
+v_b c. Two forms give the same numbers (DeepSeek-V2, section 2.1.2 and appendix C):
+
+    expanded   makes the keys and values of all positions that are seen, then attends as usual: many queries
+    absorbed   (k_b^T q)·c = q·(k_b c): moves k_b to the query and v_b to the result, and attends to the latents
+               themselves, as if they were one key-value head: few queries
+
+Bytes read by a decode step: context * (rank + rope_dim) * itemsize, and k_b and v_b.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.arch.config import LatentConfig
+from localllm.runtime.batch import Batch, Span
+from localllm.runtime.cache import LatentCache
+from localllm.runtime.kernels.attention import SCORES_AT_ONCE, mixed, rows_of, visibility
+from localllm.runtime.kernels.registry import choose, kernel
+
+EXPANDED_AT_ONCE = 2**25  # numbers in the keys of so many heads: 128 MB in float32
+
+
+def latent_attention(
+    q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
+) -> Tensor:
+    """-> [T, heads, value_dim]"""
+    chosen = choose("latent_attention", q, cache, batch, config, k_b, v_b)
+    return chosen.run(q, cache, batch, config, k_b, v_b)
+
+
+def absorbs(span: Span, c: LatentConfig) -> bool:
+    """Has the absorbed form fewer multiplications?
+
+    Measured at 47 shapes on one core (20 and 128 heads, float32 and bfloat16), this named the faster form at 42;
+    the others lie near the border, two of them lost over a half.
+    """
+    queries, context = span.count, span.context_len
+    weights = (c.nope_dim + c.value_dim) * c.kv_lora_rank
+    absorbed = queries * (weights + context * (2 * c.kv_lora_rank + c.rope_dim))
+    expanded = context * (weights + queries * (c.nope_dim + c.rope_dim + c.value_dim))
+    return absorbed <= expanded
+
+
+@kernel("latent_attention", "torch-two-forms")
+def latent_attention_torch(
+    q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
+) -> Tensor:
+    """Each sequence in the form that is cheaper for it."""
+    out = q.new_empty(*q.shape[:2], config.value_dim)
+    few = [i for i, span in enumerate(batch.spans) if absorbs(span, config)]
+    if few:
+        absorbed(out, q, few, cache, batch, config, k_b, v_b)
+    for i, span in enumerate(batch.spans):
+        if i not in few:
+            mine = slice(span.start, span.start + span.count)
+            out[mine] = expanded(q[mine], cache, batch, i, config, k_b, v_b)
+    return out
+
+
+def absorbed(
+    out: Tensor,
+    q: Tensor,
+    few: list[int],
+    cache: LatentCache,
+    batch: Batch,
+    c: LatentConfig,
+    k_b: Tensor,
+    v_b: Tensor,
+) -> None:
+    """Writes the results of the sequences `few`; k_b and v_b are read once for all of them."""
+    spans = [batch.spans[i] for i in few]
+    tokens = torch.cat([torch.arange(s.start, s.start + s.count, device=q.device) for s in spans])
+    nope, turned = q[tokens].split((c.nope_dim, c.rope_dim), -1)
+    wide = torch.cat(((nope.transpose(0, 1) @ k_b).transpose(0, 1), turned), -1)  # [t, heads, rank + rope_dim]
+    latents = []
+    for i, span, mine in zip(few, spans, wide.split([s.count for s in spans]), strict=True):
+        k = rows_of(cache.rows, batch, i, 0)[None]  # [1, n, rank + rope_dim]
+        v = k[..., : c.kv_lora_rank]
+        mask = visibility(batch, span, 0, None)
+        most = max(1, SCORES_AT_ONCE // (c.heads * span.context_len))
+        for part, sees in zip(mine.split(most), mask.split(most), strict=True):
+            latents.append(mixed(part, k, v, sees, c.scale))
+    latent = torch.cat(latents).transpose(0, 1)  # [heads, t, rank]
+    out[tokens] = (latent @ v_b.transpose(1, 2)).transpose(0, 1)
+
+
+def expanded(
+    q: Tensor, cache: LatentCache, batch: Batch, index: int, c: LatentConfig, k_b: Tensor, v_b: Tensor
+) -> Tensor:
+    """Of one sequence, some heads at a time so that their keys stay small. q: [q, heads, nope_dim + rope_dim]"""
+    span = batch.spans[index]
+    latent, shared = rows_of(cache.rows, batch, index, 0).split((c.kv_lora_rank, c.rope_dim), -1)
+    whole = span.count == span.context_len
+    mask = None if whole else visibility(batch, span, 0, None)
+    width = max(q.shape[-1], c.value_dim)  # torch's fused attention wants keys and values of one size
+    most = max(1, EXPANDED_AT_ONCE // (span.context_len * width))
+    out = []
+    parts = zip(q.transpose(0, 1).split(most), k_b.split(most), v_b.split(most), strict=True)
+    for heads, keys, values in parts:
+        nope = F.linear(latent, keys.flatten(0, 1)).unflatten(-1, keys.shape[:2])  # [n, heads, nope_dim]
+        v = F.linear(latent, values.flatten(0, 1)).unflatten(-1, values.shape[:2])  # [n, heads, value_dim]
+        k = torch.cat((nope, shared[:, None].expand(-1, len(keys), -1)), -1)
+        some, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (heads, k.transpose(0, 1), v.transpose(0, 1)))
+        attended = F.scaled_dot_product_attention(
+            some[None], k[None], v[None], mask, is_causal=whole, scale=c.scale
+        )[0]
+        out.append(attended[..., : c.value_dim])
+    return torch.cat(out).transpose(0, 1)
+
+
+@kernel("latent_attention", "reference")
+def latent_attention_reference(
+    q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
+) -> Tensor:
+    """The formula, written out over the block table."""
+    out = q.new_empty(*q.shape[:2], config.value_dim)
+    start, context, size = batch.query_start.tolist(), batch.context_len.tolist(), batch.block_size
+    for i, length in enumerate(context):
+        mine = slice(start[i], start[i + 1])
+        slots = (batch.block_table[i][:, None] * size + torch.arange(size, device=q.device)).flatten()[:length]
+        latent, shared = cache.rows[slots].split((config.kv_lora_rank, config.rope_dim), -1)
+        k = torch.einsum("kr,hdr->khd", latent, k_b)
+        k = torch.cat((k, shared[:, None].expand(-1, config.heads, -1)), -1)
+        v = torch.einsum("kr,hdr->khd", latent, v_b)
+        score = torch.einsum("qhd,khd->hqk", q[mine], k) * config.scale
+        hidden = batch.positions[mine][:, None] < torch.arange(length, device=q.device)
+        weight = score.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[mine] = torch.einsum("hqk,khd->qhd", weight, v)
+    return out
