@@ -65,6 +65,11 @@ def moe(
         raise DamagedModel(f"config.json asks for {count} of {experts} experts", "fetch the model again")
     if experts % router.groups or not router.chosen_groups <= router.groups:
         raise DamagedModel(f"{experts} experts do not form {router.groups} groups", "fetch the model again")
+    if count > experts // router.groups * router.chosen_groups:
+        raise DamagedModel(
+            f"{router.chosen_groups} of {router.groups} groups hold fewer than {count} experts",
+            "fetch the model again",
+        )
     return MoEConfig(experts, count, MLPConfig(hf.size(size), activation(hf)), router, **changes)
 
 

@@ -150,7 +150,7 @@ def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, T
     if not stacked:
         return {name: tensor}
     experts, *shape = tensor.shape
-    if not shape or not 0 < experts <= MOST_EXPERTS:
+    if not shape or 0 in tensor.shape or experts > MOST_EXPERTS:
         raise damaged(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is no stack of experts")
     matrix, kind = stacked["matrix"], stacked["kind"]
     transposed = spelling.experts_transposed and kind == "weight"
