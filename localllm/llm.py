@@ -24,7 +24,7 @@ from localllm.arch.families import describe
 from localllm.arch.fields import Fields
 from localllm.arch.layout import TABLE
 from localllm.checkpoint.header import Header, TensorHeader, read_header
-from localllm.checkpoint.quantized import check_quantization
+from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError

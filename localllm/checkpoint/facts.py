@@ -10,6 +10,7 @@ from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters
 from localllm.arch.families import describe
 from localllm.arch.summary import layer_kinds
 from localllm.checkpoint.header import Header, read_header
+from localllm.checkpoint.layouts import check_quantization
 from localllm.files import damaged
 from localllm.hub.card import read_license
 from localllm.request import SamplingParams
@@ -41,6 +42,7 @@ class Facts:
     formats: tuple[Format, ...]  # most bytes first
     weight_bytes: int
     quantization: str | None
+    refused: UnsupportedModel | None  # why the quantization does not run
     chat_templates: tuple[str, ...]  # names
     license: str | None
     sampling: SamplingParams  # what generation_config.json recommends
@@ -63,12 +65,21 @@ def read_facts(path: Path) -> Facts:
         formats=formats(header),
         weight_bytes=header.stored_bytes,
         quantization=header.quantization,
+        refused=refusal(header),
         chat_templates=tuple(read_chat_templates(path))
         if header.gguf is None
         else gguf_templates(header.gguf, path),
         license=read_license(path) if header.gguf is None else gguf_license(header.gguf),
         sampling=SamplingParams.from_generation_config(header.generation_config),
     )
+
+
+def refusal(header: Header) -> UnsupportedModel | None:
+    try:
+        check_quantization(header.config)
+    except UnsupportedModel as refused:
+        return refused
+    return None
 
 
 def gguf_templates(metadata: Mapping[str, Any], file: Path) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from localllm.checkpoint.gguf.names import canonical, canonical_shape, rotary_he
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json
 from localllm.hub.folder import weight_files
+from localllm.hub.gguf import is_gguf
 from localllm.quant.formats.gguf_types import BY_NAME
 
 LFS_POINTER = b"version https://git-lfs"
@@ -88,7 +89,7 @@ def read_header(path: Path) -> Header:
     weights, a family that does not run or a dtype that nobody knows, DamagedModel for a file that is truncated or
     contradicts itself.
     """
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         return read_gguf_header(path)
     files = ["config.json", *weight_files(path)]
     for name in files:

@@ -1,45 +1,16 @@
-"""Weights of a checkpoint that are stored quantized: which layouts run, and one matrix as it lies on disk.
+"""Weights of a checkpoint that are stored quantized: one matrix as it lies on disk.
 
 compressed-tensors `int-quantized`, weights only: `X.weight` int8 [out, in], `X.weight_scale` [out, 1].
 GGUF: `X.weight` in blocks, as mapped.
 gpt-oss's MXFP4: `X.blocks` uint8 [out, in / 32, 16], `X.scales` uint8 [out, in / 32].
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from localllm.arch.fields import Fields
 from localllm.checkpoint.safetensors import Weights, check_finite
-from localllm.errors import DamagedModel, UnsupportedModel
+from localllm.errors import DamagedModel
 from localllm.quant.formats import gguf, int8, mxfp4
 from localllm.quant.tensor import QuantizedTensor
-
-INT8_WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-
-
-def check_quantization(config: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModel where config.json describes a quantization that does not run, DamagedModel for
-    nonsense. Which matrices are quantized, their tensors tell."""
-    if not Fields(config).has("quantization_config"):
-        return
-    layout = Fields(config).part("quantization_config")
-    method, kind = layout.text("quant_method", ""), layout.text("format", "")
-    groups = layout.part("config_groups")
-    if method == "mxfp4":
-        return
-    runs = (method, kind) == ("compressed-tensors", "int-quantized") and bool(groups.values)
-    for name in groups.values:
-        group = groups.part(name)
-        weights = group.part("weights").values
-        runs &= not group.has("input_activations") and not group.has("output_activations")
-        runs &= all(weights.get(field) == value for field, value in INT8_WEIGHTS.items())
-    if not runs:
-        raise UnsupportedModel(
-            f"the quantization {f'{method} {kind}'.strip()!r} is not supported",
-            "take the edition that is not quantized, a GGUF file, MXFP4, or INT8 by compressed-tensors",
-        )
 
 
 def take_quantized(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
@@ -59,7 +30,7 @@ def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str)
     rows = weights.take(f"{name}.weight", shape, dtypes=(stored.dtype,))
     rows = rows.view(torch.uint8)
     for scales in gguf.row_scales(rows, form):
-        check_finite(f"{weights.prefix}{name}.weight", scales)
+        check_finite(weights.spelled(f"{name}.weight"), scales)
     return QuantizedTensor(form, shape, {gguf.PART: rows})
 
 

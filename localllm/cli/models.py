@@ -97,7 +97,7 @@ def _find(model: str) -> Entry:
     if model in catalog() and not is_path(model):
         return _from_catalog(catalog()[model])
     ref = resolve(model)
-    downloaded = ref.name == model and cached_folder(model) == ref.path
+    downloaded = ref.name == model and cached_folder(model) in (ref.path, ref.path.parent)
     if downloaded:
         return _here(model, State.DOWNLOADED, ref.path, model)
     return _here(ref.name, State.FILE if ref.path.is_file() else State.FOLDER, ref.path)
@@ -121,6 +121,7 @@ def _here(
     except (DamagedModel, UnsupportedModel) as fault:
         state = State.DAMAGED if isinstance(fault, DamagedModel) else State.UNSUPPORTED
         return Entry(name, state, repo, folder, license, parameters, None, fault=fault)
+    state = State.UNSUPPORTED if facts.refused else state
     return Entry(name, state, repo, folder, license or facts.license, parameters, facts.context, facts)
 
 
@@ -154,6 +155,7 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
                 "formats", [f"{f.name}: {f.tensors} tensors, {report.size(f.nbytes)}" for f in facts.formats]
             ),
             ("quantization", facts.quantization or "none"),
+            *([("does not run", str(facts.refused))] if facts.refused else []),
             ("chat template", ", ".join(facts.chat_templates) or "none: it continues text"),
             ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
         ]

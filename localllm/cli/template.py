@@ -11,7 +11,7 @@ from localllm.checkpoint.gguf.header import read_gguf
 from localllm.cli import io, options, report
 from localllm.errors import UsageError
 from localllm.files import TOKENIZER_FILES
-from localllm.hub.gguf import models_in
+from localllm.hub.gguf import is_gguf, models_in
 from localllm.hub.names import is_path, resolve
 from localllm.text.control import RenderedChat
 from localllm.text.detokenizer import Detokenizer
@@ -104,7 +104,7 @@ def _tokenizer(model: str) -> Tokenizer:
     """A folder or a GGUF file that holds a tokenizer alone will do."""
     path = Path(model).expanduser()
     in_folder = any((path / name).is_file() for name in TOKENIZER_FILES) and not models_in(path)
-    alone = is_path(model) and path.exists() and (path.suffix == ".gguf" or in_folder)
+    alone = is_path(model) and path.exists() and (is_gguf(path) or in_folder)
     path = path if alone else resolve(model).path
     return Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(read_gguf(path).metadata, path)
 

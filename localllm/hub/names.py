@@ -15,7 +15,7 @@ from typing import NoReturn
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
 from localllm.hub.folder import missing_files
-from localllm.hub.gguf import model_name, models_in
+from localllm.hub.gguf import is_gguf, model_name, models_in
 from localllm.hub.store import cached_folder, cached_models
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -66,13 +66,8 @@ def near_names(name: str) -> list[str]:
 
 
 def _resolve_path(name: str) -> ModelRef:
-    path = Path(name).expanduser()
-    if path.is_dir() and not _has_safetensors(path) and (models := models_in(path)):
-        if len(models) > 1:
-            names = ", ".join(model.name for model in models)
-            raise ModelNotFound(f"the folder {name} holds several models: {names}", "give the path of one")
-        path = models[0]
-    if path.suffix == ".gguf" and path.is_file():
+    path = _model_in(Path(name).expanduser())
+    if is_gguf(path):
         if missing := missing_files(path):
             raise ModelNotFound(f"{path.parent} has no {missing[0]}", "fetch all parts of the model")
         return ModelRef(model_name(path), path)
@@ -85,6 +80,20 @@ def _resolve_path(name: str) -> ModelRef:
     if missing := missing_files(path):
         raise ModelNotFound(f"the folder {name} has no {', '.join(missing)}", "give the folder of a whole model")
     return ModelRef(path.resolve().name, path)
+
+
+def _model_in(folder: Path) -> Path:
+    """The GGUF file of a folder that holds one and no other weights, else the folder itself.
+
+    Raises ModelNotFound where it holds several.
+    """
+    if not folder.is_dir() or _has_safetensors(folder):
+        return folder
+    models = models_in(folder)
+    if len(models) > 1:
+        names = ", ".join(model.name for model in models)
+        raise ModelNotFound(f"the folder {folder} holds several models: {names}", "give the path of one")
+    return models[0] if models else folder
 
 
 def _has_safetensors(folder: Path) -> bool:
@@ -104,6 +113,7 @@ def _resolve_entry(entry: CatalogEntry) -> ModelRef:
 
 def _downloaded(name: str, repo: str) -> Path:
     folder = cached_folder(repo)
+    folder = folder and _model_in(folder)
     missing = missing_files(folder) if folder else None
     if folder and not missing:
         return folder

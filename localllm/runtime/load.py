@@ -127,7 +127,7 @@ class Source:
         return self.checked(name, part.to(self.dtype)) if part.is_floating_point() else part
 
     def checked(self, name: str, tensor: Tensor) -> Tensor:
-        check_finite(self.weights.prefix + name, tensor)
+        check_finite(self.weights.spelled(name), tensor)
         return tensor
 
 

@@ -49,7 +49,10 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 def test_a_missing_tensor_is_named_with_its_shape(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.pop(QUERY))
-    assert "lacks the tensor 'layers.0.self_attn.q_proj.weight' of shape [60, 48]" in error_of(folder).message
+    assert (
+        "lacks the tensor that is 'layers.0.self_attn.q_proj.weight' here, of shape [60, 48]"
+        in error_of(folder).message
+    )
 
 
 def test_an_extra_tensor_is_named(folder: Path) -> None:
@@ -67,7 +70,7 @@ def test_a_wrong_shape_is_told_with_both(folder: Path) -> None:
 def test_a_weight_that_is_no_number_is_found(folder: Path, value: float) -> None:
     edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
     error = error_of(folder)
-    assert "'layers.0.before_mixer.weight' is NaN or infinite at 1 of 48 places" in error.message
+    assert f"{NORM!r} is NaN or infinite at 1 of 48 places" in error.message
     assert error.exit_code == 7
 
 

@@ -225,7 +225,7 @@ def test_a_weight_that_is_no_number_is_found(tmp_path: Path, kind: Kind) -> None
     content = bytearray(file.read_bytes())
     content[tensor.offset : tensor.offset + 4] = b"\xff\xff\xff\xff"
     file.write_bytes(content)
-    with pytest.raises(DamagedModel, match=r"layers\.1\.mlp\.up_proj\.weight' is NaN or infinite"):
+    with pytest.raises(DamagedModel, match=r"blk\.1\.ffn_up\.weight' is NaN or infinite"):
         make_engine(file)
 
 
