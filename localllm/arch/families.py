@@ -27,6 +27,7 @@ from localllm.arch.layout import LLAMA, OTHER_SENSES, Layout, Rules, of_layers
 from localllm.arch.parts import (
     activation,
     attention,
+    check_kinds,
     decoder,
     delta_net,
     latent,
@@ -165,20 +166,28 @@ def llama(hf: Fields) -> ModelConfig:
     return decoder(hf, [mixer] * layer_count(hf), mlp(hf, bias=hf.flag("mlp_bias")))
 
 
-@family("MistralForCausalLM", rms_norm_eps=1e-6, max_position_embeddings=131072)
+@family(
+    "MistralForCausalLM",
+    num_key_value_heads=8,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=131072,
+    sliding_window=4096,
+)
 def mistral(hf: Fields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
     return decoder(hf, [mixer] * layer_count(hf), mlp(hf))
 
 
-@family("MinistralForCausalLM")
+@family("MinistralForCausalLM", num_key_value_heads=8)
 def ministral(hf: Fields) -> ModelConfig:
     return decoder(hf, alternating(hf, every=layer_count(hf) + 1), mlp(hf))
 
 
-@family("Ministral3ForCausalLM")
+@family("Ministral3ForCausalLM", num_key_value_heads=8)
 def ministral3(hf: Fields) -> ModelConfig:
-    ropes = hf.part("rope_parameters")
+    ropes = hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+    if not ropes.values:
+        raise DamagedModel("config.json lacks rope_parameters", "fetch the model again")
     beta = ropes.number("llama_4_scaling_beta", None)
     growth = QueryGrowth(beta, ropes.size("original_max_position_embeddings")) if beta else None
     mixer = attention(hf, window=hf.size("sliding_window", None), query_growth=growth)
@@ -192,13 +201,12 @@ def qwen2(hf: Fields) -> ModelConfig:
 
 @family("Qwen3ForCausalLM", max_window_layers=28)
 def qwen3(hf: Fields) -> ModelConfig:
-    return decoder(hf, qwen3_mixers(hf), mlp(hf))
+    return decoder(hf, [replace(qwen3_mixer(hf), window=window) for window in windows(hf)], mlp(hf))
 
 
-def qwen3_mixers(hf: Fields) -> list[AttentionConfig]:
+def qwen3_mixer(hf: Fields) -> AttentionConfig:
     bias = hf.flag("attention_bias")
-    mixer = attention(hf, qk_norm="per_head", qkv_bias=bias, out_bias=bias)
-    return [replace(mixer, window=window) for window in windows(hf)]
+    return attention(hf, qk_norm="per_head", qkv_bias=bias, out_bias=bias)
 
 
 @family("Phi3ForCausalLM")
@@ -209,15 +217,30 @@ def phi3(hf: Fields) -> ModelConfig:
     return decoder(hf, [mixer] * layer_count(hf), mlp(hf), default_context=usual)
 
 
-@family("SmolLM3ForCausalLM", tie_word_embeddings=True, no_rope_layer_interval=4)
+@family(
+    "SmolLM3ForCausalLM",
+    tie_word_embeddings=True,
+    no_rope_layer_interval=4,
+    num_key_value_heads=4,
+    rope_theta=2e6,
+)
 def smollm3(hf: Fields) -> ModelConfig:
     every = hf.size("no_rope_layer_interval")
     turns = hf.flags("no_rope_layers") or [(i + 1) % every != 0 for i in range(layer_count(hf))]
+    check_kinds(hf, "no_rope_layers", turns, (True, False))
+    windowed = hf.flag("use_sliding_window") and hf.has("sliding_window")
+    kinds = layer_types(hf) or [
+        "sliding_attention" if windowed and not turn else "full_attention" for turn in turns
+    ]
     bias = hf.flag("attention_bias")
     with_rope = attention(hf, qkv_bias=bias, out_bias=bias)
     mixers = [
-        replace(with_rope, window=window, rope=with_rope.rope if turn else None)
-        for turn, window in zip(turns, windows(hf), strict=True)
+        replace(
+            with_rope,
+            window=hf.size("sliding_window") if kind == "sliding_attention" else None,
+            rope=with_rope.rope if turn else None,
+        )
+        for turn, kind in zip(turns, kinds, strict=True)
     ]
     return decoder(hf, mixers, mlp(hf, bias=hf.flag("mlp_bias")))
 
@@ -263,17 +286,17 @@ def olmo2(hf: Fields) -> ModelConfig:
     return decoder(hf, mixers, mlp(hf), norms=Norms(False, True, False, True))
 
 
-@family("Olmo3ForCausalLM", layout=SANDWICH)
+@family("Olmo3ForCausalLM", layout=SANDWICH, rope_theta=500000.0)
 def olmo3(hf: Fields) -> ModelConfig:
     bias = hf.flag("attention_bias")
     mixers = alternating(hf, every=4, qk_norm="whole", qkv_bias=bias, out_bias=bias)
     if hf.has("rope_scaling"):
-        plain = RopeConfig(hf.number("rope_theta", 10000.0), mixers[0].head_dim)
+        plain = RopeConfig(hf.number("rope_theta"), mixers[0].head_dim)
         mixers = [replace(mixer, rope=plain) if mixer.window else mixer for mixer in mixers]
     return decoder(hf, mixers, mlp(hf), norms=Norms(False, True, False, True))
 
 
-@family("Glm4ForCausalLM", layout=GLM4, partial_rotary_factor=0.5)
+@family("Glm4ForCausalLM", layout=GLM4, partial_rotary_factor=0.5, num_key_value_heads=2, attention_bias=True)
 def glm4(hf: Fields) -> ModelConfig:
     mixer = attention(hf, interleaved=True, qkv_bias=hf.flag("attention_bias"))
     return decoder(hf, [mixer] * layer_count(hf), mlp(hf), norms=Norms(True, True, True, True))
@@ -314,6 +337,7 @@ GEMMA_FIELDS: dict[str, Any] = {
     layout=GEMMA,
     attn_logit_softcapping=50.0,
     final_logit_softcapping=30.0,
+    num_key_value_heads=4,
     **GEMMA_FIELDS,
 )
 def gemma2(hf: Fields) -> ModelConfig:
@@ -338,6 +362,8 @@ def gemma3(hf: Fields) -> ModelConfig:
 
 
 def gemma(hf: Fields, *, every: int, **changes: Any) -> ModelConfig:
+    if hf.flag("use_bidirectional_attention"):
+        raise UnsupportedModel("a model that looks ahead is not supported", "use one that generates text")
     bias = hf.flag("attention_bias")
     scale = hf.number("query_pre_attn_scalar") ** -0.5
     return decoder(
@@ -476,6 +502,8 @@ def gemma4_sizes(hf: Fields, index: int, kind: str) -> Fields:
             (r"\.w3\.", ".up_proj."),
         )
     ),
+    num_key_value_heads=8,
+    rope_theta=1e6,
 )
 def mixtral(hf: Fields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
@@ -486,14 +514,17 @@ def mixtral(hf: Fields) -> ModelConfig:
 @family(
     "Qwen3MoeForCausalLM",
     layout=Layout(names=(*LLAMA, (r"\.mlp\.gate\.", ".mlp.router."))),
-    max_window_layers=28,
     decoder_sparse_step=1,
+    num_key_value_heads=4,
+    sliding_window=4096,
 )
 def qwen3_moe(hf: Fields) -> ModelConfig:
     count = hf.size("num_experts", None) or hf.size("num_local_experts")
     router = RouterConfig(normalize=hf.flag("norm_topk_prob"))
     experts = moe(hf, count, router, size="moe_intermediate_size")
-    return decoder(hf, qwen3_mixers(hf), sparse_steps(hf, experts))
+    window = hf.size("sliding_window") if hf.flag("use_sliding_window") else None
+    mixer = replace(qwen3_mixer(hf), window=window)
+    return decoder(hf, [mixer] * layer_count(hf), sparse_steps(hf, experts))
 
 
 SHARED_EXPERTS = Layout(
@@ -579,10 +610,23 @@ def deepseek_v2(hf: Fields) -> ModelConfig:
     sliding_window=128,
     rope_theta=150000.0,
     attention_bias=True,
+    head_dim=64,
+    num_key_value_heads=8,
+    rope_scaling={
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    },
 )
 def gpt_oss(hf: Fields) -> ModelConfig:
-    if hf.number("swiglu_limit", 7.0) != 7.0:
-        raise UnsupportedModel("a swiglu_limit other than 7 is not supported", "use the published gpt-oss models")
+    if (hf.number("swiglu_limit", 7.0), hf.number("swiglu_alpha", 1.702)) != (7.0, 1.702):
+        raise UnsupportedModel(
+            "a swiglu_limit other than 7 or a swiglu_alpha other than 1.702 is not supported",
+            "use the published gpt-oss models",
+        )
     bias = hf.flag("attention_bias")
     experts = moe(hf, hf.size("num_local_experts"), RouterConfig(bias=True), size="intermediate_size")
     clamped = replace(experts.expert, activation="swiglu_clamped", bias=True)
@@ -612,6 +656,7 @@ QWEN_HYBRID_FIELDS: dict[str, Any] = {
     layout=QWEN_HYBRID,
     decoder_sparse_step=1,
     norm_topk_prob=True,
+    num_key_value_heads=2,
     num_experts=512,
     num_experts_per_tok=10,
     moe_intermediate_size=512,
@@ -622,7 +667,13 @@ def qwen3_next(hf: Fields) -> ModelConfig:
     return decoder(hf, qwen_hybrid_mixers(hf), sparse_steps(hf, qwen_hybrid_experts(hf)))
 
 
-@family("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", layout=QWEN_HYBRID, **QWEN_HYBRID_FIELDS)
+@family(
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    layout=QWEN_HYBRID,
+    num_key_value_heads=4,
+    **QWEN_HYBRID_FIELDS,
+)
 def qwen3_5(hf: Fields) -> ModelConfig:
     return decoder(hf, qwen_hybrid_mixers(hf), mlp(hf))
 
@@ -631,6 +682,7 @@ def qwen3_5(hf: Fields) -> ModelConfig:
     "Qwen3_5MoeForCausalLM",
     "Qwen3_5MoeForConditionalGeneration",
     layout=QWEN_HYBRID,
+    num_key_value_heads=2,
     num_experts=256,
     num_experts_per_tok=8,
     moe_intermediate_size=512,
@@ -643,7 +695,7 @@ def qwen3_5_moe(hf: Fields) -> ModelConfig:
 
 def qwen_hybrid_mixers(hf: Fields) -> list[Mixer]:
     every = hf.size("full_attention_interval")
-    kinds = layer_types(hf) or [
+    kinds = layer_types(hf, ("linear_attention", "full_attention")) or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(layer_count(hf))
     ]
     bias = hf.flag("attention_bias")
@@ -678,6 +730,7 @@ LFM2_FIELDS: dict[str, Any] = {
     "rope_theta": 1e6,
     "max_position_embeddings": 128_000,
     "norm_eps": 1e-5,
+    "num_key_value_heads": 8,
     "conv_L_cache": 3,
 }
 
@@ -715,7 +768,9 @@ def lfm2_moe(hf: Fields) -> ModelConfig:
 
 def lfm2_decoder(hf: Fields, ffn: MLPConfig | list[MLPConfig | MoEConfig]) -> ModelConfig:
     attending = hf.ids("full_attn_idxs") if hf.has("full_attn_idxs") else range(layer_count(hf))
-    kinds = layer_types(hf) or ["full_attention" if i in attending else "conv" for i in range(layer_count(hf))]
+    kinds = layer_types(hf, ("conv", "full_attention")) or [
+        "full_attention" if i in attending else "conv" for i in range(layer_count(hf))
+    ]
     attends = attention(hf, qk_norm="per_head")
     recurs = ShortConvConfig(hf.size("hidden_size"), hf.size("conv_L_cache"), hf.flag("conv_bias"))
     return decoder(

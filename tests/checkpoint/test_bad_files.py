@@ -123,6 +123,20 @@ def test_a_hostile_header(folder: Path, edit: Callable[[dict[str, Any]], object]
     assert isinstance(error_of(folder), DamagedModel)
 
 
+@pytest.mark.parametrize("shape", [[0, 2, 2], [10_000, 0, 2]])
+def test_experts_that_take_no_room(folder: Path, shape: list[int]) -> None:
+    empty = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    rewrite_header(folder, lambda h: h.update({"model.layers.0.mlp.experts.down_proj": empty}))
+    assert "is no stack of experts" in error_of(folder).message
+
+
+def test_more_experts_than_any_model_has(folder: Path) -> None:
+    one = torch.zeros(10_000, 1, dtype=torch.uint8)
+    stacks = {f"model.layers.{i}.mlp.experts.down_proj": one.clone() for i in range(27)}
+    save_file(stacks, folder / "model.safetensors")
+    assert "more than 262144 tensors" in error_of(folder).message
+
+
 def test_a_pointer_of_git_lfs_is_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     assert "git lfs pull" in error_of(folder).message
@@ -205,8 +219,8 @@ def test_shards_are_read_as_one(folder: Path) -> None:
         ({"rope_parameters": []}, DamagedModel, "rope_parameters"),
         ({"num_key_value_heads": 4}, DamagedModel, "cannot share"),
         ({"head_dim": 5}, DamagedModel, "rotated in pairs"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1.0}}, UnsupportedModel, "dynamic"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, DamagedModel, "lacks factor"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10.0}}, UnsupportedModel, "dynamic"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 10.0}}, DamagedModel, "lacks factor"),
     ],
     ids=str,
 )

@@ -62,9 +62,11 @@ def layer_count(gguf: GGUFFields) -> int:
 
 
 def head_size(gguf: GGUFFields) -> int:
-    return gguf.size("attention.key_length", None) or gguf.size("embedding_length") // gguf.size(
-        "attention.head_count"
-    )
+    width, heads = gguf.size("embedding_length"), gguf.size("attention.head_count")
+    size = gguf.size("attention.key_length", width // heads)
+    if not size:
+        raise DamagedModel(f"{gguf.header.files[0]} has {heads} heads in {width} values", "fetch the model again")
+    return size
 
 
 def rope(gguf: GGUFFields) -> Config:
