@@ -80,7 +80,8 @@ def test_a_download_of_a_gguf_repository_is_found(tmp_path, monkeypatch):
         resolve("someone/tiny-GGUF")
     (snapshot / "tiny-Q4_0.gguf").write_bytes(b"GGUF")
     assert resolve("someone/tiny-GGUF").path == snapshot / "tiny-Q4_0.gguf"
-    assert ("someone/tiny-GGUF", snapshot) in list(cached_models())
+    assert list(cached_models()) == [("someone/tiny-GGUF", snapshot / "tiny-Q4_0.gguf")]
     (snapshot / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
+    assert [name for name, _ in cached_models()] == [str(file) for file in models_in(snapshot)]
     with pytest.raises(ModelNotFound, match=r"several models: tiny-Q4_0\.gguf, tiny-Q8_0\.gguf"):
         resolve("someone/tiny-GGUF")
