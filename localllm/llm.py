@@ -20,7 +20,7 @@ from torch import Tensor
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import kv_bytes_per_token, state_bytes
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
 from localllm.arch.layout import TABLE
 from localllm.checkpoint.header import Header, TensorHeader, read_header

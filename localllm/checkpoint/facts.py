@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.arch.summary import layer_kinds
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization

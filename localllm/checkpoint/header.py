@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.families import layout
+from localllm.arch.describe import layout
 from localllm.arch.fields import Fields
 from localllm.arch.layout import Layout
 from localllm.arch.parts import MOST_EXPERTS

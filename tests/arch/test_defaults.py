@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import transformers
 
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.errors import DamagedModel
 
 # Of the published config.json files, what the class does not know by itself.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from tests.tiny import make_checkpoint, make_engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
 from localllm.runtime.load import reordered
