@@ -31,8 +31,8 @@ def cached_folder(repo: str) -> Path | None:
 
 
 def cached_models() -> Iterator[tuple[str, Path]]:
-    """Repository and folder of each complete language model in the cache; of GGUF files the file, with its path for
-    a name where the repository has several models."""
+    """Repository and folder of each complete language model in the cache; of GGUF files the file, with its path
+    as a name where the repository has several models."""
     try:
         repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
