@@ -7,6 +7,7 @@ ENDS = (
     *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~[", "<｜end▁of▁sentence｜>"),
 )
+MESSAGE_END = "<|end|>"
 CALLING = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> ends a message only
 # These end an answer where a template writes them; elsewhere they may be anything.
 BY_TEMPLATE = ("<|eot|>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>")
@@ -15,7 +16,7 @@ BY_TEMPLATE = ("<|eot|>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>"
 def ends(tokens: Collection[str], known: Iterable[str] = ENDS) -> set[str]:
     """Those of the tokens that end an answer, whatever model has them; llama.cpp knows the same."""
     written = {token for token in known if token in tokens}
-    return written - {"<|end|>"} if any(pair <= written for pair in CALLING) else written
+    return written - {MESSAGE_END} if any(pair <= written for pair in CALLING) else written
 
 
 def ends_of_turn(templates: Collection[str], added_tokens: Collection[str]) -> set[str]:

@@ -13,7 +13,7 @@ import tokenizers
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged
 from localllm.text.backends import Spacing, added_as_bytes, byte_level_bpe, character_bpe, score_bpe, unigram
-from localllm.text.ends import ENDS, ends
+from localllm.text.ends import ENDS, MESSAGE_END, ends
 from localllm.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 from localllm.text.vocabulary import (
     MATCHED_FIRST,
@@ -157,8 +157,12 @@ class _Metadata:
 
     def _ending(self) -> tuple[int, ...]:
         ids = self._vocabulary.ids  # no key lists the tokens that end an answer
-        named = [self._ids[name] for name in ("eos", "eot", "eom")]
-        return tuple(dict.fromkeys([*(i for i in named if i is not None), *sorted(ids[end] for end in ends(ids))]))
+        written = ends(ids)
+        # gpt-oss files may name the end of a message, and an answer has several.
+        message_end = None if MESSAGE_END in written else ids.get(MESSAGE_END)
+        keyed = [self._ids[name] for name in ("eos", "eot", "eom")]
+        named = [token for token in keyed if token not in (None, message_end)]
+        return tuple(dict.fromkeys([*named, *sorted(ids[end] for end in written)]))
 
     def _matching(self) -> dict[str, dict[str, bool]]:
         """Phi-3's tokens that swallow whitespace: no key says so, and llama.cpp goes by the model's name too."""

@@ -300,6 +300,8 @@ def test_the_tokens_that_end_an_answer_are_found():
     fields = byte_level(token_type=[1] * 96 + [3] * 4)
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "<|return|>", "<|call|>", "<|end|>"]
     assert Tokenizer.from_gguf(fields, FILE).eos_ids == (96, 97, 98)  # gpt-oss goes on after <|end|>
+    named = fields | {"tokenizer.ggml.eot_token_id": 99}
+    assert Tokenizer.from_gguf(named, FILE).eos_ids == (96, 97, 98)
 
 
 def test_missing_ids_are_those_of_llama_cpp_where_they_are_control_tokens():

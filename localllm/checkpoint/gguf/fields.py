@@ -73,11 +73,6 @@ class GGUFFields:
             raise self._wrong(key, value, f"true or false for {length} layers")
         return [bool(v) for v in value[:length]]
 
-    def token_ids(self, *keys: str) -> list[int]:
-        """The ids under these keys of `tokenizer.ggml`, as far as they are there."""
-        found = [self.header.metadata.get(f"tokenizer.ggml.{key}") for key in keys]
-        return list(dict.fromkeys(v for v in found if type(v) is int and 0 <= v < LARGEST))
-
     def has(self, tensor: str) -> bool:
         return tensor in self.header.tensors
 

@@ -12,7 +12,6 @@ from localllm.errors import DamagedModel, UnsupportedModel
 
 Config = dict[str, Any]
 
-END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 MOST_LAYERS = 10_000
 
 
@@ -32,7 +31,6 @@ def common(gguf: GGUFFields) -> Config:
         "head_dim": head_size(gguf),
         "max_position_embeddings": gguf.size("context_length"),
         "tie_word_embeddings": not gguf.has("output.weight"),
-        "eos_token_id": gguf.token_ids(*END_TOKENS),
         "rope_parameters": rope(gguf),
     }
 
