@@ -284,7 +284,8 @@ class LLM:
             if self.template is None:
                 raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
             messages = [checked(message) for message in cast(ListLike[Message], prompt)]
-            chat = self.template.render(messages, tools=tools, arguments=template_arguments)
+            arguments = self.template.arguments(template_arguments or {}, with_tools=tools is not None)
+            chat = self.template.render(messages, tools=tools, arguments=arguments)
             return self.tokenizer.encode_chat(chat)
         return token_ids_of(prompt)
 

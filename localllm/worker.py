@@ -78,11 +78,13 @@ class Reply:
         )
 
     def until_stop(self, deltas: list[Delta], *, is_last: bool) -> tuple[list[Delta], bool]:
-        """What comes before a stop string in the content, and whether there was one."""
+        """What comes before a stop string in the content, and whether there was one. None spans a thought or a
+        call."""
         kept: list[Delta] = []
         for delta in deltas:
             if delta.kind is not Kind.CONTENT:
-                kept.append(delta)
+                held = self.stops.finish()
+                kept += [*([Delta(Kind.CONTENT, held)] if held else []), delta]
                 continue
             text, stopped = self.stops.push(delta.text)
             kept += [Delta(Kind.CONTENT, text)] if text else []

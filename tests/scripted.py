@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 WIDTH = 64
 CHATML = (
+    "{% if tools %}{{ tools[0].function.name }}{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# <think> <tool_call> #}"
 )

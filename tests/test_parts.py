@@ -126,6 +126,21 @@ def test_an_answer_with_its_parts_goes_back_as_it_came(load: Load) -> None:
     assert '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in prompt
 
 
+def test_content_that_was_held_for_a_stop_string_comes_before_the_call(load: Load) -> None:
+    prompt = {
+        "params": SamplingParams(temperature=0, max_tokens=12, stop=("I call<tool", "nothing")),
+        "tools": TOOLS,
+    }
+    kinds = [event.kind for event in load(CALLING).stream(QUESTION, **prompt) if event.text or event.tool_call]
+    assert kinds[-1] == Kind.TOOL_CALL
+    assert "".join(e.text for e in load(CALLING).stream(QUESTION, **prompt) if e.kind is Kind.CONTENT) == "I call"
+
+
+def test_arguments_that_the_template_does_not_read_are_refused(load: Load) -> None:
+    with pytest.raises(UsageError, match="does not read enable_thinkin;"):
+        load(THINKING).chat(QUESTION, template_arguments={"enable_thinkin": True})
+
+
 def test_tools_that_are_no_objects_are_refused(load: Load) -> None:
     with pytest.raises(UsageError, match="a tool is not an object"):
         load(THINKING).chat(QUESTION, tools=["f"])  # pyright: ignore[reportArgumentType]

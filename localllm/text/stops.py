@@ -42,7 +42,8 @@ class StopStrings:
         return self._give(self._begun[0][0] if self._begun else len(self._held)), False
 
     def finish(self) -> str:
-        """What was held back, as the text ends here; nothing if a stop string was found."""
+        """What was held back, as the text ends here; nothing if a stop string was found. Another may begin."""
+        self._begun = []
         return "" if self._found else self._give(len(self._held))
 
     def _give(self, count: int) -> str:
