@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from localllm.arch.fields import Fields
 from localllm.checkpoint.safetensors import Weights, check_finite
@@ -60,6 +61,8 @@ def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str)
     rows = rows.view(torch.uint8)
     for scales in gguf.row_scales(rows, form):
         check_finite(f"{weights.prefix}{name}.weight", scales)
+    if form == "mxfp4_gguf":
+        check_exponents(f"{weights.prefix}{name}.weight", gguf.row_exponents(rows))
     return QuantizedTensor(form, shape, {gguf.PART: rows})
 
 
@@ -69,9 +72,14 @@ def take_mxfp4(weights: Weights, name: str, shape: tuple[int, int]) -> Quantized
     rows, groups = shape[0], -(-shape[1] // mxfp4.GROUP)
     blocks = weights.take(f"{name}.blocks", (rows, groups, mxfp4.GROUP // 2), dtypes=("U8",))
     scales = weights.take(f"{name}.scales", (rows, groups), dtypes=("U8",))
-    if (scales == mxfp4.NAN).any():
-        raise DamagedModel(f"the scales of {weights.prefix}{name} hold a NaN", "fetch the model again")
+    check_exponents(f"{weights.prefix}{name}", scales)
     return QuantizedTensor(mxfp4.FORMAT, shape, {"q": blocks, "scale": scales})
+
+
+def check_exponents(name: str, exponents: Tensor) -> None:
+    """MXFP4 knows no infinite scale, and one NaN."""
+    if (exponents == mxfp4.NAN).any():
+        raise DamagedModel(f"the scales of {name!r} hold a NaN", "fetch the model again")
 
 
 def take_int8(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:

@@ -135,6 +135,16 @@ def test_experts_in_mxfp4(packed: Any) -> None:
     assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
 
 
+def test_a_scale_of_mxfp4_that_is_no_number_is_found(packed: Any) -> None:
+    file, _ = packed("gpt-oss", Kind.MXFP4)
+    tensor = read_header(file).tensors["layers.1.mlp.experts.3.down_proj.weight"]
+    content = bytearray(file.read_bytes())
+    content[tensor.offset + 17] = 0xFF  # of the second block
+    file.write_bytes(content)
+    with pytest.raises(DamagedModel, match=r"'layers\.1\.mlp\.experts\.3\.down_proj\.weight' hold a NaN"):
+        make_engine(file)
+
+
 def test_bfloat16_reads_the_same_blocks(packed: Any) -> None:
     compact, plain = packed("Llama, tied", Kind.Q8_0)
     got, expected = (make_engine(file, torch.bfloat16).logits(token_ids(40)) for file in (compact, plain))
