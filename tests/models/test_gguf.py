@@ -19,7 +19,7 @@ from localllm.llm import weight_bytes
 from localllm.quant.tensor import QuantizedTensor
 from localllm.request import SamplingParams
 from tests.gguf_writer import Kind, write_gguf
-from tests.models.families import FAMILIES
+from tests.models.families import FAMILIES, OTHERWISE_IN_GGUF
 from tests.models.proofs import difference, token_ids
 from tests.shared import shared
 from tests.tiny import CPU, make_checkpoint, make_engine
@@ -43,6 +43,7 @@ NAMES = {  # of a Llama's tensors: GGUF, transformers
     "ffn_down": "mlp.down_proj",
 }
 LARGE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "moe_intermediate_size": 64}
+LARGE_LATENT = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4}
 
 
 def reference(file: Path) -> Any:
@@ -105,13 +106,13 @@ def test_weights_stay_packed() -> None:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Kind], tuple[Path, Path]]:
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
     """A family as GGUF in a format, and once more with the numbers that those blocks stand for."""
 
-    def make(family: str, kind: Kind) -> tuple[Path, Path]:
+    def make(family: str, kind: Kind, **sizes: int) -> tuple[Path, Path]:
         folder = tmp_path_factory.mktemp("packed")
         name, changes = FAMILIES[family]
-        make_checkpoint(folder, name, **{**changes, **LARGE})
+        make_checkpoint(folder, name, **{**changes, **OTHERWISE_IN_GGUF.get(family, {}), **LARGE, **sizes})
         write_gguf(folder, folder / "packed.gguf", kind)
         write_gguf(folder, folder / "plain.gguf", kind, dequantized=True)
         return folder / "packed.gguf", folder / "plain.gguf"
@@ -125,6 +126,22 @@ def test_packed_weights_of_a_family_stand_for_their_numbers(packed: Any, family:
     compact, plain = packed(family, kind)
     ids = token_ids(40)
     assert compact.stat().st_size < plain.stat().st_size * 0.7
+    assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "tensor"),
+    [
+        ("DeepSeek-V2-Lite", LARGE_LATENT, "layers.1.self_attn.k_b_proj.weight"),
+        ("Gemma 4, like E2B", {"hidden_size_per_layer_input": 32}, "embed_tokens_per_layer.weight"),
+    ],
+)
+def test_packed_latents_and_tables_stand_for_their_numbers(
+    packed: Any, family: str, sizes: dict[str, int], tensor: str
+) -> None:
+    compact, plain = packed(family, Kind.Q8_0, **sizes)
+    ids = token_ids(40)
+    assert read_header(compact).tensors[tensor].dtype == "Q8_0"
     assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
 
 
@@ -201,6 +218,22 @@ def test_a_key_that_makes_no_sense(
 ) -> None:
     with pytest.raises(kind, match=words):
         make_engine(rewritten(llama, changed={key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("rope_freqs.weight", torch.tensor([1.0, 1.0, 2.0, *[1e30] * 5]), "other ropes"),
+        ("gemma4.rope.dimension_count_swa", 4, "other ropes"),
+        ("gemma4.attention.head_count_kv", [2, 1, 1, 2, 2, 1], "differ in key-value heads"),
+    ],
+    ids=str,
+)
+def test_a_gemma_4_that_nobody_published_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    kind, changes = FAMILIES["Gemma 4, like 31B"]
+    make_checkpoint(tmp_path, kind, **changes)
+    with pytest.raises(UnsupportedModel, match=words):
+        make_engine(rewritten(tmp_path, changed={key: value}))
 
 
 def test_a_vocabulary_alone_cannot_be_run() -> None:
