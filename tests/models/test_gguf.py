@@ -227,7 +227,6 @@ def test_a_key_that_makes_no_sense(
         ("gemma4.rope.dimension_count_swa", 4, "other ropes"),
         ("gemma4.attention.head_count_kv", [2, 1, 1, 2, 2, 1], "differ in key-value heads"),
     ],
-    ids=str,
 )
 def test_a_gemma_4_that_nobody_published_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
     kind, changes = FAMILIES["Gemma 4, like 31B"]
