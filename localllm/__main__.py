@@ -2,7 +2,17 @@
 
 import sys
 
-from localllm.cli.app import main
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Ctrl-C ends the program without a word also while it is still being read."""
+    try:
+        from localllm.cli.app import main
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -194,6 +194,7 @@ class Worker:
                 except Exception as error:
                     self.fail(explain(error))
         self.fail(LocalLLMError("the model was closed while it was answering", "ask again after loading it"))
+        self.engine.runner.free()
 
     def read_inbox(self) -> bool:
         """Carry out what came in, waiting if there is nothing else to do. False: closed, and all is done."""

@@ -305,6 +305,7 @@ def test_a_context_that_does_not_fit_names_one_that_does(llm: LLM) -> None:
     assert plan_context(512, 128, None, 1000, 10**9) == (128, 64)
     assert plan_context(512, 128, 512, 1000, 10**9) == (512, 256)
     assert plan_context(512, 512, None, 1000, 20_000) == (160, 10)
+    assert plan_context(2**31 - 1, 2**31 - 1, None, 0, 10**11) == (2**24, 2**20)  # no layer attends
     with pytest.raises(DoesNotFit, match="--context 160 fits"):
         plan_context(512, 512, 400, 1000, 20_000)
     with pytest.raises(DoesNotFit, match="free memory"):

@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from localllm.arch.cost import state_bytes
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.quantized import check_quantization
+from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.runtime.engine import Engine
 from localllm.runtime.load import Source

@@ -1,12 +1,12 @@
 """Typed reading of a stranger's configuration: a field that is missing or makes no sense is named."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, overload
 
 from localllm.errors import DamagedModel
 
 LARGEST = 2**31  # no size of a model is larger; it also bounds the work that a number can cause
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-38, 1e38  # what float32 can compute with
 _REQUIRED: Any = object()
 
 
@@ -45,18 +45,18 @@ class Fields:
     @overload
     def number(self, name: str, default: float | None) -> float | None: ...
     def number(self, name: str, default: Any = _REQUIRED) -> float | None:
-        """A finite number above 0."""
+        """A number above 0 that float32 holds."""
         value = self._get(name, default)
         if value is None:
             return None
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if not is_number(value):
             raise self._wrong(name, "a number above 0")
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of finite numbers above 0."""
+        """A list of numbers above 0 that float32 holds."""
         value = self._get(name, _REQUIRED)
-        if not isinstance(value, list) or not all(type(n) in (int, float) and 0 < n < math.inf for n in value):
+        if not isinstance(value, list) or not all(map(is_number, value)):
             raise self._wrong(name, "a list of numbers above 0")
         return tuple(map(float, value))
 
@@ -111,3 +111,7 @@ class Fields:
     def _wrong(self, name: str, kind: str) -> DamagedModel:
         shown = repr(self.values[name])[:60]
         return DamagedModel(f"{name} in config.json is {shown}, not {kind}", "fetch the model again")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value is not True and SMALLEST_NUMBER <= value <= LARGEST_NUMBER

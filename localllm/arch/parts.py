@@ -65,6 +65,11 @@ def moe(
         raise DamagedModel(f"config.json asks for {count} of {experts} experts", "fetch the model again")
     if experts % router.groups or not router.chosen_groups <= router.groups:
         raise DamagedModel(f"{experts} experts do not form {router.groups} groups", "fetch the model again")
+    if count > experts // router.groups * router.chosen_groups:
+        raise DamagedModel(
+            f"{router.chosen_groups} of {router.groups} groups hold fewer than {count} experts",
+            "fetch the model again",
+        )
     return MoEConfig(experts, count, MLPConfig(hf.size(size), activation(hf)), router, **changes)
 
 
@@ -85,6 +90,7 @@ def sparse_after_dense(hf: Fields, experts: MoEConfig) -> list[MLPConfig | MoECo
     kinds = hf.texts("mlp_layer_types")
     dense = hf.whole("first_k_dense_replace", 0)
     kinds = kinds or ["dense" if i < dense else "sparse" for i in range(layer_count(hf))]
+    check_kinds(hf, "mlp_layer_types", kinds, ("dense", "sparse"))
     return [mlp(hf) if kind == "dense" else experts for kind in kinds]
 
 
@@ -97,11 +103,13 @@ def rope(hf: Fields, head_dim: int, *, kind: str | None = None, interleaved: boo
     theta = fields.number("rope_theta", hf.number("rope_theta", 10000.0))
     share = fields.number("partial_rotary_factor", hf.number("partial_rotary_factor", 1.0))
     partial = fields.text("rope_type", "default") == "proportional"  # turns a share of the pairs of the whole head
-    dim = head_dim if partial else int(head_dim * share)
+    dim = head_dim if partial and share <= 1 else int(head_dim * share)
     if dim % 2 or not 0 < dim <= head_dim:
         raise DamagedModel(
             f"{dim} values of a head of {head_dim} cannot be rotated in pairs", "fetch the model again"
         )
+    if theta <= 1:
+        raise DamagedModel(f"rope_theta in config.json is {theta}, not above 1", "fetch the model again")
     return RopeConfig(theta, dim, scaling(hf, fields, dim, share), interleaved)
 
 
@@ -227,14 +235,24 @@ def layer_count(hf: Fields) -> int:
     return layers
 
 
-def layer_types(hf: Fields) -> list[str]:
+def layer_types(hf: Fields, known: tuple[str, ...] = ("full_attention", "sliding_attention")) -> list[str]:
     """Each layer's kind, as `layer_types` says; empty if the field is not there."""
     kinds = hf.texts("layer_types")
-    if kinds and len(kinds) != layer_count(hf):
-        raise DamagedModel(
-            f"config.json has {len(kinds)} layer_types for {layer_count(hf)} layers", "fetch the model again"
-        )
+    if kinds:
+        check_kinds(hf, "layer_types", kinds, known)
     return kinds
+
+
+def check_kinds(hf: Fields, name: str, kinds: list[Any], known: tuple[Any, ...]) -> None:
+    """Raises DamagedModel where there is not one for each layer, UnsupportedModel for one that is not known."""
+    if len(kinds) != layer_count(hf):
+        raise DamagedModel(
+            f"config.json has {len(kinds)} {name} for {layer_count(hf)} layers", "fetch the model again"
+        )
+    if strange := next((kind for kind in kinds if kind not in known), None):
+        raise UnsupportedModel(
+            f"layers of the kind {strange!r} are not supported in this family", f"these are: {', '.join(known)}"
+        )
 
 
 def decoder(
@@ -248,7 +266,7 @@ def decoder(
     of_layers = {name: changes.pop(name) for name in [*changes] if name in each}
     ffns = [ffn] * layers if isinstance(ffn, MLPConfig | MoEConfig) else ffn
     common = {
-        "norm_eps": hf.number("rms_norm_eps", None),
+        "norm_eps": changes.pop("norm_eps", None) or hf.number("rms_norm_eps"),
         "tie_embeddings": hf.flag("tie_word_embeddings"),
         "max_context": hf.size("max_position_embeddings"),
         "eos_ids": hf.ids("eos_token_id"),

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters
-from localllm.arch.families import describe
+from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
+from localllm.arch.describe import describe
 from localllm.arch.summary import layer_kinds
 from localllm.checkpoint.header import Header, read_header
+from localllm.checkpoint.layouts import check_quantization
+from localllm.errors import UnsupportedModel
+from localllm.files import damaged
 from localllm.hub.card import read_license
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
@@ -36,9 +39,11 @@ class Facts:
     parameters: int
     active_parameters: int  # that one token meets
     kv_bytes_per_token: int  # in 16 bits
+    state_bytes: int  # of a sequence, whatever its length: what recurrent layers remember, in 16 bits and float32
     formats: tuple[Format, ...]  # most bytes first
     weight_bytes: int
     quantization: str | None
+    refused: UnsupportedModel | None  # why the quantization does not run
     chat_templates: tuple[str, ...]  # names
     license: str | None
     sampling: SamplingParams  # what generation_config.json recommends
@@ -57,19 +62,33 @@ def read_facts(path: Path) -> Facts:
         parameters=parameters(config),
         active_parameters=active_parameters(config),
         kv_bytes_per_token=kv_bytes_per_token(config, KV_ELEMENT_BYTES),
+        state_bytes=state_bytes(config, KV_ELEMENT_BYTES),
         formats=formats(header),
         weight_bytes=header.stored_bytes,
         quantization=header.quantization,
-        chat_templates=tuple(read_chat_templates(path)) if header.gguf is None else gguf_templates(header.gguf),
+        refused=refusal(header),
+        chat_templates=tuple(read_chat_templates(path))
+        if header.gguf is None
+        else gguf_templates(header.gguf, path),
         license=read_license(path) if header.gguf is None else gguf_license(header.gguf),
         sampling=SamplingParams.from_generation_config(header.generation_config),
     )
 
 
-def gguf_templates(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+def refusal(header: Header) -> UnsupportedModel | None:
+    try:
+        check_quantization(header.config)
+    except UnsupportedModel as refused:
+        return refused
+    return None
+
+
+def gguf_templates(metadata: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     named = metadata.get("tokenizer.chat_templates", [])
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise damaged(file, "tokenizer.chat_templates is not a list of str")
     default = ["default"] if "tokenizer.chat_template" in metadata else []
-    return tuple(default + [name for name in named if isinstance(name, str)])
+    return tuple(dict.fromkeys(default + named))
 
 
 def gguf_license(metadata: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.families import layout
+from localllm.arch.describe import layout
 from localllm.arch.fields import Fields
 from localllm.arch.layout import Layout
 from localllm.arch.parts import MOST_EXPERTS
@@ -20,10 +20,12 @@ from localllm.checkpoint.gguf.names import canonical, canonical_shape, rotary_he
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json
 from localllm.hub.folder import weight_files
+from localllm.hub.gguf import is_gguf
 from localllm.quant.formats.gguf_types import BY_NAME
 
 LFS_POINTER = b"version https://git-lfs"
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
+MOST_TENSORS = 2**18  # experts one by one; the largest real model, 384 experts in 61 layers, has 140,000
 STACKED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<matrix>\w+_proj)\.(?P<kind>\w+)")
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -87,7 +89,7 @@ def read_header(path: Path) -> Header:
     weights, a family that does not run or a dtype that nobody knows, DamagedModel for a file that is truncated or
     contradicts itself.
     """
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         return read_gguf_header(path)
     files = ["config.json", *weight_files(path)]
     for name in files:
@@ -119,10 +121,7 @@ def read_gguf_header(path: Path) -> Header:
         heads = rotary_heads(name, architecture, config)
         shape = canonical_shape(name, tensor.shape)
         header = TensorHeader(tensor.file, stored, tensor.format.upper(), shape, offset=tensor.offset, heads=heads)
-        parts = take_apart(name, header, Layout())
-        if not found.keys().isdisjoint(parts):
-            raise damaged(tensor.file, f"{stored!r} is stored twice")
-        found |= parts
+        add(found, take_apart(name, header, Layout()), header)
     return Header(path, config, sampling(gguf), found, Layout(), gguf.metadata)
 
 
@@ -132,11 +131,18 @@ def gather(files: Iterable[Path], spelling: Layout) -> dict[str, TensorHeader]:
     for file in files:
         for stored, tensor in read_tensors(file).items():
             name = spelling.canonical(stored)
-            parts = take_apart(name, tensor, spelling) if name else {}
-            if not found.keys().isdisjoint(parts):
-                raise damaged(file, f"{stored!r} is stored twice")
-            found |= parts
+            if name:
+                add(found, take_apart(name, tensor, spelling), tensor)
     return found
+
+
+def add(found: dict[str, TensorHeader], parts: Mapping[str, TensorHeader], tensor: TensorHeader) -> None:
+    """Raises DamagedModel where one of the parts of `tensor` is there already, or more than any model has."""
+    if not found.keys().isdisjoint(parts):
+        raise damaged(tensor.file, f"{tensor.name!r} is stored twice")
+    if len(found) + len(parts) > MOST_TENSORS:
+        raise damaged(tensor.file, f"with {tensor.name!r} it has more than {MOST_TENSORS} tensors")
+    found.update(parts)
 
 
 def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, TensorHeader]:
@@ -145,7 +151,7 @@ def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, T
     if not stacked:
         return {name: tensor}
     experts, *shape = tensor.shape
-    if not shape or experts > MOST_EXPERTS:
+    if not shape or 0 in tensor.shape or experts > MOST_EXPERTS:
         raise damaged(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is no stack of experts")
     matrix, kind = stacked["matrix"], stacked["kind"]
     transposed = spelling.experts_transposed and kind == "weight"

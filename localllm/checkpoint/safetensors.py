@@ -13,6 +13,7 @@ from localllm.checkpoint.header import Header, TensorHeader
 from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import damaged
+from localllm.hub.gguf import is_gguf
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -33,6 +34,11 @@ class Weights:
     def has(self, name: str) -> bool:
         return self.prefix + name in self.left
 
+    def spelled(self, name: str) -> str:
+        """The tensor's name as its file has it."""
+        full = self.prefix + name
+        return self.header.tensors[full].name if full in self.header.tensors else full
+
     def stored(self, name: str) -> TensorHeader | None:
         """How the tensor is stored; None where it is not there, or was taken."""
         return self.header.tensors[self.prefix + name] if self.has(name) else None
@@ -45,7 +51,8 @@ class Weights:
         full = self.prefix + name
         if full not in self.left:
             raise DamagedModel(
-                f"the checkpoint lacks the tensor {full!r} of shape {list(shape)}", "fetch the model again"
+                f"{self.header.path} lacks the tensor that is {full!r} here, of shape {list(shape)}",
+                "fetch the model again",
             )
         entry = self.header.tensors[full]
         if entry.shape != shape:
@@ -79,7 +86,7 @@ class Weights:
 
 def opened(file: Path) -> Callable[[TensorHeader], Tensor]:
     """What reads the tensors of a file."""
-    if file.suffix == ".gguf":
+    if is_gguf(file):
         return partial(gguf.read, gguf.mapped(file))
     return partial(read, safe_open(file, framework="pt"))
 

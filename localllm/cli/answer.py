@@ -58,10 +58,12 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     if show.verbose and last.metrics:
         io.note(metrics_block(last.metrics, last.seed))
     if last.finish_reason == FinishReason.LENGTH:
-        limit, remedy = what_cut(llm, params, sum(len(event.token_ids) for event in events))
+        tokens = sum(len(event.token_ids) for event in events)
+        limit, remedy = what_cut(llm, params, tokens)
+        asked_for = params.max_tokens is not None and tokens >= params.max_tokens
         if show.fail_on_length:
             raise StoppedByLength(f"the answer was cut by {limit}", remedy)
-        if show.verbose or out.terminal:
+        if show.verbose or out.terminal or not asked_for:
             io.note(f"note: the answer was cut by {limit}; {remedy}")
 
 

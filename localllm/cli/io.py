@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from localllm.errors import UsageError
 
 NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
-# On a terminal, what a model says must not move the cursor or set the title: ESC is shown as ␛ and so on.
+# On a terminal, the text of a stranger must not move the cursor or set the title: ESC is shown as ␛ and so on.
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 VISIBLE |= {code: 0xFFFD for code in range(0x80, 0xA0)}
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -57,7 +57,12 @@ def read_json(file: str) -> Any:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{'stdin' if file == '-' else file} is not JSON ({error})") from error
+        raise UsageError(f"{called(file)} is not JSON ({error})") from error
+
+
+def called(file: str) -> str:
+    """A file that a user named, in words."""
+    return "stdin" if file == "-" else file
 
 
 def read_tools(file: str) -> list[dict[str, Any]]:
@@ -68,7 +73,7 @@ def read_tools(file: str) -> list[dict[str, Any]]:
 def check_tools(tools: Any, file: str) -> list[dict[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         remedy = 'write [{"type": "function", "function": {"name": ..., "parameters": ...}}]'
-        raise UsageError(f"{file} holds no list of tools", remedy)
+        raise UsageError(f"{called(file)} holds no list of tools", remedy)
     return tools
 
 
@@ -84,7 +89,7 @@ def _read_stdin() -> str:
 
 
 class AnswerWriter:
-    """Writes an answer to stdout as it comes."""
+    """Writes an answer, or whatever else was asked for, to stdout as it comes."""
 
     def __init__(self) -> None:
         if sys.stdout is None:
@@ -137,7 +142,8 @@ def note(text: str) -> None:
     """A remark for the person, on stderr; where that is closed, there is nobody to tell."""
     if sys.stderr is not None:
         with suppress(OSError):
-            print(text, file=sys.stderr, flush=True)
+            # Calls of functions and the words of files and templates are remarks, too.
+            print(text.translate(VISIBLE) if is_terminal(sys.stderr) else text, file=sys.stderr, flush=True)
 
 
 @contextmanager

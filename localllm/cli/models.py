@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
-import typer
-
 from localllm.checkpoint.facts import Facts, read_facts
 from localllm.cli import options, report
+from localllm.cli.io import AnswerWriter
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
 from localllm.hub.folder import missing_files
@@ -61,27 +60,29 @@ class Entry:
 
 def list_models(as_json: options.JsonList = False) -> None:
     """List the models on this machine and those known by name."""
+    out = AnswerWriter()
     entries = sorted(_entries(), key=lambda entry: not entry.is_here)
     if as_json:
-        typer.echo(json.dumps([_as_json(entry) for entry in entries], indent=1))
+        out.write(json.dumps([_as_json(entry) for entry in entries], indent=1) + "\n")
         return
     header = ("NAME", "PARAMETERS", "CONTEXT", "SIZE", "LICENSE", "STATE")
-    typer.echo(report.table([header, *(_row(entry) for entry in entries)]))
+    out.write(report.table([header, *(_row(entry) for entry in entries)]) + "\n")
 
 
 def show(model: options.ModelName, as_json: options.Json = False) -> None:
     """Show what is known of a model.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or GGUF file. Reads no weights and
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights and
     downloads nothing.
     """
+    out = AnswerWriter()
     entry = _find(model)
     if entry.fault:
         raise entry.fault
     if as_json:
-        typer.echo(json.dumps(_as_json(entry), indent=1))
+        out.write(json.dumps(_as_json(entry), indent=1) + "\n")
     else:
-        typer.echo(report.columns(_details(entry)))
+        out.write(report.columns(_details(entry)) + "\n")
 
 
 def _entries() -> Iterator[Entry]:
@@ -96,7 +97,7 @@ def _find(model: str) -> Entry:
     if model in catalog() and not is_path(model):
         return _from_catalog(catalog()[model])
     ref = resolve(model)
-    downloaded = ref.name == model and cached_folder(model) == ref.path
+    downloaded = ref.name == model and cached_folder(model) in (ref.path, ref.path.parent)
     if downloaded:
         return _here(model, State.DOWNLOADED, ref.path, model)
     return _here(ref.name, State.FILE if ref.path.is_file() else State.FOLDER, ref.path)
@@ -120,6 +121,7 @@ def _here(
     except (DamagedModel, UnsupportedModel) as fault:
         state = State.DAMAGED if isinstance(fault, DamagedModel) else State.UNSUPPORTED
         return Entry(name, state, repo, folder, license, parameters, None, fault=fault)
+    state = State.UNSUPPORTED if facts.refused else state
     return Entry(name, state, repo, folder, license or facts.license, parameters, facts.context, facts)
 
 
@@ -147,11 +149,13 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
             ("vocabulary", f"{facts.vocab_size} tokens"),
             *_listed("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
             ("KV cache", f"{report.size(facts.kv_bytes_per_token)} a token in 16 bits"),
+            *([("state", f"{report.size(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
             ("weights", report.size(facts.weight_bytes)),
             *_listed(
                 "formats", [f"{f.name}: {f.tensors} tensors, {report.size(f.nbytes)}" for f in facts.formats]
             ),
             ("quantization", facts.quantization or "none"),
+            *([("does not run", str(facts.refused))] if facts.refused else []),
             ("chat template", ", ".join(facts.chat_templates) or "none: it continues text"),
             ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
         ]
@@ -183,6 +187,7 @@ def _as_json(entry: Entry) -> dict[str, object]:
         "parameters": facts.parameters if facts else None,
         "active_parameters": facts.active_parameters if facts else None,
         "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
+        "state_bytes": facts.state_bytes if facts else None,
         "formats": [dataclasses.asdict(form) for form in facts.formats] if facts else None,
         "weight_bytes": facts.weight_bytes if facts else None,
         "quantization": facts.quantization if facts else None,

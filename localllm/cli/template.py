@@ -11,6 +11,7 @@ from localllm.checkpoint.gguf.header import read_gguf
 from localllm.cli import io, options, report
 from localllm.errors import UsageError
 from localllm.files import TOKENIZER_FILES
+from localllm.hub.gguf import is_gguf, models_in
 from localllm.hub.names import is_path, resolve
 from localllm.text.control import RenderedChat
 from localllm.text.detokenizer import Detokenizer
@@ -95,15 +96,16 @@ def _read_conversation(file: str) -> tuple[list[Any], list[dict[str, Any]] | Non
     tools = content.get("tools") if isinstance(content, dict) else None
     messages = content.get("messages") if isinstance(content, dict) else content
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-        raise UsageError(f"{file} holds no messages", 'write [{"role": "user", "content": "Hello"}]')
+        raise UsageError(f"{io.called(file)} holds no messages", 'write [{"role": "user", "content": "Hello"}]')
     return [checked(message) for message in messages], None if tools is None else io.check_tools(tools, file)
 
 
 def _tokenizer(model: str) -> Tokenizer:
     """A folder or a GGUF file that holds a tokenizer alone will do."""
     path = Path(model).expanduser()
-    alone = is_path(model) and (path.suffix == ".gguf" or any((path / name).is_file() for name in TOKENIZER_FILES))
-    path = path if alone and path.exists() else resolve(model).path
+    in_folder = any((path / name).is_file() for name in TOKENIZER_FILES) and not models_in(path)
+    alone = is_path(model) and path.exists() and (is_gguf(path) or in_folder)
+    path = path if alone else resolve(model).path
     return Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(read_gguf(path).metadata, path)
 
 

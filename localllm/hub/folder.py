@@ -4,7 +4,7 @@ from pathlib import Path
 
 from localllm.errors import UnsupportedModel
 from localllm.files import TOKENIZER_FILES, damaged, read_json
-from localllm.hub.gguf import missing_part
+from localllm.hub.gguf import is_gguf, missing_part
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -16,7 +16,7 @@ def missing_files(folder: Path) -> list[str]:
 
     Raises UnsupportedModel and DamagedModel as `weight_files` does.
     """
-    if folder.suffix == ".gguf":
+    if is_gguf(folder):
         missing = missing_part(folder)
         return [missing.name] if missing else []
     tokenizer = next((name for name in TOKENIZER_FILES if (folder / name).is_file()), TOKENIZER_FILES[0])

@@ -5,7 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+MAGIC = b"GGUF"
 SENSES = ("mmproj",)  # files of this name hold what sees and hears, beside the model
+
+
+def is_gguf(path: Path) -> bool:
+    """By its first bytes: Ollama keeps its models under names without a suffix. A file of that suffix that begins
+    otherwise is a damaged one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return path.suffix == ".gguf" or file.read(len(MAGIC)) == MAGIC
 
 
 def parts(path: Path) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from typing import NoReturn
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
 from localllm.hub.folder import missing_files
-from localllm.hub.gguf import model_name, models_in
+from localllm.hub.gguf import is_gguf, model_name, models_in
 from localllm.hub.store import cached_folder, cached_models
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -66,13 +66,8 @@ def near_names(name: str) -> list[str]:
 
 
 def _resolve_path(name: str) -> ModelRef:
-    path = Path(name).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file() and (models := models_in(path)):
-        if len(models) > 1:
-            names = ", ".join(model.name for model in models)
-            raise ModelNotFound(f"the folder {name} holds several models: {names}", "give the path of one")
-        path = models[0]
-    if path.suffix == ".gguf" and path.is_file():
+    path = _model_in(Path(name).expanduser())
+    if is_gguf(path):
         if missing := missing_files(path):
             raise ModelNotFound(f"{path.parent} has no {missing[0]}", "fetch all parts of the model")
         return ModelRef(model_name(path), path)
@@ -81,10 +76,30 @@ def _resolve_path(name: str) -> ModelRef:
         instead = instead or "give a GGUF file, or a folder with config.json, tokenizer.json and model.safetensors"
         raise UnsupportedModel(f"{name} is a file that cannot be run by itself", instead)
     if not path.is_dir():
-        raise ModelNotFound(f"there is no folder {name}", "`localllm list` shows the models known by name")
+        raise ModelNotFound(f"there is no folder or file {name}", "`localllm list` shows the models known by name")
     if missing := missing_files(path):
         raise ModelNotFound(f"the folder {name} has no {', '.join(missing)}", "give the folder of a whole model")
     return ModelRef(path.resolve().name, path)
+
+
+def _model_in(folder: Path) -> Path:
+    """The GGUF file of a folder that holds one and no other weights, else the folder itself.
+
+    Raises ModelNotFound where it holds several.
+    """
+    if not folder.is_dir() or _has_safetensors(folder):
+        return folder
+    models = models_in(folder)
+    if len(models) > 1:
+        names = ", ".join(model.name for model in models)
+        raise ModelNotFound(f"the folder {folder} holds several models: {names}", "give the path of one")
+    return models[0] if models else folder
+
+
+def _has_safetensors(folder: Path) -> bool:
+    """Repositories of GGUF files often hold the config.json of the model, too, but no other weights."""
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in weights)
 
 
 def _resolve_entry(entry: CatalogEntry) -> ModelRef:
@@ -98,6 +113,7 @@ def _resolve_entry(entry: CatalogEntry) -> ModelRef:
 
 def _downloaded(name: str, repo: str) -> Path:
     folder = cached_folder(repo)
+    folder = folder and _model_in(folder)
     missing = missing_files(folder) if folder else None
     if folder and not missing:
         return folder

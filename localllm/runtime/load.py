@@ -1,6 +1,7 @@
 """From a checkpoint's tensors to a model's weights: one at a time, checked, fused, in the dtype and place they
 will be used in. Matrices that are fused are copied; what the file maps for them can be dropped by the system."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -59,15 +60,16 @@ class Source:
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
 
     def matrices(
-        self, names: dict[str, int], columns: int, order: Tensor | None = None
+        self, names: dict[str, int], columns: int, order: Callable[[], Tensor] | None = None
     ) -> tuple[Tensor | QuantizedTensor, ...]:
         """The named matrices, by name and rows, in as few as can be: stacked, or each by itself where a GGUF file
         holds them in blocks, which are mapped and may differ in format.
 
-        order: [rows] int64, which row of a single matrix comes first, second, ...; None: as they are.
+        order: makes [rows] int64, which row of a single matrix comes first, second, ...; None: as they are.
         """
         if order is not None:
-            return (reordered(self.matrix(names, columns), order.to(self.device)),)
+            matrix = self.matrix(names, columns)  # its size is checked before an order is made
+            return (reordered(matrix, order().to(self.device)),)
         stored = [self.weights.stored(f"{name}.weight") for name in names]
         if any(entry and entry.offset is not None for entry in stored):
             return tuple(self.matrix({name: rows}, columns) for name, rows in names.items())
@@ -92,10 +94,12 @@ class Source:
         if len(names) == 1:
             [(name, rows)] = names.items()
             return self.tensor(f"{name}.weight", rows, columns)
+        # All are there and of their shapes before memory is asked for: config.json may name any.
+        mapped = {name: self.weights.take(f"{name}.weight", (rows, columns)) for name, rows in names.items()}
         stacked = torch.empty(sum(names.values()), columns, dtype=self.dtype, device=self.device)
         at = 0
         for name, rows in names.items():
-            stacked[at : at + rows] = self.weights.take(f"{name}.weight", (rows, columns))
+            stacked[at : at + rows] = mapped[name]
             self.checked(f"{name}.weight", stacked[at : at + rows])
             at += rows
         return stacked
@@ -123,7 +127,7 @@ class Source:
         return self.checked(name, part.to(self.dtype)) if part.is_floating_point() else part
 
     def checked(self, name: str, tensor: Tensor) -> Tensor:
-        check_finite(self.weights.prefix + name, tensor)
+        check_finite(self.weights.spelled(name), tensor)
         return tensor
 
 

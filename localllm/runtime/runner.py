@@ -44,6 +44,10 @@ class Runner:
         self.copy_rows(batch.saves)
         return logits
 
+    def free(self) -> None:
+        """Let go of the weights, the files that they are mapped from, and the caches: nothing can run after it."""
+        del self.model, self.caches, self.paged, self.recurrent
+
     def copy_rows(self, copies: Iterable[tuple[int, int]]) -> None:
         for source, target in copies:
             for cache in self.recurrent:

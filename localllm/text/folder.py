@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from localllm.errors import DamagedModel
-from localllm.files import read_json
+from localllm.files import damaged, read_json
+
+TEMPLATE_LIMIT = 2**20  # bytes; real ones have up to 30,000
 
 
 def read_special_tokens(path: Path) -> dict[str, str]:
@@ -26,12 +28,15 @@ def read_special_tokens(path: Path) -> dict[str, str]:
 def read_chat_templates(path: Path) -> dict[str, str]:
     """Templates by name. Files of their own go before tokenizer_config.json, as in `transformers`.
 
-    Raises DamagedModel if a file is not UTF-8 or not JSON, or of no known form.
+    Raises DamagedModel if a file is too large, not UTF-8 or not JSON, or of no known form.
     """
     files = {"default": path / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    files = {name: file for name, file in files.items() if file.is_file()}
+    if long := next((file for file in files.values() if file.stat().st_size > TEMPLATE_LIMIT), None):
+        raise damaged(long, "it is larger than any chat template")
     try:
-        found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+        found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     except UnicodeDecodeError as error:
         raise DamagedModel(f"a chat template in {path} is not UTF-8: {error}", "fetch the model again") from error
     if found:

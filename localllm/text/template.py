@@ -1,6 +1,7 @@
 """Messages to the text a model was trained on, by the chat template that came with it."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
@@ -118,11 +119,15 @@ class ChatTemplate:
     ) -> dict[str, Any]:
         """The arguments for a template that a person asked for; `think` in the words of this template.
 
-        Raises UsageError for an argument that the template does not read, or a switch that it does not have.
+        Raises UsageError for an argument, or for tools, that the template does not read, or a switch that it does
+        not have.
         """
-        if not given and think is None:
+        if not given and think is None and not with_tools:
             return {}
         source = self._choose(given.get("chat_template"), with_tools=with_tools)
+        # Not by the names that it reads from outside: some templates set `tools` themselves where it is missing.
+        if with_tools and not re.search(r"\btools\b", source):
+            raise UsageError("the chat template does not read tools", "describe them in the system prompt")
         [(outcome, words)] = self._sandbox.ask(_to_json({"source": source}).encode()).items()
         if outcome != "text":
             raise self._fault(outcome, words)
@@ -142,13 +147,14 @@ class ChatTemplate:
         """End the process. A later `render` starts another."""
         self._sandbox.close()
 
-    def _choose(self, name: str | None, *, with_tools: bool) -> str:
+    def _choose(self, name: Any, *, with_tools: bool) -> str:
         wanted = [name] if name is not None else ["tool_use", "default"] if with_tools else ["default"]
-        source = next((self._templates[name] for name in wanted if name in self._templates), None)
+        known = (name for name in wanted if isinstance(name, str) and name in self._templates)
+        source = next((self._templates[name] for name in known), None)
         if source is None:
             names = ", ".join(self._templates)
             found = f"only templates for {names}" if names else "no chat template"
-            by_name, plain = "name one as chat_template", "give a plain prompt; base models continue a text"
+            by_name, plain = "name one as chat_template", "`localllm run` continues the prompt as it is"
             raise UsageError(f"this model has {found}", by_name if names else plain)
         return source
 

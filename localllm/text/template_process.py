@@ -9,6 +9,7 @@ import functools
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -122,16 +123,28 @@ def _compile(source: str) -> jinja2.Template:
 def _arguments(source: str) -> str:
     """The names that a template reads from outside, with spaces between.
 
-    A name that it sets itself counts only where it looks whether somebody else did.
+    A name that it sets itself counts only where it looks whether somebody else did, or reads it before.
     """
     tree = _environment().parse(source)
-    asked: set[str] = set()
+    first: dict[str, str] = {}
+    for name in _names(tree):
+        first.setdefault(name.name, name.ctx)
+    asked = {name for name, context in first.items() if context == "load"}
     for node in tree.find_all((nodes.Test, nodes.Filter)):
         if node.name in ("defined", "undefined", "default", "d") and isinstance(node.node, nodes.Name):
             asked.add(node.node.name)
     own = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
     outside = meta.find_undeclared_variables(tree) - _environment().globals.keys()
     return " ".join(sorted(outside - (own - asked)))
+
+
+def _names(node: nodes.Node) -> Iterator[nodes.Name]:
+    """In the order in which they are met: what is assigned comes before the name that it is assigned to."""
+    if isinstance(node, nodes.Name):
+        yield node
+    children = (node.node, node.target) if isinstance(node, nodes.Assign) else node.iter_child_nodes()
+    for child in children:
+        yield from _names(child)
 
 
 def _render(source: str, variables: dict[str, Any]) -> str:

@@ -126,6 +126,8 @@ class Tokenizer:
         """The text of these ids. Bytes that are no character become U+FFFD; ids of no token are left out."""
         if self._same_as:
             ids = [same for token in ids for same in self._same_as.get(token, (token,))]
+        if self._unwritable in ids:  # a row of the embedding beyond the vocabulary
+            ids = [token for token in ids if token != self._unwritable]
         with _blaming(f"{self._source} contradicts itself"):
             return self._backend.decode(ids, skip_special_tokens=skip_special)
 

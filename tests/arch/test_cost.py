@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from localllm.arch.cost import kv_bytes_per_token, parameters
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.checkpoint.header import read_header
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, weights_of

@@ -6,7 +6,7 @@ import pytest
 
 from localllm.arch.config import AttentionConfig
 from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
     "Llama-3.2-1B-Instruct": (

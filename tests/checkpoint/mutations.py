@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.checkpoint.header import read_header
 from localllm.errors import LocalLLMError

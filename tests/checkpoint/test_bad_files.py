@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from tests.tiny import make_checkpoint, make_engine
@@ -49,7 +49,10 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 def test_a_missing_tensor_is_named_with_its_shape(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.pop(QUERY))
-    assert "lacks the tensor 'layers.0.self_attn.q_proj.weight' of shape [60, 48]" in error_of(folder).message
+    assert (
+        "lacks the tensor that is 'layers.0.self_attn.q_proj.weight' here, of shape [60, 48]"
+        in error_of(folder).message
+    )
 
 
 def test_an_extra_tensor_is_named(folder: Path) -> None:
@@ -67,7 +70,7 @@ def test_a_wrong_shape_is_told_with_both(folder: Path) -> None:
 def test_a_weight_that_is_no_number_is_found(folder: Path, value: float) -> None:
     edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
     error = error_of(folder)
-    assert "'layers.0.before_mixer.weight' is NaN or infinite at 1 of 48 places" in error.message
+    assert f"{NORM!r} is NaN or infinite at 1 of 48 places" in error.message
     assert error.exit_code == 7
 
 
@@ -118,6 +121,20 @@ def rewrite_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> No
 def test_a_hostile_header(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     rewrite_header(folder, edit)
     assert isinstance(error_of(folder), DamagedModel)
+
+
+@pytest.mark.parametrize("shape", [[0, 2, 2], [10_000, 0, 2]])
+def test_experts_that_take_no_room(folder: Path, shape: list[int]) -> None:
+    empty = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    rewrite_header(folder, lambda h: h.update({"model.layers.0.mlp.experts.down_proj": empty}))
+    assert "is no stack of experts" in error_of(folder).message
+
+
+def test_more_experts_than_any_model_has(folder: Path) -> None:
+    one = torch.zeros(10_000, 1, dtype=torch.uint8)
+    stacks = {f"model.layers.{i}.mlp.experts.down_proj": one.clone() for i in range(27)}
+    save_file(stacks, folder / "model.safetensors")
+    assert "more than 262144 tensors" in error_of(folder).message
 
 
 def test_a_pointer_of_git_lfs_is_named(folder: Path) -> None:
@@ -202,8 +219,8 @@ def test_shards_are_read_as_one(folder: Path) -> None:
         ({"rope_parameters": []}, DamagedModel, "rope_parameters"),
         ({"num_key_value_heads": 4}, DamagedModel, "cannot share"),
         ({"head_dim": 5}, DamagedModel, "rotated in pairs"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1.0}}, UnsupportedModel, "dynamic"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, DamagedModel, "lacks factor"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10.0}}, UnsupportedModel, "dynamic"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 10.0}}, DamagedModel, "lacks factor"),
     ],
     ids=str,
 )

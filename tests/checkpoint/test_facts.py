@@ -1,8 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from localllm.checkpoint.facts import Format, read_facts
+from localllm.checkpoint.facts import Format, gguf_templates, read_facts
 from localllm.errors import DamagedModel
 from localllm.request import SamplingParams
 from tests.hub.folders import write_model
@@ -39,6 +40,20 @@ def test_layers_of_several_kinds_are_told_apart(tmp_path: Path) -> None:
     assert facts.parameters - facts.active_parameters == 3 * 3 * (3 * 48 * 112 + 2 * 112 + 48)
 
 
+def test_recurrent_layers_keep_a_state_instead_of_keys_and_values(tmp_path: Path) -> None:
+    kind, changes = FAMILIES["LFM2"]
+    make_checkpoint(tmp_path, kind, **changes)
+    facts = read_facts(tmp_path)
+    kinds = dict(facts.layers)
+    convolutions = sum(count for kind, count in kinds.items() if kind.startswith("convolution"))
+    attentions = sum(kinds.values()) - convolutions
+    assert convolutions and attentions
+    config = json.loads((tmp_path / "config.json").read_text())
+    size = config["hidden_size"] // config["num_attention_heads"]
+    assert facts.kv_bytes_per_token == attentions * 2 * config["num_key_value_heads"] * size * 2
+    assert facts.state_bytes == convolutions * (config["conv_L_cache"] - 1) * config["hidden_size"] * 2
+
+
 @pytest.mark.parametrize(
     ("card", "license"),
     [
@@ -61,6 +76,14 @@ def test_a_chat_template_may_have_a_file_of_its_own(tmp_path: Path) -> None:
     assert not read_facts(tmp_path).chat_templates
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert read_facts(tmp_path).chat_templates
+
+
+def test_names_of_chat_templates_in_a_gguf_file() -> None:
+    both = {"tokenizer.chat_templates": ["rag", "default"], "tokenizer.chat_template": ""}
+    assert gguf_templates(both, Path("a.gguf")) == ("default", "rag")
+    for odd in (5, "rag", [5]):
+        with pytest.raises(DamagedModel, match=r"a\.gguf is damaged: tokenizer\.chat_templates is not a list"):
+            gguf_templates({"tokenizer.chat_templates": odd}, Path("a.gguf"))
 
 
 def test_a_truncated_weights_file_is_named(tmp_path: Path) -> None:

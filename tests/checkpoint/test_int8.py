@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.quantized import check_quantization
+from localllm.checkpoint.layouts import check_quantization
 from localllm.quant.formats import int8
 from localllm.quant.tensor import QuantizedTensor
 from tests.tiny import make_checkpoint, make_engine

@@ -15,6 +15,9 @@ def test_list_shows_what_is_here_first(localllm, tmp_path):
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
     write_cached(tmp_path / "cache", "someone/their-model")
     write_cached(tmp_path / "cache", "an/encoder", architectures=["BertModel"])
+    write_cached(tmp_path / "cache", "an/oddity", architectures=[3])
+    write_cached(tmp_path / "cache", "someone/hearing", architectures=["XForConditionalGeneration"])
+    write_cached(tmp_path / "cache", "someone/seeing", architectures=["XForConditionalGeneration"], text_config={})
     (write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors").unlink()
     code, out, err = localllm("list")
     assert (code, err) == (0, "")
@@ -23,9 +26,13 @@ def test_list_shows_what_is_here_first(localllm, tmp_path):
     assert "downloaded" in table["someone/their-model"]
     assert "incomplete" in table["qwen3:8b"]
     assert "not here" in table["qwen3:0.6b"]
-    assert "an/encoder" not in table
+    assert not {"an/encoder", "an/oddity", "someone/hearing"} & table.keys()
+    assert "unsupported" in table["someone/seeing"]
     here = [name for name, line in table.items() if "downloaded" in line]
-    assert set(list(table)[: len(here) + 2]) >= {"NAME", *here}  # the boxed model may stand there too
+    assert set(list(table)[: len(here) + 3]) >= {
+        "NAME",
+        *here,
+    }  # the boxed model and one that does not run are here, too
 
 
 def test_list_as_json_has_the_same_models(localllm, tmp_path):

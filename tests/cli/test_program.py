@@ -27,6 +27,23 @@ def test_what_needs_no_model_needs_no_torch(arguments):
     assert time.perf_counter() - start < 5  # 0.4 s on two idle cores
 
 
+def test_ctrl_c_while_the_program_is_being_read_is_no_error():
+    check = """
+import sys
+from localllm.__main__ import main
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "localllm.cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_broken_pipe_ends_well(model):
     command = f"{sys.executable} {LAUNCHER} run {model} lines | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=60)

@@ -62,4 +62,4 @@ def test_verbose_and_log_probabilities():
 
 def test_show_of_the_boxed_model():
     shown = json.loads(localllm("show", "demo", "--json").stdout)
-    assert (shown["state"], shown["chat_template"]) == ("boxed", True)
+    assert (shown["state"], shown["chat_templates"]) == ("boxed", ["default"])

@@ -255,7 +255,7 @@ def test_flags_reach_the_template(localllm, engine, model, tmp_path):
         (["--template-arg", "depth"], "'depth' is not NAME=VALUE; write for example enable_thinking=false"),
         (["--template-arg", "other=1"], "the chat template does not read other"),
         (["--tools", "none.json"], "none.json cannot be read: No such file or directory"),
-        (["--tools", "-"], "- holds no list of tools; write"),
+        (["--tools", "-"], "stdin holds no list of tools; write"),
         (["--raw", "--think"], "--raw uses no chat template"),
         (["--raw", "--tools=-"], "--raw uses no chat template"),
         (["--raw", "--template-arg=a=1"], "--raw uses no chat template"),

@@ -1,6 +1,8 @@
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +98,14 @@ def test_ids_are_those_of_transformers(localllm, qwen, tmp_path):
     assert content["token_ids"] == expected
 
 
+def test_a_folder_with_a_gguf_file_has_the_tokenizer_of_that_file(localllm, qwen, tmp_path):
+    shutil.copy(shared("gguf/model-q4_0.gguf"), tmp_path)
+    for file in Path(qwen).iterdir():
+        shutil.copy(file, tmp_path)
+    assert "no chat template" in localllm("template", str(tmp_path), "Hi")[2]  # though the folder has one
+    assert localllm("show", str(tmp_path), "--json")[1].count(".gguf") == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "piped", "code", "message"),
     [
@@ -103,14 +113,14 @@ def test_ids_are_those_of_transformers(localllm, qwen, tmp_path):
         (["--messages", "none.json"], b"", 2, "none.json cannot be read: No such file or directory"),
         (["--messages=-"], b"{", 2, "stdin is not JSON"),
         (["--messages=-"], b"\xff", 2, "stdin is not valid UTF-8 at byte 0"),
-        (["--messages=-"], b"[]", 2, "- holds no messages; write"),
-        (["--messages=-"], b'{"messages": ["Hi"]}', 2, "- holds no messages; write"),
+        (["--messages=-"], b"[]", 2, "stdin holds no messages; write"),
+        (["--messages=-"], b'{"messages": ["Hi"]}', 2, "stdin holds no messages; write"),
         (["--messages=-"], b'[{"content": "Hi"}]', 2, "a message has no role"),
         (
             ["--messages=-"],
             b'{"messages": [{"role": "user", "content": "Hi"}], "tools": 3}',
             2,
-            "no list of tools",
+            "stdin holds no list of tools",
         ),
         (["--messages=-", "--tools=-"], b"[]", 2, "cannot both be stdin"),
         (["--messages=-", "Hi"], b"[]", 2, "there are a prompt and --messages"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 
@@ -212,6 +213,17 @@ def test_one_answer_in_a_terminal_ends_its_line_and_moves_no_cursor(terminal, mo
     one = terminal("run", model, "escape")
     one.see("␛[31mred␇ \ufffd1m\n")
     assert one.leave() == 0
+
+
+def test_no_word_of_a_file_or_of_an_error_moves_the_cursor(terminal, model):
+    templates = [{"name": "default\x1b[31m", "template": ""}]
+    Path(model, "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    one = terminal("show", model)
+    one.raw_until("default␛[31m\r\n")
+    assert one.leave() == 0
+    one = terminal("show", "./no\x1b[31m\x9b1m")
+    one.raw_until("error: there is no folder ./no␛[31m\ufffd1m; ")
+    assert one.leave() == 8
 
 
 def test_an_answer_that_was_cut_is_noted_in_a_terminal(terminal, model):

@@ -1,9 +1,12 @@
 import pytest
+from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound
 from localllm.hub.folder import missing_files
 from localllm.hub.gguf import models_in
 from localllm.hub.names import resolve
+from localllm.hub.store import cached_models
+from tests.hub.folders import SNAPSHOT, write_cached, write_model
 
 PARTS = [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
 
@@ -32,9 +35,53 @@ def test_a_folder_with_one_model_is_that_model(tmp_path):
     assert resolve(str(tmp_path)).path == tmp_path / "tiny.gguf"
 
 
+def test_a_config_beside_it_changes_nothing_unless_there_are_other_weights(tmp_path):
+    (write_model(tmp_path) / "tiny.gguf").touch()
+    assert resolve(str(tmp_path)).path == tmp_path
+    (tmp_path / "model.safetensors").unlink()
+    assert resolve(str(tmp_path)).path == tmp_path / "tiny.gguf"
+
+
+def test_a_repository_in_the_cache_may_hold_a_gguf_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = write_cached(tmp_path, "someone/a-GGUF")
+    (folder / "model.safetensors").rename(folder / PARTS[0])
+    with pytest.raises(ModelNotFound, match=f"is here without {PARTS[1]}"):
+        resolve("someone/a-GGUF")
+    for part in PARTS:
+        (folder / part).touch()
+    assert resolve("someone/a-GGUF").path == folder / PARTS[0]
+    assert resolve("someone/a-GGUF").name == "someone/a-GGUF"
+
+
 def test_a_folder_with_several_models_asks_for_one(tmp_path):
     for name in ("b.gguf", "a.gguf", *PARTS):
         (tmp_path / name).touch()
     assert models_in(tmp_path) == [tmp_path / name for name in ("a.gguf", "b.gguf", PARTS[0])]
     with pytest.raises(ModelNotFound, match=f"several models: a.gguf, b.gguf, {PARTS[0]}; give the path of one"):
         resolve(str(tmp_path))
+
+
+def test_a_file_is_known_by_its_first_bytes_too(tmp_path):
+    (tmp_path / "sha256-0a1b").write_bytes(b"GGUF and the rest")
+    ref = resolve(str(tmp_path / "sha256-0a1b"))
+    assert (ref.name, missing_files(ref.path)) == ("sha256-0a1b", [])
+
+
+def test_a_download_of_a_gguf_repository_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    root = tmp_path / "models--someone--tiny-GGUF"
+    snapshot = root / "snapshots" / SNAPSHOT
+    snapshot.mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(SNAPSHOT)
+    (root / "blobs").mkdir()
+    with pytest.raises(ModelNotFound, match="not on this machine"):
+        resolve("someone/tiny-GGUF")
+    (snapshot / "tiny-Q4_0.gguf").write_bytes(b"GGUF")
+    assert resolve("someone/tiny-GGUF").path == snapshot / "tiny-Q4_0.gguf"
+    assert list(cached_models()) == [("someone/tiny-GGUF", snapshot / "tiny-Q4_0.gguf")]
+    (snapshot / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
+    assert [name for name, _ in cached_models()] == [str(file) for file in models_in(snapshot)]
+    with pytest.raises(ModelNotFound, match=r"several models: tiny-Q4_0\.gguf, tiny-Q8_0\.gguf"):
+        resolve("someone/tiny-GGUF")

@@ -1,6 +1,8 @@
 """GGUF files run as they are: packed, with the logits of their dequantized weights."""
 
 import json
+import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,7 +160,7 @@ def test_a_scale_of_mxfp4_that_is_no_number_is_found(packed: Any) -> None:
     content = bytearray(file.read_bytes())
     content[tensor.offset + 17] = 0xFF  # of the second block
     file.write_bytes(content)
-    with pytest.raises(DamagedModel, match=r"'layers\.1\.mlp\.experts\.3\.down_proj\.weight' hold a NaN"):
+    with pytest.raises(DamagedModel, match=r"'blk\.1\.ffn_down_exps\.weight' has a scale that is NaN"):
         make_engine(file)
 
 
@@ -210,6 +212,7 @@ def test_a_key_that_must_be_there_is_named(llama: Path, key: str) -> None:
         ("llama.attention.head_count", "six", DamagedModel, "head_count"),
         ("llama.rope.freq_base", -1.0, DamagedModel, "freq_base"),
         ("llama.rope.scaling.type", "dynamic", UnsupportedModel, "'dynamic' is not supported"),
+        ("llama.rope.dimension_count", 4, UnsupportedModel, "a part of each head"),
         ("llama.embedding_length", 64, DamagedModel, "shape"),
     ],
 )
@@ -235,8 +238,14 @@ def test_a_gemma_4_that_nobody_published_is_refused(tmp_path: Path, key: str, va
         make_engine(rewritten(tmp_path, changed={key: value}))
 
 
+def test_more_heads_than_values_are_no_heads(llama: Path) -> None:
+    more = {"llama.attention.head_count": 100}
+    with pytest.raises(DamagedModel, match="100 heads in 48 values"):
+        make_engine(rewritten(llama, without=("attention.key_length",), changed=more))
+
+
 def test_a_vocabulary_alone_cannot_be_run() -> None:
-    with pytest.raises(DamagedModel, match="vocabulary alone"):
+    with pytest.raises(UnsupportedModel, match="a vocabulary and no weights"):
         read_header(shared("llama3.2-bpe/vocab.gguf"))
 
 
@@ -258,7 +267,7 @@ def test_a_weight_that_is_no_number_is_found(tmp_path: Path, kind: Kind) -> None
     content = bytearray(file.read_bytes())
     content[tensor.offset : tensor.offset + 4] = b"\xff\xff\xff\xff"
     file.write_bytes(content)
-    with pytest.raises(DamagedModel, match=r"layers\.1\.mlp\.up_proj\.weight' is NaN or infinite"):
+    with pytest.raises(DamagedModel, match=r"blk\.1\.ffn_up\.weight' is NaN or infinite"):
         make_engine(file)
 
 
@@ -299,3 +308,16 @@ def test_a_packed_file_holds_no_more_memory_than_it_has_bytes() -> None:
     with localllm.load(shared("gguf/model-q4_k_m.gguf")) as llm:
         assert llm.weight_bytes < 1.6e6
         assert llm.generate([1, 2, 3], SamplingParams(max_tokens=3)).token_ids
+
+
+def test_a_closed_model_lets_go_of_its_file_and_its_memory(tmp_path: Path) -> None:
+    file = Path(shutil.copy(shared("gguf/model-q4_k_m.gguf"), tmp_path))
+    llm = localllm.load(file)
+    assert llm.generate([1, 2, 3], SamplingParams(max_tokens=3)).token_ids
+    model = weakref.ref(llm.worker.engine.runner.model)
+    assert str(file) in Path("/proc/self/maps").read_text()
+    llm.close()
+    assert model() is None
+    assert str(file) not in Path("/proc/self/maps").read_text()
+    with pytest.raises(LocalLLMError, match="closed"):
+        llm.logits([1, 2])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.arch.families import describe
+from localllm.arch.describe import describe
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
 from localllm.runtime.load import reordered
@@ -62,6 +62,7 @@ def test_old_lfm2_configs_name_the_layers_that_attend() -> None:
         "vocab_size": 8,
         "hidden_size": 12,
         "num_attention_heads": 2,
+        "num_key_value_heads": 2,
         "num_hidden_layers": 3,
         "intermediate_size": 24,
     }

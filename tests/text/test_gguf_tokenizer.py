@@ -257,6 +257,7 @@ def test_a_byte_that_cannot_be_written_is_unknown_or_refused_but_never_left_out(
     tokenizer = Tokenizer.from_gguf(byte_level(), FILE)
     assert tokenizer.vocab_size == 97
     assert tokenizer.decode(tokenizer.encode("ab c")) == "ab c"
+    assert tokenizer.decode([*tokenizer.encode("ab"), 97, 98]) == "ab"  # which are no tokens
     with pytest.raises(UsageError, match="cannot write"):
         tokenizer.encode("aé")
     with pytest.raises(UsageError, match="cannot write"):

@@ -398,6 +398,43 @@ def test_an_argument_that_a_template_does_not_read_is_refused(data: Path, templa
     assert refusal(qwen, enable_thinking=False) == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize(
+    ("source", "is_read"),
+    [
+        ("{% set depth = depth or 1 %}{{ depth }}", True),
+        ("{% if not depth %}{% set depth = 1 %}{% endif %}{{ depth }}", True),
+        ("{% set depth = depth | default(1) %}", True),
+        ("{% set depth = 1 %}{{ depth }}", False),
+        ("{% if a %}{% set depth = 1 %}{% endif %}{% if depth %}{% set depth = 2 %}{% endif %}", False),
+        ("{% for depth in (1, 2) %}{{ depth }}{% endfor %}", False),
+    ],
+)
+def test_a_name_that_a_template_sets_is_an_argument_where_it_is_read_before(
+    template_of: Any, source: str, is_read: bool
+):
+    template = template_of(source)
+    if is_read:
+        assert template.arguments({"depth": 3}) == {"depth": 3}
+    else:
+        with pytest.raises(UsageError, match="does not read depth"):
+            template.arguments({"depth": 3})
+
+
+def test_tools_that_a_template_does_not_read_are_refused(data: Path, template_of: Any):
+    template = template_of((data / "templates/google-gemma-2-2b-it.jinja").read_text())
+    with pytest.raises(UsageError, match="does not read tools; describe them in the system prompt"):
+        template.arguments({}, with_tools=True)
+    assert template.arguments({}) == {}
+    own = template_of((data / "templates/ibm-granite-granite-4.0.jinja").read_text())
+    assert own.arguments({}, with_tools=True) == {}
+
+
+@pytest.mark.parametrize("name", [3, True, ["default"], {"default": ""}])
+def test_a_name_of_a_template_is_text(template_of: Any, name: Any):
+    with pytest.raises(UsageError, match="only templates for default; name one"):
+        template_of("x").render([], arguments={"chat_template": name})
+
+
 def test_the_process_is_replaced_when_it_dies_and_when_it_was_closed(template_of: Any):
     template = template_of("x")
     template.warm_up()

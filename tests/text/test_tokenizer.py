@@ -197,6 +197,13 @@ def test_chat_templates_are_found_in_all_their_places(model: Path):
     assert Tokenizer.from_folder(model).chat_templates == {"default": "three", "tool_use": "four"}
 
 
+@pytest.mark.parametrize(("content", "why"), [(b"\xff", "is not UTF-8"), (b" " * 2**21, "is larger than any")])
+def test_a_file_that_is_no_chat_template_is_damage(model: Path, content: bytes, why: str):
+    (model / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(DamagedModel, match=why):
+        Tokenizer.from_folder(model)
+
+
 @pytest.mark.parametrize("entry", [[{"name": "default"}], 3, [3], [{"name": "default", "template": 3}]])
 def test_a_chat_template_of_unknown_form_is_damage(model: Path, entry: object):
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))

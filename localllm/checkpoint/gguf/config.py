@@ -8,6 +8,7 @@ from collections.abc import Callable
 from localllm.checkpoint.gguf import hybrids
 from localllm.checkpoint.gguf.fields import GGUFFields
 from localllm.checkpoint.gguf.header import GGUFHeader
+from localllm.checkpoint.gguf.names import PAIRS_SIDE_BY_SIDE
 from localllm.checkpoint.gguf.parts import (
     Config,
     attention,
@@ -34,7 +35,13 @@ def to_config(header: GGUFHeader) -> Config:
             f"the GGUF architecture {gguf.architecture!r} is not supported",
             f"these are: {', '.join(sorted(ARCHITECTURES))}",
         )
-    return common(gguf) | ARCHITECTURES[gguf.architecture](gguf)
+    found = common(gguf) | ARCHITECTURES[gguf.architecture](gguf)
+    if gguf.architecture in PAIRS_SIDE_BY_SIDE and "partial_rotary_factor" in found["rope_parameters"]:
+        # Their converter reorders whole heads, llama.cpp turns the first values: the two do not fit together.
+        raise UnsupportedModel(
+            f"a rope of a part of each head is not supported in {gguf.architecture} files", "fetch another edition"
+        )
+    return found
 
 
 def llama(gguf: GGUFFields) -> Config:

@@ -105,11 +105,12 @@ def deepseek2(gguf: GGUFFields) -> Config:
     router: Config = {"architectures": ["DeepseekV3ForCausalLM"]}
     # Early files do not say which router; a correction of the choice came with the sigmoid.
     corrected = any(name.endswith(".exp_probs_b.bias") for name in gguf.header.tensors)
-    if gguf.count("expert_gating_func", SIGMOID if corrected else SOFTMAX) != SIGMOID:
+    softmax = gguf.count("expert_gating_func", SIGMOID if corrected else SOFTMAX) != SIGMOID
+    if gguf.number("attention.temperature_scale", None) or (softmax and gguf.flag("expert_weights_norm", False)):
+        raise UnsupportedModel("Mistral Large 3 is not supported", "use a DeepSeek or GLM model")
+    if softmax:
         limited = gguf.size("expert_group_count", 1) > 1
         method = "group_limited_greedy" if limited else "greedy"
-        if gguf.flag("expert_weights_norm", False) or gguf.number("attention.temperature_scale", None):
-            raise UnsupportedModel("Mistral Large 3 is not supported", "use a DeepSeek or GLM model")
         router = {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
     ropes = rope(gguf)
     ropes.pop("partial_rotary_factor", None)

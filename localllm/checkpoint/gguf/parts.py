@@ -18,10 +18,12 @@ MOST_LAYERS = 10_000
 
 def common(gguf: GGUFFields) -> Config:
     embedding = gguf.header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise DamagedModel(
-            f"{gguf.header.files[0]} holds no token embedding", "a file with a vocabulary alone cannot be run"
+    if not gguf.header.tensors:
+        raise UnsupportedModel(
+            f"{gguf.header.files[0]} holds a vocabulary and no weights", "`localllm template` alone can use it"
         )
+    if embedding is None or len(embedding.shape) != 2:
+        raise DamagedModel(f"{gguf.header.files[0]} holds no token embedding", "fetch the model again")
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": gguf.size("embedding_length"),
@@ -60,9 +62,11 @@ def layer_count(gguf: GGUFFields) -> int:
 
 
 def head_size(gguf: GGUFFields) -> int:
-    return gguf.size("attention.key_length", None) or gguf.size("embedding_length") // gguf.size(
-        "attention.head_count"
-    )
+    width, heads = gguf.size("embedding_length"), gguf.size("attention.head_count")
+    size = gguf.size("attention.key_length", width // heads)
+    if not size:
+        raise DamagedModel(f"{gguf.header.files[0]} has {heads} heads in {width} values", "fetch the model again")
+    return size
 
 
 def rope(gguf: GGUFFields) -> Config:

@@ -36,11 +36,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     x: [T, heads, head_dim]; cos, sin: [T, 1, d/2] float32. Pairs are (i, i + d/2), or neighbours if interleaved.
     """
     width = 2 * cos.shape[-1]
-    turning = x[..., :width].float()
+    whole = width == x.shape[-1]
+    turning = (x if whole else x[..., :width]).float()
     a, b = turning.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turning.chunk(2, -1)
     turned = (a * cos - b * sin, b * cos + a * sin)
     joined = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)
-    return joined if width == x.shape[-1] else torch.cat((joined, x[..., width:]), -1)
+    return joined if whole else torch.cat((joined, x[..., width:]), -1)
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:

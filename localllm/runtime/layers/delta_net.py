@@ -1,5 +1,7 @@
 """A gated delta net layer (Qwen3-Next, Qwen3.5): recurrent, with a state whose size does not grow."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,12 +21,14 @@ class DeltaNet:
         hidden, values = model.hidden_size, c.value_heads * c.value_dim
         shares = c.value_heads // c.key_heads
         if source.has_matrix("in_proj_qkvz"):
-            order = by_kind(c.key_heads, [c.key_dim, c.key_dim, shares * c.value_dim, shares * c.value_dim])
+            order = partial(
+                by_kind, c.key_heads, [c.key_dim, c.key_dim, shares * c.value_dim, shares * c.value_dim]
+            )
             self.qkvz = Linear.load(source, {"in_proj_qkvz": c.channels + values}, hidden, False, order)
         else:
             self.qkvz = Linear.load(source, {"in_proj_qkv": c.channels, "in_proj_z": values}, hidden, False)
         if source.has_matrix("in_proj_ba"):
-            order = by_kind(c.key_heads, [shares, shares])
+            order = partial(by_kind, c.key_heads, [shares, shares])
             self.ba = Linear.load(source, {"in_proj_ba": 2 * c.value_heads}, hidden, False, order)
         else:
             self.ba = Linear.load(source, {"in_proj_b": c.value_heads, "in_proj_a": c.value_heads}, hidden, False)

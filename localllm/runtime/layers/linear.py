@@ -1,5 +1,7 @@
 """A matrix with an optional bias."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,12 @@ class Linear:
 
     @classmethod
     def load(
-        cls, source: Source, names: dict[str, int], columns: int, bias: bool, order: Tensor | None = None
+        cls,
+        source: Source,
+        names: dict[str, int],
+        columns: int,
+        bias: bool,
+        order: Callable[[], Tensor] | None = None,
     ) -> "Linear":
         """One matrix of the named ones (name -> rows), stacked by rows. `order`: as in `Source.matrices`."""
         weights = source.matrices(names, columns, order)

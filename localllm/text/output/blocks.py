@@ -56,7 +56,9 @@ class Block:
         self._begun = not form.first
         self._in_quotes = False
         escapes = ("\\\\", '\\"') if form.quote == '"' else ()
-        self._markers = Markers((form.end, form.quote, *escapes) if form.end else ())
+        # Where strings have no quotes, the beginning of a block may stand in one.
+        again = form.begin if form.quote else ()
+        self._markers = Markers((form.end, form.quote, *escapes, *again) if form.end else ())
         self.calls, self.raw = [], ""
 
     def push(self, text: str) -> str | None:
@@ -71,6 +73,9 @@ class Block:
             if marker == self._form.end and not self._in_quotes and self._may_end():
                 self._read(marker)
                 return self._unread
+            if marker in self._form.begin and not self._in_quotes:
+                self._read("")  # its end was forgotten, or it was no call: the next one may be
+                return marker + self._unread
             if marker == self._form.quote:
                 self._in_quotes = not self._in_quotes
             self._append(marker)

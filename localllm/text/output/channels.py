@@ -37,11 +37,12 @@ class ChannelFormat:
 
 class ChannelRouter:
     """A `Router`. Reasoning is what goes to the channel `analysis` or to the model itself; a message to a function
-    is a call; everything else is content, as is text that is no message. A header that was cut off says nothing.
+    is a call, if there are any functions; everything else is content, as is text that is no message. A header that
+    was cut off says nothing.
     """
 
     def __init__(self, form: ChannelFormat, schemas: Mapping[str, Any]):
-        """`schemas` as in `Reader`. The prompt has begun the first header."""
+        """`schemas` as in `Reader`, empty without functions. The prompt has begun the first header."""
         self._form = form
         self._schemas = schemas
         self._markers = Markers(form.markers)
@@ -96,7 +97,8 @@ class ChannelRouter:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         receiver = recipient[1] if recipient else ""
         thinks = receiver == "self" or (channel is not None and channel[1] == "analysis")
-        self._function = "" if receiver in TO_NO_FUNCTION else receiver.removeprefix("functions.")
+        is_call = bool(self._schemas) and receiver not in TO_NO_FUNCTION
+        self._function = receiver.removeprefix("functions.") if is_call else ""
         self._kind = Kind.REASONING if thinks else Kind.CONTENT
         self._header = None
 

@@ -1,6 +1,7 @@
 """Reads a whole text from left to right: literals, what stands between them, JSON. Knows no model's format."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -16,8 +17,13 @@ def _refuse(constant: str) -> NoReturn:
     raise Malformed(f"{constant} is no JSON")
 
 
+def _finite(number: str) -> float:
+    """What is too large for a float would be written again as Infinity."""
+    return value if math.isfinite(value := float(number)) else _refuse(number)
+
+
 # Models write line ends into strings as they are.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse)
+_DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_refuse)
 
 
 class Reader:

@@ -9,6 +9,8 @@ from localllm.text.output.blocks import Block, ToolFormat
 from localllm.text.output.delta import Delta
 from localllm.text.output.markers import Markers
 
+MOST_SPACE = 16  # characters; models put one or two line ends beside markup
+
 
 @dataclass(frozen=True)
 class Reasoning:
@@ -20,7 +22,7 @@ class Reasoning:
     """Thoughts may come after content, too: their markup is control tokens, so no text looks like it."""
 
     silent: tuple[str, ...] = ()
-    """Markup around the content that says nothing more."""
+    """Markup around the content that says nothing more; where it is no control tokens, only after thoughts."""
 
     inside: tuple[str, ...] = ()
     """Control tokens that `begin` is made of, where it is more than one."""
@@ -31,7 +33,9 @@ class Reasoning:
 
 
 class TaggedRouter:
-    """A `Router`. White space beside markup belongs to it, so it is held back until what follows is known."""
+    """A `Router`. White space beside markup belongs to it, so it is held back until what follows is known, but no
+    more than MOST_SPACE: a model that says line ends for ever is to be heard, by stop strings too.
+    """
 
     def __init__(
         self, reasoning: Reasoning | None, tools: ToolFormat | None, schemas: Mapping[str, Any], *, thinking: bool
@@ -42,6 +46,7 @@ class TaggedRouter:
         self._schemas = schemas
         self._kind = Kind.REASONING if thinking else Kind.CONTENT
         self._said = False  # content has begun
+        self._thought = thinking
         self._after_markup = thinking
         self._space = ""  # at the end of what was said
         self._unread = ""
@@ -95,12 +100,19 @@ class TaggedRouter:
     def _meet(self, marker: str, deltas: list[Delta]) -> None:
         if self._tools and marker in self._tools.begin:
             self._block = Block(self._tools, marker, self._schemas)
-        elif self._reasoning and marker == self._reasoning.begin and self._said and not self._reasoning.anywhere:
+        elif self._reasoning and self._is_text(marker, self._reasoning):
             self._say(marker, deltas)
         else:
             if self._reasoning and marker not in self._reasoning.silent:
                 self._kind = Kind.REASONING if self._kind is Kind.CONTENT else Kind.CONTENT
+                self._thought = True
             self._forget_space()
+
+    def _is_text(self, marker: str, reasoning: Reasoning) -> bool:
+        """Is this where the markup of thoughts is not expected, and anybody may have written it?"""
+        if reasoning.anywhere:
+            return False
+        return (marker == reasoning.begin and self._said) or (marker in reasoning.silent and not self._thought)
 
     def _read_block(self, block: Block, deltas: list[Delta]) -> bool:
         rest = block.push(self._unread)
@@ -129,7 +141,9 @@ class TaggedRouter:
         self._after_markup = False
         text = self._space + text
         said = text.rstrip()
-        if self._kind is Kind.CONTENT and (self._said or said):
+        if len(text) - len(said) > MOST_SPACE:
+            said = text[:-MOST_SPACE]
+        if self._kind is Kind.CONTENT and (self._said or said.strip()):
             self._said = True
             if not self._more_markup:
                 said, self._in_content = text, Markers(())

@@ -35,6 +35,8 @@ CALLS = [
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}}', [A1]),
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "}</tool_call>\\""}}</tool_call>',
      [("f", {"a": '}</tool_call>"'})]),
+    (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "<tool_call>{"}}</tool_call>',
+     [("f", {"a": "<tool_call>{"})]),
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "two\nlines"}}</tool_call>',
      [("f", {"a": "two\nlines"})]),
     (formats.QWEN_MARKUP, "<tool_call>\n<function=weather>\n</function>\n</tool_call>", [("weather", {})]),
@@ -87,6 +89,7 @@ MALFORMED = [
     (formats.HERMES, "Write <tool_call> before it. </tool_call> ends it."),
     (formats.HERMES, '<tool_call>{"name": "f", "argum'),
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
+    (formats.HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
     (formats.HERMES, '<tool_call>{"name": "f", "arguments": [1]}</tool_call> so'),
     (formats.HERMES, '<tool_call>{"name": "two words", "arguments": {}}</tool_call>'),
     (formats.HERMES, '<tool_call>{"name": 3}</tool_call>'),
@@ -104,6 +107,7 @@ MALFORMED = [
     (formats.MISTRAL, "[TOOL_CALLS]f[ARGS]{"),
     (formats.PYTHONIC, "<|tool_call_start|>[f(a=b)]<|tool_call_end|>"),
     (formats.PYTHONIC, "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
+    (formats.PYTHONIC, "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>"),
     (formats.PYTHONIC, "<|tool_call_start|>[f(a=__import__('os'))]<|tool_call_end|>"),
     (formats.PYTHONIC, "<|tool_call_start|>[f(a=" + "[" * 100_000 + "]<|tool_call_end|>"),
     (formats.GEMMA, "<|tool_call>call:f{a}<tool_call|>"),
@@ -123,6 +127,17 @@ def test_what_is_no_call_is_content_to_the_character(form: Any, text: str):
             assert joined(route(tagged(form), [space, *pieces, space])) == ("", space + text + space, [])
 
 
+def test_a_block_without_its_end_does_not_swallow_the_next():
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}'
+    for text, said, calls in (
+        (f"{call}\n{call}</tool_call>", "", [A1, A1]),
+        (f'Write <tool_call>{{"name": ... {call}</tool_call>', 'Write <tool_call>{"name": ... ', [A1]),
+    ):
+        for pieces in cuts(text):
+            reasoning, content, found = joined(route(tagged(formats.HERMES), pieces))
+            assert (reasoning, content.rstrip(), found) == ("", said.rstrip(), calls)
+
+
 def test_text_that_is_clearly_no_call_is_not_held_back():
     router = tagged(formats.HERMES)
     said = [delta.text for delta in router.push("Use <tool_call> for that, as")]
@@ -138,6 +153,14 @@ def test_only_what_may_be_markup_or_stand_beside_it_is_held_back():
     plain = tagged(None)  # once content has begun, nothing can come but content
     given = [[delta.text for delta in plain.push(piece)] for piece in (" ", "a\n", "\n<think", ">")]
     assert given == [[], [" a\n"], ["\n<think"], [">"]]
+
+
+def test_white_space_without_end_is_not_held_back():
+    router = tagged(formats.HERMES)
+    said = "".join(delta.text for _ in range(100) for delta in router.push("\n"))
+    assert 80 <= len(said) < 100
+    said += "".join(delta.text for delta in router.finish())
+    assert said == "\n" * 100
 
 
 def test_half_a_surrogate_pair_stays_an_escape():
@@ -190,6 +213,9 @@ def test_markup_around_the_answer_says_nothing():
     text = "<think>a</think><response>b</response>"
     for pieces in cuts(text):
         assert joined(route(granite.router("", ()), pieces)) == ("a", "b", [])
+    asked_for = "Here: <response>\n<a/> </response> as XML"
+    for pieces in cuts(asked_for):
+        assert joined(route(granite.router("", ()), pieces)) == ("", asked_for, [])
 
 
 CHANNEL_TEXTS = [
@@ -217,6 +243,14 @@ CHANNEL_TEXTS = [
 def test_channels(text: str, said: tuple[str, str, list[Any]]):
     for pieces in cuts(text):
         assert joined(route(harmony(), pieces)) == said
+
+
+def test_without_functions_a_message_to_one_is_content():
+    text = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    thought = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>"
+    for pieces in cuts(text):
+        assert joined(route(OutputFormat(channels=formats.HARMONY).router("", ()), pieces)) == ("", '{"a": 1}', [])
+    assert joined(route(OutputFormat(channels=formats.HARMONY).router("", ()), [thought])) == ("1 + 1", "", [])
 
 
 def test_typed_parameters():
@@ -252,7 +286,22 @@ def test_tools_of_any_shape_make_a_router(tools: list[Any]):
     assert joined(route(OutputFormat(tools=formats.GLM).router("", tools), ["Hi"])) == ("", "Hi", [])
 
 
-WORDS = ["<", "<think>", "</think>", " ", "\n", "a", "{", "}", '"', "\\", "é", "function=f>", '{"name": "f"}']
+WORDS = [
+    "<",
+    "<think>",
+    "</think>",
+    " ",
+    "\n",
+    "\n" * 11,
+    "a",
+    "{",
+    "}",
+    '"',
+    "\\",
+    "é",
+    "function=f>",
+    '{"name": "f"}',
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.signs[-1])
@@ -267,7 +316,7 @@ def test_any_cut_of_any_text_gives_the_same_pieces_joined(row: Any, drawn: st.Da
 
     def router() -> Router:
         if row in formats.CHANNELS:
-            return ChannelRouter(row.form, {})
+            return ChannelRouter(row.form, {"f": {}})
         return tagged(row.form)
 
     whole = joined(route(router(), [text]))

@@ -1,0 +1,116 @@
+"""Llama and its kin: one norm before each half of a layer."""
+
+from dataclasses import replace
+
+from localllm.arch.config import (
+    LongScaling,
+    ModelConfig,
+    QueryGrowth,
+)
+from localllm.arch.families.registry import family
+from localllm.arch.families.shared import alternating, qwen3_mixer, windows
+from localllm.arch.fields import Fields
+from localllm.arch.parts import (
+    attention,
+    check_kinds,
+    decoder,
+    layer_count,
+    layer_types,
+    mlp,
+)
+from localllm.errors import DamagedModel
+
+
+@family("LlamaForCausalLM")
+def llama(hf: Fields) -> ModelConfig:
+    bias = hf.flag("attention_bias")
+    mixer = attention(hf, qkv_bias=bias, out_bias=bias)
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf, bias=hf.flag("mlp_bias")))
+
+
+@family(
+    "MistralForCausalLM",
+    num_key_value_heads=8,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=131072,
+    sliding_window=4096,
+)
+def mistral(hf: Fields) -> ModelConfig:
+    mixer = attention(hf, window=hf.size("sliding_window", None))
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf))
+
+
+@family("MinistralForCausalLM", num_key_value_heads=8)
+def ministral(hf: Fields) -> ModelConfig:
+    return decoder(hf, alternating(hf, every=layer_count(hf) + 1), mlp(hf))
+
+
+@family("Ministral3ForCausalLM", num_key_value_heads=8)
+def ministral3(hf: Fields) -> ModelConfig:
+    ropes = hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+    if not ropes.values:
+        raise DamagedModel("config.json lacks rope_parameters", "fetch the model again")
+    beta = ropes.number("llama_4_scaling_beta", None)
+    growth = QueryGrowth(beta, ropes.size("original_max_position_embeddings")) if beta else None
+    mixer = attention(hf, window=hf.size("sliding_window", None), query_growth=growth)
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf))
+
+
+@family("Qwen2ForCausalLM", max_window_layers=28)
+def qwen2(hf: Fields) -> ModelConfig:
+    return decoder(hf, [attention(hf, window=window, qkv_bias=True) for window in windows(hf)], mlp(hf))
+
+
+@family("Qwen3ForCausalLM", max_window_layers=28)
+def qwen3(hf: Fields) -> ModelConfig:
+    return decoder(hf, [replace(qwen3_mixer(hf), window=window) for window in windows(hf)], mlp(hf))
+
+
+@family("Phi3ForCausalLM")
+def phi3(hf: Fields) -> ModelConfig:
+    mixer = attention(hf, window=hf.size("sliding_window", None))
+    long = mixer.rope.scaling if mixer.rope else None
+    usual = long.original_context if isinstance(long, LongScaling) else None
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf), default_context=usual)
+
+
+@family(
+    "SmolLM3ForCausalLM",
+    tie_word_embeddings=True,
+    no_rope_layer_interval=4,
+    num_key_value_heads=4,
+    rope_theta=2e6,
+)
+def smollm3(hf: Fields) -> ModelConfig:
+    every = hf.size("no_rope_layer_interval")
+    turns = hf.flags("no_rope_layers") or [(i + 1) % every != 0 for i in range(layer_count(hf))]
+    check_kinds(hf, "no_rope_layers", turns, (True, False))
+    windowed = hf.flag("use_sliding_window") and hf.has("sliding_window")
+    kinds = layer_types(hf) or [
+        "sliding_attention" if windowed and not turn else "full_attention" for turn in turns
+    ]
+    bias = hf.flag("attention_bias")
+    with_rope = attention(hf, qkv_bias=bias, out_bias=bias)
+    mixers = [
+        replace(
+            with_rope,
+            window=hf.size("sliding_window") if kind == "sliding_attention" else None,
+            rope=with_rope.rope if turn else None,
+        )
+        for turn, kind in zip(turns, kinds, strict=True)
+    ]
+    return decoder(hf, mixers, mlp(hf, bias=hf.flag("mlp_bias")))
+
+
+@family("GraniteForCausalLM", embedding_multiplier=1.0, logits_scaling=1.0, residual_multiplier=1.0)
+def granite(hf: Fields) -> ModelConfig:
+    bias = hf.flag("attention_bias")
+    mixer = attention(hf, qkv_bias=bias, out_bias=bias, scale=hf.number("attention_multiplier", 1.0))
+    return decoder(
+        hf,
+        [mixer] * layer_count(hf),
+        mlp(hf, bias=hf.flag("mlp_bias")),
+        residual_scale=hf.number("residual_multiplier"),
+        embedding_scale=hf.number("embedding_multiplier"),
+        logit_scale=1 / hf.number("logits_scaling"),
+    )

@@ -1,0 +1,35 @@
+"""Which function describes a checkpoint, by the class that its `config.json` names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.arch.config import ModelConfig
+from localllm.arch.fields import Fields
+from localllm.arch.layout import Layout
+
+Describe = Callable[[Fields], ModelConfig]
+
+
+@dataclass(frozen=True)
+class Family:
+    """`defaults`: what this family's config.json may leave out, as its `transformers` class has it."""
+
+    describe: Describe
+    layout: Layout | Callable[[Fields], Layout]
+    defaults: Mapping[str, Any]
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def family(
+    *architectures: str,
+    layout: Layout | Callable[[Fields], Layout] | None = None,
+    **defaults: Any,
+) -> Callable[[Describe], Describe]:
+    def register(describe: Describe) -> Describe:
+        FAMILIES.update(dict.fromkeys(architectures, Family(describe, layout or Layout(), defaults)))
+        return describe
+
+    return register
