@@ -167,7 +167,7 @@ def gemma4(gguf: GGUFFields) -> Config:
 
 def gemma4_kv_heads(gguf: GGUFFields, types: list[str]) -> Config:
     heads = gguf.sizes("attention.head_count_kv", len(types))
-    of_kind = {kind: {h for h, other in zip(heads, types, strict=True) if other == kind} for kind in types}
+    of_kind = {kind: {h for h, other in zip(heads, types, strict=True) if other == kind} for kind in set(types)}
     if any(len(found) > 1 for found in of_kind.values()):
         raise UnsupportedModel("layers of one kind differ in key-value heads", "use one of the published models")
     full = of_kind.get("full_attention", {heads[0]})
