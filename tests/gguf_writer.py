@@ -16,7 +16,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.gguf_gemma4 import gemma4_keys, gemma4_tensors
 from tests.gguf_hybrids import hybrid_keys, hybrid_tensors
+from tests.gguf_latent import latent_keys, latent_tensors
 
 Kind = gguf.GGMLQuantizationType
 
@@ -31,6 +33,10 @@ ARCHITECTURES = {
     "Glm4Moe": "GLM4_MOE",
     "Gemma2": "GEMMA2",
     "Gemma3": "GEMMA3",
+    "Gemma4": "GEMMA4",
+    "DeepseekV2": "DEEPSEEK2",
+    "DeepseekV3": "DEEPSEEK2",
+    "Glm4MoeLite": "DEEPSEEK2",
     "Phi3": "PHI3",
     "GptOss": "GPT_OSS",
     "SmolLM3": "SMOLLM3",
@@ -60,6 +66,7 @@ KEYS = {  # config.json: key, after the architecture
     "num_experts": "expert_count",
     "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "top_k_experts": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "n_shared_experts": "expert_shared_count",
     "n_group": "expert_group_count",
@@ -74,7 +81,7 @@ KEYS = {  # config.json: key, after the architecture
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
 }
-WITH_WINDOWS = ("GEMMA2", "GEMMA3", "GPT_OSS", "COHERE2", "PHI3", "OLMO2")
+WITH_WINDOWS = ("GEMMA2", "GEMMA3", "GEMMA4", "GPT_OSS", "COHERE2", "PHI3", "OLMO2")
 PAIRS_SIDE_BY_SIDE = ("LLAMA", "MISTRAL3", "SMOLLM3", "GRANITE")
 
 
@@ -168,6 +175,10 @@ def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
             "rope.scaling.yarn_beta_slow": ropes.get("beta_slow"),
             "attention.temperature_scale": ropes.get("llama_4_scaling_beta"),
         }
+    if architecture == "DEEPSEEK2":
+        keys |= latent_keys(config)
+    if architecture == "GEMMA4":
+        keys |= gemma4_keys(config)
     return keys
 
 
@@ -175,6 +186,10 @@ def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, A
     """The tensors as the converter stores them, by names that the package's table knows."""
     if architecture in HYBRIDS:
         tensors = hybrid_tensors(tensors, architecture, config)
+    if architecture == "DEEPSEEK2":
+        tensors = latent_tensors(tensors, config)
+    if architecture == "GEMMA4":
+        tensors = gemma4_tensors(tensors, config)
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -182,7 +197,7 @@ def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, A
             tensor = side_by_side(tensor, config["num_attention_heads"])
         if architecture in PAIRS_SIDE_BY_SIDE and ".k_proj." in name:
             tensor = side_by_side(tensor, config["num_key_value_heads"])
-        if architecture.startswith("GEMMA") and name.endswith("norm.weight"):
+        if architecture in ("GEMMA2", "GEMMA3") and name.endswith("norm.weight"):
             tensor = tensor + 1
         if architecture == "GPT_OSS":
             found |= gpt_oss(name, tensor)

@@ -6,6 +6,7 @@ gpt-oss's MXFP4: `X.blocks` uint8 [out, in / 32, 16], `X.scales` uint8 [out, in 
 """
 
 import torch
+from torch import Tensor
 
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.errors import DamagedModel
@@ -31,6 +32,8 @@ def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str)
     rows = rows.view(torch.uint8)
     for scales in gguf.row_scales(rows, form):
         check_finite(weights.spelled(f"{name}.weight"), scales)
+    if form == "mxfp4_gguf":
+        check_exponents(weights.spelled(f"{name}.weight"), gguf.row_exponents(rows))
     return QuantizedTensor(form, shape, {gguf.PART: rows})
 
 
@@ -40,9 +43,14 @@ def take_mxfp4(weights: Weights, name: str, shape: tuple[int, int]) -> Quantized
     rows, groups = shape[0], -(-shape[1] // mxfp4.GROUP)
     blocks = weights.take(f"{name}.blocks", (rows, groups, mxfp4.GROUP // 2), dtypes=("U8",))
     scales = weights.take(f"{name}.scales", (rows, groups), dtypes=("U8",))
-    if (scales == mxfp4.NAN).any():
-        raise DamagedModel(f"the scales of {weights.prefix}{name} hold a NaN", "fetch the model again")
+    check_exponents(weights.spelled(f"{name}.scales"), scales)
     return QuantizedTensor(mxfp4.FORMAT, shape, {"q": blocks, "scale": scales})
+
+
+def check_exponents(name: str, exponents: Tensor) -> None:
+    """MXFP4 has no infinite scale, and one that is NaN."""
+    if (exponents == mxfp4.NAN).any():
+        raise DamagedModel(f"the tensor {name!r} has a scale that is NaN", "fetch the model again")
 
 
 def take_int8(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:

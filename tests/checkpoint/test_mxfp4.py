@@ -56,5 +56,5 @@ def test_a_scale_that_means_nan_is_refused(published: tuple[Path, Any]) -> None:
     tensors = load_file(file)
     tensors["model.layers.1.mlp.experts.down_proj_scales"][2, 3, 1] = 255
     save_file(tensors, file)
-    with pytest.raises(DamagedModel, match=r"experts\.2\.down_proj.* NaN"):
+    with pytest.raises(DamagedModel, match=r"experts\.down_proj_scales' has a scale that is NaN"):
         make_engine(published[0])

@@ -295,12 +295,20 @@ NOT_IN_GGUF = {
     "Qwen3, tied, biases, some windows",
     "Qwen3-MoE, some dense",
     "Qwen3-Next, some dense",
-    # Not proven yet: the writer of the tests does not know them.
-    *(name for name in FAMILIES if name.startswith(("DeepSeek", "GLM-4.7", "Gemma 4"))),
 }
+ONE_GROUP = {"n_group": 1, "topk_group": 1}
 OTHERWISE_IN_GGUF: dict[str, dict[str, Any]] = {
+    "DeepSeek-V3": {"rope_interleave": True, "scoring_func": "sigmoid"},
+    "DeepSeek-V3, YaRN, whole queries, biases": {
+        "attention_bias": False,
+        "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7, "original_max_position_embeddings": 16},
+    },
+    "DeepSeek-V2": {"norm_topk_prob": False, "scoring_func": "softmax"},
+    "DeepSeek-V2-Lite": {"norm_topk_prob": False, **ONE_GROUP},
+    "GLM-4.7-Flash": {"mlp_layer_types": ["dense", "sparse", "sparse"], "first_k_dense_replace": 1},
     "Gemma 2": {"query_pre_attn_scalar": 10},  # always the size of a head, but in the largest models
     "Gemma 3": {"query_pre_attn_scalar": 10},
+    "Gemma 4, like E2B": {"attention_bias": False},
     "LFM2": {"conv_bias": False},
     "LFM2-MoE": {"routed_scaling_factor": 1.0},
     "SmolLM3": {"no_rope_layers": [1, 1, 1, 0, 1], "num_hidden_layers": 5},

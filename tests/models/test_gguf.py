@@ -21,7 +21,7 @@ from localllm.llm import weight_bytes
 from localllm.quant.tensor import QuantizedTensor
 from localllm.request import SamplingParams
 from tests.gguf_writer import Kind, write_gguf
-from tests.models.families import FAMILIES
+from tests.models.families import FAMILIES, OTHERWISE_IN_GGUF
 from tests.models.proofs import difference, token_ids
 from tests.shared import shared
 from tests.tiny import CPU, make_checkpoint, make_engine
@@ -45,6 +45,7 @@ NAMES = {  # of a Llama's tensors: GGUF, transformers
     "ffn_down": "mlp.down_proj",
 }
 LARGE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "moe_intermediate_size": 64}
+LARGE_LATENT = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4}
 
 
 def reference(file: Path) -> Any:
@@ -107,13 +108,13 @@ def test_weights_stay_packed() -> None:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Kind], tuple[Path, Path]]:
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
     """A family as GGUF in a format, and once more with the numbers that those blocks stand for."""
 
-    def make(family: str, kind: Kind) -> tuple[Path, Path]:
+    def make(family: str, kind: Kind, **sizes: int) -> tuple[Path, Path]:
         folder = tmp_path_factory.mktemp("packed")
         name, changes = FAMILIES[family]
-        make_checkpoint(folder, name, **{**changes, **LARGE})
+        make_checkpoint(folder, name, **{**changes, **OTHERWISE_IN_GGUF.get(family, {}), **LARGE, **sizes})
         write_gguf(folder, folder / "packed.gguf", kind)
         write_gguf(folder, folder / "plain.gguf", kind, dequantized=True)
         return folder / "packed.gguf", folder / "plain.gguf"
@@ -130,11 +131,37 @@ def test_packed_weights_of_a_family_stand_for_their_numbers(packed: Any, family:
     assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes", "tensor"),
+    [
+        ("DeepSeek-V2-Lite", LARGE_LATENT, "layers.1.self_attn.k_b_proj.weight"),
+        ("Gemma 4, like E2B", {"hidden_size_per_layer_input": 32}, "embed_tokens_per_layer.weight"),
+    ],
+)
+def test_packed_latents_and_tables_stand_for_their_numbers(
+    packed: Any, family: str, sizes: dict[str, int], tensor: str
+) -> None:
+    compact, plain = packed(family, Kind.Q8_0, **sizes)
+    ids = token_ids(40)
+    assert read_header(compact).tensors[tensor].dtype == "Q8_0"
+    assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
+
+
 def test_experts_in_mxfp4(packed: Any) -> None:
     compact, plain = packed("gpt-oss", Kind.MXFP4)
     ids = token_ids(40)
     assert "MXFP4_GGUF" in {tensor.dtype for tensor in read_header(compact).tensors.values()}
     assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
+
+
+def test_a_scale_of_mxfp4_that_is_no_number_is_found(packed: Any) -> None:
+    file, _ = packed("gpt-oss", Kind.MXFP4)
+    tensor = read_header(file).tensors["layers.1.mlp.experts.3.down_proj.weight"]
+    content = bytearray(file.read_bytes())
+    content[tensor.offset + 17] = 0xFF  # of the second block
+    file.write_bytes(content)
+    with pytest.raises(DamagedModel, match=r"'blk\.1\.ffn_down_exps\.weight' has a scale that is NaN"):
+        make_engine(file)
 
 
 def test_bfloat16_reads_the_same_blocks(packed: Any) -> None:
@@ -194,6 +221,21 @@ def test_a_key_that_makes_no_sense(
 ) -> None:
     with pytest.raises(kind, match=words):
         make_engine(rewritten(llama, changed={key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("rope_freqs.weight", torch.tensor([1.0, 1.0, 2.0, *[1e30] * 5]), "other ropes"),
+        ("gemma4.rope.dimension_count_swa", 4, "other ropes"),
+        ("gemma4.attention.head_count_kv", [2, 1, 1, 2, 2, 1], "differ in key-value heads"),
+    ],
+)
+def test_a_gemma_4_that_nobody_published_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    kind, changes = FAMILIES["Gemma 4, like 31B"]
+    make_checkpoint(tmp_path, kind, **changes)
+    with pytest.raises(UnsupportedModel, match=words):
+        make_engine(rewritten(tmp_path, changed={key: value}))
 
 
 def test_more_heads_than_values_are_no_heads(llama: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.errors import DamagedModel
+from localllm.errors import DamagedModel, UnsupportedModel
+from tests.gguf_writer import write_gguf
 from tests.models.families import LATENT
 from tests.tiny import make_checkpoint, make_engine
 
@@ -54,3 +55,42 @@ def test_up_projections_may_be_stored_apart(folder: Path) -> None:
     expected = make_engine(folder).logits([5, 6, 7])
     rewrite(folder, split)
     torch.testing.assert_close(make_engine(folder).logits([5, 6, 7]), expected)
+
+
+def test_gguf_files_of_before_the_split_have_one_up_projection(folder: Path) -> None:
+    """As llama.cpp's converter wrote them until April 2025."""
+    tensors = load_file(folder / "model.safetensors")
+    file = folder / "old.gguf"
+    write_gguf(
+        folder,
+        file,
+        without=[
+            "attention.key_length_mla",
+            "attention.value_length_mla",
+            *(f"blk.{i}.attn_{kind}_b.weight" for i in range(3) for kind in "kv"),
+        ],
+        changed={
+            "deepseek2.attention.head_count_kv": 6,
+            "deepseek2.attention.key_length": LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"],
+            "deepseek2.attention.value_length": LATENT["v_head_dim"],
+            **{
+                f"blk.{i}.attn_kv_b.weight": tensors[f"model.layers.{i}.self_attn.kv_b_proj.weight"]
+                for i in range(3)
+            },
+        },
+    )
+    expected = make_engine(folder).logits([5, 6, 7])
+    torch.testing.assert_close(make_engine(file).logits([5, 6, 7]), expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("expert_count", 0, "without experts"),
+        ("expert_gating_func", 1, "Mistral Large 3"),  # with weights that sum to one
+    ],
+)
+def test_other_models_of_the_gguf_architecture_are_refused(folder: Path, key: str, value: int, words: str) -> None:
+    write_gguf(folder, folder / "other.gguf", changed={f"deepseek2.{key}": value})
+    with pytest.raises(UnsupportedModel, match=words):
+        make_engine(folder / "other.gguf")

@@ -10,12 +10,14 @@ from localllm.checkpoint.gguf.parts import (
     layer_count,
     layer_types,
     rope,
+    rope_by_kind,
     routed_and_shared,
 )
 from localllm.errors import DamagedModel, UnsupportedModel
 
 TILED = {"linear_value_heads_tiled": True}  # as llama.cpp's broadcasting wants it
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+UNTURNED = 1e29  # a divisor of a frequency from which on nothing turns
 
 
 def qwen3next(gguf: GGUFFields) -> Config:
@@ -93,6 +95,8 @@ def lfm2moe(gguf: GGUFFields) -> Config:
 
 def deepseek2(gguf: GGUFFields) -> Config:
     """Latent attention. The converter calls it attention with one key-value head; those sizes are not used."""
+    if not gguf.count("expert_count", 0):
+        raise UnsupportedModel("latent attention without experts is not supported", "use a DeepSeek or GLM model")
     turned = gguf.size("rope.dimension_count")
     # Files of before the split of attn_kv_b have the sizes of whole heads under the plain keys.
     key = gguf.size("attention.key_length_mla", None) or gguf.size("attention.key_length")
@@ -101,7 +105,10 @@ def deepseek2(gguf: GGUFFields) -> Config:
     router: Config = {"architectures": ["DeepseekV3ForCausalLM"]}
     # Early files do not say which router; a correction of the choice came with the sigmoid.
     corrected = any(name.endswith(".exp_probs_b.bias") for name in gguf.header.tensors)
-    if gguf.count("expert_gating_func", SIGMOID if corrected else SOFTMAX) != SIGMOID:
+    softmax = gguf.count("expert_gating_func", SIGMOID if corrected else SOFTMAX) != SIGMOID
+    if gguf.number("attention.temperature_scale", None) or (softmax and gguf.flag("expert_weights_norm", False)):
+        raise UnsupportedModel("Mistral Large 3 is not supported", "use a DeepSeek or GLM model")
+    if softmax:
         limited = gguf.size("expert_group_count", 1) > 1
         method = "group_limited_greedy" if limited else "greedy"
         router = {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": method}
@@ -126,44 +133,57 @@ def deepseek2(gguf: GGUFFields) -> Config:
 
 
 def gemma4(gguf: GGUFFields) -> Config:
-    """Full layers have heads of another size; divisors of 1 and 1e30 turn a share of their pairs."""
+    """Full layers have heads of another size. The last layers may have no keys and values of their own."""
     layers = layer_count(gguf)
     types = layer_types(gguf, 6)
-    kv_heads = gguf.sizes("attention.head_count_kv", layers)
     widths = gguf.sizes("feed_forward_length", layers)
-    divisors = gguf.factors("rope_freqs.weight") or []
-    share = sum(d == 1.0 for d in divisors) / len(divisors) if divisors else 1.0
-    theta = gguf.number("rope.freq_base", 10000.0)
-    full = {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": share}
-    sliding = {"rope_type": "default", "rope_theta": gguf.number("rope.freq_base_swa", 10000.0)}
-    per_kind = {kind: {h for h, t in zip(kv_heads, types, strict=True) if t == kind} for kind in set(types)}
-    if any(len(found) > 1 for found in per_kind.values()):
-        raise UnsupportedModel("layers of one kind differ in key-value heads", "use one of the published models")
-    slide_heads = next(iter(per_kind.get("sliding_attention", per_kind.get("full_attention", {1}))))
-    mixed = bool(gguf.count("expert_count", 0))
+    shared = gguf.count("attention.shared_kv_layers", 0)
+    own_full = [i for i, kind in enumerate(types[: max(layers - shared, 0)]) if kind == "full_attention"]
+    table = gguf.header.tensors.get("per_layer_token_embd.weight")
     found: Config = {
         "architectures": ["Gemma4ForCausalLM"],
         "layer_types": types,
         "head_dim": gguf.size("attention.key_length_swa"),
         "global_head_dim": head_size(gguf),
-        "num_key_value_heads": slide_heads,
-        "num_global_key_value_heads": next(iter(per_kind.get("full_attention", {slide_heads}))),
+        **gemma4_kv_heads(gguf, types),
         "intermediate_size": widths[0],
         "use_double_wide_mlp": widths[-1] == 2 * widths[0],
-        "num_kv_shared_layers": gguf.count("attention.shared_kv_layers", 0),
+        "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": gguf.count("embedding_length_per_layer_input", 0),
-        "vocab_size_per_layer_input": gguf.header.tensors["token_embd.weight"].shape[0],
-        "attention_k_eq_v": not all(
-            gguf.has(f"blk.{i}.attn_v.weight") for i, t in enumerate(types) if t == "full_attention"
-        ),
+        "vocab_size_per_layer_input": table.shape[0] if table else None,
+        "attention_k_eq_v": not all(gguf.has(f"blk.{i}.attn_v.weight") for i in own_full),
         "sliding_window": gguf.size("attention.sliding_window"),
+        # llama.cpp takes 30 for a missing key; its converter leaves it out where config.json has none.
         "final_logit_softcapping": gguf.number("final_logit_softcapping", None),
         "rms_norm_eps": gguf.number("attention.layer_norm_rms_epsilon"),
         "attention_bias": False,
-        "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
-        "enable_moe_block": mixed,
+        "rope_parameters": gemma4_ropes(gguf),
     }
-    if mixed:
-        found |= experts(gguf)
+    if gguf.count("expert_count", 0):
+        found |= experts(gguf) | {"enable_moe_block": True}
         found["top_k_experts"] = found.pop("num_experts_per_tok")
     return found
+
+
+def gemma4_kv_heads(gguf: GGUFFields, types: list[str]) -> Config:
+    heads = gguf.sizes("attention.head_count_kv", len(types))
+    of_kind = {kind: {h for h, other in zip(heads, types, strict=True) if other == kind} for kind in set(types)}
+    if any(len(found) > 1 for found in of_kind.values()):
+        raise UnsupportedModel("layers of one kind differ in key-value heads", "use one of the published models")
+    full = of_kind.get("full_attention", {heads[0]})
+    sliding = of_kind.get("sliding_attention", full)
+    return {"num_key_value_heads": min(sliding), "num_global_key_value_heads": min(full)}
+
+
+def gemma4_ropes(gguf: GGUFFields) -> Config:
+    """Full layers turn the first pairs alone: those have a divisor of 1, the others one of 1e30."""
+    divisors, size = gguf.factors("rope_freqs.weight") or [1.0], gguf.size("attention.key_length_swa")
+    turned = divisors.count(1.0)
+    if (
+        any(divisor < UNTURNED for divisor in divisors[turned:])
+        or gguf.size("rope.dimension_count_swa", size) != size
+    ):
+        raise UnsupportedModel("Gemma 4 with other ropes is not supported", "use one of the published models")
+    share = {"rope_type": "proportional", "partial_rotary_factor": turned / len(divisors)}
+    ropes = rope_by_kind(gguf, 10000.0)
+    return ropes | {"full_attention": {"rope_theta": ropes["full_attention"]["rope_theta"], **share}}

@@ -49,6 +49,11 @@ def row_scales(rows: Tensor, form: str) -> list[Tensor]:
     return [blocks[:, at : at + 2].view(torch.float16) for at in SCALES.get(form, ())]
 
 
+def row_exponents(rows: Tensor) -> Tensor:
+    """The scales of MXFP4, uint8 [blocks], as a view."""
+    return rows.reshape(-1, BY_NAME["mxfp4_gguf"].block_bytes)[:, 0]
+
+
 def half(blocks: Tensor, at: int) -> Tensor:
     """The float16 at a byte of each block, as float32 [n, 1]."""
     return blocks[:, at : at + 2].view(torch.float16).float()
