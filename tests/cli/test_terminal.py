@@ -222,7 +222,7 @@ def test_no_word_of_a_file_or_of_an_error_moves_the_cursor(terminal, model):
     one.raw_until("default␛[31m\r\n")
     assert one.leave() == 0
     one = terminal("show", "./no\x1b[31m\x9b1m")
-    one.raw_until("error: there is no folder ./no␛[31m\ufffd1m; ")
+    one.raw_until("error: there is no folder or file ./no␛[31m\ufffd1m; ")
     assert one.leave() == 8
 
 
