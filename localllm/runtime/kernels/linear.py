@@ -13,6 +13,7 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf, int8
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kernels.threads import in_parts
 
 ROWS_WORTH_DEQUANTIZING = 192  # 128 rows: 27 ms packed, 35 ms dequantized; 256 rows: 54 and 44 (4096 x 4096)
 VECTOR = 16  # elements
@@ -60,9 +61,13 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
     rows, count = weight.parts[gguf.PART], weight.shape[0]
     tile = max(1, TILE_ELEMENTS // weight.shape[1])
     y = x.new_empty(*x.shape[:-1], count)
-    for begin in range(0, count, tile):
-        w = gguf.dequantize_rows(rows[begin : begin + tile], weight.format, x.dtype)
-        y[..., begin : begin + tile] = F.linear(x, w)
+
+    def some(part: int, parts: int) -> None:
+        for begin in range(part * tile, count, parts * tile):
+            w = gguf.dequantize_rows(rows[begin : begin + tile], weight.format, x.dtype)
+            y[..., begin : begin + tile] = F.linear(x, w)
+
+    in_parts(some)
     return y if bias is None else y + bias
 
 

@@ -1,0 +1,32 @@
+"""Work that is cut into parts, one a core, each part in one thread.
+
+For many small operations: torch's own threads meet after each of them, which takes as long as the operation. They
+let go of the interpreter's lock, so Python threads run beside each other.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+
+@functools.cache
+def pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "localllm-part", initializer=torch.set_num_threads, initargs=(1,))
+
+
+def in_parts(work: Callable[[int, int], None]) -> None:
+    """Calls `work(part, parts)` for each of as many parts as the calling thread may use threads."""
+    parts = torch.get_num_threads()
+    if parts == 1:
+        work(0, 1)
+        return
+
+    def run(part: int) -> None:
+        with torch.inference_mode():  # a setting of each thread
+            work(part, parts)
+
+    for done in [pool().submit(run, part) for part in range(parts)]:
+        done.result()
