@@ -284,7 +284,7 @@ class LLM:
             if self.template is None:
                 raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
             messages = [checked(message) for message in cast(ListLike[Message], prompt)]
-            arguments = self.template.arguments(template_arguments or {}, with_tools=tools is not None)
+            arguments = self.template.arguments(template_arguments or {}, with_tools=bool(tools))
             chat = self.template.render(messages, tools=tools, arguments=arguments)
             return self.tokenizer.encode_chat(chat)
         return token_ids_of(prompt)

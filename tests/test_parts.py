@@ -136,6 +136,13 @@ def test_content_that_was_held_for_a_stop_string_comes_before_the_call(load: Loa
     assert "".join(e.text for e in load(CALLING).stream(QUESTION, **prompt) if e.kind is Kind.CONTENT) == "I call"
 
 
+def test_an_empty_list_of_tools_asks_nothing_of_a_template(load: Load) -> None:
+    silent = CHATML.replace("{% if tools %}{{ tools[0].function.name }}{% endif %}", "")
+    assert load(THINKING, template=silent).chat(QUESTION, tools=[]).text == "Yes, it is"
+    with pytest.raises(UsageError, match="does not read tools"):
+        load(THINKING, template=silent).chat(QUESTION, tools=TOOLS)
+
+
 def test_arguments_that_the_template_does_not_read_are_refused(load: Load) -> None:
     with pytest.raises(UsageError, match="does not read enable_thinkin;"):
         load(THINKING).chat(QUESTION, template_arguments={"enable_thinkin": True})
