@@ -1,4 +1,4 @@
-"""JSON files of strangers: bounded, an object, and no key twice."""
+"""Files of strangers: JSON that is bounded, an object, and has no key twice; and what is no file of weights."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from localllm.errors import DamagedModel
 # Where a folder has a tokenizer. The first that is there counts: tokenizer.json alone says every step, and where
 # Mistral gives both others, tokenizer.model is the one it has left behind.
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
+LFS_POINTER = b"version https://git-lfs"
 JSON_LIMIT = 64 * 2**20  # bytes; the largest real one, an index, has a few megabytes
 
 
@@ -41,3 +42,12 @@ def parse_json(content: bytes, file: Path) -> dict[str, Any]:
 
 def damaged(file: Path, why: str) -> DamagedModel:
     return DamagedModel(f"{file} is damaged: {why}", "fetch the model again")
+
+
+def refuse_pointer(file: Path, begin: bytes) -> None:
+    """Raises DamagedModel where a file of weights begins as what Git LFS leaves in its place.
+
+    begin: its first 8 bytes or more.
+    """
+    if len(begin) >= 8 and begin.startswith(LFS_POINTER[: len(begin)]):
+        raise damaged(file, "it is a Git LFS pointer, not the weights (`git lfs pull` gets them)")

@@ -94,10 +94,14 @@ def sparse_after_dense(hf: Fields, experts: MoEConfig) -> list[MLPConfig | MoECo
     return [mlp(hf) if kind == "dense" else experts for kind in kinds]
 
 
+def rope_fields(hf: Fields) -> Fields:
+    """`rope_parameters` (transformers 5), or what was `rope_scaling` before; empty if neither is there."""
+    return hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+
+
 def rope(hf: Fields, head_dim: int, *, kind: str | None = None, interleaved: bool = False) -> RopeConfig:
-    """From `rope_parameters` (transformers 5; by kind of layer if it has several), else `rope_theta` and
-    `rope_scaling`."""
-    fields = hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+    """From `rope_fields`, by kind of layer if there are several, and `rope_theta` beside them."""
+    fields = rope_fields(hf)
     if kind is not None and fields.has(kind):
         fields = fields.part(kind)
     theta = fields.number("rope_theta", hf.number("rope_theta", 10000.0))
@@ -209,8 +213,7 @@ def latent(hf: Fields) -> LatentConfig:
     """DeepSeek's. With YaRN the scores grow as the magnitude of both q and k would have made them."""
     nope, turning = hf.size("qk_nope_head_dim"), hf.size("qk_rope_head_dim")
     turn = rope(hf, turning, interleaved=hf.flag("rope_interleave"))
-    fields = hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
-    all_dim = fields.number("mscale_all_dim", None)
+    all_dim = rope_fields(hf).number("mscale_all_dim", None)
     scale = (nope + turning) ** -0.5
     if all_dim and isinstance(turn.scaling, YarnScaling):
         scale *= yarn_magnitude(turn.scaling.factor, all_dim) ** 2

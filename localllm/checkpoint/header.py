@@ -18,12 +18,11 @@ from localllm.checkpoint.gguf.config import sampling, to_config
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.checkpoint.gguf.names import canonical, canonical_shape, rotary_heads
 from localllm.errors import ModelNotFound, UnsupportedModel
-from localllm.files import damaged, parse_json, read_json
+from localllm.files import damaged, parse_json, read_json, refuse_pointer
 from localllm.hub.folder import weight_files
 from localllm.hub.gguf import is_gguf
 from localllm.quant.formats.gguf_types import BY_NAME
 
-LFS_POINTER = b"version https://git-lfs"
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
 MOST_TENSORS = 2**18  # experts one by one; the largest real model, 384 experts in 61 layers, has 140,000
 STACKED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<matrix>\w+_proj)\.(?P<kind>\w+)")
@@ -173,8 +172,7 @@ def read_tensors(file: Path) -> dict[str, TensorHeader]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         begin = stream.read(8)
-        if begin == LFS_POINTER[:8]:
-            raise damaged(file, "it is a Git LFS pointer, not the weights (`git lfs pull` gets them)")
+        refuse_pointer(file, begin)
         length = int.from_bytes(begin, "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
             raise damaged(file, f"its header should be {length} bytes long and the file has {size}")

@@ -60,10 +60,9 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     if last.finish_reason == FinishReason.LENGTH:
         tokens = sum(len(event.token_ids) for event in events)
         limit, remedy = what_cut(llm, params, tokens)
-        asked_for = params.max_tokens is not None and tokens >= params.max_tokens
         if show.fail_on_length:
             raise StoppedByLength(f"the answer was cut by {limit}", remedy)
-        if show.verbose or out.terminal or not asked_for:
+        if show.verbose or out.terminal or not cut_as_asked(params, tokens):
             io.note(f"note: the answer was cut by {limit}; {remedy}")
 
 
@@ -89,9 +88,14 @@ class Parts:
         self.out.finish()
 
 
+def cut_as_asked(params: SamplingParams, tokens: int) -> bool:
+    """Did max_tokens end an answer of this many tokens?"""
+    return params.max_tokens is not None and tokens >= params.max_tokens
+
+
 def what_cut(llm: Model, params: SamplingParams, tokens: int) -> tuple[str, str]:
     """The limit that ended an answer of this many tokens, and what to do about it."""
-    if params.max_tokens is not None and tokens >= params.max_tokens:
+    if cut_as_asked(params, tokens):
         return f"max_tokens ({params.max_tokens})", "raise max_tokens to let it go on"
     return f"the context ({llm.context} tokens)", "load the model with a larger --context if it has one"
 

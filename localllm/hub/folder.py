@@ -6,6 +6,7 @@ from localllm.errors import UnsupportedModel
 from localllm.files import TOKENIZER_FILES, damaged, read_json
 from localllm.hub.gguf import is_gguf, missing_part
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -30,7 +31,7 @@ def weight_files(folder: Path) -> list[str]:
     Raises UnsupportedModel where there are only pickled weights, DamagedModel for an index that names anything
     but safetensors files beside it.
     """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / SINGLE, folder / INDEX
     if index.is_file():
         return _indexed(index)
     pickles = [] if single.is_file() else sorted(p.name for p in folder.iterdir() if p.suffix in PICKLE_SUFFIXES)

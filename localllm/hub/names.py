@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
-from localllm.hub.folder import missing_files
+from localllm.hub.folder import INDEX, SINGLE, missing_files
 from localllm.hub.gguf import is_gguf, model_name, models_in
 from localllm.hub.store import cached_folder, cached_models
 
@@ -98,8 +98,7 @@ def _model_in(folder: Path) -> Path:
 
 def _has_safetensors(folder: Path) -> bool:
     """Repositories of GGUF files often hold the config.json of the model, too, but no other weights."""
-    weights = ("model.safetensors", "model.safetensors.index.json")
-    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in weights)
+    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in (SINGLE, INDEX))
 
 
 def _resolve_entry(entry: CatalogEntry) -> ModelRef:

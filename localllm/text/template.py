@@ -44,6 +44,7 @@ class ChatTemplate:
         self._said_by_model = Literals(frozenset(control_tokens))
         self._said_by_others = Literals(frozenset(control_tokens) | mentioned)
         self._sandbox = Sandbox()
+        self._names: dict[str, frozenset[str]] = {}  # by source
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
@@ -128,10 +129,7 @@ class ChatTemplate:
         # Not by the names that it reads from outside: some templates set `tools` themselves where it is missing.
         if with_tools and not re.search(r"\btools\b", source):
             raise UsageError("the chat template does not read tools", "describe them in the system prompt")
-        [(outcome, words)] = self._sandbox.ask(_to_json({"source": source}).encode()).items()
-        if outcome != "text":
-            raise self._fault(outcome, words)
-        known = set(words.split()) - _GIVEN
+        known = self._names_in(source)
         if unknown := sorted(given.keys() - known - _EVERYWHERE):
             names = ", ".join(sorted(known - self._special_tokens.keys())) or "none at all"
             raise UsageError(f"the chat template does not read {unknown[0]}", f"it reads {names}")
@@ -146,6 +144,15 @@ class ChatTemplate:
     def close(self) -> None:
         """End the process. A later `render` starts another."""
         self._sandbox.close()
+
+    def _names_in(self, source: str) -> frozenset[str]:
+        """The variables that a template reads from outside; the process is asked once."""
+        if source not in self._names:
+            [(outcome, words)] = self._sandbox.ask(_to_json({"source": source}).encode()).items()
+            if outcome != "text":
+                raise self._fault(outcome, words)
+            self._names[source] = frozenset(words.split()) - _GIVEN
+        return self._names[source]
 
     def _choose(self, name: Any, *, with_tools: bool) -> str:
         wanted = [name] if name is not None else ["tool_use", "default"] if with_tools else ["default"]

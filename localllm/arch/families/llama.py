@@ -17,6 +17,7 @@ from localllm.arch.parts import (
     layer_count,
     layer_types,
     mlp,
+    rope_fields,
 )
 from localllm.errors import DamagedModel
 
@@ -47,7 +48,7 @@ def ministral(hf: Fields) -> ModelConfig:
 
 @family("Ministral3ForCausalLM", num_key_value_heads=8)
 def ministral3(hf: Fields) -> ModelConfig:
-    ropes = hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+    ropes = rope_fields(hf)
     if not ropes.values:
         raise DamagedModel("config.json lacks rope_parameters", "fetch the model again")
     beta = ropes.number("llama_4_scaling_beta", None)

@@ -4,11 +4,11 @@ import math
 import struct
 from typing import Any
 
+from localllm.arch.fields import LARGEST
 from localllm.checkpoint.gguf.cursor import GGUFTensor
 from localllm.checkpoint.gguf.header import GGUFHeader
 from localllm.errors import DamagedModel
 
-LARGEST = 2**31  # no size of a model is larger; it also bounds the work that a number can cause
 MOST_FACTORS = 2**16  # of a rope table
 _REQUIRED: Any = object()
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from localllm.checkpoint.gguf.cursor import Cursor, GGUFTensor
 from localllm.errors import ModelNotFound, UnsupportedModel
-from localllm.files import damaged
-from localllm.hub.gguf import missing_part, parts
+from localllm.files import damaged, refuse_pointer
+from localllm.hub.gguf import MAGIC, missing_part, parts
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
 
@@ -75,8 +74,7 @@ def read_part(file: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     """Metadata and tensors of one file."""
     with file.open("rb") as stream:
         begin = stream.read(24)
-        if begin.startswith(b"version https://git-lfs"):
-            raise damaged(file, "it is a Git LFS pointer, not the weights (`git lfs pull` gets them)")
+        refuse_pointer(file, begin)
         if begin[:4] != MAGIC:
             raise damaged(file, f"it begins with {begin[:4]!r}, not with GGUF")
         if len(begin) < 24:

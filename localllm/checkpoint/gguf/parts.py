@@ -7,12 +7,11 @@ the shape of a tensor (tied head, biases, vocabulary) is read off the tensors.
 import math
 from typing import Any
 
+from localllm.arch.parts import MOST_LAYERS
 from localllm.checkpoint.gguf.fields import GGUFFields
 from localllm.errors import DamagedModel, UnsupportedModel
 
 Config = dict[str, Any]
-
-MOST_LAYERS = 10_000
 
 
 def common(gguf: GGUFFields) -> Config:

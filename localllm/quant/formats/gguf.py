@@ -23,9 +23,8 @@ SCALES = {  # where the float16 numbers of a block lie, in bytes
     **{"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)},
 }
 
-Unpack = Callable[
-    [Tensor], Tensor
-]  # blocks uint8 [n, bytes] -> float32 [n, ...]: the elements of a block in order
+# Blocks uint8 [n, bytes] -> float32 [n, ...]: the elements of a block in order.
+Unpack = Callable[[Tensor], Tensor]
 
 
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
