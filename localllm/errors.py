@@ -3,10 +3,13 @@
     LocalLLMError            exit 1   500   a fault of ours
     ├── UsageError           exit 2   400   an option or a request that makes no sense
     ├── DoesNotFit           exit 3   507   not enough memory for the weights or the context
+    ├── DiskFull             exit 3   507   not enough room on the disk for a download
     ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
     ├── ContextOverflow      exit 4   400   the prompt is longer than the context
     ├── StoppedByLength      exit 6   500   `--fail-on-length`, and the answer was cut by a limit
     ├── DamagedModel         exit 7   500   a model's file is truncated, inconsistent or holds NaN
+    ├── NetworkError         exit 7   502   the hub cannot be reached, or does not send what it announced
+    ├── AccessDenied         exit 8   403   the hub gives a model only to those who log in or accept its terms
     ├── ModelNotFound        exit 8   404   no model of that name
     └── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
 
@@ -35,6 +38,13 @@ class UsageError(LocalLLMError):
 
 class DoesNotFit(LocalLLMError):
     """Not enough memory for the weights or for the context asked for."""
+
+    exit_code = 3
+    http_status = 507
+
+
+class DiskFull(LocalLLMError):
+    """The disk has not enough room for what is to be written."""
 
     exit_code = 3
     http_status = 507
@@ -69,6 +79,20 @@ class DamagedModel(LocalLLMError):
     """A file of the model is truncated, contradicts another, or holds NaN or infinite weights."""
 
     exit_code = 7
+
+
+class NetworkError(LocalLLMError):
+    """The hub cannot be reached, breaks off again and again, or sends something else than it announced."""
+
+    exit_code = 7
+    http_status = 502
+
+
+class AccessDenied(LocalLLMError):
+    """The hub wants a login, or that its page of the model is visited and terms are accepted."""
+
+    exit_code = 8
+    http_status = 403
 
 
 class ModelNotFound(LocalLLMError):
