@@ -121,9 +121,11 @@ def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
     return 3 * hidden * c.intermediate_size + c.bias * (2 * c.intermediate_size + hidden)
 
 
-def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
-    """Keys and values of one token in all layers that attend."""
-    return sum(cached_values(layer.mixer) for layer in config.layers) * element_bytes
+def kv_bytes_per_token(config: ModelConfig, element_bytes: int, scale_bytes: int = 0) -> int:
+    """Keys and values of one token in all layers that attend. scale_bytes: of a scale for each vector of a head,
+    if they are quantized."""
+    mixers = [layer.mixer for layer in config.layers]
+    return sum(cached_values(c) * element_bytes + cached_vectors(c) * scale_bytes for c in mixers)
 
 
 def cached_values(c: Mixer) -> int:
@@ -135,6 +137,12 @@ def cached_values(c: Mixer) -> int:
             return c.kv_lora_rank + c.rope_dim
         case _:
             return 0  # it keeps a state instead
+
+
+def cached_vectors(c: Mixer) -> int:
+    """Of how many vectors those are: a key and a value of each head, or a latent and its key."""
+    heads = c.kv_heads if isinstance(c, AttentionConfig) else 1
+    return 2 * heads if cached_values(c) else 0
 
 
 def state_bytes(config: ModelConfig, element_bytes: int) -> int:

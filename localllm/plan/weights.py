@@ -15,6 +15,7 @@ from localllm.errors import UsageError
 from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
 
 QUANTS = ("int8", "int4")
+GGUF_BITS = {"q8_0": 8.5, "q4_k_m": 4.9}  # a weight of a matrix, on average; published Q4_K_M have 4.8 to 4.95
 GROUP = 128  # columns that share a scale in INT4
 SCALE_BYTES = 2
 EXACT_BYTES = 4  # norms, taps of convolutions, what decides between experts: float32, whatever the dtype
@@ -44,15 +45,18 @@ def weight_bytes(
 ) -> WeightBytes:
     """What the weights take in memory on a kind of device; with `quant`, what they would take quantized so.
 
-    Raises UsageError for a quantization that is not known, or of weights that are stored quantized.
+    quant: of QUANTS, or of GGUF_BITS for about what a published GGUF file of the model takes. Raises UsageError
+    for one that is not known, or for weights that are stored quantized.
     """
-    if quant is not None and quant not in QUANTS:
+    if quant is not None and quant not in (*QUANTS, *GGUF_BITS):
         raise UsageError(f"there is no quantization {quant!r}", f"name {' or '.join(QUANTS)}")
     if quant is not None and header.quantization:
         raise UsageError(f"these weights are stored as {header.quantization}", "leave out --quant")
 
     def size(name: str, tensor: TensorHeader) -> int:
-        if quant and multiplied(name, tensor, config) and not KEPT.fullmatch(name):
+        if quant in GGUF_BITS and len(tensor.shape) == 2:
+            return round(tensor.elements * GGUF_BITS[quant] / 8)
+        if quant in QUANTS and multiplied(name, tensor, config) and not KEPT.fullmatch(name):
             return quantized_bytes(tensor, quant if name.startswith("layers.") else INT8)
         return loaded_bytes(header, name, tensor, dtype, device)
 
