@@ -28,10 +28,10 @@ KEPT = re.compile(r".*\.(router|shared_gate|in_proj_(b|a|ba)|kv_b_proj|k_b_proj|
 Size = Callable[[str, TensorHeader], int]
 
 
-def stored_dtype(header: Header, device: str) -> str:
+def stored_dtype(header: Header, device: str, *, gguf: bool = False) -> str:
     """The dtype of most weights, as safetensors spells it. A GGUF file's are not in the one that the model was
-    trained in. device: `cpu` or `cuda`."""
-    if header.gguf is not None:
+    trained in. device: `cpu` or `cuda`; gguf: as if it were such a file."""
+    if gguf or header.gguf is not None:
         return "F32" if device == "cpu" else "BF16"
     sizes: dict[str, int] = {}
     for tensor in header.tensors.values():
