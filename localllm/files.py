@@ -5,7 +5,7 @@ Files of our own: written whole or not at all.
 import json
 import os
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from localllm.errors import DamagedModel
@@ -26,7 +26,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return parse_json(file.read_bytes(), file)
 
 
-def parse_json(content: bytes, file: Path) -> dict[str, Any]:
+def parse_json(content: bytes, file: PurePath) -> dict[str, Any]:
     """An object in which no key stands twice: what two readers understand differently is refused."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def write_whole(path: Path, text: str) -> None:
             raise
 
 
-def damaged(file: Path, why: str) -> DamagedModel:
+def damaged(file: PurePath, why: str) -> DamagedModel:
     return DamagedModel(f"{file} is damaged: {why}", "fetch the model again")
 
 
