@@ -1,7 +1,11 @@
-"""Files of strangers: JSON that is bounded, an object, and has no key twice; and what is no file of weights."""
+"""Files of strangers: JSON that is bounded, an object, and has no key twice; and what is no file of weights.
+Files of our own: written whole or not at all.
+"""
 
 import json
-from pathlib import Path
+import os
+import tempfile
+from pathlib import Path, PurePath
 from typing import Any
 
 from localllm.errors import DamagedModel
@@ -22,7 +26,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return parse_json(file.read_bytes(), file)
 
 
-def parse_json(content: bytes, file: Path) -> dict[str, Any]:
+def parse_json(content: bytes, file: PurePath) -> dict[str, Any]:
     """An object in which no key stands twice: what two readers understand differently is refused."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -40,7 +44,20 @@ def parse_json(content: bytes, file: Path) -> dict[str, Any]:
     return value
 
 
-def damaged(file: Path, why: str) -> DamagedModel:
+def write_whole(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never half of one. Makes the folder, for this user alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def damaged(file: PurePath, why: str) -> DamagedModel:
     return DamagedModel(f"{file} is damaged: {why}", "fetch the model again")
 
 

@@ -26,7 +26,7 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
-from localllm.hub.names import ModelRef, resolve
+from localllm.hub.resolve import ModelRef, resolve
 from localllm.metrics import Stopwatch
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate
 from localllm.plan.weights import stored_dtype, weight_bytes

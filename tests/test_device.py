@@ -1,10 +1,20 @@
 import math
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from localllm.device import container_bytes, free_bytes, peak_bytes, resolve_device, resolve_dtype
+from localllm.device import (
+    container_bytes,
+    container_memory,
+    device_name,
+    free_bytes,
+    peak_bytes,
+    resolve_device,
+    resolve_dtype,
+    usable_cores,
+)
 from localllm.errors import NoSuchDevice, UsageError
 
 CPU = torch.device("cpu")
@@ -47,3 +57,30 @@ def test_the_memory_limit_of_a_container_counts(tmp_path: Path) -> None:
     assert container_bytes(tmp_path) == 700
     (tmp_path / "memory.max").write_text("100\n")
     assert container_bytes(tmp_path) == 0
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("300\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("1000\n")  # the first version of control groups
+    assert container_memory(tmp_path) == (1000, 300)
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert container_memory(tmp_path) is None
+
+
+def test_the_cores_of_a_container_count(tmp_path: Path) -> None:
+    cores = usable_cores(tmp_path)
+    assert cores == len(os.sched_getaffinity(0))
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cores(tmp_path) == cores
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cores(tmp_path) == 1
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert usable_cores(tmp_path) == cores
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000\n")
+    assert usable_cores(tmp_path) == 1
+
+
+def test_a_processor_has_a_name() -> None:
+    assert device_name(CPU)
