@@ -9,7 +9,7 @@ import operator
 import secrets
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from pathlib import Path
 from types import TracebackType
@@ -27,11 +27,14 @@ from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve
-from localllm.metrics import Stopwatch
+from localllm.metrics import Metrics, Stopwatch
+from localllm.plan import measured, runs
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate
+from localllm.plan.runs import Run
 from localllm.plan.weights import stored_dtype, weight_bytes
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
+from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.load import Source
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
@@ -46,7 +49,6 @@ from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Stream, Worker
 
 SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
-SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than they help (docs/lab-log.md)
 PROMPT_TAIL = 16  # tokens at the end of a prompt, which tell whether it has begun the model's thoughts
 
 Prompt = str | ListLike[int] | ListLike[Message]
@@ -83,6 +85,8 @@ def load(
     tokenizer = read_tokenizer(header)
     weights = weight_bytes(header, config, dtype_name(kind), place.type)
     memory = allocate(ref.name, config, weights, dtype_name(kind), free_bytes(place), context)
+    threads = threads_for(weights.total, settings.threads)
+    setup = measured.setup(ref.name, header, kind, place, threads, weights.total)
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:
@@ -93,12 +97,11 @@ def load(
             runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows)
         pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows)
         engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
-        threads = settings.threads or (1 if weights.total < SMALL_MODEL_BYTES else torch.get_num_threads())
         worker = Worker(engine, tokenizer, threads)
         undo.pop_all()
     eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
     load_s = time.perf_counter() - start
-    return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, memory, load_s)
+    return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, memory, load_s, setup)
 
 
 def read_tokenizer(header: Header) -> Tokenizer:
@@ -121,6 +124,7 @@ class LLM:
         worker: Worker,
         memory: Memory,
         load_s: float,
+        setup: Run,
     ):
         self.name = ref.name
         self.path = ref.path
@@ -136,6 +140,7 @@ class LLM:
         self.dtype = dtype_name(worker.engine.runner.model.dtype)
         self.default_params = default_params
         self.eos_ids = eos_ids
+        self.setup = setup
         self.load_s = load_s
         self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
@@ -285,6 +290,12 @@ class LLM:
             return self.worker.call(lambda: engine.logits(ids)).clone()
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+
+    def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
+        """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why
+        it cannot be kept."""
+        if run := measured.ran(self.setup, self.config, self.memory.weights, metrics):
+            runs.record(home, run, note)
 
     def __enter__(self) -> "LLM":
         return self

@@ -156,14 +156,18 @@ def state_bytes(config: ModelConfig, element_bytes: int) -> int:
 
 
 def bytes_read(config: ModelConfig, weights: WeightBytes, step: Step, element_bytes: int) -> int:
-    """What a step has to read of weights, keys and values, and recurrent states, each once; `element_bytes` of the
-    cache. Rows of tables are so few that they do not count."""
+    """What a step has to read, each once: weights, but for the few rows of tables; keys and values; recurrent
+    states. element_bytes: of the cache."""
     head = weights.head if any(share.logits for share in step) else 0
     experts = weights.experts * touched_share(config, sum(share.tokens for share in step))
-    mixers = [layer.mixer for layer in config.layers]
-    cached = sum(numbers_seen(c) * seen(c, share) for c in mixers for share in step) * element_bytes
     states = state_bytes(config, element_bytes) * len(step)
-    return weights.layers + head + round(experts) + cached + states
+    return weights.layers + head + round(experts) + kv_bytes_read(config, step, element_bytes) + states
+
+
+def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int) -> int:
+    """Keys and values that a step's tokens see: of a window only that, and what layers share once for each."""
+    mixers = [layer.mixer for layer in config.layers]
+    return sum(numbers_seen(c) * seen(c, share) for c in mixers for share in step) * element_bytes
 
 
 def touched_share(config: ModelConfig, tokens: int) -> float:

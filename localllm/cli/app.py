@@ -12,6 +12,7 @@ import typer
 from localllm import __version__
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
+from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.run import run
 from localllm.cli.template import template
@@ -27,6 +28,7 @@ app.command()(run)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
+app.command()(plan)
 app.command()(template)
 
 

@@ -25,7 +25,9 @@ def pull(
     if not isinstance(repo, RepoName):
         raise UsageError(f"{model} is on this machine and not from the Hub", "name ORG/REPO")
     if as_json:
-        from localllm.cli.progress import Events  # with the Hub's library 0.1 s that other commands need not wait for
+        from localllm.cli.progress import (
+            Events,  # with the Hub's library 0.1 s that other commands need not wait for
+        )
         from localllm.hub import pull as hub
 
         events = Events()

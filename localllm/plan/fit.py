@@ -1,9 +1,9 @@
-"""Whether a model fits the memory of a device, as `load` would find: known from its header, before its weights are.
+"""Whether a model fits the memory of a device, as `load` would find: known from its header, before it is read.
 
 `pull` and `run` ask `check` before they begin.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -79,17 +79,18 @@ def check(header: Header, room: Room, wish: Wish, *, name: str, force: bool = Fa
     config = describe(header.config)
     found = fit(header, config, room, wish, name=name)
     if found.refusal and not force:
-        others = {quant: fit(header, config, room, replace(wish, quant=quant), name=name) for quant in GGUF_BITS}
-        raise DoesNotFit(found.refusal.message, remedy(found, {} if header.quantization else others))
+        quants = () if header.quantization else GGUF_BITS
+        others = [fit(header, config, room, replace(wish, quant=quant), name=name) for quant in quants]
+        raise DoesNotFit(found.refusal.message, remedy(found, others))
     return found
 
 
-def remedy(found: Fit, others: Mapping[str | None, Fit]) -> str:
+def remedy(found: Fit, others: Iterable[Fit]) -> str:
     """What would fit instead of what does not, the finest that can be had today first."""
     assert found.refusal
     if found.most_context and found.refusal.remedy:
         return found.refusal.remedy  # the weights fit: the context was too long, or the users too many
-    gguf = next((other for quant, other in others.items() if quant in GGUF_BITS and other.fits), None)
+    gguf = next((other for other in others if other.quant in GGUF_BITS and other.fits), None)
     if gguf and gguf.quant:
         size = gigabytes(gguf.weights.total)
         return f"a GGUF file of it in {gguf.quant.upper()} takes about {size} and fits"

@@ -1,11 +1,11 @@
 """What a model would take of a device, and how fast it would be there.
 
-A model that does not fit is planned all the same: the plan says so. Needs no torch for a device that is catalogued.
+A model that does not fit is planned all the same: the plan says so. No torch is needed for a catalogued device.
 """
 
 from dataclasses import dataclass, replace
 
-from localllm.arch.cost import kv_bytes_per_token, state_bytes
+from localllm.arch.cost import Share, kv_bytes_per_token, kv_bytes_read, state_bytes
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
@@ -34,6 +34,7 @@ class Expectation:
 
     bandwidth: float  # bytes/s
     flops: float
+    step_s: float  # seconds of each step beside reading and computing
     source: str
 
 
@@ -52,6 +53,7 @@ class Plan:
     kv_bytes_per_token: int
     kv_bytes_per_token_in_8_bits: int  # with a scale a vector; localllm does not do that yet
     kv_bytes_per_sequence: int  # with the whole context
+    kv_bytes_read: int  # of it by a step of one sequence: of a window only that
     state_bytes_per_sequence: int
     activation_bytes: int
     expected: Speed | None
@@ -81,7 +83,7 @@ class Plan:
     @property
     def remedy(self) -> str | None:
         """What would fit; None where it does."""
-        return remedy(self.fit, {c.fit.quant: c.fit for c in self.choices}) if self.fit.refusal else None
+        return remedy(self.fit, (choice.fit for choice in self.choices)) if self.fit.refusal else None
 
     @property
     def best(self) -> Choice | None:
@@ -125,6 +127,7 @@ def plan(
             context=found.context,
             prompt=prompt or found.context,
             users=wish.users,
+            step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
         )
 
     found = {wish.quant: fit(header, config, hardware, wish, name=name)}
@@ -155,6 +158,7 @@ def plan(
         kv_bytes_per_token=kv,
         kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, 1, SCALE_BYTES),
         kv_bytes_per_sequence=blocks_for(chosen.context) * BLOCK_SIZE * kv,
+        kv_bytes_read=kv_bytes_read(config, (Share(1, chosen.context),), element),
         state_bytes_per_sequence=state_bytes(config, element),
         activation_bytes=activations,
         expected=speed_of(chosen, expectation) if expectation else None,

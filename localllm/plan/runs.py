@@ -88,13 +88,25 @@ def positive(number: Any) -> bool:
     return isinstance(number, int | float) and number is not True and 0 < number < math.inf
 
 
-def typical(runs: list[Run], like: Run) -> tuple[float, float | None, int] | None:
-    """Bandwidth, prefill's operations a second (None where no run tells) and the number of runs, as medians: of the
-    same model's runs in the same setup, else of those alike; None where there are none."""
+@dataclass(frozen=True)
+class Typical:
+    """What several runs reached, as medians."""
+
+    bandwidth: float  # bytes/s of decoding
+    flops_per_s: float | None  # of prefill; None where no prompt was long enough to tell
+    count: int
+
+    @property
+    def answers(self) -> str:
+        return "one answer" if self.count == 1 else f"{self.count} answers"
+
+
+def typical(runs: list[Run], like: Run) -> Typical | None:
+    """Of the same model's runs in the same setup, else of those alike; None where there are none."""
     near = [run for run in runs if run.alike(like)]
     near = [run for run in near if run.model == like.model] or near
     if not near:
         return None
     computed = [run.flops_per_s for run in near if run.flops_per_s]
     rate = statistics.median(computed) if computed else None
-    return statistics.median(run.bandwidth for run in near), rate, len(near)
+    return Typical(statistics.median(run.bandwidth for run in near), rate, len(near))

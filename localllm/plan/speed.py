@@ -47,22 +47,26 @@ def speed(
     context: int,
     prompt: int,
     users: int = 1,
+    step_s: float = 0.0,
 ) -> Speed:
-    """context, prompt: in tokens; element_bytes: of the cache."""
+    """context, prompt: in tokens; element_bytes: of the cache; step_s: what each step takes besides."""
 
-    def times(step: Step) -> tuple[float, float]:
-        return (
-            bytes_read(config, weights, step, element_bytes) / rates.bandwidth,
-            flops(config, step) / rates.flops,
-        )
+    def reading(step: Step) -> float:
+        return bytes_read(config, weights, step, element_bytes) / rates.bandwidth
 
-    reading, computing = times((Share(1, context),) * users)
+    def computing(step: Step) -> float:
+        return flops(config, step) / rates.flops
+
+    def seconds(step: Step) -> float:
+        return max(reading(step), computing(step)) + step_s
+
+    together = (Share(1, context),) * users
     return Speed(
-        ttft_s=sum(max(times(step)) for step in prefill(prompt)),
-        first_tokens_per_s=1 / max(times((Share(1, 1),))),
-        tokens_per_s=1 / max(times((Share(1, context),))),
-        all_tokens_per_s=users / max(reading, computing),
-        bound="memory" if reading >= computing else "compute",
+        ttft_s=sum(map(seconds, prefill(prompt))),
+        first_tokens_per_s=1 / seconds((Share(1, 1),)),
+        tokens_per_s=1 / seconds((Share(1, context),)),
+        all_tokens_per_s=users / seconds(together),
+        bound="memory" if reading(together) >= computing(together) else "compute",
     )
 
 

@@ -11,7 +11,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
 from localllm.arch.layout import TABLE
 from localllm.checkpoint.header import Header, TensorHeader
-from localllm.errors import UsageError
+from localllm.errors import DamagedModel, UsageError
 from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
 
 QUANTS = ("int8", "int4")
@@ -116,3 +116,22 @@ def quantized_bytes(tensor: TensorHeader, quant: str) -> int:
     if quant == INT8:
         return rows * (columns + SCALE_BYTES)
     return rows * (-(-columns // 2) + -(-columns // GROUP) * SCALE_BYTES)
+
+
+def main_matrix(header: Header) -> TensorHeader:
+    """The matrix of the layers that stands for all: the largest in the format that most of their bytes are in.
+
+    Raises DamagedModel where the layers have no matrix.
+    """
+    matrices = [
+        tensor
+        for name, tensor in header.tensors.items()
+        if name.startswith("layers.") and len(tensor.shape) >= 2 and not name.endswith((".scales", "_scale"))
+    ]
+    sizes: dict[str, int] = {}
+    for tensor in matrices:
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+    if not sizes:
+        raise DamagedModel(f"{header.path} holds no matrix of a layer", "fetch the model again")
+    most = max(sizes, key=lambda form: sizes[form])
+    return max((tensor for tensor in matrices if tensor.dtype == most), key=lambda tensor: tensor.elements)
