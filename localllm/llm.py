@@ -28,7 +28,7 @@ from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtyp
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve
 from localllm.metrics import Metrics, Stopwatch
-from localllm.plan import measured, runs
+from localllm.plan import expected, runs
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate
 from localllm.plan.runs import Run
 from localllm.plan.weights import stored_dtype, weight_bytes
@@ -86,7 +86,7 @@ def load(
     weights = weight_bytes(header, config, dtype_name(kind), place.type)
     memory = allocate(ref.name, config, weights, dtype_name(kind), free_bytes(place), context)
     threads = threads_for(weights.total, settings.threads)
-    setup = measured.setup(ref.name, header, kind, place, threads, weights.total)
+    setup = expected.setup(ref.name, header, kind, place, threads, weights.total)
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:
@@ -294,7 +294,7 @@ class LLM:
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
         """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why
         it cannot be kept."""
-        if run := measured.ran(self.setup, self.config, self.memory.weights, metrics):
+        if run := expected.ran(self.setup, self.config, self.memory.weights, metrics):
             runs.record(home, run, note)
 
     def __enter__(self) -> "LLM":

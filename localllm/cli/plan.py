@@ -5,22 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.arch.cost import Share, bytes_read
-from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter, note, status
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hardware import Hardware, catalogued
+from localllm.hardware import catalogued
 from localllm.hub.resolve import resolve
-from localllm.plan.fit import Wish, fit
+from localllm.plan.expected import here
+from localllm.plan.fit import Wish
 from localllm.plan.memory import CACHED_CONTEXTS
-from localllm.plan.plan import Choice, Expectation, Plan
+from localllm.plan.plan import Choice, Plan
 from localllm.plan.plan import plan as make_plan
 from localllm.plan.speed import Speed
 from localllm.plan.weights import GGUF_BITS
-from localllm.quant.packing import ELEMENT_BYTES
 from localllm.settings import Settings
 
 NOT_YET = "localllm does not quantize yet; a published GGUF file of about these bytes runs today"
@@ -62,7 +60,7 @@ def plan(
         found = make_plan(header, catalogued(gpu), wish, name=name, prompt=prompt)
     else:
         with status(f"measuring this machine for {name}"):
-            hardware, expectation = _here(name, header, wish, device or settings.device, settings)
+            hardware, expectation = here(header, wish, device or "auto", settings, name=name, note=note)
         found = make_plan(header, hardware, wish, name=name, prompt=prompt, expectation=expectation)
     out.write((json.dumps(as_dict(found), indent=1) if as_json else text_of(found)) + "\n")
     if not found.fit.fits:
@@ -72,30 +70,6 @@ def plan(
 def _header(model: str) -> tuple[str, Header]:
     ref = resolve(model)
     return ref.name, read_header(ref.path)
-
-
-def _here(
-    name: str, header: Header, wish: Wish, device: str, settings: Settings
-) -> tuple[Hardware, Expectation | None]:
-    """This machine, and what it can be expected to reach with this model; None where that cannot be measured:
-    where the model does not fit, or in a quantization that does not run yet."""
-    from localllm.device import resolve_device, resolve_dtype
-    from localllm.plan import measured
-    from localllm.plan.weights import stored_dtype
-    from localllm.rates import this_machine
-    from localllm.runtime.kernels.threads import threads_for
-
-    place = resolve_device(device)
-    kind = resolve_dtype(wish.dtype, stored_dtype(header, place.type), place)
-    hardware = this_machine(str(place), str(kind).removeprefix("torch."), settings, note=note)
-    config = describe(header.config)
-    found = fit(header, config, hardware, wish, name=name)
-    if wish.quant or not found.fits:
-        return hardware, None
-    threads = threads_for(found.weights.total, settings.threads)
-    read = bytes_read(config, found.weights, (Share(1, found.context),), ELEMENT_BYTES[found.dtype])
-    like = measured.setup(name, header, kind, place, threads, read)
-    return hardware, measured.expectation(header, config, like, kind, place, settings.home, note)
 
 
 def text_of(plan: Plan) -> str:

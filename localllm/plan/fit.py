@@ -3,7 +3,7 @@
 `pull` and `run` ask `check` before they begin.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -107,10 +107,8 @@ def fit(header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: st
     def given(context: int | None) -> Memory:
         return allocate(name, config, weights, dtype, room.memory_bytes, context)
 
-    most = 0
+    most = most_context(given, config.max_context)
     try:
-        memory = given(None)
-        most = min(config.max_context, memory.affordable_blocks * BLOCK_SIZE)
         memory = given(wish.context)
         if wish.users > 1:
             memory = given(shared(memory, wish.users, wish.context))
@@ -118,6 +116,14 @@ def fit(header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: st
         context = wish.context or config.default_context or config.max_context
         return Fit(wish.quant, dtype, weights, None, refusal, context, most, 0)
     return Fit(wish.quant, dtype, weights, memory, None, memory.context, most, most_users(memory, memory.context))
+
+
+def most_context(given: Callable[[int | None], Memory], longest: int) -> int:
+    """Tokens that one sequence may have, `longest` if the model knows no more; 0 where the model does not fit."""
+    try:
+        return min(longest, given(None).affordable_blocks * BLOCK_SIZE)
+    except DoesNotFit:
+        return 0
 
 
 def shared(memory: Memory, users: int, asked: int | None) -> int:

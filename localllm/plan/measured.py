@@ -1,5 +1,5 @@
-"""Which rates this machine reaches with a model's own format of weights: from earlier answers, else measured in
-half a second on matrices of the size of its layers.
+"""Which rates this machine reaches with a model's own format of weights: measured in half a second on matrices of
+the size of its layers.
 
 A copy, or a product of plain matrices, says little of that: on the CPU blocks of GGUF are unpacked on the way.
 Imports torch inside functions, as `device.py` does.
@@ -9,21 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.arch.config import ModelConfig
-from localllm.arch.cost import Share, WeightBytes, bytes_read, flops
-from localllm.checkpoint.header import Header, TensorHeader
-from localllm.device import device_name, dtype_name
-from localllm.metrics import Metrics
-from localllm.plan import runs
-from localllm.plan.plan import Expectation
-from localllm.plan.speed import prefill
-from localllm.plan.weights import main_matrix
+from localllm.checkpoint.header import TensorHeader
+from localllm.device import dtype_name
 from localllm.quant.formats.gguf_types import BY_NAME
-from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
+from localllm.quant.packing import INT8, reads_packed
 
 if TYPE_CHECKING:
     import torch
@@ -39,27 +31,6 @@ FILLER = 0x3C  # every byte: no format makes NaN, infinity or a denormal number 
 # there are the head, attention and the cache beside the layers' matrices.
 DECODING, PREFILL = 0.8, 0.45
 CALLS = 25  # small operations that a layer takes as long as, beside its matrices: Llamas of 1 to 6 MB
-
-
-def expectation(
-    header: Header,
-    config: ModelConfig,
-    like: runs.Run,
-    dtype: torch.dtype,
-    device: torch.device,
-    home: Path,
-    note: Callable[[str], None],
-) -> Expectation:
-    """From this machine's answers where there are any like it, else from a measurement. like: what a run of the
-    model would be recorded as."""
-    known = runs.typical(runs.read(home / "runs.jsonl", note), like)
-    if known and known.flops_per_s:
-        return Expectation(known.bandwidth, known.flops_per_s, 0.0, f"{known.answers} of this machine")
-    measured = measure(main_matrix(header), dtype, device, like.threads)
-    if known:
-        return Expectation(known.bandwidth, measured.flops, 0.0, f"{known.answers} of this machine")
-    source = "measured on matrices of this model's format and size"
-    return Expectation(measured.bandwidth, measured.flops, measured.layer_s * len(config.layers), source)
 
 
 @dataclass(frozen=True)
@@ -141,29 +112,3 @@ def finish(device: torch.device) -> None:
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def setup(
-    name: str, header: Header, dtype: torch.dtype, device: torch.device, threads: int, bytes_per_token: float
-) -> runs.Run:
-    """A run of the model before it has been run: what others are compared with."""
-    form = main_matrix(header).dtype
-    return runs.Run(name, device_name(device), dtype_name(dtype), form, threads, 0, bytes_per_token, 1.0, None)
-
-
-def ran(before: runs.Run, config: ModelConfig, weights: WeightBytes, metrics: Metrics) -> runs.Run | None:
-    """What an answer reached, of a model that had been set up; None where it was too short to tell."""
-    if metrics.output_tokens < runs.LEAST_TOKENS:
-        return None
-    context, element = metrics.prompt_tokens + metrics.output_tokens, ELEMENT_BYTES[before.dtype]
-    on_average = (Share(1, context - metrics.output_tokens // 2),)
-    long = metrics.prompt_tokens >= runs.LEAST_PROMPT and not metrics.cached_tokens
-    return replace(
-        before,
-        context=context,
-        bytes_per_token=bytes_read(config, weights, on_average, element),
-        tokens_per_s=metrics.tokens_per_s,
-        flops_per_s=sum(flops(config, step) for step in prefill(metrics.prompt_tokens)) / metrics.prefill_s
-        if long
-        else None,
-    )

@@ -61,3 +61,23 @@ class Peak(TorchDispatchMode):
     def gone(self, key: int, size: int) -> None:
         self.known.discard(key)
         self.now -= size
+
+
+class Reads(TorchDispatchMode):
+    """Notes what operations read of tensors that lived before: all but rows that are looked up, and writes."""
+
+    LOOKS_UP = ("aten.index.Tensor", "aten.embedding.default")
+    WRITES = ("aten.index_copy_.default", "aten.copy_.default", "aten.index_put_.default")
+
+    def __init__(self, before: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.storages = {tensor.untyped_storage().data_ptr() for tensor in before}
+        self.read: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        given = given[1:] if name in self.LOOKS_UP + self.WRITES else given
+        if not func.is_view:
+            self.read += [t for t in given if t.untyped_storage().data_ptr() in self.storages]
+        return func(*args, **(kwargs or {}))
