@@ -76,20 +76,19 @@ def text_of(plan: Plan) -> str:
     """What a person reads."""
     hardware, fit = plan.hardware, plan.fit
     rates = f"reads {report.size(hardware.bandwidth)}/s, computes {hardware.flops / 1e12:.3g} TFLOP/s"
-    room = f"{report.size(hardware.memory_bytes)} for a model, {rates}"
     users = f" for {plan.users} users" if plan.users > 1 else ""
     state = plan.state_bytes_per_sequence
     verdict = "yes" if fit.fits else f"no: {fit.refusal.message if fit.refusal else ''}; {plan.remedy}"
     rows = [
-        ("model", f"{plan.name}, {kind_of(plan.chosen, plan)}"),
-        ("device", f"{hardware.name}: {room}"),
+        ("model", f"{plan.name}, {marked(plan.chosen, plan)}"),
+        ("device", f"{hardware.name}, {rates}"),
         ("", hardware.source),
         ("", ""),
         ("weights", report.size(fit.weights.total)),
         *_cache(plan),
         *([("states", f"{report.size(plan.state_bytes)}{users}, of recurrent layers")] if state else []),
         ("activations", report.size(plan.activation_bytes)),
-        ("total", report.size(plan.total_bytes)),
+        ("total", f"{report.size(plan.total_bytes)} of {report.size(hardware.memory_bytes)}"),
         ("fits", verdict),
         *_room(plan),
         ("", ""),
@@ -145,7 +144,7 @@ def _quantizations(plan: Plan) -> list[str]:
     head = ("QUANTIZATION", "WEIGHTS", "FITS", "LARGEST CONTEXT", "TTFT", "DECODING AT MOST")
     rows = [
         (
-            kind_of(choice, plan) + ("" if choice.fit.runs_today else " *"),
+            marked(choice, plan),
             report.size(choice.fit.weights.total),
             "yes" if choice.fit.fits else "no",
             str(choice.fit.most_context or "-"),
@@ -164,6 +163,11 @@ def kind_of(choice: Choice, plan: Plan) -> str:
     if quant is None:
         return f"as stored ({plan.stored_as or choice.fit.dtype})"
     return f"GGUF {quant.upper()}, about" if quant in GGUF_BITS else quant.upper()
+
+
+def marked(choice: Choice, plan: Plan) -> str:
+    """With a sign where localllm cannot do it yet."""
+    return kind_of(choice, plan) + ("" if choice.fit.runs_today else " *")
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localllm.arch import cost
 from localllm.arch.config import ModelConfig
-from localllm.arch.cost import Share, WeightBytes, bytes_read, flops
+from localllm.arch.cost import Share, WeightBytes, bytes_read
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
 from localllm.device import device_name, dtype_name, resolve_device, resolve_dtype
@@ -57,7 +58,10 @@ def here(
     threads = threads_for(found.weights.total, settings.threads)
     read = bytes_read(config, found.weights, (Share(1, found.context),), kind.itemsize)
     like = setup(name, header, kind, place, threads, read)
-    return hardware, expectation(header, config, like, kind, place, settings.home, note)
+    reached = expectation(header, config, like, kind, place, settings.home, note)
+    # What was reached can be reached: the machine's rates may have been measured while it was busy.
+    bandwidth, flops = max(hardware.bandwidth, reached.bandwidth), max(hardware.flops, reached.flops)
+    return replace(hardware, bandwidth=bandwidth, flops=flops), reached
 
 
 def expectation(
@@ -101,7 +105,7 @@ def ran(before: runs.Run, config: ModelConfig, weights: WeightBytes, metrics: Me
         context=context,
         bytes_per_token=bytes_read(config, weights, on_average, element),
         tokens_per_s=metrics.tokens_per_s,
-        flops_per_s=sum(flops(config, step) for step in prefill(metrics.prompt_tokens)) / metrics.prefill_s
+        flops_per_s=sum(cost.flops(config, step) for step in prefill(metrics.prompt_tokens)) / metrics.prefill_s
         if long
         else None,
     )

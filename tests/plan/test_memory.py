@@ -8,6 +8,7 @@ import tokenizers
 import localllm
 from localllm.errors import DoesNotFit, UsageError
 from localllm.plan.memory import check_context, plan_context, plan_rows
+from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
 from tests.plan.held import alive, bytes_of
 from tests.shared import shared
@@ -31,9 +32,13 @@ def write_model(folder: Path, family: str) -> Path:
     """A tiny model that `load` takes, tokenizer and all."""
     kind, changes = FAMILIES[family]
     make_checkpoint(folder, kind, **changes)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
     vocabulary = {f"t{i}": i for i in range(320)}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "t0")).save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def check_held(model: str | Path, dtype: str) -> None:
@@ -55,6 +60,12 @@ def test_a_loaded_model_holds_what_was_planned(tmp_path: Path, family: str, dtyp
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int8_is_counted_packed_where_it_stays_packed(dtype: str) -> None:
     check_held("demo", dtype)
+
+
+def test_mxfp4_is_counted_as_it_is_stored(tmp_path: Path) -> None:
+    write_published(tmp_path)
+    write_tokenizer(tmp_path)
+    check_held(tmp_path, "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
