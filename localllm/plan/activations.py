@@ -38,11 +38,15 @@ def activation_bytes(
     e = ELEMENT_BYTES[dtype]
     layers = set(config.layers)
     moments = [layer_bytes(layer, config.hidden_size, e, tokens, context) for layer in layers]
-    per_layer = 3 * tokens * len(layers) * config.per_layer.dim * e if config.per_layer else 0
-    making = MASK_IN_THE_MAKING * tokens * context + 4 * tokens * config.hidden_size * e
-    kept = angle_bytes(config, tokens) + mask_bytes(layers, tokens, context) + per_layer
+    per_layer = 3 * tokens * len(config.layers) * config.per_layer.dim * e if config.per_layer else 0
+    masks = [tokens * keys for keys in keys_masked(layers, tokens, context)]
+    making = MASK_IN_THE_MAKING * max(masks, default=0) + 4 * tokens * config.hidden_size * e
+    kept = angle_bytes(config, tokens) + sum(masks) + per_layer
+    # While a matrix is unpacked, of the feed-forward half only what goes in and comes out lives.
+    widest = max(ffn_bytes(layer.ffn, config.hidden_size, e, tokens) for layer in layers) // 2
+    unpacking = STREAMS * tokens * config.hidden_size * e + widest + unpacked if unpacked else 0
     logits = sequences * config.vocab_size * OF_A_LOGIT
-    return max(kept + max(*moments, making) + unpacked, logits)
+    return max(kept + max(*moments, making, unpacking), logits)
 
 
 def angle_bytes(config: ModelConfig, tokens: int) -> int:
@@ -52,11 +56,11 @@ def angle_bytes(config: ModelConfig, tokens: int) -> int:
     return sum(tokens * rope.dim * EXACT for rope in ropes if rope)
 
 
-def mask_bytes(layers: Iterable[LayerConfig], tokens: int, context: int) -> int:
-    """Who sees whom, a byte a pair, for each window."""
+def keys_masked(layers: Iterable[LayerConfig], tokens: int, context: int) -> list[int]:
+    """How many keys the mask of each window has; a mask says who sees whom, a byte a pair."""
     attending = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionConfig | LatentConfig)]
     windows = {c.window if isinstance(c, AttentionConfig) else None for c in attending}
-    return sum(tokens * keys_seen(window, tokens, context) for window in windows)
+    return [keys_seen(window, tokens, context) for window in windows]
 
 
 def keys_seen(window: int | None, tokens: int, context: int) -> int:
