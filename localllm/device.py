@@ -10,6 +10,7 @@ import re
 import resource
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 NO_LIMIT = 2**60  # bytes; the first version of control groups writes 2**63 less a page for no limit
+NVIDIA, DISPLAY = "0x10de", "0x03"  # a maker and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -107,15 +109,64 @@ def usable_cores(groups: Path = CONTROL_GROUPS) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """The name that a GPU or a processor gives itself."""
+    """The name that a GPU or the processor gives itself."""
     import torch
 
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def processor_name() -> str:
+    """Of Arm, which Linux gives no name, the architecture."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that torch sees."""
+
+    index: int
+    name: str
+    capability: str  # 9.0
+    runs: bool  # does this torch have kernels for it?
+    memory_bytes: int
+    free_bytes: int
+
+
+def gpus() -> list[Gpu]:
+    """Every GPU that torch can use, in its order; none is no error."""
+    import torch
+
+    def gpu(index: int) -> Gpu:
+        free, memory = torch.cuda.mem_get_info(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        oldest = min(
+            (int(arch[3:].rstrip("af")) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_"), default=0
+        )
+        runs = 10 * major + minor >= oldest
+        return Gpu(index, torch.cuda.get_device_name(index), f"{major}.{minor}", runs, memory, free)
+
+    return [gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def nvidia_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:
+    """How many NVIDIA GPUs are plugged in, with a driver or without one; 0 where the system does not say."""
+    count = 0
+    for device in pci.glob("*"):
+        with suppress(OSError):
+            display = (device / "class").read_text().startswith(DISPLAY)
+            count += display and (device / "vendor").read_text().strip() == NVIDIA
+    return count
+
+
+def nvidia_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """The version of NVIDIA's driver that is loaded, None where there is none."""
+    with suppress(OSError):
+        if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", file.read_text()):
+            return found[0]
+    return None
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -1,5 +1,7 @@
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "QUIET", 0.0)
     monkeypatch.setattr(rates, "SIDE", 64)
     monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 10 * 64 * 64 * 4})
 
@@ -94,7 +97,7 @@ def edit(settings: Settings, **setup: object) -> None:
     file = settings.home / "rates.json"
     kept = json.loads(file.read_text())
     [entry] = kept["kept"]
-    entry["rates"] = {"copy": 1.0, "read": 2.0, "flops": 3.0}
+    entry["rates"] |= {"copy": 1.0, "read": 2.0, "flops": 3.0}
     entry["setup"] |= setup
     file.write_text(json.dumps(kept))
 
@@ -130,9 +133,32 @@ def test_threads_of_the_settings_are_used_and_given_back(settings: Settings, tmp
     assert entry["setup"]["threads"] == before + 1
 
 
+def test_rates_of_a_busy_machine_are_told_and_not_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this_machine(settings=settings)
+    edit(settings)
+    monkeypatch.setattr(rates, "QUIET", 2.0)
+    notes: list[str] = []
+    assert this_machine(settings=settings, anew=True, note=notes.append).bandwidth != 2.0
+    assert len(notes) == 1 and "not kept" in notes[0]
+    assert this_machine(settings=settings).bandwidth == 2.0  # of a quiet hour
+
+
+def test_threads_that_share_a_core_get_half_of_it() -> None:
+    """Two on one core, as beside another program."""
+    code = (
+        "import os, torch; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); torch.set_num_threads(2);"
+        "from localllm import rates; rates.BUFFER_BYTES['cpu'] = 2**26;"
+        "print(rates.measure(torch.device('cpu'), torch.float32).share)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert 0 < float(done.stdout) < 0.6, done.stderr
+
+
 def spoil(change: Callable[[dict], object]) -> bytes:
     setup = vars(Setup("a", "b", 1, 1, "c"))
-    content = {"kept": [{"setup": setup, "rates": {"copy": 1.0, "read": 2.0, "flops": 3.0}}]}
+    content = {"kept": [{"setup": setup, "rates": {"copy": 1.0, "read": 2.0, "flops": 3.0, "share": 1.0}}]}
     change(content)
     return json.dumps(content).encode()
 
