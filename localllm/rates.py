@@ -24,9 +24,10 @@ from localllm.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-SIDE = 4096  # columns and rows of the matrices: those of an 8B model
+COLUMNS = 4096  # of a matrix, as in an 8B model
+ROWS = {"cpu": 4096, "cuda": 32768}  # on a GPU as many as make it forget the time of a launch
 BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**30}  # streamed through: several times what caches hold (docs/hardware.md)
-ROWS = {"cpu": 512, "cuda": 8192}  # of the other factor where many are computed, as in a step of a long prompt
+MANY = {"cpu": 512, "cuda": 8192}  # rows of the other factor, as in a step of a long prompt
 REPEATS = 5  # the median of them counts, after one that warms up
 PATIENCE_S = 0.1  # on a slow machine fewer repeats do
 QUIET = 0.9  # share of the cores below which rates are those of a busy machine: noted, not kept
@@ -82,7 +83,7 @@ def this_machine(
 
     device, dtype: as `resolve_device` and `resolve_dtype` take them, `auto` being what runs a bfloat16 model
     anew: measure again what is known already
-    note: is told why rates are not kept, or those kept not used
+    note: takes a line for the person where rates are not kept, or those kept not used
     Raises NoSuchDevice and UsageError as those two do.
     """
     settings = settings or Settings.from_environment()
@@ -136,22 +137,23 @@ def measure(device: torch.device, dtype: torch.dtype, clock: Clock | None = None
     import torch.nn.functional as F
 
     clock = clock or clock_of(device)
-    matrix_bytes = SIDE * SIDE * dtype.itemsize
-    count = max(1, min(BUFFER_BYTES[device.type], free_bytes(device) // 8) // matrix_bytes)
+    rows = ROWS[device.type]
+    room = min(BUFFER_BYTES[device.type], free_bytes(device) // 8)
     start, start_of_work = time.perf_counter(), time.process_time()
     with torch.inference_mode():
-        row = torch.rand(1, SIDE, device=device).to(dtype)  # numbers that vary: zeros heat a GPU less
-        matrices = torch.empty(count, SIDE, SIDE, dtype=dtype, device=device).copy_(row)
-        rows = row.repeat(ROWS[device.type], 1)
+        one = torch.rand(1, COLUMNS, device=device).to(dtype)  # numbers that vary: zeros heat a GPU less
+        many = one.repeat(MANY[device.type], 1)
+        count = max(1, room // (rows * one.nbytes))
+        matrices = torch.empty(count, rows, COLUMNS, dtype=dtype, device=device).copy_(one)
         source, target = matrices.flatten().chunk(2)
         copy_s = typical(clock, lambda: target.copy_(source))
-        read_s = typical(clock, lambda: [F.linear(row, matrix) for matrix in matrices])
-        multiply_s = typical(clock, lambda: F.linear(rows, matrices[0]))
-    possible = (time.perf_counter() - start) * torch.get_num_threads()
+        read_s = typical(clock, lambda: [F.linear(one, matrix) for matrix in matrices])
+        multiply_s = typical(clock, lambda: F.linear(many, matrices[0]))
+    possible = (time.perf_counter() - start) * min(torch.get_num_threads(), usable_cores())
     return Rates(
         copy=(source.nbytes + target.nbytes) / copy_s,
         read=matrices.nbytes / read_s,
-        flops=2 * SIDE * SIDE * len(rows) / multiply_s,
+        flops=2 * rows * many.numel() / multiply_s,
         share=1.0 if device.type == "cuda" else (time.process_time() - start_of_work) / possible,
     )
 

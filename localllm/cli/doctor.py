@@ -1,6 +1,7 @@
 """`localllm doctor`: what this machine has, what is missing, and how to get it."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -75,10 +76,8 @@ def _speed(seen: Examination) -> Iterator[tuple[str, str]]:
             yield f"{measured.device} reads", f"{report.size(rates.read)}/s of weights in {measured.dtype}"
             yield f"{measured.device} multiplies", report.operations(rates.flops)
     boxed = seen.boxed
-    if boxed.tokens_per_s is None:
-        yield "boxed model", "does not run"
-    else:
-        yield "boxed model", f"{report.rate(boxed.tokens_per_s)} on {boxed.device} in {boxed.dtype}"
+    where = f" on {boxed.device} in {boxed.dtype}"
+    yield "boxed model", "does not run" if boxed.fault else report.rate(boxed.tokens_per_s or math.nan) + where
 
 
 def _models(seen: Examination) -> Rows:

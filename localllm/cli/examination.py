@@ -1,6 +1,7 @@
 """What `localllm doctor` finds out about this machine. Judges nothing, and never touches the network."""
 
 import importlib.metadata
+import math
 import os
 import platform
 import sys
@@ -51,6 +52,7 @@ class Nvidia:
     driver: str | None  # its version
     torch_cuda: str | None  # the version of CUDA that torch was built with
     hidden: bool  # CUDA_VISIBLE_DEVICES shows none
+    fault: str | None  # where torch finds a GPU that does not answer
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,15 @@ def examine(settings: Settings) -> Examination:
     """Takes a second or two: it measures, and lets the boxed model say something."""
     with status("examining this machine"):
         torch_fault = _torch_fault()
-        found = [] if torch_fault else gpus()
-        measured = [] if torch_fault else [_measured(name, settings) for name in ("cpu", *_names(found))]
+        found, gpu_fault = ([], None) if torch_fault else _gpus()
+        places = [] if torch_fault else ["cpu", *(f"cuda:{gpu.index}" for gpu in found)]
+        measured = [_measured(place, settings) for place in places]
     return Examination(
         versions=_versions(),
         torch_fault=torch_fault,
         processor=_processor(torch_fault is None),
         gpus=found,
-        nvidia=_nvidia(torch_fault is None),
+        nvidia=_nvidia(torch_fault is None, gpu_fault),
         measured=measured,
         boxed=BoxedModel(fault="torch cannot be imported") if torch_fault else _boxed(),
         cache=cache_state(),
@@ -171,18 +174,21 @@ def _torch_on_cpu() -> tuple[int, list[str]]:
     return torch.get_num_threads(), [torch.backends.cpu.get_cpu_capability(), *fast_bfloat16, *tiles]
 
 
-def _nvidia(with_torch: bool) -> Nvidia:
+def _gpus() -> tuple[list[Gpu], str | None]:
+    try:
+        return gpus(), None
+    except RuntimeError as error:
+        return [], _in_a_line(error)
+
+
+def _nvidia(with_torch: bool, fault: str | None) -> Nvidia:
     cuda = None
     if with_torch:
         import torch
 
         cuda = torch.version.cuda
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return Nvidia(nvidia_devices(), nvidia_driver(), cuda, hidden)
-
-
-def _names(found: list[Gpu]) -> list[str]:
-    return [f"cuda:{gpu.index}" for gpu in found]
+    return Nvidia(nvidia_devices(), nvidia_driver(), cuda, hidden, fault)
 
 
 def _measured(device: str, settings: Settings) -> Measured:
@@ -206,8 +212,8 @@ def _boxed() -> BoxedModel:
             events = list(llm.stream(PROMPT, params))
             metrics = events[-1].metrics
             fault = None if "".join(event.text for event in events).strip() else "it says nothing"
-            tokens, rate = (metrics.output_tokens, metrics.tokens_per_s) if metrics else (0, None)
-            return BoxedModel(llm.device, llm.dtype, tokens, rate, fault)
+            tokens, rate = (metrics.output_tokens, metrics.tokens_per_s) if metrics else (0, math.nan)
+            return BoxedModel(llm.device, llm.dtype, tokens, None if math.isnan(rate) else rate, fault)
     except LocalLLMError as error:
         return BoxedModel(fault=error.message, remedy=error.remedy)
     except Exception as error:  # whatever it is, it is what the doctor was asked for

@@ -33,7 +33,10 @@ def _torch(seen: Examination) -> Iterator[Finding]:
 
 def _gpus(seen: Examination) -> Iterator[Finding]:
     here, nvidia = seen.nvidia.plugged_in, seen.nvidia
-    if (here or nvidia.driver) and not seen.gpus and not seen.torch_fault:
+    if nvidia.fault:
+        what = f"there is a GPU that does not answer ({nvidia.fault})"
+        yield Finding(what, "`nvidia-smi` may say more; --device cpu does without it", breaks_run=True)
+    elif (here or nvidia.driver) and not seen.gpus and not seen.torch_fault:
         machine = "there is an NVIDIA GPU, and "
         if nvidia.torch_cuda is None:
             yield Finding(f"{machine}this torch is for the CPU alone", f"install one with CUDA; {GET_TORCH}")

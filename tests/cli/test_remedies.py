@@ -20,7 +20,7 @@ FINE = Examination(
     torch_fault=None,
     processor=Processor("a CPU", 8, 8, 8, ["AVX512"], 64_000_000_000, 60_000_000_000, None),
     gpus=[GPU],
-    nvidia=Nvidia(plugged_in=1, driver="575.57", torch_cuda="12.8", hidden=False),
+    nvidia=Nvidia(plugged_in=1, driver="575.57", torch_cuda="12.8", hidden=False, fault=None),
     measured=[Measured("cpu", "bfloat16", RATES, None), Measured("cuda:0", "bfloat16", RATES, None)],
     boxed=BoxedModel("cuda:0", "bfloat16", 32, 500.0),
     cache=CacheState(Path("/cache"), "default", True, True, 3, 9_000_000_000, 0, 0, 500_000_000_000),
@@ -42,7 +42,10 @@ def but(**changes: Any) -> Examination:
 
 def test_a_machine_with_everything_has_no_findings() -> None:
     assert findings(FINE) == []
-    assert findings(but(gpus=[], nvidia=Nvidia(0, None, None, hidden=False), versions={"triton": None})) == []
+    assert (
+        findings(but(gpus=[], nvidia=Nvidia(0, None, None, hidden=False, fault=None), versions={"triton": None}))
+        == []
+    )
 
 
 NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
@@ -92,6 +95,7 @@ def test_what_could_be_better_is_no_failure(seen: Examination, what: str, remedy
             "ImportError: libcudart",
             "install it again",
         ),
+        (but(gpus=[], nvidia__fault="RuntimeError: busy"), "does not answer (RuntimeError: busy)", "--device cpu"),
         (but(gpus=[dataclasses.replace(GPU, runs=False)]), "has no kernels for the NVIDIA", "--device cpu"),
         (
             but(boxed=BoxedModel(fault="RuntimeError: no")),
