@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from localllm import __version__
+from localllm.cli.doctor import doctor
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
 from localllm.cli.pull import pull
@@ -28,6 +29,7 @@ app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
 app.command()(template)
+app.command()(doctor)
 
 
 def print_version(asked: bool) -> None:
