@@ -1,7 +1,7 @@
 """Files of strangers: JSON that is bounded, an object, and has no key twice; and what is no file of weights."""
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from localllm.errors import DamagedModel
@@ -22,7 +22,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return parse_json(file.read_bytes(), file)
 
 
-def parse_json(content: bytes, file: Path) -> dict[str, Any]:
+def parse_json(content: bytes, file: PurePath) -> dict[str, Any]:
     """An object in which no key stands twice: what two readers understand differently is refused."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def parse_json(content: bytes, file: Path) -> dict[str, Any]:
     return value
 
 
-def damaged(file: Path, why: str) -> DamagedModel:
+def damaged(file: PurePath, why: str) -> DamagedModel:
     return DamagedModel(f"{file} is damaged: {why}", "fetch the model again")
 
 

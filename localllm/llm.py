@@ -28,7 +28,7 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
-from localllm.hub.names import ModelRef, resolve
+from localllm.hub.resolve import ModelRef, resolve
 from localllm.metrics import Stopwatch
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine

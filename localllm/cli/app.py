@@ -12,6 +12,7 @@ import typer
 from localllm import __version__
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
+from localllm.cli.pull import pull
 from localllm.cli.run import run
 from localllm.cli.template import template
 from localllm.errors import LocalLLMError, UsageError
@@ -23,6 +24,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Completion would need typer's own main(), which makes a broken pipe exit 1.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
+app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
 app.command()(template)

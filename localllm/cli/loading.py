@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 from localllm.chat import ChatModel
 from localllm.cli.io import status
-from localllm.hub.names import resolve
+from localllm.cli.pull import fetch_missing
+from localllm.hub.resolve import resolve
 from localllm.settings import Settings
 
 
@@ -31,11 +32,12 @@ class Model(ChatModel, Protocol):
 
 
 def load_model(name: str, *, device: str | None, dtype: str | None, context: int | None) -> Model:
-    """Load a model, with a sign of life on a terminal; None leaves a choice to the settings.
+    """Load a model, with a sign of life on a terminal, and pull it first if it is not here.
 
-    Raises what `resolve` and the engine raise.
+    None leaves a choice to the settings. Raises what `fetch_missing`, `resolve` and the engine raise.
     """
     settings = Settings.from_environment()
+    fetch_missing(name)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
     with status(f"loading {name}"):
         from localllm.llm import load

@@ -12,7 +12,8 @@ from localllm.cli.io import AnswerWriter
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
 from localllm.hub.folder import missing_files
-from localllm.hub.names import is_path, resolve
+from localllm.hub.names import is_path
+from localllm.hub.resolve import resolve
 from localllm.hub.store import cached_folder, cached_models
 from localllm.request import SamplingParams
 

@@ -24,6 +24,7 @@ def switch(name: str, *, text: str) -> Any:
 
 
 Json = Annotated[bool, switch("--json", text="Print one JSON object.")]
+JsonEvents = Annotated[bool, switch("--json", text="Print what happens as JSON lines.")]
 JsonList = Annotated[bool, switch("--json", text="Print a JSON array.")]
 
 Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar="DEVICE")]

@@ -12,7 +12,8 @@ from localllm.cli import io, options, report
 from localllm.errors import UsageError
 from localllm.files import TOKENIZER_FILES
 from localllm.hub.gguf import is_gguf, models_in
-from localllm.hub.names import is_path, resolve
+from localllm.hub.names import is_path
+from localllm.hub.resolve import resolve
 from localllm.text.control import RenderedChat
 from localllm.text.detokenizer import Detokenizer
 from localllm.text.messages import checked

@@ -1,6 +1,8 @@
 """Which files a model folder must have."""
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
 
 from localllm.errors import UnsupportedModel
 from localllm.files import TOKENIZER_FILES, damaged, read_json
@@ -33,21 +35,31 @@ def weight_files(folder: Path) -> list[str]:
     """
     single, index = folder / SINGLE, folder / INDEX
     if index.is_file():
-        return _indexed(index)
-    pickles = [] if single.is_file() else sorted(p.name for p in folder.iterdir() if p.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise UnsupportedModel(
-            f"{folder} holds only pickled weights ({pickles[0]}), which can run code when they are opened",
-            "use a repository that has model.safetensors",
-        )
+        return index_files(read_json(index), index)
+    if not single.is_file():
+        refuse_pickles(sorted(path.name for path in folder.iterdir() if pickled(path.name)), folder)
     return [single.name]
 
 
-def _indexed(index: Path) -> list[str]:
-    names = read_json(index).get("weight_map")
+def index_files(content: Mapping[str, Any], index: PurePath) -> list[str]:
+    """The files that an index names."""
+    names = content.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
         raise damaged(index, "it names no weight files")
     for name in names.values():
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise damaged(index, f"it names {name!r}, which is no safetensors file beside it")
     return sorted(set(names.values()))
+
+
+def pickled(name: str) -> bool:
+    return name.endswith(PICKLE_SUFFIXES)
+
+
+def refuse_pickles(names: Sequence[str], where: object) -> None:
+    """Raises UnsupportedModel if there are any."""
+    if names:
+        raise UnsupportedModel(
+            f"{where} holds only pickled weights ({names[0]}), which can run code when they are opened",
+            "use a repository that has model.safetensors",
+        )

@@ -1,12 +1,24 @@
-"""GGUF models as files: one, or parts with the names that llama.cpp gives them."""
+"""GGUF models as files: one, or parts with the names that llama.cpp gives them. Which of several is meant.
+
+Works on names alone where it can, because the files may still be on the Hub.
+"""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+from typing import TypeVar
+
+from localllm.errors import ModelNotFound
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 MAGIC = b"GGUF"
-SENSES = ("mmproj",)  # files of this name hold what sees and hears, beside the model
+NO_MODELS = ("mmproj", "imatrix")  # files of these names hold what sees and hears, or statistics, beside the model
+QUANT = re.compile(
+    r"(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32)(?=[-._]|$)", re.IGNORECASE
+)
+DEFAULT_QUANT = "Q4_K_M"  # what most people run: a third of the size in 16 bits, at little cost
+
+AnyPath = TypeVar("AnyPath", bound=PurePath)
 
 
 def is_gguf(path: Path) -> bool:
@@ -18,7 +30,7 @@ def is_gguf(path: Path) -> bool:
         return path.suffix == ".gguf" or file.read(len(MAGIC)) == MAGIC
 
 
-def parts(path: Path) -> Iterator[Path]:
+def parts(path: AnyPath) -> Iterator[AnyPath]:
     """All files of the model that this file is of, here or not. Their count is a stranger's: stop at the first
     that is missing."""
     named = PART.fullmatch(path.name)
@@ -34,12 +46,54 @@ def missing_part(path: Path) -> Path | None:
     return next((part for part in parts(path) if not part.is_file()), None)
 
 
-def model_name(path: Path) -> str:
+def model_name(path: PurePath) -> str:
     named = PART.fullmatch(path.name)
     return named[1] if named else path.stem
 
 
+def quant_of(path: PurePath) -> str | None:
+    """`Q4_K_M` of `Qwen3-4B-Q4_K_M.gguf`: the last such word of its name; None where it has none."""
+    starts = [m for m in QUANT.finditer(model_name(path)) if m.start() == 0 or path.name[m.start() - 1] in "-._"]
+    return starts[-1][0].upper() if starts else None
+
+
+def models_of(files: Iterable[AnyPath]) -> list[AnyPath]:
+    """One file, the first, of each GGUF model among these."""
+    found: dict[PurePath, AnyPath] = {}
+    for file in sorted(files):
+        if file.suffix == ".gguf" and not any(word in file.name.lower() for word in NO_MODELS):
+            found.setdefault(file.with_name(model_name(file)), file)
+    return list(found.values())
+
+
 def models_in(folder: Path) -> list[Path]:
     """One file of each GGUF model in a folder."""
-    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith(SENSES))
-    return list({model_name(file): file for file in reversed(files)}.values())[::-1]
+    return models_of(folder.glob("*.gguf"))
+
+
+def models_below(snapshot: Path) -> list[Path]:
+    """The same of a repository, where models of several parts often have folders of their own."""
+    return models_of([*snapshot.glob("*.gguf"), *snapshot.glob("*/*.gguf")])
+
+
+def choose(models: list[AnyPath], quant: str | None, where: str) -> AnyPath:
+    """The model that `quant` names (`Q4_K_M`, or the name of a file); without it Q4_K_M, or the only one.
+
+    where: the repository or folder, for the message. Raises ModelNotFound that lists them where none or several
+    could be meant.
+    """
+    wanted = (quant or DEFAULT_QUANT).upper()
+    named = [model for model in models if _goes_by(model, wanted)]
+    if len(named) == 1:
+        return named[0]
+    if not quant and not named and len(models) == 1:
+        return models[0]
+    tags = [quant_of(model) or model.name for model in models]
+    unique = [tag if tags.count(tag) == 1 else str(model) for tag, model in zip(tags, models, strict=True)]
+    state = f"has no model {quant}" if quant and not named else "holds several models"
+    raise ModelNotFound(f"{where} {state}", f"name one of them: {', '.join(f':{tag}' for tag in unique)}")
+
+
+def _goes_by(model: PurePath, wanted: str) -> bool:
+    names = (quant_of(model) or "", model.name, model_name(model), str(model))
+    return wanted in (name.upper() for name in names)

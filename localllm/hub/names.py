@@ -1,8 +1,12 @@
-"""From what a user calls a model to the folder it lies in, or to its GGUF file.
+"""What a user calls a model, and what that stands for.
 
-demo, qwen3:0.6b      an alias of models.toml
-Qwen/Qwen3-0.6B       a repository of huggingface.co that is in the cache
-./folder, ./x.gguf    a path; a plain name that is no alias may be one, too
+demo, qwen3:0.6b          an alias of models.toml
+Qwen/Qwen3-0.6B           a repository of the Hub; `hf.co/` or its whole address may stand before it
+org/repo@v1.0             a branch, a tag or a commit of it
+org/repo:Q4_K_M           one model of a repository of GGUF files
+./folder, ./x.gguf        a path; a plain name that is no alias may be one, too
+
+Looks at no more of the disk than whether there is such a path.
 """
 
 import difflib
@@ -12,115 +16,66 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from localllm.errors import ModelNotFound, UnsupportedModel
-from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
-from localllm.hub.folder import INDEX, SINGLE, missing_files
-from localllm.hub.gguf import is_gguf, model_name, models_in
-from localllm.hub.store import cached_folder, cached_models
+from localllm.errors import ModelNotFound
+from localllm.hub.catalog import CatalogEntry, catalog
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 ALIAS = re.compile(rf"{WORD}(:{WORD})?")
-REPO = re.compile(rf"{WORD}/{WORD}")
+REVISION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){0,4}"
+FILE = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}(?:/[A-Za-z0-9][A-Za-z0-9._+-]{0,254})?"
+REPO = re.compile(rf"(?P<repo>{WORD}/{WORD})(?:@(?P<revision>{REVISION}))?(?::(?P<quant>{FILE}))?")
+HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/")
+MAIN = "main"
 
 
 @dataclass(frozen=True)
-class ModelRef:
-    """A model on this machine: what to call it, and the folder with its config.json and weights, or a file of a
-    GGUF model."""
+class RepoName:
+    """A revision of a repository on the Hub; of a repository of GGUF files, one model."""
 
-    name: str
-    path: Path
+    repo: str
+    revision: str = MAIN
+    quant: str | None = None  # Q4_K_M, or the name of a file
+
+    def __str__(self) -> str:
+        revision = "" if self.revision == MAIN else f"@{self.revision}"
+        return f"{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
 
 
-def resolve(name: str) -> ModelRef:
-    """Find the folder of a model, or its GGUF file.
+def parse(name: str) -> RepoName | CatalogEntry | Path:
+    """What a name stands for; a catalogue entry only where the model comes with the program.
 
-    Raises ModelNotFound where nothing of that name is here (with near names, or how to download it) and
-    UnsupportedModel where the name is that of another single file.
+    Raises ModelNotFound for what is no name, or one that nobody knows (with near names).
     """
     if is_path(name):
-        return _resolve_path(name)
+        return Path(name).expanduser()
     if entry := catalog().get(name):
-        return _resolve_entry(entry)
-    if REPO.fullmatch(name):
-        return ModelRef(name, _downloaded(name, name))
+        return RepoName(entry.repo) if entry.repo else entry
+    if named := REPO.fullmatch(HUB.sub("", name, count=1)):
+        if ".." in (named["revision"] or ""):  # git knows no such name either
+            _not_found(name)
+        return RepoName(named["repo"], named["revision"] or MAIN, named["quant"])
     _not_found(name)
 
 
 def is_path(name: str) -> bool:
     """Is this meant as a path? A colon or a slash alone does not make one: `qwen3:4b`, `org/repo`."""
-    return name not in catalog() and (
+    if name in catalog() or HUB.match(name):
+        return False
+    return (
         name in (".", "..")
         or name.startswith(("/", "./", "../", "~"))
-        or name.count("/") > 1
-        or name.endswith(("/", ".gguf", ".safetensors"))
+        or name.endswith("/")
         or os.path.exists(name)  # unlike Path.exists, False for a name too long or with a NUL
+        or (name.endswith((".gguf", ".safetensors")) and ":" not in name)
+        or (name.count("/") > 1 and not REPO.fullmatch(name))
     )
 
 
 def near_names(name: str) -> list[str]:
     """Names of models that could have been meant, likeliest first."""
-    known = [*catalog(), *(repo for repo, _ in cached_models())]
+    known = list(catalog())
     tags = [other for other in known if other.startswith(f"{name}:")]
     return (tags + [near for near in difflib.get_close_matches(name, known, n=4) if near not in tags])[:4]
-
-
-def _resolve_path(name: str) -> ModelRef:
-    path = _model_in(Path(name).expanduser())
-    if is_gguf(path):
-        if missing := missing_files(path):
-            raise ModelNotFound(f"{path.parent} has no {missing[0]}", "fetch all parts of the model")
-        return ModelRef(model_name(path), path)
-    if path.is_file():
-        instead = f"run its folder: `localllm run {path.parent}`" if path.suffix == ".safetensors" else None
-        instead = instead or "give a GGUF file, or a folder with config.json, tokenizer.json and model.safetensors"
-        raise UnsupportedModel(f"{name} is a file that cannot be run by itself", instead)
-    if not path.is_dir():
-        raise ModelNotFound(f"there is no folder or file {name}", "`localllm list` shows the models known by name")
-    if missing := missing_files(path):
-        raise ModelNotFound(f"the folder {name} has no {', '.join(missing)}", "give the folder of a whole model")
-    return ModelRef(path.resolve().name, path)
-
-
-def _model_in(folder: Path) -> Path:
-    """The GGUF file of a folder that holds one and no other weights, else the folder itself.
-
-    Raises ModelNotFound where it holds several.
-    """
-    if not folder.is_dir() or _has_safetensors(folder):
-        return folder
-    models = models_in(folder)
-    if len(models) > 1:
-        names = ", ".join(model.name for model in models)
-        raise ModelNotFound(f"the folder {folder} holds several models: {names}", "give the path of one")
-    return models[0] if models else folder
-
-
-def _has_safetensors(folder: Path) -> bool:
-    """Repositories of GGUF files often hold the config.json of the model, too, but no other weights."""
-    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in (SINGLE, INDEX))
-
-
-def _resolve_entry(entry: CatalogEntry) -> ModelRef:
-    if entry.repo:
-        return ModelRef(entry.name, _downloaded(entry.name, entry.repo))
-    folder = boxed_folder(entry)
-    if folder is None or missing_files(folder):
-        raise ModelNotFound(f"the model {entry.name} is missing from this installation", "install localllm again")
-    return ModelRef(entry.name, folder)
-
-
-def _downloaded(name: str, repo: str) -> Path:
-    folder = cached_folder(repo)
-    folder = folder and _model_in(folder)
-    missing = missing_files(folder) if folder else None
-    if folder and not missing:
-        return folder
-    state = f"is here without {' and '.join(missing)}" if missing else "is not on this machine"
-    raise ModelNotFound(
-        f"{name} {state}, and this version does not download by itself yet",
-        f"run `hf download {repo}`, then `localllm run {name}`",
-    )
 
 
 def _not_found(name: str) -> NoReturn:

@@ -1,46 +1,64 @@
-"""The models on this machine: those in the box, and those in the Hugging Face cache. Never the network.
+"""The Hugging Face cache as it lies on the disk: repositories, their snapshots, and the models in them.
 
-The cache is where `huggingface_hub` keeps it (HF_HUB_CACHE, HF_HOME), used in place and never copied.
+It is where `huggingface_hub` keeps it (HF_HUB_CACHE, HF_HOME), used in place and never copied. Never the network.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from huggingface_hub import CacheNotFound, constants, scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 from huggingface_hub.file_download import repo_folder_name
 
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import read_json
 from localllm.hub.folder import missing_files
-from localllm.hub.gguf import models_in
+from localllm.hub.gguf import models_below, quant_of
+from localllm.hub.names import MAIN, RepoName
+
+REVISION_LIMIT = 200  # bytes of a file in refs/: a commit has 40
 
 
-def cached_folder(repo: str) -> Path | None:
-    """The snapshot of the repository's main branch, complete or not; None if neither its config.json nor a GGUF
-    file is here."""
-    cache = Path(constants.HF_HUB_CACHE)
-    config = try_to_load_from_cache(repo, "config.json", cache_dir=cache)
-    if isinstance(config, str):
-        return Path(config).parent
-    root = cache / repo_folder_name(repo_id=repo, repo_type="model")
+def cache_root() -> Path:
+    return Path(constants.HF_HUB_CACHE)
+
+
+def repo_root(repo: str) -> Path:
+    """Where the cache keeps a repository: with `blobs`, `snapshots` and `refs`; here or not."""
+    return cache_root() / repo_folder_name(repo_id=repo, repo_type="model")
+
+
+def cached_commit(repo: str, revision: str = MAIN) -> str | None:
+    """The commit that a branch, a tag or a commit stood for when it was last asked; None if it is not here."""
+    root = repo_root(repo)
     try:
-        snapshot = root / "snapshots" / (root / "refs" / "main").read_text().strip()
-    except OSError:
-        return None
-    return snapshot if models_in(snapshot) else None
+        with (root / "refs" / revision).open(encoding="utf-8") as file:
+            commit = file.read(REVISION_LIMIT).strip()
+    except (OSError, UnicodeDecodeError):
+        commit = revision
+    known = {snapshot.name for snapshot in (root / "snapshots").glob("*")}
+    return commit if commit in known else None
+
+
+def cached_folder(repo: str, revision: str = MAIN) -> Path | None:
+    """The snapshot of a revision, complete or not; None if neither its config.json nor a GGUF file is here."""
+    commit = cached_commit(repo, revision)
+    snapshot = repo_root(repo) / "snapshots" / commit if commit else None
+    return snapshot if snapshot and ((snapshot / "config.json").is_file() or models_below(snapshot)) else None
 
 
 def cached_models() -> Iterator[tuple[str, Path]]:
-    """Repository and folder of each complete language model in the cache; of GGUF models the file, with its path
-    as the name where the repository has several."""
+    """Name and folder of each complete language model in the cache; of GGUF models the file."""
     try:
-        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+        repos = scan_cache_dir(cache_root()).repos
     except CacheNotFound:
         return
     for repo in sorted(repos, key=lambda r: r.repo_id.lower()):
         folder = cached_folder(repo.repo_id) if repo.repo_type == "model" else None
-        if folder and (files := models_in(folder)):
-            yield from ((repo.repo_id if len(files) == 1 else str(file), file) for file in files)
+        if folder and (files := models_below(folder)):
+            tags = [quant_of(file) or file.name for file in files]
+            for file, tag in zip(files, tags, strict=True):
+                unique = tag if tags.count(tag) == 1 else str(file.relative_to(folder))
+                yield (repo.repo_id if len(files) == 1 else str(RepoName(repo.repo_id, quant=unique))), file
         elif folder and _is_whole_language_model(folder):
             yield repo.repo_id, folder
 

@@ -4,7 +4,7 @@ from huggingface_hub import constants
 from localllm.errors import ModelNotFound
 from localllm.hub.folder import missing_files
 from localllm.hub.gguf import models_in
-from localllm.hub.names import resolve
+from localllm.hub.resolve import resolve
 from localllm.hub.store import cached_models
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
 
@@ -82,6 +82,9 @@ def test_a_download_of_a_gguf_repository_is_found(tmp_path, monkeypatch):
     assert resolve("someone/tiny-GGUF").path == snapshot / "tiny-Q4_0.gguf"
     assert list(cached_models()) == [("someone/tiny-GGUF", snapshot / "tiny-Q4_0.gguf")]
     (snapshot / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
-    assert [name for name, _ in cached_models()] == [str(file) for file in models_in(snapshot)]
-    with pytest.raises(ModelNotFound, match=r"several models: tiny-Q4_0\.gguf, tiny-Q8_0\.gguf"):
+    assert [name for name, _ in cached_models()] == ["someone/tiny-GGUF:Q4_0", "someone/tiny-GGUF:Q8_0"]
+    with pytest.raises(ModelNotFound, match="several models; name one of them: :Q4_0, :Q8_0"):
         resolve("someone/tiny-GGUF")
+    assert resolve("someone/tiny-GGUF:q8_0").path == snapshot / "tiny-Q8_0.gguf"
+    with pytest.raises(ModelNotFound, match="Q6_K is not on this machine; run `localllm pull someone/tiny-GGUF:Q6_K`"):
+        resolve("someone/tiny-GGUF:Q6_K")

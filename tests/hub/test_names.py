@@ -4,7 +4,8 @@ from huggingface_hub import constants
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import PACKAGE, boxed_folder, catalog
 from localllm.hub.folder import missing_files
-from localllm.hub.names import ALIAS, REPO, is_path, resolve
+from localllm.hub.names import ALIAS, REPO, is_path
+from localllm.hub.resolve import resolve
 from tests.hub.folders import write_cached, write_model
 
 
@@ -40,7 +41,7 @@ def test_a_repository_outside_the_catalog_needs_no_alias(cache):
 
 @pytest.mark.parametrize("name", ["qwen3:4b", "Qwen/Qwen3-4B"])
 def test_a_model_that_is_not_here_says_how_to_get_it(name):
-    with pytest.raises(ModelNotFound, match=r"does not download .* `hf download Qwen/Qwen3-4B`, then") as error:
+    with pytest.raises(ModelNotFound, match=f"{name} is not on this machine; run `localllm pull {name}`") as error:
         resolve(name)
     assert error.value.exit_code == 8
 

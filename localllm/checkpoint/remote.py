@@ -1,0 +1,95 @@
+"""The header of a model that is still on the Hub: from a folder of sparse files that hold their headers alone.
+
+So everything that reads headers reads these, with all its checks.
+"""
+
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from localllm.checkpoint.gguf.header import read_part
+from localllm.checkpoint.header import HEADER_LIMIT, Header, read_header
+from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
+from localllm.hub.folder import INDEX
+from localllm.hub.http import Say
+from localllm.hub.listing import RemoteFile
+from localllm.hub.pull import CONNECTIONS, Order, read_small
+from localllm.hub.ranges import read_range
+from localllm.hub.store import repo_root
+
+NEEDED = ("config.json", "generation_config.json", INDEX)
+SAFETENSORS_FIRST_BYTES = 2**17  # as much as most headers have: one request
+GGUF_FIRST_BYTES = 2**21  # a vocabulary of 150,000 tokens makes a header of 6 MB
+GGUF_MOST_BYTES = 2**26
+
+
+def remote_header(order: Order, say: Say) -> Header:
+    """Of the files that a pull would fetch. What is in the cache is read there, the rest by ranged requests.
+
+    Raises as `hub.pull.pull` and `read_header`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="localllm-"))
+    try:
+        weights = [file for file in order.files if file.path.endswith((".safetensors", ".gguf"))]
+        small = [file for file in order.files if file.path in NEEDED]
+        with ThreadPoolExecutor(CONNECTIONS) as threads:
+            list(threads.map(partial(_place, order, folder, say), [*small, *weights]))
+        first = folder / weights[0].path
+        return read_header(first if first.suffix == ".gguf" else folder)
+    except LocalLLMError as error:  # a sentence about the file on the Hub, not about ours
+        error.args = (str(error).replace(str(folder), str(order.listing.repo)),)
+        error.message = error.message.replace(str(folder), str(order.listing.repo))
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(order: Order, folder: Path, say: Say, file: RemoteFile) -> None:
+    target = folder / file.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if order.here[file.path] == file.size:
+        blob = repo_root(order.listing.repo.repo) / "blobs" / file.digest
+        if blob.is_file():
+            target.symlink_to(blob.resolve())
+            return
+    if file.path in NEEDED:
+        target.write_bytes(read_small(order.listing, file, say))
+    elif target.suffix == ".gguf":
+        _place_gguf(order, target, file, say)
+    else:
+        _place_safetensors(order, target, file, say)
+
+
+def _place_safetensors(order: Order, target: Path, file: RemoteFile, say: Say) -> None:
+    """Eight bytes say how long the rest of the header is."""
+    begin = min(SAFETENSORS_FIRST_BYTES, file.size)
+    content = read_range(order.listing, file, 0, begin, say) if file.size else b""
+    end = min(8 + int.from_bytes(content[:8], "little"), file.size, 8 + HEADER_LIMIT)
+    if end > begin:
+        content += read_range(order.listing, file, begin, end, say)
+    _write_sparse(target, content, file.size)
+
+
+def _place_gguf(order: Order, target: Path, file: RemoteFile, say: Say) -> None:
+    """Nothing says how long its header is: it is whole when it can be read, and ends before what is missing."""
+    content = b""
+    while True:
+        wanted = min(2 * len(content) or GGUF_FIRST_BYTES, file.size, GGUF_MOST_BYTES)
+        if wanted == len(content):
+            return  # whoever reads it next says what is wrong
+        content += read_range(order.listing, file, len(content), wanted, say)
+        _write_sparse(target, content, file.size)
+        try:
+            tensors = read_part(target)[1]
+        except (DamagedModel, UnsupportedModel):
+            continue
+        if not tensors or min(tensor.offset for tensor in tensors.values()) <= len(content):
+            return
+
+
+def _write_sparse(target: Path, content: bytes, size: int) -> None:
+    target.write_bytes(content)
+    os.truncate(target, size)

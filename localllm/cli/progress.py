@@ -1,0 +1,152 @@
+"""What a person, a log or a program sees of a download. Writes to stderr, for `--json` to stdout."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from localllm.cli.io import VISIBLE, AnswerWriter, is_terminal, note
+from localllm.cli.report import size
+from localllm.hub.listing import RemoteFile
+from localllm.hub.pull import Order, Show
+
+MOST_BARS = 8  # of files that are done stay in sight
+LINE_EVERY_S = 10.0  # in a log
+EVENT_EVERY_S = 0.2  # for a program
+
+
+class Bars:
+    """A bar for each file under way and one for all, on a terminal."""
+
+    def __init__(self, progress: Progress):
+        self.progress = progress
+        self.bars: dict[str, TaskID] = {}
+        self.all: TaskID | None = None
+
+    def begin(self, order: Order) -> None:
+        coming = [file for file in order.files if order.here[file.path] < file.size]
+        here = order.total_bytes - order.missing_bytes
+        if len(coming) > 1:
+            self.all = self.progress.add_task("in all", total=order.total_bytes, completed=here)
+        for file in coming:
+            name = escape(file.path.translate(VISIBLE))
+            kept = order.here[file.path]
+            self.bars[file.path] = self.progress.add_task(name, total=file.size, completed=kept, visible=False)
+
+    def advance(self, file: RemoteFile, count: int) -> None:
+        bar = self.bars.get(file.path)
+        if bar is not None:
+            self.progress.update(bar, advance=count, visible=True)
+        if self.all is not None:
+            self.progress.update(self.all, advance=count)
+
+    def finish(self, file: RemoteFile) -> None:
+        bar = self.bars.get(file.path)
+        if bar is not None:
+            self.progress.update(bar, completed=file.size, visible=len(self.bars) <= MOST_BARS)
+
+    def say(self, text: str) -> None:
+        self.progress.console.print(escape(text.translate(VISIBLE)), highlight=False)
+
+
+class Lines:
+    """A line now and then, where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.total = self.done = 0
+        self.came = 0  # in this run
+        self.start = self.last = time.monotonic()
+
+    def begin(self, order: Order) -> None:
+        self.total, self.done = order.total_bytes, order.total_bytes - order.missing_bytes
+        self.start = self.last = time.monotonic()
+
+    def advance(self, file: RemoteFile, count: int) -> None:
+        with self.lock:
+            self.done += count
+            self.came += count
+            now = time.monotonic()
+            if now - self.last < LINE_EVERY_S:
+                return
+            self.last = now
+            rate = max(1.0, self.came / (now - self.start))
+        left = (self.total - self.done) / rate
+        note(f"{size(self.done)} of {size(self.total)}, {size(int(rate))}/s, {left:.0f} s left")
+
+    def finish(self, file: RemoteFile) -> None:
+        note(f"{file.path}: {size(file.size)}, verified")
+
+    def say(self, text: str) -> None:
+        note(text)
+
+
+class Events:
+    """JSON lines, one an event; docs/cli.md lists them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.out = AnswerWriter()
+        self.done: dict[str, int] = {}
+        self.last: dict[str, float] = {}
+
+    def begin(self, order: Order) -> None:
+        self.done = dict(order.here)
+        files = [{"path": f.path, "bytes": f.size, "here": order.here[f.path]} for f in order.files]
+        repo, commit = order.listing.repo, order.listing.commit
+        missing = order.missing_bytes
+        self.write("begin", repo=repo.repo, commit=commit, bytes=order.total_bytes, missing=missing, files=files)
+
+    def advance(self, file: RemoteFile, count: int) -> None:
+        with self.lock:
+            self.done[file.path] += count
+            now = time.monotonic()
+            due = now - self.last.get(file.path, 0.0) >= EVENT_EVERY_S or count < 0
+            if due:
+                self.last[file.path] = now
+                self._put("progress", path=file.path, done=self.done[file.path])
+
+    def finish(self, file: RemoteFile) -> None:
+        self.write("verified", path=file.path, bytes=file.size)
+
+    def say(self, text: str) -> None:
+        self.write("note", text=text)
+
+    def write(self, event: str, **fields: Any) -> None:
+        with self.lock:
+            self._put(event, **fields)
+
+    def _put(self, event: str, **fields: Any) -> None:
+        self.out.write(json.dumps({"event": event, **fields}) + "\n")
+
+
+@contextmanager
+def shown() -> Iterator[Show]:
+    """Bars on a terminal, else lines."""
+    if not is_terminal(sys.stderr):
+        yield Lines()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=Console(stderr=True), expand=True) as progress:
+        yield Bars(progress)

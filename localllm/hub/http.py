@@ -1,0 +1,172 @@
+"""Requests to the Hub: one client, patience with passing faults, and errors as sentences.
+
+Bytes are fetched here and not by `huggingface_hub`, which neither resumes nor checks what it fetches over HTTP;
+its metadata calls, its login and its reading of the Hub's errors are used.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event
+from urllib.parse import urlsplit
+
+import httpx2
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, logging
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_when_event_set,
+    wait_exponential_jitter,
+)
+from tenacity.nap import sleep_using_event
+
+from localllm import __version__
+from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, NetworkError
+from localllm.hub.names import MAIN, RepoName
+
+ATTEMPTS = 5  # without a new byte in between
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
+LONGEST_ASKED_WAIT_S = 120  # by Retry-After; whoever asks for more is told to come back later
+PASSING = (408, 429, 500, 502, 503, 504)
+CONNECT_S = 10.0
+
+logging.set_verbosity_error()  # its warnings of retries would stand between the lines of our progress
+
+Say = Callable[[str], None]  # takes a remark for the person
+
+
+@functools.cache
+def client() -> httpx2.Client:
+    """Heeds the proxies of the environment. A login does not follow a redirect to another host."""
+    wait = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
+    return httpx2.Client(follow_redirects=True, timeout=wait)
+
+
+@contextmanager
+def get(url: str, begin: int, end: int) -> Iterator[httpx2.Response]:
+    """The bytes of a file from `begin` up to, not with, `end`; to be streamed.
+
+    Raises HfHubHTTPError, which says what the Hub says, and httpx2.HTTPError.
+    """
+    headers = build_hf_headers(library_name="localllm", library_version=__version__)
+    headers |= {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
+    with client().stream("GET", url, headers=headers) as response:
+        if response.is_error:
+            response.read()
+        hf_raise_for_status(response)
+        yield response
+
+
+def patiently(what: str, say: Say, end: Event) -> Retrying:
+    """Calls a function again after faults that may pass, a little later each time, or when the Hub asks for it;
+    not once `end` is set."""
+
+    def announce(state: RetryCallState) -> None:
+        error, pause = _error(state), state.upcoming_sleep
+        say(f"{what}: {reason(error)}; trying again in {pause:.0f} s")
+
+    return Retrying(
+        retry=retry_if_exception(is_passing),
+        stop=stop_after_attempt(ATTEMPTS) | stop_when_event_set(end),
+        wait=_wait,
+        sleep=sleep_using_event(end),
+        before_sleep=announce,
+        reraise=True,
+    )
+
+
+def is_passing(error: BaseException) -> bool:
+    """May it be gone in a moment? A broken connection may, a wrong name will not."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in PASSING and asked_wait_s(error) <= LONGEST_ASKED_WAIT_S
+    return isinstance(error, httpx2.TransportError) and not isinstance(
+        error, httpx2.UnsupportedProtocol | httpx2.ProxyError
+    )
+
+
+def asked_wait_s(error: BaseException) -> float:
+    """What Retry-After says, in seconds; 0 where it is not there or is a date."""
+    response = error.response if isinstance(error, HfHubHTTPError) else None
+    asked = response.headers.get("Retry-After", "") if response is not None else ""
+    return float(asked) if asked.isdecimal() and len(asked) < 9 else 0.0
+
+
+def _wait(state: RetryCallState) -> float:
+    usual = wait_exponential_jitter(FIRST_WAIT_S, LONGEST_WAIT_S, jitter=FIRST_WAIT_S)
+    return max(usual(state), asked_wait_s(_error(state)))
+
+
+def _error(state: RetryCallState) -> BaseException:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert error is not None
+    return error
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in words, without a URL: that of a file may carry a signature."""
+    if isinstance(error, HfHubHTTPError):
+        return f"it answers {error.response.status_code}"
+    if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
+        return f"no connection within {CONNECT_S:.0f} s"
+    if isinstance(error, httpx2.TimeoutException):
+        return f"nothing came for {constants.HF_HUB_DOWNLOAD_TIMEOUT} s"
+    if isinstance(error, httpx2.TooManyRedirects):
+        return "it redirects in circles"
+    return str(error) or type(error).__name__
+
+
+@contextmanager
+def told(repo: RepoName) -> Iterator[None]:
+    """Turns the errors of requests about a repository into ours."""
+    try:
+        yield
+    except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise _told(error, repo) from error
+
+
+def _told(error: Exception, repo: RepoName) -> LocalLLMError:
+    hub = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
+    page = f"{constants.ENDPOINT}/{repo.repo}"
+    login = "log in with `hf auth login`, or set HF_TOKEN"
+    with_token = "authorization" in build_hf_headers()
+    match error:
+        case OfflineModeIsEnabled():
+            return ModelNotFound(
+                f"{repo} is not on this machine, and HF_HUB_OFFLINE is set", "unset it to download"
+            )
+        case GatedRepoError():
+            first = "" if with_token else f"{login}, then "
+            return AccessDenied(
+                f"{repo.repo} is gated: its authors want you to agree to their terms",
+                f"{first}visit {page} and accept them",
+            )
+        case RepositoryNotFoundError():
+            remedy = "check the name" if with_token else f"check the name; if it is private, {login}"
+            return ModelNotFound(f"{hub} has no repository {repo.repo}, or it is private", remedy)
+        case RevisionNotFoundError():
+            known = "leave it out" if repo.revision != MAIN else f"see {page}"
+            return ModelNotFound(f"{repo.repo} has no revision {repo.revision}", known)
+        case RemoteEntryNotFoundError():
+            return ModelNotFound(f"{hub} lists a file of {repo.repo} and does not have it", "try again later")
+        case HfHubHTTPError() if error.response.status_code == 401:
+            return AccessDenied(f"{hub} does not accept the login for {repo.repo}", f"{login} with a valid token")
+        case HfHubHTTPError() if error.response.status_code == 403:
+            return AccessDenied(f"{hub} does not let you read {repo.repo}", f"see {page}; {login}")
+        case HfHubHTTPError() if error.response.status_code == 429:
+            later = f"in {asked_wait_s(error):.0f} s" if asked_wait_s(error) else "later"
+            return NetworkError(f"{hub} answers 429: too many requests", f"try again {later}")
+        case _:
+            broken = f"{hub} does not give {repo.repo}: {reason(error)}"
+            return NetworkError(broken, "check the connection and HF_ENDPOINT, then run the same command again")

@@ -1,0 +1,111 @@
+"""What a repository of the Hub holds at one commit. Trusts no answer: names, sizes and digests are checked here,
+before any of them becomes part of a path."""
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from threading import Event
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.hf_api import RepoFile
+
+from localllm.errors import NetworkError
+from localllm.hub.http import Say, patiently, told
+from localllm.hub.names import RepoName
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SHA1, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
+MOST_FILES = 100_000
+NAME_BYTES = 255  # of one part of a path: what Linux and macOS take
+PATH_BYTES = 1024
+CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    path: str  # in the repository
+    size: int  # bytes
+    digest: str  # sha256 of a large file, git's sha1 of a small one: also the name of its blob in the cache
+
+    def hasher(self) -> "hashlib._Hash":
+        """Fed with the whole file, gives the digest."""
+        return hasher(self.digest, self.size)
+
+
+@dataclass(frozen=True)
+class Listing:
+    repo: RepoName
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+    def find(self, path: str) -> RemoteFile | None:
+        return next((file for file in self.files if file.path == path), None)
+
+
+def hasher(digest: str, size: int) -> "hashlib._Hash":
+    """What makes a digest of this form from a file of this size: sha256, or sha1 as git names a blob."""
+    if SHA256.fullmatch(digest):
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+
+
+def fetch_listing(repo: RepoName, say: Say) -> Listing:
+    """Ask the Hub. Raises ModelNotFound, AccessDenied and NetworkError; the last also for an answer that no hub
+    should give."""
+    api = HfApi()
+    with told(repo):
+        ask = patiently(str(repo), say, Event())
+        commit = _understood(lambda: ask(api.model_info, repo.repo, revision=repo.revision).sha, repo)
+        if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+            raise _odd(repo, f"the commit {commit!r}")
+        return Listing(repo, commit, _understood(lambda: _files(api, repo, commit), repo))
+
+
+def _files(api: HfApi, repo: RepoName, commit: str) -> tuple[RemoteFile, ...]:
+    found: dict[str, RemoteFile] = {}
+    for entry in api.list_repo_tree(repo.repo, recursive=True, revision=commit):
+        if isinstance(entry, RepoFile):
+            file = _checked(entry, repo)
+            if file.path in found or len(found) == MOST_FILES:
+                raise _odd(repo, f"{file.path!r} twice" if file.path in found else f"over {MOST_FILES} files")
+            found[file.path] = file
+    return tuple(found.values())
+
+
+def _checked(entry: RepoFile, repo: RepoName) -> RemoteFile:
+    path, form = entry.path, SHA256 if entry.lfs else SHA1
+    digest, size = (entry.lfs.sha256, entry.lfs.size) if entry.lfs else (entry.blob_id, entry.size)
+    if not isinstance(path, str) or not is_safe(path):
+        raise _odd(repo, f"a file named {str(path)[:100]!r}")
+    if not isinstance(digest, str) or not form.fullmatch(digest):
+        raise _odd(repo, f"the digest {str(digest)[:100]!r} of {path}")
+    if type(size) is not int or not 0 <= size < 2**50 or size != entry.size:
+        raise _odd(repo, f"the size {size!r} of {path}, and {entry.size!r}")
+    return RemoteFile(path, size, digest)
+
+
+def is_safe(path: str) -> bool:
+    """Does it stay below the folder that it is put into, on every system?"""
+    names = path.split("/")
+    return (
+        not CONTROL.search(path)
+        and not PurePosixPath(path).is_absolute()
+        and not {"", ".", ".."} & set(names)
+        and len(path.encode(errors="surrogatepass")) <= PATH_BYTES
+        and all(len(name.encode(errors="surrogatepass")) <= NAME_BYTES for name in names)
+    )
+
+
+def _understood(ask: Callable[[], Any], repo: RepoName) -> Any:
+    """The library takes an answer apart without a check."""
+    try:
+        return ask()
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _odd(repo, f"something that is no listing ({type(error).__name__}: {error})") from error
+
+
+def _odd(repo: RepoName, what: str) -> NetworkError:
+    return NetworkError(f"the hub gives {what} for {repo.repo}", "do not trust this hub or repository")

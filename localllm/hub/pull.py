@@ -1,0 +1,155 @@
+"""A model from the Hub into the Hugging Face cache, whole: where a program that uses that cache finds it.
+
+The layout is that of `huggingface_hub`: contents in `blobs` under their digest, names in `snapshots` as links to
+them, branches in `refs`. A branch moves to a new commit when all of that is here, so an old model stays whole.
+"""
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Protocol
+
+from huggingface_hub.file_download import _create_symlink
+
+from localllm.errors import DamagedModel, DiskFull, NetworkError
+from localllm.hub.http import Say
+from localllm.hub.listing import COMMIT, Listing, RemoteFile, fetch_listing
+from localllm.hub.names import RepoName
+from localllm.hub.partial import SUFFIX, bytes_here
+from localllm.hub.ranges import read_range
+from localllm.hub.resolve import downloaded
+from localllm.hub.select import select
+from localllm.hub.store import cached_commit, repo_root
+from localllm.hub.transfer import Transfer, first_fault, is_whole, writing
+
+CONNECTIONS = 8  # at a time, for all files
+FILES = 4  # at a time; each hashes what has come, with a core of its own
+SMALL_BYTES = 64 * 2**20  # what is read into memory: configurations, indices
+SPARE_BYTES = 64 * 2**20  # of the disk are left alone
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a pull is going to do, before the first byte of it."""
+
+    listing: Listing
+    files: tuple[RemoteFile, ...]  # all that the model needs
+    here: dict[str, int]  # bytes of each, by path, that need not come again
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.total_bytes - sum(self.here.values())
+
+
+class Show(Protocol):
+    """Follows a pull; its methods are called from several threads."""
+
+    def begin(self, order: Order) -> None: ...
+    def advance(self, file: RemoteFile, count: int) -> None:
+        """`count` bytes came; if it is negative, so many have to come again."""
+        ...
+
+    def finish(self, file: RemoteFile) -> None:
+        """It is whole and verified."""
+        ...
+
+    def say(self, text: str) -> None: ...
+
+
+def order(repo: RepoName, say: Say) -> Order:
+    """Ask the Hub what the model consists of, and look what of it is here.
+
+    Raises ModelNotFound, AccessDenied, NetworkError, UnsupportedModel.
+    """
+    listing = fetch_listing(repo, say)
+    files = select(listing, lambda file: read_small(listing, file, say))
+    blobs = repo_root(repo.repo) / "blobs"
+    here = {
+        file.path: file.size
+        if is_whole(blobs / file.digest, file)
+        else bytes_here(blobs / f"{file.digest}{SUFFIX}", file.size)
+        for file in files
+    }
+    return Order(listing, files, here)
+
+
+def pull(job: Order, show: Show) -> Path:
+    """Fetch what is missing; gives the model's folder in the cache, or its GGUF file.
+
+    Raises NetworkError, AccessDenied, DamagedModel, DiskFull. What came is kept: the next pull goes on from there.
+    """
+    listing, root = job.listing, repo_root(job.listing.repo.repo)
+    check_disk(job, root)
+    show.begin(job)
+    if cached_commit(listing.repo.repo, listing.repo.revision) is None:
+        point(listing, root)  # so that what is broken off is seen as that
+    end = Event()
+    with ThreadPoolExecutor(CONNECTIONS) as connections, ThreadPoolExecutor(FILES) as files:
+        transfer = Transfer(listing, connections, end, show.advance, show.say)
+        coming = [files.submit(_bring, transfer, file, root, show.finish) for file in job.files]
+        try:
+            wait(coming, return_when=FIRST_EXCEPTION)
+        finally:
+            end.set()  # also for Ctrl-C, which arrives in wait
+            fault = first_fault(coming)
+    if fault:
+        raise fault
+    point(listing, root)
+    return downloaded(listing.repo, str(listing.repo))
+
+
+def _bring(transfer: Transfer, file: RemoteFile, root: Path, finished: Callable[[RemoteFile], None]) -> None:
+    blob = transfer.fetch(file)
+    name = root / "snapshots" / transfer.listing.commit / file.path
+    with writing(root):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        if not (name.exists() and name.samefile(blob)):
+            _create_symlink(str(blob), str(name))
+    finished(file)
+
+
+def point(listing: Listing, root: Path) -> None:
+    """Let the branch or tag stand for this commit."""
+    revision = listing.repo.revision
+    if cached_commit(listing.repo.repo, revision) == listing.commit or COMMIT.fullmatch(revision):
+        return
+    ref = root / "refs" / revision
+    with writing(root):
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        new = ref.with_name(f"{ref.name}.localllm")
+        new.write_text(listing.commit)
+        new.replace(ref)
+
+
+def check_disk(job: Order, root: Path) -> None:
+    """Raises DiskFull where what is missing does not fit on the disk."""
+    folder = next(parent for parent in (root, *root.parents) if parent.exists())
+    free = shutil.disk_usage(folder).free
+    if job.missing_bytes + SPARE_BYTES > free:
+        raise DiskFull(
+            f"{job.listing.repo} needs {job.missing_bytes / 1e9:.1f} GB more on the disk with {folder}, "
+            f"{free / 1e9:.1f} GB are free",
+            "make room, or set HF_HUB_CACHE to a folder on another disk",
+        )
+
+
+def read_small(listing: Listing, file: RemoteFile, say: Say) -> bytes:
+    """The verified content of a configuration or an index. Raises as `pull`."""
+    if file.size > SMALL_BYTES:
+        raise NetworkError(f"{file.path} of {listing.repo} has {file.size} bytes", "use another edition of it")
+    content = read_range(listing, file, 0, file.size, say) if file.size else b""
+    digest = file.hasher()
+    digest.update(content)
+    if digest.hexdigest() != file.digest:
+        raise DamagedModel(
+            f"{file.path} of {listing.repo.repo} came with another content than the hub announced",
+            "try another network or HF_ENDPOINT",
+        )
+    return content

@@ -1,0 +1,117 @@
+"""From a name to the model on this machine: its folder, or its GGUF file. Never the network."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.errors import ModelNotFound, UnsupportedModel
+from localllm.hub.catalog import CatalogEntry, boxed_folder
+from localllm.hub.folder import INDEX, SINGLE, missing_files
+from localllm.hub.gguf import choose, is_gguf, model_name, models_below, models_in
+from localllm.hub.names import RepoName, parse
+from localllm.hub.store import cached_folder
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A model on this machine: what to call it, and the folder with its config.json and weights, or a file of a
+    GGUF model."""
+
+    name: str
+    path: Path
+
+
+def resolve(name: str) -> ModelRef:
+    """Find the folder of a model, or its GGUF file.
+
+    Raises ModelNotFound where nothing of that name is here (with near names, or how to download it) and
+    UnsupportedModel where the name is that of another single file.
+    """
+    match parse(name):
+        case RepoName() as repo:
+            return ModelRef(name, downloaded(repo, name))
+        case CatalogEntry() as entry:
+            return ModelRef(name, _boxed(entry))
+        case Path() as path:
+            return _at_path(path, name)
+
+
+def downloaded(repo: RepoName, name: str) -> Path:
+    """Its folder in the cache, or its GGUF file; whole.
+
+    name: what the user calls it, for the message. Raises ModelNotFound where it is not here, or not whole.
+    """
+    path = model_in_cache(repo)
+    missing = missing_files(path) if path else None
+    if path and not missing:
+        return path
+    state = f"is here without {' and '.join(missing)}" if missing else "is not on this machine"
+    raise ModelNotFound(f"{name} {state}", f"run `localllm pull {name}`")
+
+
+def is_downloaded(repo: RepoName) -> bool:
+    """Whole? Raises ModelNotFound where several models that are here could be meant."""
+    path = model_in_cache(repo)
+    return path is not None and not missing_files(path)
+
+
+def model_in_cache(repo: RepoName) -> Path | None:
+    """The GGUF file that is meant, or the folder with config.json, complete or not; None if it is not here.
+
+    Raises ModelNotFound where several could be meant.
+    """
+    snapshot = cached_folder(repo.repo, repo.revision)
+    if snapshot is None or (repo.quant is None and has_safetensors(snapshot)):
+        return snapshot
+    models = models_below(snapshot)
+    if not models:
+        return snapshot if repo.quant is None else None
+    try:
+        chosen = choose([model.relative_to(snapshot) for model in models], repo.quant, repo.repo)
+    except ModelNotFound:
+        if repo.quant:
+            return None  # of this repository other models are here
+        raise
+    return snapshot / chosen
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Repositories of GGUF files often hold the config.json of the model, too, but no other weights."""
+    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in (SINGLE, INDEX))
+
+
+def _boxed(entry: CatalogEntry) -> Path:
+    folder = boxed_folder(entry)
+    if folder is None or missing_files(folder):
+        raise ModelNotFound(f"the model {entry.name} is missing from this installation", "install localllm again")
+    return folder
+
+
+def _at_path(given: Path, name: str) -> ModelRef:
+    path = _only_model(given)
+    if is_gguf(path):
+        if missing := missing_files(path):
+            raise ModelNotFound(f"{path.parent} has no {missing[0]}", "fetch all parts of the model")
+        return ModelRef(model_name(path), path)
+    if path.is_file():
+        instead = f"run its folder: `localllm run {path.parent}`" if path.suffix == ".safetensors" else None
+        instead = instead or "give a GGUF file, or a folder with config.json, tokenizer.json and model.safetensors"
+        raise UnsupportedModel(f"{name} is a file that cannot be run by itself", instead)
+    if not path.is_dir():
+        raise ModelNotFound(f"there is no folder or file {name}", "`localllm list` shows the models known by name")
+    if missing := missing_files(path):
+        raise ModelNotFound(f"the folder {name} has no {', '.join(missing)}", "give the folder of a whole model")
+    return ModelRef(path.resolve().name, path)
+
+
+def _only_model(folder: Path) -> Path:
+    """The GGUF file of a folder that holds one and no other weights, else what was given.
+
+    Raises ModelNotFound where it holds several.
+    """
+    if not folder.is_dir() or has_safetensors(folder):
+        return folder
+    models = models_in(folder)
+    if len(models) > 1:
+        names = ", ".join(model.name for model in models)
+        raise ModelNotFound(f"the folder {folder} holds several models: {names}", "give the path of one")
+    return models[0] if models else folder

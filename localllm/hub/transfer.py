@@ -1,0 +1,155 @@
+"""One file of the Hub into the cache: in parts, several at once, resumed, and verified as it is written.
+
+Knows nothing of models, nor of which files one needs.
+"""
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from filelock import Timeout
+from huggingface_hub.utils import WeakFileLock
+
+from localllm.errors import DamagedModel, DiskFull, LocalLLMError
+from localllm.hub.http import Say
+from localllm.hub.listing import Listing, RemoteFile
+from localllm.hub.partial import SUFFIX, Part, Partial
+from localllm.hub.ranges import fetch_range
+from localllm.hub.store import repo_root
+
+LOCK_POLL_S = 0.5
+
+
+class Interrupted(Exception):
+    """The person, or the fault of another file, ended it."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What all files of one pull share."""
+
+    listing: Listing
+    connections: Executor
+    end: Event  # set to break off
+    advanced: Callable[[RemoteFile, int], None]  # bytes that came; negative ones have to come again
+    say: Say
+
+    def fetch(self, file: RemoteFile) -> Path:
+        """The file's blob in the cache, whole and verified; fetched unless it is there.
+
+        Where another process fetches it, waits for that one. Raises NetworkError, AccessDenied, DamagedModel,
+        DiskFull, and Interrupted.
+        """
+        root = repo_root(self.listing.repo.repo)
+        blob = root / "blobs" / file.digest
+        if is_whole(blob, file):
+            return blob
+        with writing(root):
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            lock = root.parent / ".locks" / root.name / f"{file.digest}.lock"
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked(lock, file):
+                if not is_whole(blob, file):
+                    with Partial(blob.with_name(file.digest + SUFFIX), file.size) as partial:
+                        self._fill(partial, file)
+                        partial.finish(blob)
+        return blob
+
+    @contextmanager
+    def _locked(self, lock: Path, file: RemoteFile) -> Iterator[None]:
+        """The lock that `huggingface_hub` takes, too."""
+        told_so = False
+        while True:
+            try:
+                with WeakFileLock(lock, timeout=LOCK_POLL_S):
+                    yield
+                return
+            except Timeout:
+                if not told_so:
+                    self.say(f"{file.path}: another process is fetching it, waiting for that one")
+                told_so = True
+                self.check_end()
+
+    def _fill(self, partial: Partial, file: RemoteFile) -> None:
+        for attempt in ("first", "last"):
+            if self._fetch_parts(partial, file) == file.digest:
+                return
+            self.advanced(file, -partial.done)
+            partial.discard()
+            if attempt == "first":
+                self.say(f"{file.path}: what came is not what the hub announced, fetching it again")
+        raise DamagedModel(
+            f"{file.path} of {self.listing.repo.repo} came twice with another content than the hub announced",
+            "try another network or HF_ENDPOINT",
+        )
+
+    def _fetch_parts(self, partial: Partial, file: RemoteFile) -> str:
+        """Fetch what is missing, and give the digest of the whole. Hashing follows the parts in their order."""
+        digest, failed = file.hasher(), Event()
+        coming = [self.connections.submit(self._fetch_part, partial, part, file, failed) for part in partial.parts]
+        try:
+            for part, future in zip(partial.parts, coming, strict=True):
+                future.result()
+                for content in partial.read(part):
+                    self.check_end()
+                    digest.update(content)
+        except (Interrupted, CancelledError):
+            raise first_fault(coming) or Interrupted from None
+        finally:
+            failed.set()
+            first_fault(coming)  # none writes any more when the file is closed
+        return digest.hexdigest()
+
+    def _fetch_part(self, partial: Partial, part: Part, file: RemoteFile, failed: Event) -> None:
+        def write(content: bytes) -> None:
+            partial.write(part, content)
+            self.advanced(file, len(content))
+            self.check_end(failed)
+
+        try:
+            self.check_end(failed)
+            fetch_range(self.listing, file, part, write, self.say, self.end)
+        except BaseException:
+            failed.set()
+            raise
+
+    def check_end(self, failed: Event | None = None) -> None:
+        if self.end.is_set() or (failed and failed.is_set()):
+            raise Interrupted
+
+
+def is_whole(blob: Path, file: RemoteFile) -> bool:
+    """By its size; `verify` looks at the content."""
+    return blob.is_file() and blob.stat().st_size == file.size
+
+
+def first_fault(futures: Sequence[Future[Any]]) -> BaseException | None:
+    """Cancel what has not begun, wait for what has, and give what went wrong of its own accord."""
+    for future in futures:
+        future.cancel()
+    faults = [future.exception() for future in futures if not future.cancelled()]
+    return next((fault for fault in faults if fault and not isinstance(fault, Interrupted)), None)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turns the faults of a disk into sentences."""
+    try:
+        yield
+    except OSError as error:
+        match error.errno:
+            case errno.ENOSPC | errno.EDQUOT:
+                raise DiskFull(
+                    f"the disk with {folder} is full", "make room, then run the same command again: it goes on"
+                ) from error
+            case errno.EROFS | errno.EACCES | errno.EPERM:
+                raise LocalLLMError(
+                    f"the cache {folder.parent} cannot be written ({error.strerror})",
+                    "set HF_HUB_CACHE to a folder that can",
+                ) from error
+        raise

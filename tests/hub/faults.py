@@ -1,0 +1,133 @@
+"""What goes wrong between a hub and its client: changes of one answer. Knows no server; `loopback` sends them."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.hub.answers import End, Reply
+
+Change = Callable[[Reply], Reply | None]
+"""From an answer as it should be to what is sent instead; None where it is not this answer that is meant."""
+
+
+@dataclass
+class Fault:
+    change: Change
+    match: str
+    method: str | None  # None: any
+    times: int | None  # None: always
+    met: int = 0  # how often so far
+
+    def means(self, method: str, target: str) -> bool:
+        left = self.times is None or self.met < self.times
+        return left and self.method in (None, method) and re.search(self.match, target) is not None
+
+
+def reset(at: int) -> Change:
+    """The connection is reset where byte `at` of the file would come."""
+    return _cut(at, End.RESET)
+
+
+def truncated(at: int) -> Change:
+    """The connection is closed there as if all had been said, though Content-Length says more."""
+    return _cut(at, End.CLOSE)
+
+
+def stalled(at: int) -> Change:
+    """Nothing comes any more from there on."""
+    return _cut(at, End.STALL)
+
+
+def _cut(at: int, end: End) -> Change:
+    return lambda r: replace(r, body=r.body[: at - r.offset], end=end) if _has(r, at) else None
+
+
+def _has(reply: Reply, at: int) -> bool:
+    return reply.offset <= at < reply.offset + len(reply.body)
+
+
+def silent(reply: Reply) -> Reply:
+    """A connection is made, and no answer comes."""
+    return replace(reply, status=0, body=b"", end=End.STALL)
+
+
+def flipped(at: int) -> Change:
+    """One bit of byte `at` of the file is another."""
+
+    def change(reply: Reply) -> Reply | None:
+        here = at - reply.offset
+        byte = bytes([reply.body[here] ^ 1]) if _has(reply, at) else None
+        return replace(reply, body=reply.body[:here] + byte + reply.body[here + 1 :]) if byte else None
+
+    return change
+
+
+def longer(extra: bytes) -> Change:
+    """A body with more bytes than were asked for, and a Content-Length that says so."""
+
+    def change(reply: Reply) -> Reply | None:
+        body = reply.body + extra
+        return (
+            replace(reply, body=body, headers={**reply.headers, "Content-Length": str(len(body))})
+            if reply.body
+            else None
+        )
+
+    return change
+
+
+def ranges_ignored(reply: Reply) -> Reply | None:
+    """The whole file, whatever part of it was asked for."""
+    if reply.status != 206:
+        return None
+    headers = {name: value for name, value in reply.headers.items() if name != "Content-Range"}
+    return Reply.of(200, reply.file, headers, file=reply.file)
+
+
+def announced(size: int) -> Change:
+    """Another size of the file in X-Linked-Size and in the total of Content-Range."""
+
+    def change(reply: Reply) -> Reply | None:
+        headers = dict(reply.headers)
+        if "X-Linked-Size" in headers:
+            headers["X-Linked-Size"] = str(size)
+        if "Content-Range" in headers:
+            headers["Content-Range"] = f"{headers['Content-Range'].partition('/')[0]}/{size}"
+        return replace(reply, headers=headers) if headers != reply.headers else None
+
+    return change
+
+
+def headed(headers: Mapping[str, str | None]) -> Change:
+    """Other headers; None takes one away."""
+    return lambda r: replace(r, headers={k: v for k, v in {**r.headers, **headers}.items() if v is not None})
+
+
+def redirected(location: str) -> Change:
+    """To another place, with the headers of this one; `?` leads back to itself for ever."""
+    return lambda r: Reply.of(302, headers={**r.headers, "Location": location})
+
+
+def refused(status: int, code: str | None = None, message: str | None = None, **headers: str) -> Change:
+    """An error, with the code by which the Hub says which: RepoNotFound, RevisionNotFound, EntryNotFound or
+    GatedRepo."""
+    return lambda _: Reply.refusal(status, code, message, **headers)
+
+
+def busy(retry_after: int | None = None) -> Change:
+    """429, with or without a Retry-After in seconds."""
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return refused(429, None, "We had to rate limit you.", **headers)
+
+
+def edited(edit: Callable[[Any], object]) -> Change:
+    """The model's facts or its listing after `edit` has changed them in place."""
+
+    def change(reply: Reply) -> Reply:
+        facts = json.loads(reply.body)
+        edit(facts)
+        return Reply.json(facts, reply.headers)
+
+    return change
