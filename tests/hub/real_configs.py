@@ -1,10 +1,10 @@
 """What `config.json` says in repositories of the catalogue, shortened to what counts parameters.
 
-Those of `tests/arch/test_published.py` are not repeated here. The values are those of the repositories as others have
-copied them: [l] Lightning-AI/litgpt's config.py, which names the file of each; [k] kvcache-ai/kvcache-blog, read from
-the repositories in May 2026; [t] the defaults of the class in `transformers` where it names the checkpoint;
-[o] ollama's tests of its own readers; [d] configurations or model cards quoted whole in documents. Where a source
-leaves a field open, the parameters that its model card states decided.
+Those of `tests/arch/test_published.py` are not repeated here. The values are those of the repositories as others
+have copied them: [l] Lightning-AI/litgpt's config.py, which names the file of each; [k] kvcache-ai/kvcache-blog,
+read from the repositories in May 2026; [t] the defaults of the class in `transformers` where it names the
+checkpoint; [o] ollama's tests of its own readers; [d] configurations or model cards quoted whole in documents.
+Where a source leaves a field open, the parameters that its model card states decided.
 """
 
 from typing import Any
@@ -114,7 +114,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Falcon3-7B-Instruct": dense("Llama", 3072, 23040, 28, 12, 4, 131072, 32768, head_dim=256),
     # [l]
     "Mistral-7B-Instruct-v0.3": dense("Mistral", 4096, 14336, 32, 32, 8, 32768, 32768, sliding_window=None),
-    "Mistral-Small-24B": dense("Mistral", 5120, 32768, 40, 32, 8, 131072, 131072, sliding_window=None, head_dim=128),
+    "Mistral-Small-24B": dense(
+        "Mistral", 5120, 32768, 40, 32, 8, 131072, 131072, sliding_window=None, head_dim=128
+    ),
     # [d] the whole file of its base model
     "Mistral-Nemo-Instruct-2407": dense(
         "Mistral", 5120, 14336, 40, 32, 8, 131072, 128000, sliding_window=None, head_dim=128
