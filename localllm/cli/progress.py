@@ -39,6 +39,7 @@ class Bars:
         self.all: TaskID | None = None
 
     def begin(self, order: Order) -> None:
+        self.say(summary(order))
         coming = [file for file in order.files if order.here[file.path] < file.size]
         here = order.total_bytes - order.missing_bytes
         if len(coming) > 1:
@@ -74,6 +75,7 @@ class Lines:
         self.start = self.last = time.monotonic()
 
     def begin(self, order: Order) -> None:
+        note(summary(order))
         self.total, self.done = order.total_bytes, order.total_bytes - order.missing_bytes
         self.start = self.last = time.monotonic()
 
@@ -133,6 +135,16 @@ class Events:
 
     def _put(self, event: str, **fields: Any) -> None:
         self.out.write(json.dumps({"event": event, **fields}) + "\n")
+
+
+def summary(order: Order) -> str:
+    """What a pull is going to do, in one line."""
+    name, total, missing = order.listing.repo, order.total_bytes, order.missing_bytes
+    if not missing:
+        return f"{name} is here and up to date ({size(total)})"
+    files = f"{len(order.files)} files" if len(order.files) > 1 else "1 file"
+    here = f", {size(total - missing)} of them are here" if missing < total else ""
+    return f"pulling {name}: {files}, {size(total)}{here}"
 
 
 @contextmanager

@@ -5,9 +5,9 @@ them, branches in `refs`. A branch moves to a new commit when all of that is her
 """
 
 import shutil
-from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -93,7 +93,10 @@ def pull(job: Order, show: Show) -> Path:
     end = Event()
     with ThreadPoolExecutor(CONNECTIONS) as connections, ThreadPoolExecutor(FILES) as files:
         transfer = Transfer(listing, connections, end, show.advance, show.say)
-        coming = [files.submit(_bring, transfer, file, root, show.finish) for file in job.files]
+        coming = [files.submit(_bring, transfer, file, root) for file in job.files]
+        for file, future in zip(job.files, coming, strict=True):
+            if job.here[file.path] < file.size:
+                future.add_done_callback(partial(_tell, show, file))
         try:
             wait(coming, return_when=FIRST_EXCEPTION)
         finally:
@@ -105,14 +108,19 @@ def pull(job: Order, show: Show) -> Path:
     return downloaded(listing.repo, str(listing.repo))
 
 
-def _bring(transfer: Transfer, file: RemoteFile, root: Path, finished: Callable[[RemoteFile], None]) -> None:
+def _tell(show: Show, file: RemoteFile, future: Future[None]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        show.finish(file)
+
+
+def _bring(transfer: Transfer, file: RemoteFile, root: Path) -> None:
+    """The file in the cache under both its names."""
     blob = transfer.fetch(file)
     name = root / "snapshots" / transfer.listing.commit / file.path
     with writing(root):
         name.parent.mkdir(parents=True, exist_ok=True)
         if not (name.exists() and name.samefile(blob)):
             _create_symlink(str(blob), str(name))
-    finished(file)
 
 
 def point(listing: Listing, root: Path) -> None:
