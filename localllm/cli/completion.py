@@ -1,7 +1,7 @@
 """`localllm completion`: the few lines that make a shell ask `complete.py` when Tab is pressed.
 
-Not typer's own: those need its main(), which makes a broken pipe exit 1, import the whole program on each press and
-lose every name with a colon in bash.
+Not typer's own: those need its main(), which makes a broken pipe exit 1, import the whole program on each press
+and lose every name with a colon in bash.
 """
 
 from enum import StrEnum
