@@ -17,7 +17,7 @@ Rows = list[tuple[str, str]]
 
 
 def doctor(as_json: options.Json = False) -> None:
-    """Show what this machine has, how fast it is and what is missing.
+    """Show what this machine has, can do and lacks.
 
     Measures for a second and lets the boxed model say something. Touches no network. Exits with 1 if something is
     broken that `localllm run` needs.

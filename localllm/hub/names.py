@@ -49,7 +49,7 @@ def parse(name: str) -> RepoName | CatalogEntry | Path:
     if is_path(name):
         return Path(name).expanduser()
     if entry := catalog().get(name):
-        return RepoName(entry.repo) if entry.repo else entry
+        return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else entry
     if named := REPO.fullmatch(HUB.sub("", name, count=1)):
         if ".." in (named["revision"] or ""):  # git knows no such name either
             _not_found(name)

@@ -97,7 +97,7 @@ def test_pull_prints_the_path_and_nothing_else_on_stdout(hub, localllm):
     assert first.returncode == second.returncode == 0
     assert weights_in(first.stdout) == weights()
     assert "model.safetensors: 40.1 kB, verified\n" in first.stderr
-    assert (second.stdout, second.stderr) == (first.stdout, "org/tiny is here and up to date (40.3 kB)\n")
+    assert (second.stdout, second.stderr) == (first.stdout, "org/tiny is here and up to date (40.4 kB)\n")
 
 
 def test_events_as_json_lines(hub, localllm):
