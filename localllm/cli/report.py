@@ -29,6 +29,12 @@ def size(count: float) -> str:
     return f"{three_digits(count)} TB"
 
 
+def operations(per_s: float) -> str:
+    """Arithmetic in a second, as datasheets have it: 313 GFLOP/s, 1.75 TFLOP/s."""
+    unit, name = (1e12, "TFLOP/s") if per_s >= 1e12 else (1e9, "GFLOP/s")
+    return f"{three_digits(per_s / unit)} {name}"
+
+
 def rough_size(count: float) -> str:
     """Of a number that was rounded to two digits: ~16 GB, ~4.9 GB."""
     number, unit = size(count).split()
