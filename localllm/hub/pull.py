@@ -5,6 +5,7 @@ them, branches in `refs`. A branch moves to a new commit when all of that is her
 """
 
 import shutil
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -69,8 +70,12 @@ def order(repo: RepoName, say: Say) -> Order:
     Raises ModelNotFound, AccessDenied, NetworkError, UnsupportedModel.
     """
     listing = fetch_listing(repo, say)
-    files = select(listing, lambda file: read_small(listing, file, say))
-    blobs = repo_root(repo.repo) / "blobs"
+    return order_of(listing, select(listing, lambda file: read_small(listing, file, say)))
+
+
+def order_of(listing: Listing, files: Iterable[RemoteFile]) -> Order:
+    """Some files, and what of them is here."""
+    files, blobs = tuple(files), repo_root(listing.repo.repo) / "blobs"
     here = {
         file.path: file.size
         if is_whole(blobs / file.digest, file)
@@ -81,7 +86,13 @@ def order(repo: RepoName, say: Say) -> Order:
 
 
 def pull(job: Order, show: Show) -> Path:
-    """Fetch what is missing; gives the model's folder in the cache, or its GGUF file.
+    """Fetch what is missing; gives the model's folder in the cache, or its GGUF file. Raises as `bring`."""
+    bring(job, show)
+    return downloaded(job.listing.repo, str(job.listing.repo))
+
+
+def bring(job: Order, show: Show) -> None:
+    """Fetch what is missing into the cache.
 
     Raises NetworkError, AccessDenied, DamagedModel, DiskFull. What came is kept: the next pull goes on from there.
     """
@@ -105,7 +116,6 @@ def pull(job: Order, show: Show) -> Path:
     if fault:
         raise fault
     point(listing, root)
-    return downloaded(listing.repo, str(listing.repo))
 
 
 def _tell(show: Show, file: RemoteFile, future: Future[None]) -> None:

@@ -86,5 +86,7 @@ def test_a_download_of_a_gguf_repository_is_found(tmp_path, monkeypatch):
     with pytest.raises(ModelNotFound, match="several models; name one of them: :Q4_0, :Q8_0"):
         resolve("someone/tiny-GGUF")
     assert resolve("someone/tiny-GGUF:q8_0").path == snapshot / "tiny-Q8_0.gguf"
-    with pytest.raises(ModelNotFound, match="Q6_K is not on this machine; run `localllm pull someone/tiny-GGUF:Q6_K`"):
+    with pytest.raises(
+        ModelNotFound, match="Q6_K is not on this machine; run `localllm pull someone/tiny-GGUF:Q6_K`"
+    ):
         resolve("someone/tiny-GGUF:Q6_K")
