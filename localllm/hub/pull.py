@@ -5,7 +5,7 @@ them, branches in `refs`. A branch moves to a new commit when all of that is her
 """
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ class Order:
 
     listing: Listing
     files: tuple[RemoteFile, ...]  # all that the model needs
-    here: dict[str, int]  # bytes of each, by path, that need not come again
+    here: dict[str, int]  # bytes of each, by path, that need not come again; two of one content come once
 
     @property
     def total_bytes(self) -> int:
@@ -73,16 +73,19 @@ def order(repo: RepoName, say: Say) -> Order:
     return order_of(listing, select(listing, lambda file: read_small(listing, file, say)))
 
 
-def order_of(listing: Listing, files: Iterable[RemoteFile]) -> Order:
-    """Some files, and what of them is here."""
-    files, blobs = tuple(files), repo_root(listing.repo.repo) / "blobs"
-    here = {
-        file.path: file.size
-        if is_whole(blobs / file.digest, file)
-        else bytes_here(blobs / f"{file.digest}{SUFFIX}", file.size)
-        for file in files
-    }
+def order_of(listing: Listing, files: tuple[RemoteFile, ...]) -> Order:
+    """These files of the repository, and what of them is here."""
+    blobs, here, counted = repo_root(listing.repo.repo) / "blobs", dict[str, int](), set[str]()
+    for file in files:
+        here[file.path] = file.size if file.digest in counted else bytes_of(file, blobs)
+        counted.add(file.digest)
     return Order(listing, files, here)
+
+
+def bytes_of(file: RemoteFile, blobs: Path) -> int:
+    """How much of it is in the cache."""
+    blob = blobs / file.digest
+    return file.size if is_whole(blob, file) else bytes_here(blob.with_name(file.digest + SUFFIX), file.size)
 
 
 def pull(job: Order, show: Show) -> Path:
@@ -92,7 +95,7 @@ def pull(job: Order, show: Show) -> Path:
 
 
 def bring(job: Order, show: Show) -> None:
-    """Fetch what is missing into the cache.
+    """Fetch what is missing of any files.
 
     Raises NetworkError, AccessDenied, DamagedModel, DiskFull. What came is kept: the next pull goes on from there.
     """
@@ -104,10 +107,12 @@ def bring(job: Order, show: Show) -> None:
     end = Event()
     with ThreadPoolExecutor(CONNECTIONS) as connections, ThreadPoolExecutor(FILES) as files:
         transfer = Transfer(listing, connections, end, show.advance, show.say)
-        coming = [files.submit(_bring, transfer, file, root) for file in job.files]
-        for file, future in zip(job.files, coming, strict=True):
-            if job.here[file.path] < file.size:
-                future.add_done_callback(partial(_tell, show, file))
+        coming = []
+        for digest in dict.fromkeys(file.digest for file in job.files):
+            same = [file for file in job.files if file.digest == digest]
+            coming.append(files.submit(_bring, transfer, same, root))
+            if job.here[same[0].path] < same[0].size:
+                coming[-1].add_done_callback(partial(_tell, show, same[0]))
         try:
             wait(coming, return_when=FIRST_EXCEPTION)
         finally:
@@ -123,14 +128,15 @@ def _tell(show: Show, file: RemoteFile, future: Future[None]) -> None:
         show.finish(file)
 
 
-def _bring(transfer: Transfer, file: RemoteFile, root: Path) -> None:
-    """The file in the cache under both its names."""
-    blob = transfer.fetch(file)
-    name = root / "snapshots" / transfer.listing.commit / file.path
+def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path) -> None:
+    """Files of one content into the cache, under all their names."""
+    blob = transfer.fetch(files[0])
     with writing(root):
-        name.parent.mkdir(parents=True, exist_ok=True)
-        if not (name.exists() and name.samefile(blob)):
-            _create_symlink(str(blob), str(name))
+        for file in files:
+            name = root / "snapshots" / transfer.listing.commit / file.path
+            name.parent.mkdir(parents=True, exist_ok=True)
+            if not (name.exists() and name.samefile(blob)):
+                _create_symlink(str(blob), str(name))
 
 
 def point(listing: Listing, root: Path) -> None:

@@ -156,7 +156,7 @@ def repair(found: Snapshot, state: Mapping[str, State], show: Show) -> None:
     for file in found.files():
         if file.blob and state.get(file.path) is State.DAMAGED and listing.find(file.path):
             file.blob.unlink(missing_ok=True)
-    while wanted := [file for path in faulty if (file := listing.find(path))]:
+    while wanted := tuple(file for path in faulty if (file := listing.find(path))):
         bring(order_of(listing, wanted), show)
         faulty = found.missing()  # an index that was damaged may name more; the next part of a GGUF model
     if found.missing():
