@@ -9,11 +9,12 @@ from pathlib import Path
 from localllm.checkpoint.facts import Facts, read_facts
 from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter
-from localllm.errors import DamagedModel, UnsupportedModel
+from localllm.errors import DamagedModel, ModelNotFound, UnsupportedModel
+from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
 from localllm.hub.folder import missing_files
-from localllm.hub.names import is_path
-from localllm.hub.resolve import resolve
+from localllm.hub.names import RepoName, is_path, parse
+from localllm.hub.resolve import model_in_cache, resolve
 from localllm.hub.store import cached_folder, cached_models
 from localllm.request import SamplingParams
 
@@ -92,11 +93,14 @@ def _entries() -> Iterator[Entry]:
     for repo, folder in cached_models():
         if repo not in repos:
             yield _here(repo, State.DOWNLOADED, folder, repo)
+    yield from map(_from_alias, aliases())
 
 
 def _find(model: str) -> Entry:
     if model in catalog() and not is_path(model):
         return _from_catalog(catalog()[model])
+    if model in aliases():
+        return _from_alias(model)
     ref = resolve(model)
     downloaded = ref.name == model and cached_folder(model) in (ref.path, ref.path.parent)
     if downloaded:
@@ -109,6 +113,23 @@ def _from_catalog(entry: CatalogEntry) -> Entry:
     if folder is None or not folder.exists():
         return Entry(entry.name, State.ABSENT, entry.repo, None, entry.license, entry.parameters, entry.context)
     return _here(entry.name, State.DOWNLOADED if entry.repo else State.BOXED, folder, entry.repo, entry)
+
+
+def _from_alias(name: str) -> Entry:
+    """A name that the person gave, with what is known of the model."""
+    match parse(name):
+        case CatalogEntry() as entry:
+            return dataclasses.replace(_from_catalog(entry), name=name)
+        case RepoName() as repo:
+            try:
+                path, state, source = model_in_cache(repo), State.DOWNLOADED, repo.repo
+            except ModelNotFound:  # there are several, none of which is meant before the others
+                path, state, source = None, State.ABSENT, repo.repo
+        case Path() as path:
+            state, source = State.FILE if path.is_file() else State.FOLDER, None
+    if path is None or not path.exists():
+        return Entry(name, State.ABSENT, source, None, None, None, None)
+    return _here(name, state, path, source)
 
 
 def _here(

@@ -16,8 +16,8 @@ from localllm.hub.catalog import CatalogEntry, catalog
 from localllm.hub.names import ALIAS, RepoName, is_path, parse
 from localllm.hub.remove import Removal, plan_removal
 
-Models = Annotated[list[str], typer.Argument(metavar="MODEL...", hidden=True)]
-MaybeModel = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
+Models = Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)]
+MaybeModel = Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)]
 DryRun = Annotated[bool, options.switch("--dry-run", text="Say what would be removed, and remove nothing.")]
 CheckOnly = Annotated[bool, options.switch("--check", text="Fetch nothing again.")]
 

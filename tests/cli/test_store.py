@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from huggingface_hub import snapshot_download
 
 from localllm.hub.resolve import resolve
 from tests.hub.conftest import hub  # noqa: F401 (a fixture)
+from tests.hub.downloaded import download
 from tests.hub.folders import write_model
 from tests.hub.models import model_files, weights
 
@@ -17,18 +17,14 @@ GGUF = {f"tiny-{quant}.gguf": b"GGUF" + weights(seed=i) for i, quant in enumerat
 
 
 @pytest.fixture
-def tiny(hub, tmp_path):  # noqa: F811
+def tiny(hub):  # noqa: F811
     """The folder of a model that another program has downloaded."""
-    hub.add("org/tiny", FILES)
-    snapshot_download("org/tiny", endpoint=hub.url, cache_dir=tmp_path / "cache")
-    return resolve("org/tiny").path
+    return download(hub, "org/tiny", FILES)
 
 
 @pytest.fixture
-def gguf(hub, tmp_path):  # noqa: F811
-    hub.add("org/tiny-GGUF", GGUF)
-    snapshot_download("org/tiny-GGUF", endpoint=hub.url, cache_dir=tmp_path / "cache")
-    return resolve("org/tiny-GGUF").path.parent
+def gguf(hub):  # noqa: F811
+    return download(hub, "org/tiny-GGUF", GGUF)
 
 
 def damage(file):
@@ -38,11 +34,11 @@ def damage(file):
 def test_rm_says_what_it_frees_and_frees_it(localllm, tiny):
     code, out, err = localllm("rm", "org/tiny", "--dry-run")
     assert (code, err) == (0, "")
-    assert re.fullmatch(r"would: remove org/tiny: 9 files, 40\.\d kB\n", out)
+    assert re.fullmatch(r"would: remove org/tiny: 9 files, 4\d\.\d kB\n", out)
     assert tiny.exists()
     code, out, err = localllm("rm", "org/tiny")
     assert (code, err) == (0, "")
-    assert re.fullmatch(r"removed org/tiny: 9 files, 40\.\d kB freed\n", out)
+    assert re.fullmatch(r"removed org/tiny: 9 files, 4\d\.\d kB freed\n", out)
     assert not tiny.exists()
     code, _, err = localllm("rm", "org/tiny")
     assert (code, err) == (8, "error: org/tiny is not on this machine; `localllm list` shows what is\n")
@@ -62,18 +58,17 @@ def test_rm_takes_several_and_begins_only_if_all_are_here(localllm, tiny, gguf):
     assert not (tiny.exists() or gguf.exists())
 
 
-def test_rm_says_what_stays_and_why(localllm, tiny, hub, tmp_path):  # noqa: F811
-    hub.add("org/tiny", FILES | {"config.json": b"{}"}, refs=["v1"])
-    snapshot_download("org/tiny", revision="v1", endpoint=hub.url, cache_dir=tmp_path / "cache")
+def test_rm_says_what_stays_and_why(localllm, tiny, hub):  # noqa: F811
+    download(hub, "org/tiny", FILES | {"config.json": b"{ }"}, "v1")
     code, out, _ = localllm("rm", "org/tiny@v1", "--dry-run", "--json")
     [plan] = json.loads(out)
-    assert (code, plan["files"], plan["freed_bytes"], plan["dry_run"]) == (0, ["config.json"], 2, True)
+    assert (code, plan["files"], plan["freed_bytes"], plan["dry_run"]) == (0, ["config.json"], 3, True)
     assert {kept["path"]: kept["bytes"] for kept in plan["kept"]} == {
         path: len(body) for path, body in FILES.items() if path != "config.json"
     }
     code, out, _ = localllm("rm", "org/tiny@v1")
     assert re.fullmatch(
-        r"removed org/tiny@v1: 1 file, 2 B freed\nkept 40\.\d kB: revision main has it, too\n", out
+        r"removed org/tiny@v1: 1 file, 3 B freed\nkept 40\.\d kB: revision main has it, too\n", out
     )
     assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
@@ -155,10 +150,10 @@ def test_cp_hides_nothing(localllm, tmp_path, monkeypatch, name, words):
     assert words in err
 
 
-def test_a_damaged_list_of_names_is_an_error_of_every_command(localllm, tmp_path):
+def test_a_damaged_list_of_names_says_what_to_do(localllm, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "aliases.json").write_text("{")
-    for command in (["list"], ["show", "demo"], ["rm", "demo"], ["cp", "demo", "mine"]):
+    for command in (["list"], ["show", "mine"], ["rm", "demo"], ["cp", "demo", "mine"]):
         code, _, err = localllm(*command)
         assert (code, "mend it, or delete it to forget all aliases" in err) == (7, True)
 

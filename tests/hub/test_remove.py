@@ -2,15 +2,17 @@
 
 import fcntl
 import os
+from functools import partial
 
 import pytest
-from huggingface_hub import scan_cache_dir, snapshot_download
+from huggingface_hub import scan_cache_dir
 
 from localllm.errors import ModelNotFound, UsageError
 from localllm.hub.names import RepoName
 from localllm.hub.partial import PART_BYTES, SUFFIX, Partial
 from localllm.hub.remove import plan_removal
 from localllm.hub.resolve import resolve
+from tests.hub.downloaded import download
 from tests.hub.models import model_files, weights
 
 GGUF = {f"tiny-{quant}.gguf": b"GGUF" + weights(seed=i) for i, quant in enumerate(["Q4_K_M", "Q8_0"])}
@@ -19,14 +21,7 @@ PARTS = {f"BF16/tiny-BF16-0000{i}-of-00002.gguf": b"GGUF" + weights(seed=10 + i)
 
 @pytest.fixture
 def fill(hub, cache):
-    """Download a revision as another program would."""
-
-    def download(repo, files, revision="main"):
-        commit = hub.add(repo, files, refs=[revision])
-        snapshot_download(repo, revision=revision, endpoint=hub.url, cache_dir=cache)
-        return commit
-
-    return download
+    return partial(download, hub)
 
 
 def used(folder):
@@ -67,7 +62,7 @@ def test_what_another_revision_uses_stays(fill, cache):
 
 
 def test_a_commit_that_has_two_names_loses_one_of_them(fill, cache):
-    commit = fill("org/tiny", model_files(), "v1")
+    commit = fill("org/tiny", model_files(), "v1").name
     fill("org/tiny", model_files())
     plan = plan_removal(RepoName("org/tiny"))
     assert (plan.frees, plan.files) == (0, ())
@@ -104,7 +99,7 @@ def test_a_file_with_the_same_content_keeps_it(fill, cache):
 
 
 def test_one_gguf_model_of_a_commit_with_two_names_must_be_named_by_it(fill):
-    commit = fill("org/tiny-GGUF", GGUF, "v1")
+    commit = fill("org/tiny-GGUF", GGUF, "v1").name
     fill("org/tiny-GGUF", GGUF)
     with pytest.raises(
         UsageError, match=f"main and v1 are one revision; `localllm rm org/tiny-GGUF@{commit}:Q8_0`"
@@ -117,8 +112,8 @@ def test_downloads_that_were_broken_off_go_too_and_holes_count_for_nothing(fill,
     fill("org/tiny", model_files(), "v1")
     fill("org/tiny", model_files(**{"config.json": b"other"}))
     blobs = cache / "models--org--tiny" / "blobs"
-    with Partial(blobs / ("a" * 64 + SUFFIX), 10 * PART_BYTES) as partial:
-        partial.write(partial.parts[3], b"x" * 50_000)
+    with Partial(blobs / ("a" * 64 + SUFFIX), 10 * PART_BYTES) as begun:
+        begun.write(begun.parts[3], b"x" * 50_000)
     (blobs / ("b" * 64 + ".01234567.incomplete")).write_bytes(b"y" * 1000)
     plan = plan_removal(RepoName("org/tiny"))
     assert len(plan.unfinished) == 2

@@ -3,9 +3,10 @@
 import json
 import os
 import random
+from functools import partial
 
 import pytest
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound, NetworkError
 from localllm.hub.names import RepoName
@@ -13,6 +14,7 @@ from localllm.hub.partial import SUFFIX
 from localllm.hub.resolve import resolve
 from localllm.hub.verify import State, blobs, hash_all, repair, snapshots, states
 from tests.hub import faults
+from tests.hub.downloaded import download
 from tests.hub.models import Watcher, model_files, weights
 
 FILES = model_files(**{"tokenizer_config.json": b'{"a": 1}'})  # no two are the same
@@ -23,20 +25,13 @@ PARTS = {f"BF16/tiny-BF16-0000{i}-of-00003.gguf": b"GGUF" + weights(seed=10 + i)
 
 @pytest.fixture
 def fill(hub, cache):
-    """Download a revision as another program would."""
-
-    def download(repo, files, **options):
-        hub.add(repo, files)
-        return snapshot_download(repo, endpoint=hub.url, cache_dir=cache, **options)
-
-    return download
+    return partial(download, hub)
 
 
 @pytest.fixture
 def tiny(fill):
     """The folder of a model in the cache."""
-    fill("org/tiny", FILES)
-    return resolve("org/tiny").path
+    return fill("org/tiny", FILES)
 
 
 def look(repo=None):
@@ -99,8 +94,7 @@ def test_an_index_that_was_damaged_leads_to_what_else_is_missing(fill):
         "model-1.safetensors": weights(seed=1),
         "model-2.safetensors": weights(seed=2),
     }
-    fill("org/tiny", files)
-    folder = resolve("org/tiny").path
+    folder = fill("org/tiny", files)
     (folder / "model-2.safetensors").unlink()
     damage(folder / "model.safetensors.index.json")
     assert look(TINY) == {("org/tiny", "model.safetensors.index.json"): State.DAMAGED}
@@ -123,14 +117,13 @@ def test_parts_of_a_gguf_model_that_are_missing_come_one_after_the_other(fill):
 
 def test_of_one_gguf_model_its_own_files_are_looked_at(fill):
     folder = fill("org/tiny-GGUF", GGUF)
-    damage((resolve("org/tiny-GGUF:Q4_K_M").path), 100)
+    damage(folder / "tiny-Q4_K_M.gguf", 100)
     assert look(RepoName("org/tiny-GGUF", quant="Q8_0")) == {}
     assert look(RepoName("org/tiny-GGUF", quant="Q4_K_M")) == {
         ("org/tiny-GGUF:Q4_K_M", "tiny-Q4_K_M.gguf"): State.DAMAGED
     }
     mend(RepoName("org/tiny-GGUF"))
     assert look() == {}
-    assert folder
 
 
 def test_a_download_that_was_broken_off_is_completed(fill, cache):
@@ -197,11 +190,10 @@ def test_what_has_no_digest_is_unknown_and_left_alone(tiny, hub):
 
 def test_all_revisions_of_all_models_are_looked_at(tiny, hub, fill):
     fill("org/tiny", FILES | {"config.json": b'{"new": 1}'})
-    folder = fill("an/encoder", {"pytorch_model.bin": b"pickles", "config.json": b"{}"})
+    fill("an/encoder", {"pytorch_model.bin": b"pickles", "config.json": b"{}"})
     damage(tiny / "config.json")
     assert look() == {(f"org/tiny@{tiny.name}", "config.json"): State.DAMAGED}
     assert {str(found.repo) for found in snapshots(None)} == {"an/encoder", "org/tiny", f"org/tiny@{tiny.name}"}
-    assert folder
 
 
 def test_bytes_are_told_as_they_are_read(tiny):
