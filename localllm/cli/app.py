@@ -16,6 +16,7 @@ from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
 from localllm.cli.pull import pull
 from localllm.cli.run import run
+from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
 from localllm.errors import LocalLLMError, UsageError
 
@@ -29,6 +30,9 @@ app.command()(run)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
+app.command()(rm)
+app.command()(verify)
+app.command()(cp)
 app.command()(template)
 app.command()(doctor)
 app.command()(completion)

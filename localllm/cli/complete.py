@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from localllm.errors import LocalLLMError
+
 VARIABLE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
 WORDS = Path(__file__).with_name("words.json")
 VALUES = {  # of what the help calls so
@@ -109,13 +111,11 @@ def _models(word: str) -> Iterator[Offer]:
 
 
 def _own_names() -> Iterator[str]:
-    from localllm.files import read_json
+    from localllm.hub.aliases import aliases
     from localllm.hub.names import ALIAS
-    from localllm.settings import Settings
 
-    with suppress(Exception):  # a damaged file must not hide the other names
-        names = read_json(Settings.from_environment().home / "aliases.json")
-        yield from (name for name in names if ALIAS.fullmatch(name))
+    with suppress(LocalLLMError):  # a damaged file must not hide the other names
+        yield from filter(ALIAS.fullmatch, aliases())
 
 
 def _cached_names() -> Iterator[str]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from localllm.checkpoint.facts import Facts, read_facts
 from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter
-from localllm.errors import DamagedModel, UnsupportedModel
+from localllm.errors import DamagedModel, ModelNotFound, UnsupportedModel
+from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
 from localllm.hub.folder import missing_files
-from localllm.hub.names import RepoName, is_path
+from localllm.hub.names import RepoName, is_path, parse
 from localllm.hub.resolve import model_in_cache, resolve
 from localllm.hub.store import cached_folder, cached_models
 from localllm.request import SamplingParams
@@ -94,11 +95,14 @@ def _models() -> Iterator[Entry]:
     for name, path in cached_models():
         if path not in shown:
             yield _here(name, State.DOWNLOADED, path, name)
+    yield from map(_from_alias, aliases())
 
 
 def _find(model: str) -> Entry:
     if model in catalog() and not is_path(model):
         return _from_catalog(catalog()[model])
+    if model in aliases():
+        return _from_alias(model)
     ref = resolve(model)
     downloaded = ref.name == model and cached_folder(model) in (ref.path, ref.path.parent)
     if downloaded:
@@ -120,6 +124,23 @@ def _stated(name: str, state: State, repo: str | None, path: Path | None, known:
         return Entry(name, state, repo, path, None, None, None)
     stated = known.license, known.parameters, known.context, known.bytes
     return Entry(name, state, repo, path, *stated)
+
+
+def _from_alias(name: str) -> Entry:
+    """A name that the person gave, with what is known of the model."""
+    match parse(name):
+        case CatalogEntry() as entry:
+            return dataclasses.replace(_from_catalog(entry), name=name)
+        case RepoName() as repo:
+            try:
+                path, state, source = model_in_cache(repo), State.DOWNLOADED, repo.repo
+            except ModelNotFound:  # there are several, none of which is meant before the others
+                path, state, source = None, State.ABSENT, repo.repo
+        case Path() as path:
+            state, source = State.FILE if path.is_file() else State.FOLDER, None
+    if path is None or not path.exists():
+        return Entry(name, State.ABSENT, source, None, None, None, None)
+    return _here(name, state, path, source)
 
 
 def _here(

@@ -4,8 +4,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -154,6 +155,21 @@ def shown() -> Iterator[Show]:
     if not is_terminal(sys.stderr):
         yield Lines()
         return
+    with _progress() as progress:
+        yield Bars(progress)
+
+
+@contextmanager
+def bar(text: str, total: int) -> Iterator[Callable[[int], object]]:
+    """One bar on a terminal, gone at its end; gives what is told how many bytes more are done."""
+    if not is_terminal(sys.stderr):
+        yield lambda _: None
+        return
+    with _progress(transient=True) as progress:
+        yield partial(progress.advance, progress.add_task(text, total=total))
+
+
+def _progress(*, transient: bool = False) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -161,5 +177,4 @@ def shown() -> Iterator[Show]:
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=Console(stderr=True), expand=True) as progress:
-        yield Bars(progress)
+    return Progress(*columns, console=Console(stderr=True), expand=True, transient=transient)

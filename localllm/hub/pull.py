@@ -78,8 +78,12 @@ def order(repo: RepoName, say: Say) -> Order:
     Raises ModelNotFound, AccessDenied, NetworkError, UnsupportedModel.
     """
     listing = fetch_listing(repo, say)
-    files = select(listing, lambda file: read_small(listing, file, say))
-    blobs = repo_root(repo.repo) / "blobs"
+    return order_of(listing, select(listing, lambda file: read_small(listing, file, say)))
+
+
+def order_of(listing: Listing, files: tuple[RemoteFile, ...]) -> Order:
+    """These files of the repository, and what of them is here."""
+    blobs = repo_root(listing.repo.repo) / "blobs"
     return Order(listing, files, {file.digest: bytes_of(file, blobs) for file in files})
 
 
@@ -90,7 +94,13 @@ def bytes_of(file: RemoteFile, blobs: Path) -> int:
 
 
 def pull(job: Order, show: Show) -> Path:
-    """Fetch what is missing; gives the model's folder in the cache, or its GGUF file.
+    """Fetch what is missing; gives the model's folder in the cache, or its GGUF file. Raises as `bring`."""
+    bring(job, show)
+    return downloaded(job.listing.repo, str(job.listing.repo))
+
+
+def bring(job: Order, show: Show) -> None:
+    """Fetch what is missing of any files.
 
     Raises NetworkError, AccessDenied, DamagedModel, DiskFull. What came is kept: the next pull goes on from there.
     """
@@ -115,7 +125,6 @@ def pull(job: Order, show: Show) -> Path:
     if fault:
         raise fault
     point(listing, root)
-    return downloaded(listing.repo, str(listing.repo))
 
 
 def _tell(show: Show, file: RemoteFile, future: Future[None]) -> None:
