@@ -46,19 +46,28 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
-    """`auto`: as stored, except that a CPU without fast 16-bit arithmetic computes in float32.
-
-    `stored` is the dtype of the weights as safetensors spells it. Raises UsageError for an unknown name.
-    """
+    """As `dtype_for`."""
     import torch
 
+    return getattr(torch, dtype_for(name, stored, device.type))
+
+
+def dtype_for(name: str, stored: str, kind: str) -> str:
+    """`auto`: as stored, except that a CPU without fast 16-bit arithmetic computes in float32.
+
+    `stored` is the dtype of the weights as safetensors spells it; kind: `cpu`, which is this machine's, or `cuda`.
+    Raises UsageError for an unknown name.
+    """
     if name != "auto":
         if name not in DTYPES:
             raise UsageError(f"there is no dtype {name!r}", f"name auto, {', '.join(DTYPES)}")
-        return getattr(torch, name)
-    wanted = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
-    if device.type == "cpu" and (wanted is torch.float16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        return torch.float32
+        return name
+    wanted = {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
+    if kind == "cpu" and wanted != "float32":
+        import torch
+
+        if wanted == "float16" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "float32"
     return wanted
 
 
