@@ -10,6 +10,7 @@ import re
 import resource
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 NO_LIMIT = 2**60  # bytes; the first version of control groups writes 2**63 less a page for no limit
+NVIDIA, DISPLAY = "0x10de", "0x03"  # a maker and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -76,13 +78,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def free_bytes(device: torch.device) -> int:
     """Memory that can be taken now without pushing anything out."""
-    import psutil
     import torch
 
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    available = psutil.virtual_memory().available
-    return int(min(available, container_bytes()))
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+def free_memory() -> int:
+    """Of the processor, in bytes, within what a container grants."""
+    import psutil
+
+    return int(min(psutil.virtual_memory().available, container_bytes()))
 
 
 def container_bytes(groups: Path = CONTROL_GROUPS) -> float:
@@ -92,39 +97,100 @@ def container_bytes(groups: Path = CONTROL_GROUPS) -> float:
 
 
 def container_memory(groups: Path = CONTROL_GROUPS) -> tuple[int, int] | None:
-    """Limit and use of a Linux container in bytes; None without a limit. Control groups of both versions."""
-    places = [("memory.max", "memory.current")]
-    places += [("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")]
-    for limit, used in places:
+    """Limit and use of a Linux container in bytes; None without a limit. Control groups of both versions.
+
+    Use counts copies of files that nobody reads right now; they make room when it is wanted, so they are left out.
+    """
+    second = [groups / f"memory.{name}" for name in ("max", "current", "stat")]
+    first = [groups / f"memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")]
+    for limit, used, parts in (second, first):
         with suppress(OSError, ValueError):  # ValueError: `max`
-            in_bytes = int((groups / limit).read_text())
+            in_bytes = int(limit.read_text())
             if in_bytes < NO_LIMIT:
-                return in_bytes, int((groups / used).read_text())
+                return in_bytes, max(0, int(used.read_text()) - _idle_files(parts))
     return None
 
 
-def usable_cores(groups: Path = CONTROL_GROUPS) -> int:
-    """Cores that this process may run on at once: those of its affinity, or the share that a container grants."""
+def _idle_files(parts: Path) -> int:
+    """Of this group and those below it, which the first version counts apart."""
+    try:
+        found = dict(line.split() for line in parts.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
+
+
+def usable_cores(groups: Path = CONTROL_GROUPS) -> float:
+    """Cores that this process may run on at once: those of its affinity, or what a container grants, maybe 1.5."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = map(int, (groups / "cpu.max").read_text().split())
-        cores = min(cores, -(-quota // period))
+        return min(cores, quota / period)
     with suppress(OSError, ValueError):
         quota, period = (int((groups / f"cpu/cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-        cores = min(cores, -(-quota // period)) if quota > 0 else cores
+        return min(cores, quota / period) if quota > 0 else cores
     return cores
 
 
 def device_name(device: torch.device) -> str:
-    """The name that a GPU or a processor gives itself."""
+    """The name that a GPU or the processor gives itself."""
     import torch
 
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def processor_name() -> str:
+    """Of Arm, which Linux gives no name, the architecture."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that torch sees."""
+
+    index: int
+    name: str
+    capability: str  # 9.0
+    runs: bool  # does this torch have kernels for it?
+    memory_bytes: int
+    free_bytes: int
+
+
+def gpus() -> list[Gpu]:
+    """Every GPU that torch can use, in its order; none is no error."""
+    import torch
+
+    def gpu(index: int) -> Gpu:
+        free, memory = torch.cuda.mem_get_info(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        oldest = min(
+            (int(arch[3:].rstrip("af")) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_"), default=0
+        )
+        runs = 10 * major + minor >= oldest
+        return Gpu(index, torch.cuda.get_device_name(index), f"{major}.{minor}", runs, memory, free)
+
+    return [gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def nvidia_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:
+    """How many NVIDIA GPUs are plugged in, with a driver or without one; 0 where the system does not say."""
+    count = 0
+    for device in pci.glob("*"):
+        with suppress(OSError):
+            display = (device / "class").read_text().startswith(DISPLAY)
+            count += display and (device / "vendor").read_text().strip() == NVIDIA
+    return count
+
+
+def nvidia_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """The version of NVIDIA's driver that is loaded, None where there is none."""
+    with suppress(OSError):
+        if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", file.read_text()):
+            return found[0]
+    return None
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -24,11 +24,13 @@ from localllm.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-SIDE = 4096  # columns and rows of the matrices: those of an 8B model
+COLUMNS = 4096  # of a matrix, as in an 8B model
+ROWS = {"cpu": 4096, "cuda": 32768}  # on a GPU as many as make it forget the time of a launch
 BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**30}  # streamed through: several times what caches hold (docs/hardware.md)
-ROWS = {"cpu": 512, "cuda": 8192}  # of the other factor where many are computed, as in a step of a long prompt
+MANY = {"cpu": 512, "cuda": 8192}  # rows of the other factor, as in a step of a long prompt
 REPEATS = 5  # the median of them counts, after one that warms up
 PATIENCE_S = 0.1  # on a slow machine fewer repeats do
+QUIET = 0.9  # share of the cores below which rates are those of a busy machine: noted, not kept
 MOST_KEPT = 64  # setups in the file, the oldest of them forgotten
 
 Run = Callable[[], object]
@@ -41,7 +43,7 @@ class Setup:
 
     device: str  # by the name it gives itself
     dtype: str
-    cores: int | None  # that may be used; None on a GPU, where the host's count does not matter
+    cores: float | None  # that may be used; None on a GPU, where the host's count does not matter
     threads: int | None
     torch: str  # its version
 
@@ -65,6 +67,9 @@ class Rates:
     flops: float
     """Operations a second of products of matrices with many rows, a multiplication and an addition being two"""
 
+    share: float
+    """Of the processor time that its threads could have had, what they got: 1 on a quiet machine, and on a GPU"""
+
 
 def this_machine(
     device: str = "auto",
@@ -78,7 +83,7 @@ def this_machine(
 
     device, dtype: as `resolve_device` and `resolve_dtype` take them, `auto` being what runs a bfloat16 model
     anew: measure again what is known already
-    note: is told why the file of rates cannot be used or written
+    note: takes a line for the person where rates are not kept, or those kept not used
     Raises NoSuchDevice and UsageError as those two do.
     """
     settings = settings or Settings.from_environment()
@@ -112,11 +117,16 @@ def rates_of(
     try:
         setup = Setup.of(device, dtype)
         kept = _read(file, note)
-        if anew or setup not in kept:
+        if setup in kept and not anew:
+            return kept[setup]
+        rates = measure(device, dtype)
+        if rates.share < QUIET:
+            busy = f"other programs kept {1 - rates.share:.0%} of the cores busy"
+            note(f"note: {busy}, so what was measured is not kept")
+        else:
             kept.pop(setup, None)
-            kept[setup] = measure(device, dtype)
-            _write(file, kept, note)
-        return kept[setup]
+            _write(file, kept | {setup: rates}, note)
+        return rates
     finally:
         torch.set_num_threads(before)
 
@@ -127,18 +137,25 @@ def measure(device: torch.device, dtype: torch.dtype, clock: Clock | None = None
     import torch.nn.functional as F
 
     clock = clock or clock_of(device)
-    matrix_bytes = SIDE * SIDE * dtype.itemsize
-    count = max(1, min(BUFFER_BYTES[device.type], free_bytes(device) // 8) // matrix_bytes)
+    rows = ROWS[device.type]
+    room = min(BUFFER_BYTES[device.type], free_bytes(device) // 8)
+    start, start_of_work = time.perf_counter(), time.process_time()
     with torch.inference_mode():
-        row = torch.rand(1, SIDE, device=device).to(dtype)  # numbers that vary: zeros heat a GPU less
-        matrices = torch.empty(count, SIDE, SIDE, dtype=dtype, device=device).copy_(row)
-        rows = row.repeat(ROWS[device.type], 1)
+        one = torch.rand(1, COLUMNS, device=device).to(dtype)  # numbers that vary: zeros heat a GPU less
+        many = one.repeat(MANY[device.type], 1)
+        count = max(1, room // (rows * one.nbytes))
+        matrices = torch.empty(count, rows, COLUMNS, dtype=dtype, device=device).copy_(one)
         source, target = matrices.flatten().chunk(2)
         copy_s = typical(clock, lambda: target.copy_(source))
-        read_s = typical(clock, lambda: [F.linear(row, matrix) for matrix in matrices])
-        multiply_s = typical(clock, lambda: F.linear(rows, matrices[0]))
-    moved = source.nbytes + target.nbytes
-    return Rates(moved / copy_s, matrices.nbytes / read_s, 2 * SIDE * SIDE * len(rows) / multiply_s)
+        read_s = typical(clock, lambda: [F.linear(one, matrix) for matrix in matrices])
+        multiply_s = typical(clock, lambda: F.linear(many, matrices[0]))
+    possible = (time.perf_counter() - start) * min(torch.get_num_threads(), usable_cores())
+    return Rates(
+        copy=(source.nbytes + target.nbytes) / copy_s,
+        read=matrices.nbytes / read_s,
+        flops=2 * rows * many.numel() / multiply_s,
+        share=1.0 if device.type == "cuda" else (time.process_time() - start_of_work) / possible,
+    )
 
 
 def typical(clock: Clock, run: Run) -> float:

@@ -1,5 +1,7 @@
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +20,10 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "SIDE", 64)
-    monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 10 * 64 * 64 * 4})
+    monkeypatch.setattr(rates, "QUIET", 0.0)
+    monkeypatch.setattr(rates, "COLUMNS", 64)
+    monkeypatch.setattr(rates, "ROWS", {"cpu": 32})
+    monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 10 * 32 * 64 * 4})
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ class TensorBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not func.is_view:
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            self.count += sum(t.nbytes for t in tensors if t.numel() > rates.SIDE)
+            self.count += sum(t.nbytes for t in tensors if t.numel() > rates.COLUMNS)
         return func(*args, **(kwargs or {}))
 
 
@@ -53,7 +57,7 @@ def test_rates_are_what_the_operations_moved_and_computed_by_the_time_they_took(
     for run, rate in [(copy, measured.copy), (read, measured.read)]:
         with TensorBytes() as moved:
             run()
-        assert rate == moved.count / 0.5 == 10 * 64 * 64 * 4 / 0.5
+        assert rate == moved.count / 0.5 == 10 * 32 * 64 * 4 / 0.5
     with FlopCounterMode(display=False) as counter:
         multiply()
     assert measured.flops == counter.get_total_flops() / 0.5 > 0
@@ -78,7 +82,7 @@ def test_measured_rates_are_positive_numbers(dtype: torch.dtype) -> None:
 
 def test_little_memory_makes_a_smaller_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "free_bytes", lambda device: 100)
-    assert measure(CPU, torch.float32, lambda run: 1.0).read == 64 * 64 * 4
+    assert measure(CPU, torch.float32, lambda run: 1.0).read == 32 * 64 * 4
 
 
 def test_this_machine_is_measured_once(settings: Settings) -> None:
@@ -94,7 +98,7 @@ def edit(settings: Settings, **setup: object) -> None:
     file = settings.home / "rates.json"
     kept = json.loads(file.read_text())
     [entry] = kept["kept"]
-    entry["rates"] = {"copy": 1.0, "read": 2.0, "flops": 3.0}
+    entry["rates"] |= {"copy": 1.0, "read": 2.0, "flops": 3.0}
     entry["setup"] |= setup
     file.write_text(json.dumps(kept))
 
@@ -130,9 +134,35 @@ def test_threads_of_the_settings_are_used_and_given_back(settings: Settings, tmp
     assert entry["setup"]["threads"] == before + 1
 
 
+def test_rates_of_a_busy_machine_are_told_and_not_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this_machine(settings=settings)
+    edit(settings)
+    monkeypatch.setattr(rates, "QUIET", 2.0)
+    notes: list[str] = []
+    assert this_machine(settings=settings, anew=True, note=notes.append).bandwidth != 2.0
+    assert len(notes) == 1 and "not kept" in notes[0]
+    assert this_machine(settings=settings).bandwidth == 2.0  # of a quiet hour
+
+
+def test_what_another_program_takes_is_missing_from_the_share() -> None:
+    """Beside an endless loop on the only core."""
+    code = (
+        "import os, subprocess, sys, torch; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "from localllm.rates import measure\n"
+        "torch.set_num_threads(1)\n"
+        "with subprocess.Popen([sys.executable, '-c', 'while True: pass']) as loop:\n"
+        "    print(measure(torch.device('cpu'), torch.float32).share)\n"
+        "    loop.kill()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert 0 < float(done.stdout) < 0.8, done.stderr
+
+
 def spoil(change: Callable[[dict], object]) -> bytes:
     setup = vars(Setup("a", "b", 1, 1, "c"))
-    content = {"kept": [{"setup": setup, "rates": {"copy": 1.0, "read": 2.0, "flops": 3.0}}]}
+    content = {"kept": [{"setup": setup, "rates": {"copy": 1.0, "read": 2.0, "flops": 3.0, "share": 1.0}}]}
     change(content)
     return json.dumps(content).encode()
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from localllm.chat import ChatModel
 from localllm.cli.io import status
-from localllm.cli.pull import fetch_missing
-from localllm.hub.resolve import resolve
+from localllm.hub.names import RepoName, parse
+from localllm.hub.resolve import is_downloaded, resolve
 from localllm.metrics import Metrics
 from localllm.settings import Settings
 
@@ -37,10 +37,14 @@ class Model(ChatModel, Protocol):
 def load_model(name: str, *, device: str | None, dtype: str | None, context: int | None) -> Model:
     """Load a model, with a sign of life on a terminal, and pull it first if it is not here.
 
-    None leaves a choice to the settings. Raises what `fetch_missing`, `resolve` and the engine raise.
+    None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
     settings = Settings.from_environment()
-    fetch_missing(name)
+    repo = parse(name)
+    if isinstance(repo, RepoName) and not is_downloaded(repo):
+        from localllm.cli.fetch import fetch_shown
+
+        fetch_shown(repo)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
     with status(f"loading {name}"):
         from localllm.llm import load

@@ -4,8 +4,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -39,24 +40,26 @@ class Bars:
         self.all: TaskID | None = None
 
     def begin(self, order: Order) -> None:
-        coming = [file for file in order.files if order.here[file.path] < file.size]
+        self.say(summary(order))
+        contents = [files[0] for files in order.contents.values()]
+        coming = [file for file in contents if order.here[file.digest] < file.size]
         here = order.total_bytes - order.missing_bytes
         if len(coming) > 1:
             self.all = self.progress.add_task("in all", total=order.total_bytes, completed=here)
         for file in coming:
             name = escape(file.path.translate(VISIBLE))
-            kept = order.here[file.path]
-            self.bars[file.path] = self.progress.add_task(name, total=file.size, completed=kept, visible=False)
+            kept = order.here[file.digest]
+            self.bars[file.digest] = self.progress.add_task(name, total=file.size, completed=kept, visible=False)
 
     def advance(self, file: RemoteFile, count: int) -> None:
-        bar = self.bars.get(file.path)
+        bar = self.bars.get(file.digest)
         if bar is not None:
             self.progress.update(bar, advance=count, visible=True)
         if self.all is not None:
             self.progress.update(self.all, advance=count)
 
     def finish(self, file: RemoteFile) -> None:
-        bar = self.bars.get(file.path)
+        bar = self.bars.get(file.digest)
         if bar is not None:
             self.progress.update(bar, completed=file.size, visible=len(self.bars) <= MOST_BARS)
 
@@ -74,6 +77,7 @@ class Lines:
         self.start = self.last = time.monotonic()
 
     def begin(self, order: Order) -> None:
+        note(summary(order))
         self.total, self.done = order.total_bytes, order.total_bytes - order.missing_bytes
         self.start = self.last = time.monotonic()
 
@@ -107,19 +111,19 @@ class Events:
 
     def begin(self, order: Order) -> None:
         self.done = dict(order.here)
-        files = [{"path": f.path, "bytes": f.size, "here": order.here[f.path]} for f in order.files]
+        files = [{"path": f.path, "bytes": f.size, "here": order.here[f.digest]} for f in order.files]
         repo, commit = order.listing.repo, order.listing.commit
         missing = order.missing_bytes
         self.write("begin", repo=repo.repo, commit=commit, bytes=order.total_bytes, missing=missing, files=files)
 
     def advance(self, file: RemoteFile, count: int) -> None:
         with self.lock:
-            self.done[file.path] += count
+            self.done[file.digest] += count
             now = time.monotonic()
-            due = now - self.last.get(file.path, 0.0) >= EVENT_EVERY_S or count < 0
+            due = now - self.last.get(file.digest, 0.0) >= EVENT_EVERY_S or count < 0
             if due:
-                self.last[file.path] = now
-                self._put("progress", path=file.path, done=self.done[file.path])
+                self.last[file.digest] = now
+                self._put("progress", path=file.path, done=self.done[file.digest])
 
     def finish(self, file: RemoteFile) -> None:
         self.write("verified", path=file.path, bytes=file.size)
@@ -135,12 +139,37 @@ class Events:
         self.out.write(json.dumps({"event": event, **fields}) + "\n")
 
 
+def summary(order: Order) -> str:
+    """What a pull is going to do, in one line."""
+    name, total, missing = order.listing.repo, order.total_bytes, order.missing_bytes
+    if not missing:
+        return f"{name} is here and up to date ({size(total)})"
+    files = f"{len(order.files)} files" if len(order.files) > 1 else "1 file"
+    here = f", {size(total - missing)} of them are here" if missing < total else ""
+    return f"pulling {name}: {files}, {size(total)}{here}"
+
+
 @contextmanager
 def shown() -> Iterator[Show]:
     """Bars on a terminal, else lines."""
     if not is_terminal(sys.stderr):
         yield Lines()
         return
+    with _progress() as progress:
+        yield Bars(progress)
+
+
+@contextmanager
+def bar(text: str, total: int) -> Iterator[Callable[[int], object]]:
+    """One bar on a terminal, gone at its end; gives what is told how many bytes more are done."""
+    if not is_terminal(sys.stderr):
+        yield lambda _: None
+        return
+    with _progress(transient=True) as progress:
+        yield partial(progress.advance, progress.add_task(text, total=total))
+
+
+def _progress(*, transient: bool = False) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -148,5 +177,4 @@ def shown() -> Iterator[Show]:
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=Console(stderr=True), expand=True) as progress:
-        yield Bars(progress)
+    return Progress(*columns, console=Console(stderr=True), expand=True, transient=transient)

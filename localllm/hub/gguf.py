@@ -4,7 +4,7 @@ Works on names alone where it can, because the files may still be on the Hub.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from localllm.errors import ModelNotFound
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 MAGIC = b"GGUF"
-NO_MODELS = ("mmproj", "imatrix")  # files of these names hold what sees and hears, or statistics, beside the model
+NO_MODELS = ("mmproj", "imatrix", "mtp-")  # in names of files beside the model: what sees, statistics, drafters
 QUANT = re.compile(
     r"(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32)(?=[-._]|$)", re.IGNORECASE
 )
@@ -68,12 +68,13 @@ def models_of(files: Iterable[AnyPath]) -> list[AnyPath]:
 
 def models_in(folder: Path) -> list[Path]:
     """One file of each GGUF model in a folder."""
-    return models_of(folder.glob("*.gguf"))
+    return models_of(file for file in folder.glob("*.gguf") if file.is_file())
 
 
 def models_below(snapshot: Path) -> list[Path]:
     """The same of a repository, where models of several parts often have folders of their own."""
-    return models_of([*snapshot.glob("*.gguf"), *snapshot.glob("*/*.gguf")])
+    files = [*snapshot.glob("*.gguf"), *snapshot.glob("*/*.gguf")]
+    return models_of(file for file in files if file.is_file())  # a link may lead nowhere
 
 
 def choose(models: list[AnyPath], quant: str | None, where: str) -> AnyPath:
@@ -88,10 +89,14 @@ def choose(models: list[AnyPath], quant: str | None, where: str) -> AnyPath:
         return named[0]
     if not quant and not named and len(models) == 1:
         return models[0]
-    tags = [quant_of(model) or model.name for model in models]
-    unique = [tag if tags.count(tag) == 1 else str(model) for tag, model in zip(tags, models, strict=True)]
     state = f"has no model {quant}" if quant and not named else "holds several models"
-    raise ModelNotFound(f"{where} {state}", f"name one of them: {', '.join(f':{tag}' for tag in unique)}")
+    raise ModelNotFound(f"{where} {state}", f"name one of them: {', '.join(f':{tag}' for tag in tags_of(models))}")
+
+
+def tags_of(models: Sequence[PurePath]) -> list[str]:
+    """What to call each of several: its quantization, or its path where that alone would not tell them apart."""
+    tags = [quant_of(model) or model.name for model in models]
+    return [tag if tags.count(tag) == 1 else str(model) for tag, model in zip(tags, models, strict=True)]
 
 
 def _goes_by(model: PurePath, wanted: str) -> bool:

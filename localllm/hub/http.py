@@ -7,7 +7,7 @@ its metadata calls, its login and its reading of the Hub's errors are used.
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, Lock
 from urllib.parse import urlsplit
 
 import httpx2
@@ -27,7 +27,8 @@ from tenacity import (
     retry_if_exception,
     stop_after_attempt,
     stop_when_event_set,
-    wait_exponential_jitter,
+    wait_exponential,
+    wait_random,
 )
 from tenacity.nap import sleep_using_event
 
@@ -45,12 +46,25 @@ logging.set_verbosity_error()  # its warnings of retries would stand between the
 
 Say = Callable[[str], None]  # takes a remark for the person
 
+_making = Lock()  # functools.cache alone may make one for each of several threads
+
+
+def client() -> httpx2.Client:
+    """That of the process. Heeds the proxies of the environment; a login does not follow to another host."""
+    with _making:
+        return _client()
+
 
 @functools.cache
-def client() -> httpx2.Client:
-    """Heeds the proxies of the environment. A login does not follow a redirect to another host."""
+def _client() -> httpx2.Client:
     wait = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
     return httpx2.Client(follow_redirects=True, timeout=wait)
+
+
+def close() -> None:
+    """Close all connections; the next request opens new ones."""
+    client().close()
+    _client.cache_clear()
 
 
 @contextmanager
@@ -103,8 +117,8 @@ def asked_wait_s(error: BaseException) -> float:
 
 
 def _wait(state: RetryCallState) -> float:
-    usual = wait_exponential_jitter(FIRST_WAIT_S, LONGEST_WAIT_S, jitter=FIRST_WAIT_S)
-    return max(usual(state), asked_wait_s(_error(state)))
+    usual = wait_exponential(FIRST_WAIT_S, LONGEST_WAIT_S)(state) + wait_random(0, FIRST_WAIT_S)(state)
+    return max(usual, asked_wait_s(_error(state)))
 
 
 def _error(state: RetryCallState) -> BaseException:
@@ -160,9 +174,12 @@ def _told(error: Exception, repo: RepoName) -> LocalLLMError:
             return ModelNotFound(f"{repo.repo} has no revision {repo.revision}", known)
         case RemoteEntryNotFoundError():
             return ModelNotFound(f"{hub} lists a file of {repo.repo} and does not have it", "try again later")
-        case HfHubHTTPError() if error.response.status_code == 401:
-            return AccessDenied(f"{hub} does not accept the login for {repo.repo}", f"{login} with a valid token")
-        case HfHubHTTPError() if error.response.status_code == 403:
+        case HfHubHTTPError() if error.response.status_code == 401 and _by_hub(error):
+            asks = (
+                f"does not accept your login for {repo.repo}" if with_token else f"wants a login for {repo.repo}"
+            )
+            return AccessDenied(f"{hub} {asks}", f"{login} with a valid token")
+        case HfHubHTTPError() if error.response.status_code == 403 and _by_hub(error):
             return AccessDenied(f"{hub} does not let you read {repo.repo}", f"see {page}; {login}")
         case HfHubHTTPError() if error.response.status_code == 429:
             later = f"in {asked_wait_s(error):.0f} s" if asked_wait_s(error) else "later"
@@ -170,3 +187,8 @@ def _told(error: Exception, repo: RepoName) -> LocalLLMError:
         case _:
             broken = f"{hub} does not give {repo.repo}: {reason(error)}"
             return NetworkError(broken, "check the connection and HF_ENDPOINT, then run the same command again")
+
+
+def _by_hub(error: HfHubHTTPError) -> bool:
+    """Not by the host that it sent us to: a login means nothing there."""
+    return error.response.url.netloc.decode() == urlsplit(constants.ENDPOINT).netloc

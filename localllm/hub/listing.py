@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from threading import Event
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
 from huggingface_hub.hf_api import RepoFile
 
 from localllm.errors import NetworkError
@@ -58,7 +58,10 @@ def fetch_listing(repo: RepoName, say: Say) -> Listing:
     api = HfApi()
     with told(repo):
         ask = patiently(str(repo), say, Event())
-        commit = _understood(lambda: ask(api.model_info, repo.repo, revision=repo.revision).sha, repo)
+        wait = constants.HF_HUB_ETAG_TIMEOUT
+        commit = _understood(
+            lambda: ask(api.model_info, repo.repo, revision=repo.revision, timeout=wait).sha, repo
+        )
         if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
             raise _odd(repo, f"the commit {commit!r}")
         return Listing(repo, commit, _understood(lambda: _files(api, repo, commit), repo))

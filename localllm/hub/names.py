@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from localllm.errors import ModelNotFound
+from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, catalog
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -48,8 +49,14 @@ def parse(name: str) -> RepoName | CatalogEntry | Path:
     """
     if is_path(name):
         return Path(name).expanduser()
+    return _known(aliases().get(name, name))
+
+
+def _known(name: str) -> RepoName | CatalogEntry | Path:
+    if name.startswith("/"):  # where an alias leads
+        return Path(name)
     if entry := catalog().get(name):
-        return RepoName(entry.repo) if entry.repo else entry
+        return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else entry
     if named := REPO.fullmatch(HUB.sub("", name, count=1)):
         if ".." in (named["revision"] or ""):  # git knows no such name either
             _not_found(name)
@@ -59,7 +66,7 @@ def parse(name: str) -> RepoName | CatalogEntry | Path:
 
 def is_path(name: str) -> bool:
     """Is this meant as a path? A colon or a slash alone does not make one: `qwen3:4b`, `org/repo`."""
-    if name in catalog() or HUB.match(name):
+    if name in catalog() or name in aliases() or HUB.match(name):
         return False
     return (
         name in (".", "..")
@@ -73,7 +80,7 @@ def is_path(name: str) -> bool:
 
 def near_names(name: str) -> list[str]:
     """Names of models that could have been meant, likeliest first."""
-    known = list(catalog())
+    known = [*catalog(), *aliases()]
     tags = [other for other in known if other.startswith(f"{name}:")]
     return (tags + [near for near in difflib.get_close_matches(name, known, n=4) if near not in tags])[:4]
 

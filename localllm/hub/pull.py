@@ -5,9 +5,10 @@ them, branches in `refs`. A branch moves to a new commit when all of that is her
 """
 
 import shutil
-from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -36,12 +37,20 @@ class Order:
     """What a pull is going to do, before the first byte of it."""
 
     listing: Listing
-    files: tuple[RemoteFile, ...]  # all that the model needs
-    here: dict[str, int]  # bytes of each, by path, that need not come again
+    files: tuple[RemoteFile, ...]  # all that the model needs, weights last
+    here: dict[str, int]  # by digest, how many bytes need not come again
+
+    @property
+    def contents(self) -> dict[str, list[RemoteFile]]:
+        """By digest, the files of that content: it comes once."""
+        found: dict[str, list[RemoteFile]] = {}
+        for file in self.files:
+            found.setdefault(file.digest, []).append(file)
+        return found
 
     @property
     def total_bytes(self) -> int:
-        return sum(file.size for file in self.files)
+        return sum(files[0].size for files in self.contents.values())
 
     @property
     def missing_bytes(self) -> int:
@@ -69,19 +78,29 @@ def order(repo: RepoName, say: Say) -> Order:
     Raises ModelNotFound, AccessDenied, NetworkError, UnsupportedModel.
     """
     listing = fetch_listing(repo, say)
-    files = select(listing, lambda file: read_small(listing, file, say))
-    blobs = repo_root(repo.repo) / "blobs"
-    here = {
-        file.path: file.size
-        if is_whole(blobs / file.digest, file)
-        else bytes_here(blobs / f"{file.digest}{SUFFIX}", file.size)
-        for file in files
-    }
-    return Order(listing, files, here)
+    return order_of(listing, select(listing, lambda file: read_small(listing, file, say)))
+
+
+def order_of(listing: Listing, files: tuple[RemoteFile, ...]) -> Order:
+    """These files of the repository, and what of them is here."""
+    blobs = repo_root(listing.repo.repo) / "blobs"
+    return Order(listing, files, {file.digest: bytes_of(file, blobs) for file in files})
+
+
+def bytes_of(file: RemoteFile, blobs: Path) -> int:
+    """How much of it is in the cache."""
+    blob = blobs / file.digest
+    return file.size if is_whole(blob, file) else bytes_here(blob.with_name(file.digest + SUFFIX), file.size)
 
 
 def pull(job: Order, show: Show) -> Path:
-    """Fetch what is missing; gives the model's folder in the cache, or its GGUF file.
+    """Fetch what is missing; gives the model's folder in the cache, or its GGUF file. Raises as `bring`."""
+    bring(job, show)
+    return downloaded(job.listing.repo, str(job.listing.repo))
+
+
+def bring(job: Order, show: Show) -> None:
+    """Fetch what is missing of any files.
 
     Raises NetworkError, AccessDenied, DamagedModel, DiskFull. What came is kept: the next pull goes on from there.
     """
@@ -93,7 +112,11 @@ def pull(job: Order, show: Show) -> Path:
     end = Event()
     with ThreadPoolExecutor(CONNECTIONS) as connections, ThreadPoolExecutor(FILES) as files:
         transfer = Transfer(listing, connections, end, show.advance, show.say)
-        coming = [files.submit(_bring, transfer, file, root, show.finish) for file in job.files]
+        coming = []
+        for digest, same in job.contents.items():
+            coming.append(files.submit(_bring, transfer, same, root))
+            if job.here[digest] < same[0].size:
+                coming[-1].add_done_callback(partial(_tell, show, same[0]))
         try:
             wait(coming, return_when=FIRST_EXCEPTION)
         finally:
@@ -102,17 +125,22 @@ def pull(job: Order, show: Show) -> Path:
     if fault:
         raise fault
     point(listing, root)
-    return downloaded(listing.repo, str(listing.repo))
 
 
-def _bring(transfer: Transfer, file: RemoteFile, root: Path, finished: Callable[[RemoteFile], None]) -> None:
-    blob = transfer.fetch(file)
-    name = root / "snapshots" / transfer.listing.commit / file.path
+def _tell(show: Show, file: RemoteFile, future: Future[None]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        show.finish(file)
+
+
+def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path) -> None:
+    """Files of one content into the cache, under all their names."""
+    blob = transfer.fetch(files[0])
     with writing(root):
-        name.parent.mkdir(parents=True, exist_ok=True)
-        if not (name.exists() and name.samefile(blob)):
-            _create_symlink(str(blob), str(name))
-    finished(file)
+        for file in files:
+            name = root / "snapshots" / transfer.listing.commit / file.path
+            name.parent.mkdir(parents=True, exist_ok=True)
+            if not (name.exists() and name.samefile(blob)):
+                _create_symlink(str(blob), str(name))
 
 
 def point(listing: Listing, root: Path) -> None:

@@ -12,7 +12,7 @@ from huggingface_hub.file_download import repo_folder_name
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import read_json
 from localllm.hub.folder import missing_files
-from localllm.hub.gguf import models_below, quant_of
+from localllm.hub.gguf import models_below, tags_of
 from localllm.hub.names import MAIN, RepoName
 
 REVISION_LIMIT = 200  # bytes of a file in refs/: a commit has 40
@@ -55,10 +55,9 @@ def cached_models() -> Iterator[tuple[str, Path]]:
     for repo in sorted(repos, key=lambda r: r.repo_id.lower()):
         folder = cached_folder(repo.repo_id) if repo.repo_type == "model" else None
         if folder and (files := models_below(folder)):
-            tags = [quant_of(file) or file.name for file in files]
+            tags = tags_of([file.relative_to(folder) for file in files])
             for file, tag in zip(files, tags, strict=True):
-                unique = tag if tags.count(tag) == 1 else str(file.relative_to(folder))
-                yield (repo.repo_id if len(files) == 1 else str(RepoName(repo.repo_id, quant=unique))), file
+                yield (repo.repo_id if len(files) == 1 else str(RepoName(repo.repo_id, quant=tag))), file
         elif folder and _is_whole_language_model(folder):
             yield repo.repo_id, folder
 

@@ -1,0 +1,218 @@
+"""`rm`, `cp` and `verify` through the program: what they say, what they exit with, and that the disk agrees."""
+
+import json
+import re
+
+import pytest
+
+from localllm.hub.resolve import resolve
+from tests.hub.downloaded import download
+from tests.hub.folders import write_model
+from tests.hub.models import model_files, weights
+
+FILES = model_files(**{"tokenizer_config.json": b'{"a": 1}'})
+TOTAL = sum(map(len, FILES.values()))
+GGUF = {f"tiny-{quant}.gguf": b"GGUF" + weights(seed=i) for i, quant in enumerate(["Q4_K_M", "Q8_0"])}
+
+
+@pytest.fixture
+def tiny(hub):
+    """The folder of a model that another program has downloaded."""
+    return download(hub, "org/tiny", FILES)
+
+
+@pytest.fixture
+def gguf(hub):
+    return download(hub, "org/tiny-GGUF", GGUF)
+
+
+def damage(file):
+    file.resolve().write_bytes(b"\0" * file.stat().st_size)
+
+
+def test_rm_says_what_it_frees_and_frees_it(localllm, tiny):
+    code, out, err = localllm("rm", "org/tiny", "--dry-run")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"would: remove org/tiny: 9 files, 4\d\.\d kB\n", out)
+    assert tiny.exists()
+    code, out, err = localllm("rm", "org/tiny")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"removed org/tiny: 9 files, 4\d\.\d kB freed\n", out)
+    assert not tiny.exists()
+    code, _, err = localllm("rm", "org/tiny")
+    assert (code, err) == (8, "error: org/tiny is not on this machine; `localllm list` shows what is\n")
+
+
+def test_rm_takes_several_and_begins_only_if_all_are_here(localllm, tiny, gguf):
+    code, out, _ = localllm("rm", "org/tiny", "org/nothing")
+    assert (code, out, tiny.exists()) == (8, "", True)
+    code, out, err = localllm("rm", "org/tiny-GGUF")
+    assert (code, out) == (2, "")
+    assert "name those that are to go: org/tiny-GGUF:Q4_K_M, org/tiny-GGUF:Q8_0" in err
+    code, out, _ = localllm("rm", "org/tiny", "org/tiny-GGUF:Q8_0", "org/tiny-GGUF:Q4_K_M", "--json")
+    first, second, third = json.loads(out)
+    assert first["freed_bytes"] >= TOTAL
+    assert (second["files"], second["freed_bytes"]) == (["tiny-Q8_0.gguf"], len(GGUF["tiny-Q8_0.gguf"]))
+    assert third["files"] == ["tiny-Q4_K_M.gguf"]
+    assert not (tiny.exists() or gguf.exists())
+
+
+def test_rm_says_what_stays_and_why(localllm, tiny, hub):
+    download(hub, "org/tiny", FILES | {"config.json": b"{ }"}, "v1")
+    code, out, _ = localllm("rm", "org/tiny@v1", "--dry-run", "--json")
+    [plan] = json.loads(out)
+    assert (code, plan["files"], plan["freed_bytes"], plan["dry_run"]) == (0, ["config.json"], 3, True)
+    assert {kept["path"]: kept["bytes"] for kept in plan["kept"]} == {
+        path: len(body) for path, body in FILES.items() if path != "config.json"
+    }
+    code, out, _ = localllm("rm", "org/tiny@v1")
+    assert re.fullmatch(
+        r"removed org/tiny@v1: 1 file, 3 B freed\nkept 40\.\d kB: revision main has it, too\n", out
+    )
+    assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_rm_leaves_alone_what_was_not_downloaded(localllm, model):
+    code, _, err = localllm("rm", "demo")
+    assert (code, "comes with localllm and stays" in err) == (2, True)
+    code, _, err = localllm("rm", model)
+    assert (code, f"delete it: `rm -r {model}`" in err) == (2, True)
+
+
+def test_cp_gives_a_name_that_every_command_knows_and_rm_takes_it_back(localllm, tiny):
+    assert localllm("cp", "org/tiny", "mine")[:2] == (0, "mine is org/tiny\n")
+    assert json.loads(localllm("show", "mine", "--json")[1])["path"] == str(tiny)
+    assert resolve("mine").path == tiny
+    code, out, _ = localllm("rm", "mine", "--dry-run")
+    assert (code, out) == (0, "would: mine is no name of org/tiny any more; the model stays\n")
+    assert resolve("mine").path == tiny
+    assert json.loads(localllm("rm", "mine", "--json")[1]) == [
+        {"name": "mine", "alias_of": "org/tiny", "freed_bytes": 0, "dry_run": False}
+    ]
+    assert tiny.exists()
+    code, _, err = localllm("show", "mine")
+    assert (code, "no model is called mine" in err) == (8, True)
+
+
+def test_list_shows_the_names_that_were_given(localllm, tiny):
+    localllm("cp", "org/tiny", "mine")
+    localllm("cp", "demo", "boxed")
+    localllm("cp", "org/nothing:Q8_0", "far")
+    entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--json")[1])}
+    assert (entries["mine"]["state"], entries["mine"]["path"]) == ("downloaded", str(tiny))
+    assert entries["boxed"]["path"] == entries["demo"]["path"]
+    assert (entries["far"]["state"], entries["far"]["repo"]) == ("not here", "org/nothing")
+
+
+@pytest.mark.parametrize(
+    ("source", "meant"),
+    [
+        ("qwen3:0.6b", "Qwen/Qwen3-0.6B"),
+        ("demo", "demo"),
+        ("hf.co/org/tiny:Q8_0", "org/tiny:Q8_0"),
+        ("org/tiny@v1", "org/tiny@v1"),
+    ],
+)
+def test_cp_keeps_what_a_name_stands_for_today(localllm, source, meant):
+    assert json.loads(localllm("cp", source, "mine", "--json")[1]) == {"name": "mine", "source": meant}
+    assert localllm("cp", "mine", "another")[1] == f"another is {meant}\n"  # not a name of a name
+
+
+def test_cp_of_a_path_holds_in_every_folder(localllm, tmp_path, monkeypatch):
+    write_model(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    assert localllm("cp", "./tiny", "mine")[:2] == (0, f"mine is {tmp_path / 'tiny'}\n")
+    monkeypatch.chdir("/")
+    assert resolve("mine").path == tmp_path / "tiny"
+    code, _, err = localllm("cp", "./nothing", "mine")
+    assert (code, "there is no folder or file ./nothing" in err) == (8, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("demo", "demo is a model that `localllm list` knows"),
+        ("qwen3:0.6b", "is a model that"),
+        ("here", "here is a file or folder here"),
+        ("org/name", "'org/name' cannot be a name"),
+        ("../up", "cannot be a name"),
+        ("a b", "cannot be a name"),
+        ("", "cannot be a name"),
+        ("x\n", "cannot be a name"),
+    ],
+)
+def test_cp_hides_nothing(localllm, tmp_path, monkeypatch, name, words):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, out, err = localllm("cp", "demo", name)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_a_damaged_list_of_names_says_what_to_do(localllm, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "aliases.json").write_text("{")
+    for command in (["list"], ["show", "mine"], ["rm", "demo"], ["cp", "demo", "mine"]):
+        code, _, err = localllm(*command)
+        assert (code, "mend it, or delete it to forget all aliases" in err) == (7, True)
+
+
+def test_verify_of_what_is_good(localllm, tiny, gguf):
+    code, out, err = localllm("verify")
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["NAME", "FILES", "SIZE", "STATE"],
+        ["org/tiny", "9", "40.4", "kB", "good"],
+        ["org/tiny-GGUF", "2", "80.2", "kB", "good"],
+    ]
+    [found] = json.loads(localllm("verify", "org/tiny-GGUF:Q8_0", "--json")[1])
+    assert found["files"] == [
+        {
+            "path": "tiny-Q8_0.gguf",
+            "bytes": len(GGUF["tiny-Q8_0.gguf"]),
+            "state": "good",
+            "fetched_again": False,
+        }
+    ]
+
+
+def test_verify_finds_and_mends(localllm, tiny):
+    damage(tiny / "model.safetensors")
+    code, out, err = localllm("verify", "org/tiny", "--check")
+    assert code == 7
+    assert out.splitlines()[1].split()[4:] == ["1", "damaged"]
+    assert err.splitlines() == [
+        "org/tiny: model.safetensors is damaged",
+        "error: model.safetensors of org/tiny is damaged or missing; "
+        "`localllm verify org/tiny` fetches again what the Hub has",
+    ]
+    code, out, err = localllm("verify", "org/tiny")
+    assert (code, out.splitlines()[1].split()[4:]) == (0, ["1", "fetched", "again"])
+    assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    damage(tiny / "model.safetensors")
+    [found] = json.loads(localllm("verify", "--json")[1])
+    assert [file["path"] for file in found["files"] if file["fetched_again"]] == ["model.safetensors"]
+    assert {file["state"] for file in found["files"]} == {"good"}
+
+
+def test_verify_offline_says_what_stays_damaged(localllm, tiny, gguf, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    damage(tiny / "model.safetensors")
+    damage(gguf / "tiny-Q8_0.gguf")
+    (tiny / "config.json").resolve().unlink()
+    code, out, err = localllm("verify", "--json")
+    assert code == 7
+    assert err.splitlines()[-1] == (
+        "error: 3 files of org/tiny and 1 more are damaged or missing, and not fetched again: "
+        "HF_HUB_OFFLINE is set; unset it to fetch them again"
+    )
+    assert [sum(file["state"] != "good" for file in found["files"]) for found in json.loads(out)] == [2, 1]
+
+
+def test_verify_looks_at_nothing_but_downloads(localllm, model):
+    for name in ("demo", model):
+        code, _, err = localllm("verify", name)
+        assert (code, "is not from the Hub" in err) == (2, True)
+    code, _, err = localllm("verify", "org/tiny")
+    assert (code, "run `localllm pull org/tiny`" in err) == (8, True)
+    assert localllm("verify")[:2] == (0, "NAME  FILES  SIZE  STATE\n")

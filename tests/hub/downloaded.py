@@ -1,0 +1,14 @@
+"""Caches that `huggingface_hub` itself has filled, as another program would have left them."""
+
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.utils import disable_progress_bars
+
+
+def download(hub, repo, files, revision="main", **options):
+    """Give the hub a commit, fetch it into the cache, and give its folder there."""
+    disable_progress_bars()
+    hub.add(repo, files, refs=[revision])
+    cache = constants.HF_HUB_CACHE
+    return Path(snapshot_download(repo, revision=revision, endpoint=hub.url, cache_dir=cache, **options))

@@ -1,0 +1,66 @@
+import pytest
+
+from localllm.errors import DamagedModel, ModelNotFound, UsageError
+from localllm.hub.aliases import aliases, aliases_file, set_alias
+from localllm.hub.catalog import catalog
+from localllm.hub.names import RepoName, is_path, near_names, parse
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def test_names_are_kept_until_they_are_taken_back(home):
+    assert aliases() == {}
+    set_alias("mine", "org/repo@v1:Q8_0")
+    set_alias("other", "demo")
+    set_alias("mine", "org/repo@v2")
+    assert aliases() == {"mine": "org/repo@v2", "other": "demo"}
+    set_alias("mine", None)
+    assert aliases() == {"other": "demo"}
+    assert [file.name for file in home.iterdir()] == ["aliases.json"]
+
+
+def test_a_name_stands_for_what_it_was_given_to(tmp_path):
+    set_alias("mine", "org/repo@v1:Q8_0")
+    set_alias("boxed", "demo")
+    set_alias("local", str(tmp_path / "folder"))
+    assert parse("mine") == RepoName("org/repo", "v1", "Q8_0")
+    assert parse("boxed") == catalog()["demo"]
+    assert parse("local") == tmp_path / "folder"
+    assert near_names("mime") == ["mine"]
+
+
+def test_a_name_is_no_path_even_where_there_is_one(tmp_path):
+    (tmp_path / "mine").mkdir()
+    assert is_path("mine")
+    set_alias("mine", "org/repo")
+    assert not is_path("mine")
+    assert is_path("./mine")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}', '{"a": "b", "a": "c"}', "\0", "[" * 10_000])
+def test_a_damaged_file_is_an_error_that_says_what_to_do(home, content):
+    home.mkdir()
+    aliases_file().write_text(content)
+    for use in (aliases, lambda: set_alias("a", "b"), lambda: parse("demo")):
+        with pytest.raises(DamagedModel, match=r"aliases\.json is damaged: .*; mend it, or delete it"):
+            use()
+    assert aliases_file().read_text() == content
+
+
+def test_a_name_that_leads_to_nonsense_is_no_loop(home):
+    home.mkdir()
+    aliases_file().write_text('{"a": "b", "b": "a", "c": "../up"}')
+    for name in ("a", "c"):
+        with pytest.raises(ModelNotFound):
+            parse(name)
+
+
+def test_a_home_that_cannot_be_written_is_a_sentence(home):
+    home.write_text("a file")
+    with pytest.raises(UsageError, match=r"aliases\.json cannot be written"):
+        set_alias("a", "demo")

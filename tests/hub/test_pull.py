@@ -1,0 +1,514 @@
+"""Downloads from a real server, with the faults that real ones have."""
+
+import errno
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, snapshot_download
+
+from localllm.errors import (
+    AccessDenied,
+    DamagedModel,
+    DiskFull,
+    LocalLLMError,
+    ModelNotFound,
+    NetworkError,
+    UnsupportedModel,
+)
+from localllm.hub import partial, pull
+from localllm.hub.names import RepoName, parse
+from localllm.hub.resolve import resolve
+from tests.hub import faults
+from tests.hub.models import Watcher, model_files, sha256, weights
+
+NEEDED = {
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "README.md",
+    "model.safetensors",
+}
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(partial, "PART_BYTES", 8_192)
+
+
+@pytest.fixture
+def tiny(hub, cache):
+    hub.add("org/tiny", model_files())
+    return hub
+
+
+def fetch(name="org/tiny", watcher=None):
+    watcher = watcher or Watcher()
+    repo = parse(name)
+    assert isinstance(repo, RepoName)
+    return pull.pull(pull.order(repo, watcher.say), watcher), watcher
+
+
+def test_the_files_of_the_model_and_no_others_come_and_are_the_same(tiny, cache):
+    folder, watcher = fetch()
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == NEEDED
+    for name in NEEDED:
+        assert (folder / name).read_bytes() == model_files()[name]
+    assert set(watcher.finished) == NEEDED
+    assert watcher.came == watcher.order.missing_bytes == watcher.order.total_bytes
+    assert resolve("org/tiny").path == folder
+
+
+def test_files_of_one_content_come_once(hub, cache):
+    hub.add("org/tiny", model_files(**{"chat_template.jinja": b"{{ 1 }}", "chat_template.json": b"{{ 1 }}"}))
+    folder, watcher = fetch()
+    assert (folder / "chat_template.jinja").samefile(folder / "chat_template.json")
+    assert watcher.came == watcher.order.total_bytes == sum(len(model_files()[name]) for name in NEEDED) + 7
+
+
+def test_what_it_leaves_is_what_huggingface_hub_would_have_left(tiny, cache, tmp_path):
+    folder, _ = fetch()
+    theirs = snapshot_download(
+        "org/tiny", cache_dir=tmp_path / "theirs", endpoint=tiny.url, allow_patterns=sorted(NEEDED)
+    )
+    found = {
+        str(path.relative_to(root)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for root in (cache, tmp_path / "theirs")
+        for path in root.rglob("*")
+        if path.is_file()
+        and ".locks" not in path.parts
+        and path.name != "CACHEDIR.TAG"
+        and "trees" not in path.parts
+    }
+    for root in (cache, tmp_path / "theirs"):
+        for name, content in found.items():
+            path = root / name
+            assert (os.readlink(path) if path.is_symlink() else path.read_bytes()) == content, path
+    assert Path(theirs).name == folder.name
+
+
+def test_what_another_tool_fetched_is_not_fetched_again(tiny, cache):
+    snapshot_download("org/tiny", cache_dir=cache, endpoint=tiny.url)
+    before = tiny.sent("resolve|cdn")
+    _, watcher = fetch()
+    assert tiny.sent("resolve|cdn") == before
+    assert (watcher.came, watcher.finished) == (0, [])
+
+
+def test_nothing_is_asked_for_a_model_that_is_here(tiny, cache):
+    folder, _ = fetch()
+    before = len(tiny.requests)
+    assert resolve("org/tiny").path == folder
+    assert len(tiny.requests) == before
+
+
+def test_the_branch_moves_when_all_of_the_new_commit_is_here(tiny, cache):
+    old, _ = fetch()
+    tiny.add("org/tiny", model_files(**{"model.safetensors": weights(seed=1)}))
+    tiny.disturb(faults.refused(403, None, "no"), WEIGHTS, times=None)
+    with pytest.raises(AccessDenied):
+        fetch()
+    assert resolve("org/tiny").path == old
+    tiny.faults.clear()
+    new, watcher = fetch()
+    assert resolve("org/tiny").path == new != old
+    assert watcher.came == len(weights(seed=1))
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(tiny, cache):
+    commit = tiny.add("org/tiny", model_files(added=b"later"), refs=["v1", "refs/pr/2"])
+    assert fetch("org/tiny@v1")[0].name == commit
+    assert fetch("org/tiny@refs/pr/2")[0].name == commit
+    assert fetch(f"org/tiny@{commit}")[0].name == commit
+    assert resolve("org/tiny@v1").path.name == commit
+    with pytest.raises(ModelNotFound, match="org/tiny is not on this machine"):
+        resolve("org/tiny")
+
+
+# What passes: the pull succeeds, with every byte as it should be
+
+
+@pytest.mark.parametrize(
+    ("change", "times"),
+    [
+        (faults.reset(20_000), 1),
+        (faults.reset(20_000), 3),
+        (faults.truncated(20_000), 1),
+        (faults.truncated(8_192), 2),
+        (faults.longer(b"and more"), 3),
+        (faults.ranges_ignored, None),
+        (faults.stalled(20_000), 1),
+        (faults.silent, 1),
+        (faults.refused(500), 2),
+        (faults.refused(502), 2),
+        (faults.refused(503), 4),
+        (faults.busy(), 2),
+        (faults.busy(1), 1),
+        (faults.flipped(20_000), 1),
+    ],
+)
+def test_a_passing_fault_of_the_weights(tiny, cache, change, times):
+    fault = tiny.disturb(change, WEIGHTS, times=times)
+    folder, _ = fetch()
+    assert fault.met
+    assert (folder / "model.safetensors").read_bytes() == model_files()["model.safetensors"]
+
+
+@pytest.mark.parametrize("target", ["/api/models/org/tiny/revision", "config.json"])
+@pytest.mark.parametrize("change", [faults.refused(500), faults.busy(), faults.reset(0), faults.silent])
+def test_a_passing_fault_of_what_comes_before(tiny, cache, target, change, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+    fault = tiny.disturb(change, target)
+    fetch()
+    assert fault.met == 1
+
+
+def test_only_what_is_missing_of_a_part_is_asked_for_again(tiny, cache):
+    tiny.disturb(faults.reset(20_000), WEIGHTS)
+    tiny.disturb(faults.truncated(30_000), WEIGHTS)
+    _, watcher = fetch()
+    assert tiny.sent("/cdn/.*") <= len(weights()) + len(model_files()["tokenizer.json"])
+    assert watcher.came == watcher.order.missing_bytes
+
+
+def test_a_flipped_bit_is_told_and_the_file_comes_again(tiny, cache):
+    tiny.disturb(faults.flipped(20_000), WEIGHTS)
+    _, watcher = fetch()
+    assert "model.safetensors: what came is not what the hub announced, fetching it again" in watcher.said
+    assert watcher.came == watcher.order.missing_bytes  # what came in vain was taken back
+
+
+@pytest.mark.parametrize("byte", range(0, 40_000, 3_989))
+def test_any_flipped_bit_is_found(tiny, cache, byte):
+    tiny.disturb(faults.flipped(byte), WEIGHTS, times=None)
+    with pytest.raises(DamagedModel, match=r"model.safetensors of org/tiny came twice with another content"):
+        fetch()
+    with pytest.raises(ModelNotFound):
+        resolve("org/tiny")
+
+
+def test_what_the_hub_says_of_retrying_is_heeded(tiny, cache):
+    tiny.disturb(faults.busy(1), WEIGHTS)
+    _, watcher = fetch()
+    assert "model.safetensors: it answers 429; trying again in 1 s" in watcher.said
+
+
+# What does not: one sentence, and nothing lost
+
+
+def host(hub):
+    return hub.url.removeprefix("http://")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            faults.reset(20_000),
+            NetworkError,
+            r"{host} does not give org/tiny: .*(reset|closed|disconnect).*; check the connection and HF_ENDPOINT, "
+            "then run the same command again",
+        ),
+        (faults.truncated(20_000), NetworkError, "{host} does not give org/tiny: peer closed connection"),
+        (faults.stalled(20_000), NetworkError, "{host} does not give org/tiny: nothing came for 1 s; check"),
+        (faults.refused(500), NetworkError, "{host} does not give org/tiny: it answers 500; check"),
+        (faults.busy(), NetworkError, "{host} answers 429: too many requests; try again later"),
+        (faults.busy(3600), NetworkError, "{host} answers 429: too many requests; try again in 3600 s"),
+        (
+            faults.announced(39_000),
+            NetworkError,
+            "the hub sends of model.safetensors bytes .*/39000 and not bytes .*; try again",
+        ),
+        (
+            faults.refused(404, "EntryNotFound"),
+            ModelNotFound,
+            "{host} lists a file of org/tiny and does not have it; try again later",
+        ),
+        (
+            faults.refused(401),
+            AccessDenied,
+            "{host} wants a login for org/tiny; log in with `hf auth login`, or set",
+        ),
+        (faults.refused(403), AccessDenied, "{host} does not let you read org/tiny; see {url}/org/tiny; log in"),
+        (
+            faults.refused(403, "GatedRepo"),
+            AccessDenied,
+            "org/tiny is gated: its authors want you to agree to their terms; log in with `hf auth login`, or set "
+            "HF_TOKEN, then visit {url}/org/tiny and accept them",
+        ),
+        (faults.redirected("?"), NetworkError, "{host} does not give org/tiny: it redirects in circles"),
+        (faults.redirected("ftp://elsewhere/"), NetworkError, "{host} does not give org/tiny: .*ftp"),
+    ],
+)
+def test_a_lasting_fault_of_the_weights(tiny, cache, change, error, message):
+    tiny.disturb(change, WEIGHTS, times=None)
+    with pytest.raises(error, match=message.format(host=host(tiny), url=tiny.url)):
+        fetch()
+    tiny.faults.clear()
+    folder, _ = fetch()
+    assert (folder / "model.safetensors").read_bytes() == weights()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "org/nope",
+            "{host} has no repository org/nope, or it is private; check the name; if it is private, log in",
+        ),
+        ("org/tiny@v9", "org/tiny has no revision v9; leave it out"),
+        ("org/tiny:Q4_K_M", "org/tiny has no GGUF files; use another edition of the model"),
+    ],
+)
+def test_what_is_not_there(tiny, cache, name, message):
+    with pytest.raises((ModelNotFound, UnsupportedModel), match=message.format(host=host(tiny))) as error:
+        fetch(name)
+    assert error.value.exit_code == 8
+
+
+def test_a_login_that_is_not_accepted_is_told(tiny, cache, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+    tiny.disturb(faults.refused(401, None, "Invalid credentials in Authorization header"), WEIGHTS, times=None)
+    with pytest.raises(AccessDenied, match=f"{host(tiny)} does not accept your login for org/tiny; log in with"):
+        fetch()
+
+
+def test_a_gated_repository_says_what_to_do_by_who_asks(tiny, cache, monkeypatch):
+    tiny.add("org/gated", model_files(), gated="manual")
+    with pytest.raises(AccessDenied, match="log in with `hf auth login`, or set HF_TOKEN, then visit"):
+        fetch("org/gated")
+    monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+    with pytest.raises(AccessDenied, match=f"agree to their terms; visit {tiny.url}/org/gated and accept them"):
+        fetch("org/gated")
+    tiny.add("org/gated", model_files(), readers=frozenset(["hf_friend"]))
+    monkeypatch.setenv("HF_TOKEN", "hf_friend")
+    fetch("org/gated")
+
+
+def test_a_token_never_gets_to_another_host(tiny, cache, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_friend")
+    fetch()
+    bearers = {(request.server, request.headers.get("authorization")) for request in tiny.requests}
+    assert bearers == {("hub", "Bearer hf_friend"), ("cdn", None)}
+
+
+def test_no_connection(tiny, cache, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(NetworkError, match=r"127\.0\.0\.1:9 does not give org/tiny: .*refused.*; check the conn"):
+        fetch()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../evil.gguf",
+        "/etc/evil.gguf",
+        "a/../../evil.gguf",
+        "a//evil.gguf",
+        "./evil.gguf",
+        "nul\0.gguf",
+        "back\\slash.gguf",
+        "new\nline.gguf",
+        "x" * 300 + ".gguf",
+        "/".join(["deep"] * 300) + ".gguf",
+    ],
+)
+def test_a_hostile_name_is_refused_before_it_becomes_a_path(tiny, cache, path):
+    tiny.disturb(faults.edited(lambda entries: entries[-1].update(path=path)), "/tree/", times=None)
+    with pytest.raises(NetworkError, match=r"the hub gives a file named .* do not trust this hub"):
+        fetch()
+    assert not [file for file in cache.parent.rglob("*") if "evil" in file.name]
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("oid", "../../../evil"),
+        ("oid", None),
+        ("oid", "0" * 39),
+        ("size", -1),
+        ("size", "12"),
+        ("size", 2**60),
+        ("lfs", {"oid": "../" * 20, "size": 1, "pointerSize": 1}),
+        ("lfs", {"size": 1}),
+        ("lfs", 3),
+    ],
+)
+def test_a_hostile_fact_is_refused(tiny, cache, fact, value):
+    tiny.disturb(faults.edited(lambda entries: entries[-1].update({fact: value})), "/tree/", times=None)
+    with pytest.raises(NetworkError, match=r"the hub gives .* for org/tiny; do not trust this hub or repository"):
+        fetch()
+
+
+@pytest.mark.parametrize("sha", ["../evil", "main", None, 7])
+def test_a_hostile_commit_is_refused(tiny, cache, sha):
+    tiny.disturb(faults.edited(lambda facts: facts.update(sha=sha)), "/api/models/org/tiny/revision", times=None)
+    with pytest.raises(NetworkError, match="the hub gives"):
+        fetch()
+
+
+def test_what_is_no_json_is_no_listing(tiny, cache):
+    tiny.disturb(faults.headed({}), "/tree/")
+    tiny.faults[-1].change = lambda reply: type(reply).of(200, b"<html>", {"Content-Type": "text/html"})
+    with pytest.raises(NetworkError, match="the hub gives something that is no listing"):
+        fetch()
+
+
+def test_a_name_of_other_letters_is_a_name(hub, cache):
+    index = json.dumps({"weight_map": {"a": "modèle 1.safetensors"}}).encode()
+    files = model_files(**{"model.safetensors.index.json": index, "modèle 1.safetensors": weights(seed=3)})
+    del files["model.safetensors"]
+    hub.add("org/tiny", files)
+    folder, _ = fetch()
+    assert (folder / "modèle 1.safetensors").read_bytes() == weights(seed=3)
+
+
+@pytest.mark.parametrize("name", ["../evil.safetensors", "/evil.safetensors", "a/evil.safetensors", "evil.bin"])
+def test_an_index_that_leads_elsewhere_is_refused(hub, cache, name):
+    index = json.dumps({"weight_map": {"a": name}}).encode()
+    hub.add("org/tiny", model_files(**{"model.safetensors.index.json": index}))
+    with pytest.raises(DamagedModel, match="which is no safetensors file beside it"):
+        fetch()
+
+
+def test_an_index_that_names_what_is_not_there_is_refused(hub, cache):
+    index = json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}).encode()
+    hub.add("org/tiny", model_files(**{"model.safetensors.index.json": index}))
+    with pytest.raises(
+        UnsupportedModel, match=r"org/tiny lacks model-00001-of-00001.safetensors, a part of its own"
+    ):
+        fetch()
+
+
+def test_a_repository_of_pickles_is_refused_before_a_byte_of_them_comes(hub, cache):
+    files = model_files()
+    del files["model.safetensors"]
+    hub.add("org/tiny", files)
+    with pytest.raises(UnsupportedModel, match=r"only pickled weights \(pytorch_model.bin\), which can run code"):
+        fetch()
+    assert not hub.sent("pytorch_model")
+
+
+def test_ten_thousand_files_do_not_matter(hub, cache):
+    hub.add("org/tiny", model_files() | {f"extra/{i}.txt": b"" for i in range(10_000)})
+    folder, _ = fetch()
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == NEEDED
+
+
+# The disk
+
+
+def test_too_little_room_is_told_before_anything_comes(tiny, cache, monkeypatch):
+    usage = pull.shutil.disk_usage(cache.parent)
+    monkeypatch.setattr(pull.shutil, "disk_usage", lambda folder: usage._replace(free=pull.SPARE_BYTES + 30_000))
+    with pytest.raises(
+        DiskFull, match=r"org/tiny needs 0\.0 GB more on the disk with .*, 0\.1 GB are free; make room"
+    ):
+        fetch()
+    assert not tiny.sent("cdn")
+
+
+def test_a_disk_that_fills_up_meanwhile_keeps_what_came(tiny, cache, monkeypatch):
+    real, came = os.pwrite, []
+
+    def full(file, content, at):
+        came.append(len(content))
+        if sum(came) > 30_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, content, at)
+
+    monkeypatch.setattr(partial.os, "pwrite", full)
+    with pytest.raises(DiskFull, match=r"the disk with .*models--org--tiny is full; make room, then run the same"):
+        fetch()
+    monkeypatch.setattr(partial.os, "pwrite", real)
+    _, watcher = fetch()
+    assert 0 < watcher.order.missing_bytes < len(weights())
+
+
+def test_a_pull_that_is_broken_off_goes_on_where_it_stopped(tiny, cache):
+    class Impatient(Watcher):
+        def advance(self, file, count):
+            super().advance(file, count)
+            if self.came > 20_000:
+                raise KeyboardInterrupt
+
+    impatient = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        fetch(watcher=impatient)
+    with pytest.raises(ModelNotFound, match=r"org/tiny is (not on this machine|here without)"):
+        resolve("org/tiny")
+    folder, watcher = fetch()
+    assert (folder / "model.safetensors").read_bytes() == weights()
+    assert impatient.came + watcher.came == impatient.order.missing_bytes
+    assert not list(cache.rglob(f"*{partial.SUFFIX}"))
+
+
+def test_two_pulls_at_once_fetch_everything_once(tiny, cache):
+    tiny.rate = 8_000
+    watchers = [Watcher(), Watcher()]
+    threads = [threading.Thread(target=fetch, kwargs={"watcher": watcher}) for watcher in watchers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(watcher.came for watcher in watchers) == watchers[0].order.missing_bytes
+    assert "another process is fetching it" in " ".join(watchers[0].said + watchers[1].said)
+    assert resolve("org/tiny")
+
+
+def test_a_damaged_blob_of_the_wrong_size_is_fetched_again(tiny, cache):
+    folder, _ = fetch()
+    (folder / "model.safetensors").resolve().write_bytes(b"short")
+    folder, watcher = fetch()
+    assert (folder / "model.safetensors").read_bytes() == weights()
+    assert watcher.finished == ["model.safetensors"]
+
+
+# GGUF
+
+
+def gguf_files(*names):
+    return {name: b"GGUF" + sha256(name.encode()).encode() for name in names}
+
+
+def test_of_a_repository_of_gguf_files_one_model_comes(hub, cache):
+    files = gguf_files(
+        "m-Q4_K_M.gguf",
+        "m-Q8_0.gguf",
+        "mmproj-m-F16.gguf",
+        "BF16/m-BF16-00001-of-00002.gguf",
+        "BF16/m-BF16-00002-of-00002.gguf",
+    )
+    hub.add("org/m-GGUF", files | {"README.md": b"", "config.json": b"{}"})
+    path, watcher = fetch("org/m-GGUF")
+    assert path.name == "m-Q4_K_M.gguf"
+    assert set(watcher.finished) == {"m-Q4_K_M.gguf"}  # the README is empty: nothing comes
+    path, watcher = fetch("https://huggingface.co/org/m-GGUF:bf16")
+    assert set(watcher.finished) == {"BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"}
+    assert resolve("hf.co/org/m-GGUF:BF16").path == path
+    with pytest.raises(ModelNotFound, match="has no model Q2_K; name one of them: :BF16, :Q4_K_M, :Q8_0"):
+        fetch("org/m-GGUF:Q2_K")
+
+
+def test_without_the_usual_quantization_one_must_be_named(hub, cache):
+    hub.add("org/m-GGUF", gguf_files("m-Q5_0.gguf", "m-Q8_0.gguf"))
+    with pytest.raises(ModelNotFound, match="holds several models; name one of them: :Q5_0, :Q8_0"):
+        fetch("org/m-GGUF")
+
+
+def test_a_missing_part_is_told_before_the_others_come(hub, cache):
+    hub.add("org/m-GGUF", gguf_files("m-00001-of-00002.gguf"))
+    with pytest.raises(
+        UnsupportedModel, match=r"org/m-GGUF lacks m-00002-of-00002.gguf, a part of its own weights"
+    ):
+        fetch("org/m-GGUF")
+
+
+def test_a_cache_that_cannot_be_written(tiny, cache):
+    cache.write_text("a file where the folder should be")
+    with pytest.raises((LocalLLMError, OSError)):
+        fetch()

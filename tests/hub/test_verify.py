@@ -1,0 +1,209 @@
+"""Every file of a cache that `huggingface_hub` has filled, damaged in turn, found and mended."""
+
+import json
+import os
+import random
+from functools import partial
+
+import pytest
+from huggingface_hub import constants
+
+from localllm.errors import ModelNotFound, NetworkError
+from localllm.hub.names import RepoName
+from localllm.hub.partial import SUFFIX
+from localllm.hub.resolve import resolve
+from localllm.hub.verify import State, blobs, hash_all, repair, snapshots, states
+from tests.hub import faults
+from tests.hub.downloaded import download
+from tests.hub.models import Watcher, model_files, weights
+
+FILES = model_files(**{"tokenizer_config.json": b'{"a": 1}'})  # no two are the same
+TINY = RepoName("org/tiny")
+GGUF = {f"tiny-{quant}.gguf": b"GGUF" + weights(seed=i) for i, quant in enumerate(["Q4_K_M", "Q8_0"])}
+PARTS = {f"BF16/tiny-BF16-0000{i}-of-00003.gguf": b"GGUF" + weights(seed=10 + i) for i in (1, 2, 3)}
+
+
+@pytest.fixture
+def fill(hub, cache):
+    return partial(download, hub)
+
+
+@pytest.fixture
+def tiny(fill):
+    """The folder of a model in the cache."""
+    return fill("org/tiny", FILES)
+
+
+def look(repo=None):
+    """What is not good, by repository and path."""
+    found = snapshots(repo)
+    good = hash_all([blob for one in found for blob in blobs(one)])
+    every = {(str(one.repo), path): state for one in found for path, state in states(one, good).items()}
+    return {key: state for key, state in every.items() if state is not State.GOOD}
+
+
+def mend(repo):
+    [found] = snapshots(repo)
+    repair(found, states(found, hash_all(blobs(found))), Watcher())
+
+
+def damage(file, at=0):
+    """One bit of the blob behind a name."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.resolve().write_bytes(content)
+
+
+def test_what_the_hub_gave_is_good(tiny):
+    assert look(TINY) == look() == {}
+    [found] = snapshots(TINY)
+    assert states(found, hash_all(blobs(found))) == dict.fromkeys(FILES, State.GOOD)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_bit_of_any_file_is_found_and_mended(tiny, name):
+    at = random.Random(name).randrange(len(FILES[name]))
+    damage(tiny / name, at)
+    assert look(TINY) == look() == {("org/tiny", name): State.DAMAGED}
+    mend(TINY)
+    assert look(TINY) == {}
+    assert (tiny / name).read_bytes() == FILES[name]
+
+
+@pytest.mark.parametrize("content", [b"", FILES["model.safetensors"][:-1], FILES["model.safetensors"] + b"\0"])
+def test_a_file_of_another_length_is_damaged(tiny, content):
+    (tiny / "model.safetensors").resolve().write_bytes(content)
+    assert look(TINY) == {("org/tiny", "model.safetensors"): State.DAMAGED}
+    mend(TINY)
+    assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_link_without_its_blob_is_missing(tiny):
+    (tiny / "model.safetensors").resolve().unlink()
+    (tiny / "onnx/model.onnx").resolve().unlink()
+    missing = {("org/tiny", path): State.MISSING for path in ("model.safetensors", "onnx/model.onnx")}
+    assert look(TINY) == look() == missing
+    mend(TINY)
+    assert look(TINY) == {}
+
+
+def test_an_index_that_was_damaged_leads_to_what_else_is_missing(fill):
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    files = {name: body for name, body in FILES.items() if name != "model.safetensors"} | {
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "model-1.safetensors": weights(seed=1),
+        "model-2.safetensors": weights(seed=2),
+    }
+    folder = fill("org/tiny", files)
+    (folder / "model-2.safetensors").unlink()
+    damage(folder / "model.safetensors.index.json")
+    assert look(TINY) == {("org/tiny", "model.safetensors.index.json"): State.DAMAGED}
+    mend(TINY)
+    assert look(TINY) == {}
+    assert (resolve("org/tiny").path / "model-2.safetensors").read_bytes() == files["model-2.safetensors"]
+
+
+def test_parts_of_a_gguf_model_that_are_missing_come_one_after_the_other(fill):
+    fill("org/tiny-GGUF", GGUF | PARTS, allow_patterns=["*Q8_0*", "*00001-of*"])
+    missing = {("org/tiny-GGUF", "BF16/tiny-BF16-00002-of-00003.gguf"): State.MISSING}
+    assert look(RepoName("org/tiny-GGUF")) == look() == missing
+    assert look(RepoName("org/tiny-GGUF", quant="Q8_0")) == {}
+    mend(RepoName("org/tiny-GGUF", quant="BF16"))
+    assert look() == {}
+    assert len(resolve("org/tiny-GGUF:BF16").path.read_bytes()) == len(PARTS["BF16/tiny-BF16-00001-of-00003.gguf"])
+    with pytest.raises(ModelNotFound):
+        snapshots(RepoName("org/tiny-GGUF", quant="Q4_K_M"))
+
+
+def test_of_one_gguf_model_its_own_files_are_looked_at(fill):
+    folder = fill("org/tiny-GGUF", GGUF)
+    damage(folder / "tiny-Q4_K_M.gguf", 100)
+    assert look(RepoName("org/tiny-GGUF", quant="Q8_0")) == {}
+    assert look(RepoName("org/tiny-GGUF", quant="Q4_K_M")) == {
+        ("org/tiny-GGUF:Q4_K_M", "tiny-Q4_K_M.gguf"): State.DAMAGED
+    }
+    mend(RepoName("org/tiny-GGUF"))
+    assert look() == {}
+
+
+def test_a_download_that_was_broken_off_is_completed(fill, cache):
+    fill("org/tiny", FILES, allow_patterns=["config.json"])
+    missing = {("org/tiny", path): State.MISSING for path in ("tokenizer.json", "model.safetensors")}
+    assert look(TINY) == missing
+    assert look() == {}, "a program may have wanted no more than this file"
+    (cache / "models--org--tiny" / "blobs" / ("a" * 64 + SUFFIX)).touch()
+    assert look() == missing
+    mend(TINY)
+    assert look(TINY) == {}
+
+
+def test_a_tokenizer_of_another_name_is_found_by_the_hubs_list(fill):
+    files = {name: body for name, body in FILES.items() if name != "tokenizer.json"} | {"tokenizer.model": b"spm"}
+    fill("org/tiny", files, allow_patterns=["config.json", "model.safetensors"])
+    assert look(TINY) == {("org/tiny", "tokenizer.json"): State.MISSING}
+    mend(TINY)
+    assert look(TINY) == {}
+
+
+def test_the_commit_that_is_here_is_mended_though_the_branch_moved_on(tiny, hub):
+    hub.add("org/tiny", model_files(**{"model.safetensors": weights(seed=9)}))
+    damage(tiny / "model.safetensors")
+    mend(TINY)
+    assert resolve("org/tiny").path == tiny
+    assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+@pytest.mark.parametrize("trouble", ["offline", "hub gone", "not listed"])
+def test_without_the_hub_a_damaged_file_stays_where_it_is(tiny, hub, monkeypatch, trouble):
+    damage(tiny / "model.safetensors")
+    if trouble == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    elif trouble == "hub gone":
+        hub.disturb(faults.refused(503), "/api/", times=None)
+    if trouble == "not listed":
+        del hub.repositories["org/tiny"].commits[tiny.name]["model.safetensors"]
+        mend(TINY)
+    else:
+        with pytest.raises(NetworkError):
+            mend(TINY)
+    assert look(TINY) == {("org/tiny", "model.safetensors"): State.DAMAGED}
+    assert (tiny / "model.safetensors").exists()
+
+
+def test_a_repair_that_breaks_off_leaves_a_download_that_goes_on(tiny, hub):
+    damage(tiny / "model.safetensors")
+    hub.disturb(faults.refused(404, "EntryNotFound"), "model.safetensors", method=None, times=None)
+    with pytest.raises(ModelNotFound):
+        mend(TINY)
+    assert look(TINY) == {("org/tiny", "model.safetensors"): State.MISSING}
+    hub.faults.clear()
+    mend(TINY)
+    assert look(TINY) == {}
+
+
+def test_what_has_no_digest_is_unknown_and_left_alone(tiny, hub):
+    (tiny / "config.json").unlink()
+    (tiny / "config.json").write_bytes(FILES["config.json"])
+    os.symlink("/etc/hostname", tiny / "elsewhere")
+    assert look(TINY) == {("org/tiny", path): State.UNKNOWN for path in ("config.json", "elsewhere")}
+
+
+def test_all_revisions_of_all_models_are_looked_at(tiny, hub, fill):
+    fill("org/tiny", FILES | {"config.json": b'{"new": 1}'})
+    fill("an/encoder", {"pytorch_model.bin": b"pickles", "config.json": b"{}"})
+    damage(tiny / "config.json")
+    assert look() == {(f"org/tiny@{tiny.name}", "config.json"): State.DAMAGED}
+    assert {str(found.repo) for found in snapshots(None)} == {"an/encoder", "org/tiny", f"org/tiny@{tiny.name}"}
+
+
+def test_bytes_are_told_as_they_are_read(tiny):
+    [found] = snapshots(TINY)
+    told = []
+    hash_all(blobs(found), told.append)
+    assert sum(told) == sum(map(len, FILES.values()))
+
+
+def test_what_is_not_here_is_said_to_be_not_here(cache):
+    with pytest.raises(ModelNotFound, match="org/tiny is not on this machine; run `localllm pull org/tiny`"):
+        snapshots(TINY)
+    assert snapshots(None) == []
