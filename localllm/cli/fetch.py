@@ -37,11 +37,7 @@ def fetch(repo: RepoName, show: Show, memory: Memory, wish: Wish, *, force: bool
                     error.message, f"{error.remedy}; {anyway}" if error.remedy else anyway
                 ) from error
             show.say(f"warning: {error.message}")
-    try:
-        return pull(job, show)
-    except KeyboardInterrupt:
-        show.say("broken off; the same command goes on where it stopped")
-        raise
+    return pull(job, show)
 
 
 def fetch_shown(repo: RepoName, memory: Memory, wish: Wish, *, force: bool) -> None:
