@@ -23,8 +23,9 @@ from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
 
 EXACT = 4  # sums, norms, rotations and scores are made in float32
 SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
+EXPANDED = 2**25  # numbers in the keys of so many heads, of latent attention (kernels/latent.py)
 OF_A_LOGIT = 24  # bytes: float32 twice or thrice, and float64 twice, where a token is drawn
-MASK_IN_THE_MAKING = 9  # bytes a pair of query and key: distances in 64 bits, and one comparison more
+DISTANCE = 8  # bytes: what the mask of a window is made from, for each pair of a query and a key
 STREAMS = 5  # copies of [T, hidden] that live in the middle of a layer: x before and within, normed, mixed
 
 
@@ -38,11 +39,13 @@ def activation_bytes(
     e = ELEMENT_BYTES[dtype]
     layers = set(config.layers)
     moments = [layer_bytes(layer, config.hidden_size, e, tokens, context) for layer in layers]
-    per_layer = 3 * tokens * len(layers) * config.per_layer.dim * e if config.per_layer else 0
-    making = MASK_IN_THE_MAKING * tokens * context + 4 * tokens * config.hidden_size * e
+    per_layer = 3 * tokens * len(config.layers) * config.per_layer.dim * e if config.per_layer else 0
     kept = angle_bytes(config, tokens) + mask_bytes(layers, tokens, context) + per_layer
+    # While a matrix is unpacked, of the feed-forward half only what goes in and comes out lives.
+    widest = max(ffn_bytes(layer.ffn, config.hidden_size, e, tokens) for layer in layers) // 2
+    unpacking = STREAMS * tokens * config.hidden_size * e + widest + unpacked if unpacked else 0
     logits = sequences * config.vocab_size * OF_A_LOGIT
-    return max(kept + max(*moments, making) + unpacked, logits)
+    return max(kept + max(*moments, unpacking), logits)
 
 
 def angle_bytes(config: ModelConfig, tokens: int) -> int:
@@ -73,22 +76,25 @@ def layer_bytes(layer: LayerConfig, hidden: int, e: int, tokens: int, context: i
 def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int:
     match c:
         case AttentionConfig():
-            keys = c.kv_heads * c.head_dim
-            heads = c.heads * c.head_dim
+            keys, heads = c.kv_heads * c.head_dim, c.heads * c.head_dim
             seen = keys_seen(c.window, tokens, context)
-            qkv = tokens * (heads * (2 + c.output_gate) + 2 * keys) * e
-            rotated = tokens * (heads + keys) * (3 * EXACT + e)
+            qkv = tokens * (heads + 2 * keys) * e
+            gated = qkv + tokens * heads * e if c.output_gate else 0  # with the gates, as they come
+            rotating = tokens * (heads + keys) * (3 * EXACT + e)
+            mixing = tokens * (2 * heads + keys) * e  # q and k rotated, and the result
             if c.softcap or c.sinks:
-                mixing = min(SCORES, tokens * c.heads * seen) * 3 * EXACT + 2 * tokens * heads * e
+                mixing += max(min(SCORES, tokens * c.heads * seen) * 3 * EXACT, tokens * seen * DISTANCE)
             else:
-                mixing = 2 * tokens * heads * e + tokens * seen * e + 2 * seen * heads * e
-            return qkv + max(rotated, mixing)
+                mixing += tokens * seen * max(DISTANCE, e)  # or the mask as numbers
+            return qkv + gated + max(rotating, mixing)
         case LatentConfig():
             width = c.nope_dim + c.rope_dim
             q = tokens * c.heads * width * e
             latent = tokens * (c.kv_lora_rank + c.rope_dim) * e
-            keys = context * c.heads * max(width, c.value_dim) * e
-            return 3 * q + latent + 3 * keys + tokens * c.heads * c.value_dim * e
+            of_head = context * max(width, c.value_dim)
+            keys = of_head * min(c.heads, max(1, EXPANDED // of_head)) * e
+            making = tokens * context * DISTANCE
+            return 3 * q + latent + max(3 * keys, making) + tokens * c.heads * c.value_dim * e
         case DeltaNetConfig():
             wide = c.channels + c.value_heads * c.value_dim
             heads = c.value_heads * (4 * c.key_dim + 6 * c.value_dim + 4 * 64)
