@@ -2,23 +2,23 @@
 
 import datetime
 import json
-import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from localllm.device import device_name, resolve_device
+
 RESULTS = Path(__file__).parent / "results"
 
 
-def device_name() -> str:
-    """The processor by the name it gives itself, and how many cores work."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    model = names[0].split(":")[1].strip() if names else platform.processor()
-    return f"{model}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+def measured_on() -> str:
+    """The device by the name it gives itself; of a processor also how many cores work, and with what."""
+    device = resolve_device("auto")
+    if device.type == "cuda":
+        return device_name(device)
+    return f"{device_name(device)}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def finish(name: str, result: dict[str, Any], save: bool) -> None:
@@ -27,7 +27,7 @@ def finish(name: str, result: dict[str, Any], save: bool) -> None:
         ["git", "rev-parse", "--short", "HEAD"], cwd=RESULTS.parent, capture_output=True, text=True, check=True
     ).stdout.strip()
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    where = {"benchmark": name, "date": now, "device": device_name(), "torch": torch.__version__, "commit": commit}
+    where = {"benchmark": name, "date": now, "device": measured_on(), "torch": torch.__version__, "commit": commit}
     line = json.dumps(where | result)
     if save:
         RESULTS.mkdir(exist_ok=True)

@@ -5,14 +5,13 @@ Knows nothing of terminals. The model is anything shaped like an LLM.
 
 import dataclasses
 import json
-import os
-import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
 from localllm.errors import UsageError
+from localllm.files import write_whole
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Kind, SamplingParams
 
@@ -122,8 +121,7 @@ class Chat:
             "messages": self.messages,
         }
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _replace(path, json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False))
+            write_whole(path, json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False))
         except OSError as error:
             raise UsageError(f"the conversation cannot be saved: {error}") from error
 
@@ -158,18 +156,6 @@ class Chat:
             raise UsageError(f"{self.model.name} has no chat template for a system prompt", "write it as text")
         # A model that only continues text gets the text so far.
         return "\n".join(message["content"] for message in self.messages)
-
-
-def _replace(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never half of one."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def _checked(messages: Any) -> list[Message]:

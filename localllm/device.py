@@ -4,9 +4,13 @@ that what needs no device needs no torch."""
 from __future__ import annotations
 
 import math
+import os
+import platform
 import re
 import resource
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +19,9 @@ from localllm.errors import NoSuchDevice, UsageError
 if TYPE_CHECKING:
     import torch
 
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+NO_LIMIT = 2**60  # bytes; the first version of control groups writes 2**63 less a page for no limit
+NVIDIA, DISPLAY = "0x10de", "0x03"  # a maker and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -71,13 +78,95 @@ def free_bytes(device: torch.device) -> int:
     return int(min(available, container_bytes()))
 
 
-def container_bytes(group: Path = Path("/sys/fs/cgroup")) -> float:
+def container_bytes(groups: Path = CONTROL_GROUPS) -> float:
     """What the memory limit of a Linux container leaves; infinity without one."""
-    try:
-        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-    except OSError:
-        return math.inf
-    return math.inf if limit == "max" else max(0, int(limit) - int(used))
+    limit, used = container_memory(groups) or (math.inf, 0)
+    return max(0, limit - used)
+
+
+def container_memory(groups: Path = CONTROL_GROUPS) -> tuple[int, int] | None:
+    """Limit and use of a Linux container in bytes; None without a limit. Control groups of both versions."""
+    places = [("memory.max", "memory.current")]
+    places += [("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")]
+    for limit, used in places:
+        with suppress(OSError, ValueError):  # ValueError: `max`
+            in_bytes = int((groups / limit).read_text())
+            if in_bytes < NO_LIMIT:
+                return in_bytes, int((groups / used).read_text())
+    return None
+
+
+def usable_cores(groups: Path = CONTROL_GROUPS) -> int:
+    """Cores that this process may run on at once: those of its affinity, or the share that a container grants."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = map(int, (groups / "cpu.max").read_text().split())
+        cores = min(cores, -(-quota // period))
+    with suppress(OSError, ValueError):
+        quota, period = (int((groups / f"cpu/cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        cores = min(cores, -(-quota // period)) if quota > 0 else cores
+    return cores
+
+
+def device_name(device: torch.device) -> str:
+    """The name that a GPU or the processor gives itself."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def processor_name() -> str:
+    """Of Arm, which Linux gives no name, the architecture."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that torch sees."""
+
+    index: int
+    name: str
+    capability: str  # 9.0
+    runs: bool  # does this torch have kernels for it?
+    memory_bytes: int
+    free_bytes: int
+
+
+def gpus() -> list[Gpu]:
+    """Every GPU that torch can use, in its order; none is no error."""
+    import torch
+
+    def gpu(index: int) -> Gpu:
+        free, memory = torch.cuda.mem_get_info(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        oldest = min(
+            (int(arch[3:].rstrip("af")) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_"), default=0
+        )
+        runs = 10 * major + minor >= oldest
+        return Gpu(index, torch.cuda.get_device_name(index), f"{major}.{minor}", runs, memory, free)
+
+    return [gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def nvidia_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:
+    """How many NVIDIA GPUs are plugged in, with a driver or without one; 0 where the system does not say."""
+    count = 0
+    for device in pci.glob("*"):
+        with suppress(OSError):
+            display = (device / "class").read_text().startswith(DISPLAY)
+            count += display and (device / "vendor").read_text().strip() == NVIDIA
+    return count
+
+
+def nvidia_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """The version of NVIDIA's driver that is loaded, None where there is none."""
+    with suppress(OSError):
+        if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", file.read_text()):
+            return found[0]
+    return None
 
 
 def peak_bytes(device: torch.device) -> int:

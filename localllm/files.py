@@ -1,6 +1,10 @@
-"""Files of strangers: JSON that is bounded, an object, and has no key twice; and what is no file of weights."""
+"""Files of strangers: JSON that is bounded, an object, and has no key twice; and what is no file of weights.
+Files of our own: written whole or not at all.
+"""
 
 import json
+import os
+import tempfile
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -38,6 +42,19 @@ def parse_json(content: bytes, file: PurePath) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise damaged(file, "it does not hold a JSON object")
     return value
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never half of one. Makes the folder, for this user alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def damaged(file: PurePath, why: str) -> DamagedModel:

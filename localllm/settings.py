@@ -11,7 +11,8 @@ from localllm.errors import UsageError
 @dataclass(frozen=True)
 class Settings:
     home: Path
-    """LOCALLLM_HOME: where saved chats and the prompt history live. Default: ~/.localllm"""
+    """LOCALLLM_HOME: where saved chats, the prompt history and measured rates live.
+    Default: ~/.localllm"""
 
     device: str
     """LOCALLLM_DEVICE: `auto`, `cpu`, `cuda` or `cuda:N`, where `--device` is not given. Default: auto"""

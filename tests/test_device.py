@@ -1,10 +1,23 @@
 import math
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from localllm.device import container_bytes, free_bytes, peak_bytes, resolve_device, resolve_dtype
+from localllm.device import (
+    container_bytes,
+    container_memory,
+    device_name,
+    free_bytes,
+    gpus,
+    nvidia_devices,
+    nvidia_driver,
+    peak_bytes,
+    resolve_device,
+    resolve_dtype,
+    usable_cores,
+)
 from localllm.errors import NoSuchDevice, UsageError
 
 CPU = torch.device("cpu")
@@ -47,3 +60,65 @@ def test_the_memory_limit_of_a_container_counts(tmp_path: Path) -> None:
     assert container_bytes(tmp_path) == 700
     (tmp_path / "memory.max").write_text("100\n")
     assert container_bytes(tmp_path) == 0
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("300\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("1000\n")  # the first version of control groups
+    assert container_memory(tmp_path) == (1000, 300)
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert container_memory(tmp_path) is None
+
+
+def test_the_cores_of_a_container_count(tmp_path: Path) -> None:
+    cores = usable_cores(tmp_path)
+    assert cores == len(os.sched_getaffinity(0))
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cores(tmp_path) == cores
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cores(tmp_path) == 1
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert usable_cores(tmp_path) == cores
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000\n")
+    assert usable_cores(tmp_path) == 1
+
+
+def test_a_processor_has_a_name() -> None:
+    assert device_name(CPU)
+
+
+def test_nvidia_devices_are_counted_without_their_driver(tmp_path: Path) -> None:
+    devices = {"gpu": ("0x10de", "0x030000"), "compute": ("0x10de", "0x030200"), "sound": ("0x10de", "0x040300")}
+    for name, (vendor, kind) in (devices | {"other": ("0x1002", "0x030000")}).items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    (tmp_path / "gone").mkdir()
+    assert nvidia_devices(tmp_path) == 2
+    assert nvidia_devices(tmp_path / "no such folder") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n",
+            "535.104.05",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57  Release Build\nGCC version: 12.3.0",
+            "575.57",
+        ),
+        ("nothing of the kind", None),
+    ],
+)
+def test_the_version_of_the_driver(tmp_path: Path, text: str, version: str | None) -> None:
+    assert nvidia_driver(tmp_path / "version") is None
+    (tmp_path / "version").write_text(text)
+    assert nvidia_driver(tmp_path / "version") == version
+
+
+def test_the_gpus_are_those_that_torch_counts() -> None:
+    assert len(gpus()) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)

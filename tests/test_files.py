@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import DamagedModel
-from localllm.files import JSON_LIMIT, read_json
+from localllm.files import JSON_LIMIT, read_json, write_whole
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,14 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         stream.truncate(JSON_LIMIT + 1)
     with pytest.raises(DamagedModel, match="larger than any"):
         read_json(file)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "kept.json"
+    write_whole(file, "first")
+    write_whole(file, "second ❤")
+    assert file.read_text(encoding="utf-8") == "second ❤"
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(file, "half \udcff")
+    assert file.read_text(encoding="utf-8") == "second ❤"
+    assert [path.name for path in file.parent.iterdir()] == ["kept.json"]

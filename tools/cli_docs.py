@@ -1,8 +1,11 @@
-"""`python tools/cli_docs.py` writes the commands' help into docs/cli.md; a test fails when it is stale."""
+"""`python tools/cli_docs.py` writes the commands' help into docs/cli.md, and their words for the Tab key into
+localllm/cli/words.json; a test fails when either is stale."""
 
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -10,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from localllm.cli.app import app  # noqa: E402 (this tree, installed or not)
+from localllm.cli.complete import WORDS  # noqa: E402
 
 PAGE = ROOT / "docs" / "cli.md"
 SECTION = re.compile(r"(<!-- help: (?P<command>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -29,5 +33,33 @@ def render(page: str) -> str:
     return SECTION.sub(lambda m: f"{m[1]}```text\n{help_of(m['command'])}\n```\n{m[3]}", page)
 
 
+def words() -> str:
+    """The commands with their arguments and flags, as `cli/complete.py` reads them."""
+    program: Any = typer.main.get_command(app)
+    commands = {
+        name: {
+            "help": command.get_short_help_str(100),
+            "arguments": [p.metavar for p in command.params if p.param_type_name == "argument"],
+            "options": options(command),
+        }
+        for name, command in program.commands.items()
+    }
+    return json.dumps({"options": options(program), "commands": commands}, indent=1) + "\n"
+
+
+def options(command: Any) -> dict[str, Any]:
+    context = typer.Context(command)
+    return {
+        name: {
+            "value": None if option.is_flag else option.metavar or "VALUE",
+            "help": option.help,
+        }
+        for option in command.get_params(context)
+        if option.param_type_name == "option"
+        for name in (*option.opts, *option.secondary_opts)
+    }
+
+
 if __name__ == "__main__":
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    WORDS.write_text(words(), encoding="utf-8")

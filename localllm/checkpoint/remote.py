@@ -50,7 +50,7 @@ def remote_header(order: Order, say: Say) -> Header:
 def _place(order: Order, folder: Path, say: Say, file: RemoteFile) -> None:
     target = folder / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
-    if order.here[file.path] == file.size:
+    if order.here[file.digest] == file.size:
         blob = repo_root(order.listing.repo.repo) / "blobs" / file.digest
         if blob.is_file():
             target.symlink_to(blob.resolve())

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from localllm import __version__
+from localllm.cli.completion import completion
+from localllm.cli.doctor import doctor
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
 from localllm.cli.pull import pull
@@ -22,7 +24,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
-# Completion would need typer's own main(), which makes a broken pipe exit 1.
+# Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
 app.command()(pull)
@@ -32,6 +34,8 @@ app.command()(rm)
 app.command()(verify)
 app.command()(cp)
 app.command()(template)
+app.command()(doctor)
+app.command()(completion)
 
 
 def print_version(asked: bool) -> None:

@@ -15,7 +15,11 @@ def fetch(repo: RepoName, show: Show) -> Path:
     if constants.is_offline_mode() and is_downloaded(repo):
         show.say(f"{repo} is here; HF_HUB_OFFLINE is set, so nobody is asked for a newer one")
         return downloaded(repo, str(repo))
-    return pull(order(repo, show.say), show)
+    try:
+        return pull(order(repo, show.say), show)
+    except KeyboardInterrupt:
+        show.say("broken off; the same command goes on where it stopped")
+        raise
 
 
 def fetch_shown(repo: RepoName) -> None:

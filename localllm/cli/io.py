@@ -143,7 +143,9 @@ def note(text: str) -> None:
     if sys.stderr is not None:
         with suppress(OSError):
             # Calls of functions and the words of files and templates are remarks, too.
-            print(text.translate(VISIBLE) if is_terminal(sys.stderr) else text, file=sys.stderr, flush=True)
+            # With its end in one piece: several threads remark.
+            sys.stderr.write((text.translate(VISIBLE) if is_terminal(sys.stderr) else text) + "\n")
+            sys.stderr.flush()
 
 
 @contextmanager

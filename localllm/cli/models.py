@@ -11,7 +11,7 @@ from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter
 from localllm.errors import DamagedModel, ModelNotFound, UnsupportedModel
 from localllm.hub.aliases import aliases
-from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog
+from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
 from localllm.hub.folder import missing_files
 from localllm.hub.names import RepoName, is_path, parse
 from localllm.hub.resolve import model_in_cache, resolve
@@ -43,6 +43,7 @@ class Entry:
     license: str | None
     stated_parameters: str | None  # by the model card
     context: int | None
+    download_bytes: int | None = None  # about
     facts: Facts | None = None
     fault: DamagedModel | UnsupportedModel | None = None
 
@@ -63,12 +64,12 @@ class Entry:
 def list_models(as_json: options.JsonList = False) -> None:
     """List the models on this machine and those known by name."""
     out = AnswerWriter()
-    entries = sorted(_entries(), key=lambda entry: not entry.is_here)
+    models = sorted(_models(), key=lambda entry: not entry.is_here)
     if as_json:
-        out.write(json.dumps([_as_json(entry) for entry in entries], indent=1) + "\n")
+        out.write(json.dumps([_as_json(entry) for entry in models], indent=1) + "\n")
         return
     header = ("NAME", "PARAMETERS", "CONTEXT", "SIZE", "LICENSE", "STATE")
-    out.write(report.table([header, *(_row(entry) for entry in entries)]) + "\n")
+    out.write(report.table([header, *(_row(entry) for entry in models)]) + "\n")
 
 
 def show(model: options.ModelName, as_json: options.Json = False) -> None:
@@ -87,12 +88,13 @@ def show(model: options.ModelName, as_json: options.Json = False) -> None:
         out.write(report.columns(_details(entry)) + "\n")
 
 
-def _entries() -> Iterator[Entry]:
-    repos = {entry.repo for entry in catalog().values()}
-    yield from map(_from_catalog, catalog().values())
-    for repo, folder in cached_models():
-        if repo not in repos:
-            yield _here(repo, State.DOWNLOADED, folder, repo)
+def _models() -> Iterator[Entry]:
+    known = [_from_catalog(entry) for entry in entries()]
+    yield from known
+    shown = {entry.path for entry in known}
+    for name, path in cached_models():
+        if path not in shown:
+            yield _here(name, State.DOWNLOADED, path, name)
     yield from map(_from_alias, aliases())
 
 
@@ -109,10 +111,19 @@ def _find(model: str) -> Entry:
 
 
 def _from_catalog(entry: CatalogEntry) -> Entry:
-    folder = cached_folder(entry.repo) if entry.repo else boxed_folder(entry)
-    if folder is None or not folder.exists():
-        return Entry(entry.name, State.ABSENT, entry.repo, None, entry.license, entry.parameters, entry.context)
-    return _here(entry.name, State.DOWNLOADED if entry.repo else State.BOXED, folder, entry.repo, entry)
+    repo = entry.repo and RepoName(entry.repo, entry.revision, entry.quant)
+    path = model_in_cache(repo) if repo else boxed_folder(entry)
+    if path is None or not path.exists():
+        return _stated(entry.name, State.ABSENT, entry.repo, None, entry)
+    return _here(entry.name, State.DOWNLOADED if repo else State.BOXED, path, entry.repo, entry)
+
+
+def _stated(name: str, state: State, repo: str | None, path: Path | None, known: CatalogEntry | None) -> Entry:
+    """What is known of a model without a look into it."""
+    if known is None:
+        return Entry(name, state, repo, path, None, None, None)
+    stated = known.license, known.parameters, known.context, known.bytes
+    return Entry(name, state, repo, path, *stated)
 
 
 def _from_alias(name: str) -> Entry:
@@ -128,27 +139,27 @@ def _from_alias(name: str) -> Entry:
         case Path() as path:
             state, source = State.FILE if path.is_file() else State.FOLDER, None
     if path is None or not path.exists():
-        return Entry(name, State.ABSENT, source, None, None, None, None)
+        return _stated(name, State.ABSENT, source, None, None)
     return _here(name, state, path, source)
 
 
 def _here(
     name: str, state: State, folder: Path, repo: str | None = None, known: CatalogEntry | None = None
 ) -> Entry:
-    license, parameters = (known.license, known.parameters) if known else (None, None)
     try:
         if missing_files(folder):
-            return Entry(name, State.INCOMPLETE, repo, folder, license, parameters, known and known.context)
+            return _stated(name, State.INCOMPLETE, repo, folder, known)
         facts = read_facts(folder)
     except (DamagedModel, UnsupportedModel) as fault:
         state = State.DAMAGED if isinstance(fault, DamagedModel) else State.UNSUPPORTED
-        return Entry(name, state, repo, folder, license, parameters, None, fault=fault)
-    state = State.UNSUPPORTED if facts.refused else state
-    return Entry(name, state, repo, folder, license or facts.license, parameters, facts.context, facts)
+        return dataclasses.replace(_stated(name, state, repo, folder, known), context=None, fault=fault)
+    found = _stated(name, State.UNSUPPORTED if facts.refused else state, repo, folder, known)
+    return dataclasses.replace(found, license=found.license or facts.license, context=facts.context, facts=facts)
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    size = report.size(entry.facts.weight_bytes) if entry.facts else "-"
+    stated = report.rough_size(entry.download_bytes) if entry.download_bytes else "-"
+    size = report.size(entry.facts.weight_bytes) if entry.facts else stated
     context = str(entry.context) if entry.context else "-"
     return (entry.name, entry.parameters, context, size, entry.license or "-", entry.state)
 
@@ -182,7 +193,8 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
             ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
         ]
     elif entry.repo:
-        rows += [("to get it", f"hf download {entry.repo}")]
+        size = [("download", report.rough_size(entry.download_bytes))] if entry.download_bytes else []
+        rows += [*size, ("to get it", f"localllm pull {entry.name}")]
     return rows
 
 
@@ -202,6 +214,7 @@ def _as_json(entry: Entry) -> dict[str, object]:
         "license": entry.license,
         "stated_parameters": entry.stated_parameters,
         "context": entry.context,
+        "download_bytes": entry.download_bytes,
         "architecture": facts.architecture if facts else None,
         "layers": [{"kind": kind, "count": count} for kind, count in facts.layers] if facts else None,
         "hidden_size": facts.hidden_size if facts else None,

@@ -41,24 +41,25 @@ class Bars:
 
     def begin(self, order: Order) -> None:
         self.say(summary(order))
-        coming = [file for file in order.files if order.here[file.path] < file.size]
+        contents = [files[0] for files in order.contents.values()]
+        coming = [file for file in contents if order.here[file.digest] < file.size]
         here = order.total_bytes - order.missing_bytes
         if len(coming) > 1:
             self.all = self.progress.add_task("in all", total=order.total_bytes, completed=here)
         for file in coming:
             name = escape(file.path.translate(VISIBLE))
-            kept = order.here[file.path]
-            self.bars[file.path] = self.progress.add_task(name, total=file.size, completed=kept, visible=False)
+            kept = order.here[file.digest]
+            self.bars[file.digest] = self.progress.add_task(name, total=file.size, completed=kept, visible=False)
 
     def advance(self, file: RemoteFile, count: int) -> None:
-        bar = self.bars.get(file.path)
+        bar = self.bars.get(file.digest)
         if bar is not None:
             self.progress.update(bar, advance=count, visible=True)
         if self.all is not None:
             self.progress.update(self.all, advance=count)
 
     def finish(self, file: RemoteFile) -> None:
-        bar = self.bars.get(file.path)
+        bar = self.bars.get(file.digest)
         if bar is not None:
             self.progress.update(bar, completed=file.size, visible=len(self.bars) <= MOST_BARS)
 
@@ -110,19 +111,19 @@ class Events:
 
     def begin(self, order: Order) -> None:
         self.done = dict(order.here)
-        files = [{"path": f.path, "bytes": f.size, "here": order.here[f.path]} for f in order.files]
+        files = [{"path": f.path, "bytes": f.size, "here": order.here[f.digest]} for f in order.files]
         repo, commit = order.listing.repo, order.listing.commit
         missing = order.missing_bytes
         self.write("begin", repo=repo.repo, commit=commit, bytes=order.total_bytes, missing=missing, files=files)
 
     def advance(self, file: RemoteFile, count: int) -> None:
         with self.lock:
-            self.done[file.path] += count
+            self.done[file.digest] += count
             now = time.monotonic()
-            due = now - self.last.get(file.path, 0.0) >= EVENT_EVERY_S or count < 0
+            due = now - self.last.get(file.digest, 0.0) >= EVENT_EVERY_S or count < 0
             if due:
-                self.last[file.path] = now
-                self._put("progress", path=file.path, done=self.done[file.path])
+                self.last[file.digest] = now
+                self._put("progress", path=file.path, done=self.done[file.digest])
 
     def finish(self, file: RemoteFile) -> None:
         self.write("verified", path=file.path, bytes=file.size)

@@ -17,7 +17,7 @@ def pull(model: options.ModelName, as_json: options.JsonEvents = False) -> None:
 
     repo = parse(model)
     if not isinstance(repo, RepoName):
-        raise UsageError(f"{model} is on this machine and not from the Hub", "name ORG/REPO")
+        raise UsageError(f"{model} names no repository of the Hub", "name ORG/REPO, or a model of `localllm list`")
     if as_json:
         events = progress.Events()
         events.write("done", path=str(fetch.fetch(repo, events)))

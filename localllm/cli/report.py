@@ -29,6 +29,18 @@ def size(count: float) -> str:
     return f"{three_digits(count)} TB"
 
 
+def operations(per_s: float) -> str:
+    """Arithmetic in a second, as datasheets have it: 313 GFLOP/s, 1.75 TFLOP/s."""
+    unit, name = (1e12, "TFLOP/s") if per_s >= 1e12 else (1e9, "GFLOP/s")
+    return f"{three_digits(per_s / unit)} {name}"
+
+
+def rough_size(count: float) -> str:
+    """Of a number that was rounded to two digits: ~16 GB, ~4.9 GB."""
+    number, unit = size(count).split()
+    return f"~{float(number):g} {unit}"
+
+
 def count(value: float) -> str:
     """Parameters as model cards write them: 656K, 135M, 1.24B."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):

@@ -53,13 +53,13 @@ def rm(model: Models, dry_run: DryRun = False, as_json: options.JsonList = False
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", hidden=True)],
+    model: options.ModelName,
     name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)],
     as_json: options.Json = False,
 ) -> None:
     """Give a model another name.
 
-    NAME becomes a name of SOURCE, which is what `localllm run` takes: a name of `localllm list`, ORG/REPO with
+    NAME becomes a name of MODEL, which is what `localllm run` takes: a name of `localllm list`, ORG/REPO with
     @REVISION or :QUANT, or a path. Nothing is copied: the disk holds the model once. `localllm rm NAME` takes the
     name away.
     """
@@ -70,7 +70,7 @@ def cp(
         raise UsageError(f"{name} is a model that `localllm list` knows", "choose another name")
     if is_path(name):
         raise UsageError(f"{name} is a file or folder here", "choose another name")
-    meant = _lasting(source)
+    meant = _lasting(model)
     set_alias(name, meant)
     out.write(json.dumps({"name": name, "source": meant}) + "\n" if as_json else f"{name} is {meant}\n")
 

@@ -14,23 +14,44 @@ PACKAGE = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One name. Either `boxed` (it comes with the program) or `repo` (it is on huggingface.co) is given."""
+    """One model. Either `boxed` (it comes with the program) or `repo` (it is on huggingface.co) is given.
+
+    The head of models.toml says what the fields mean; None is what was not found out.
+    """
 
     name: str
     license: str
+    about: str
+    aliases: tuple[str, ...] = ()  # second names
     boxed: str | None = None  # a folder of localllm/boxed
     repo: str | None = None
-    parameters: str | None = None  # as the model card says it: "1.23B"
+    revision: str = "main"
+    quant: str | None = None  # which files of a GGUF repository: "Q4_K_M"
+    parameters: str | None = None  # of the part that reads text: "1.23B"
     context: int | None = None  # tokens
+    bytes: int | None = None  # of the download, in two digits
+    gated: bool = False  # known to ask for consent to its terms
+    recommended: str | None = None  # "bf16", "int8", "int4", "mxfp4"; None where it is GGUF
+
+
+@functools.cache
+def entries() -> tuple[CatalogEntry, ...]:
+    """All entries, in the order of the file."""
+    # The wheel carries the file inside the package; a source tree has it beside the package.
+    file = next(p for p in (PACKAGE / "models.toml", PACKAGE.parent / "models.toml") if p.exists())
+    models = tomllib.loads(file.read_text(encoding="utf-8"))["models"]
+    return tuple(
+        CatalogEntry(name=name, aliases=tuple(fields.pop("aliases", ())), **fields)
+        for name, fields in models.items()
+    )
 
 
 @functools.cache
 def catalog() -> Mapping[str, CatalogEntry]:
-    """All entries by name, in the order of the file."""
-    # The wheel carries the file inside the package; a source tree has it beside the package.
-    file = next(p for p in (PACKAGE / "models.toml", PACKAGE.parent / "models.toml") if p.exists())
-    models = tomllib.loads(file.read_text(encoding="utf-8"))["models"]
-    return {name: CatalogEntry(name=name, **fields) for name, fields in models.items()}
+    """The entry of every name, second names too."""
+    named = [(name, entry) for entry in entries() for name in (entry.name, *entry.aliases)]
+    assert len(dict(named)) == len(named), "models.toml names two models alike"
+    return dict(named)
 
 
 def boxed_folder(entry: CatalogEntry) -> Path | None:

@@ -56,7 +56,7 @@ def _known(name: str) -> RepoName | CatalogEntry | Path:
     if name.startswith("/"):  # where an alias leads
         return Path(name)
     if entry := catalog().get(name):
-        return RepoName(entry.repo) if entry.repo else entry
+        return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else entry
     if named := REPO.fullmatch(HUB.sub("", name, count=1)):
         if ".." in (named["revision"] or ""):  # git knows no such name either
             _not_found(name)

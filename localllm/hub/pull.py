@@ -37,12 +37,20 @@ class Order:
     """What a pull is going to do, before the first byte of it."""
 
     listing: Listing
-    files: tuple[RemoteFile, ...]  # all that the model needs
-    here: dict[str, int]  # bytes of each, by path, that need not come again; two of one content come once
+    files: tuple[RemoteFile, ...]  # all that the model needs, weights last
+    here: dict[str, int]  # by digest, how many bytes need not come again
+
+    @property
+    def contents(self) -> dict[str, list[RemoteFile]]:
+        """By digest, the files of that content: it comes once."""
+        found: dict[str, list[RemoteFile]] = {}
+        for file in self.files:
+            found.setdefault(file.digest, []).append(file)
+        return found
 
     @property
     def total_bytes(self) -> int:
-        return sum(file.size for file in self.files)
+        return sum(files[0].size for files in self.contents.values())
 
     @property
     def missing_bytes(self) -> int:
@@ -75,11 +83,8 @@ def order(repo: RepoName, say: Say) -> Order:
 
 def order_of(listing: Listing, files: tuple[RemoteFile, ...]) -> Order:
     """These files of the repository, and what of them is here."""
-    blobs, here, counted = repo_root(listing.repo.repo) / "blobs", dict[str, int](), set[str]()
-    for file in files:
-        here[file.path] = file.size if file.digest in counted else bytes_of(file, blobs)
-        counted.add(file.digest)
-    return Order(listing, files, here)
+    blobs = repo_root(listing.repo.repo) / "blobs"
+    return Order(listing, files, {file.digest: bytes_of(file, blobs) for file in files})
 
 
 def bytes_of(file: RemoteFile, blobs: Path) -> int:
@@ -108,10 +113,9 @@ def bring(job: Order, show: Show) -> None:
     with ThreadPoolExecutor(CONNECTIONS) as connections, ThreadPoolExecutor(FILES) as files:
         transfer = Transfer(listing, connections, end, show.advance, show.say)
         coming = []
-        for digest in dict.fromkeys(file.digest for file in job.files):
-            same = [file for file in job.files if file.digest == digest]
+        for digest, same in job.contents.items():
             coming.append(files.submit(_bring, transfer, same, root))
-            if job.here[same[0].path] < same[0].size:
+            if job.here[digest] < same[0].size:
                 coming[-1].add_done_callback(partial(_tell, show, same[0]))
         try:
             wait(coming, return_when=FIRST_EXCEPTION)

@@ -5,12 +5,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from localllm.hub.cache import UNFINISHED
 from localllm.hub.gguf import choose, models_of, parts
 from localllm.hub.names import RepoName
-from localllm.hub.partial import SUFFIX
 from localllm.hub.store import REVISION_LIMIT
-
-UNFINISHED = (SUFFIX, ".incomplete")  # ours, and those of huggingface_hub
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,24 @@ def test_list_as_json_has_the_same_models(localllm, tmp_path):
     )
 
 
+def test_list_tells_the_size_of_what_would_be_downloaded(localllm):
+    assert "~16 GB" in rows(localllm("list")[1])["qwen3:8b"]
+    entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--json")[1])}
+    assert entries["qwen3:8b"]["download_bytes"] == 16_000_000_000
+    assert "qwen3" not in entries  # a second name is no second model
+
+
+def test_of_a_repository_of_gguf_files_each_model_is_listed_once(localllm, tmp_path):
+    folder = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B-GGUF")
+    for quant in ("Q4_K_M", "Q8_0"):
+        (folder / f"Qwen3-8B-{quant}.gguf").write_bytes(b"GGUF")
+    paths = {e["name"]: e["path"] for e in json.loads(localllm("list", "--json")[1]) if e["repo"] and e["path"]}
+    assert paths == {
+        "qwen3:8b-q4_k_m": str(folder / "Qwen3-8B-Q4_K_M.gguf"),
+        "Qwen/Qwen3-8B-GGUF:Q8_0": str(folder / "Qwen3-8B-Q8_0.gguf"),
+    }
+
+
 def test_one_damaged_model_does_not_hide_the_others(localllm, tmp_path):
     (write_cached(tmp_path / "cache", "Qwen/Qwen3-4B") / "model.safetensors").write_bytes(b"x")
     index = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors.index.json"
@@ -81,11 +99,13 @@ def test_show_of_a_model_that_is_not_here_says_how_to_get_it(localllm):
     code, out, _ = localllm("show", "llama3.2:1b")
     assert code == 0
     assert "not here" in out
-    assert "hf download meta-llama/Llama-3.2-1B-Instruct" in out
+    assert "meta-llama/Llama-3.2-1B-Instruct" in out
+    assert "download     ~2.5 GB" in out
+    assert "localllm pull llama3.2:1b" in out
 
 
 def test_show_of_nothing_is_an_error(localllm):
-    code, out, err = localllm("show", "qwen3")
+    code, out, err = localllm("show", "quen3")
     assert (code, out) == (8, "")
     assert "did you mean" in err
 

@@ -16,7 +16,7 @@ import pytest
 from localllm.cli.repl import has_open_quotes
 from tests.cli.conftest import LAUNCHER
 
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\x1b[()].|\x1b[=>]|[\r\x0f]")
 # Without a controlling terminal, Ctrl-C is no signal. (pty.fork would do, but not beside torch's threads.)
 TAKE_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 CTRL_C, CTRL_D = "\x03", "\x04"
@@ -25,10 +25,10 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 class Terminal:
     """A program with its three streams in one terminal of 80x24."""
 
-    def __init__(self, *arguments, **environment):
+    def __init__(self, *arguments, program=(sys.executable, str(LAUNCHER)), **environment):
         self.fd, inner = pty.openpty()
         termios.tcsetwinsize(self.fd, (24, 80))
-        command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, str(LAUNCHER), *arguments]
+        command = [sys.executable, "-c", TAKE_TERMINAL, *program, *arguments]
         environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"} | environment
         self.process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=environment)
         os.close(inner)

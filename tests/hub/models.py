@@ -18,9 +18,9 @@ def weights(size=40_000, seed=0):
 def model_files(**more):
     return {
         "config.json": json.dumps(CONFIG).encode(),
-        "generation_config.json": b"{}",
+        "generation_config.json": b'{"top_k": 20}',
         "tokenizer.json": b"{}",
-        "tokenizer_config.json": b"{}",
+        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
         "README.md": b"---\nlicense: mit\n---\n",
         "model.safetensors": weights(),
         "pytorch_model.bin": b"the same, pickled",

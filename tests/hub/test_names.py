@@ -4,7 +4,7 @@ from huggingface_hub import constants
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import PACKAGE, boxed_folder, catalog
 from localllm.hub.folder import missing_files
-from localllm.hub.names import ALIAS, REPO, is_path
+from localllm.hub.names import RepoName, is_path, parse
 from localllm.hub.resolve import resolve
 from tests.hub.folders import write_cached, write_model
 
@@ -34,6 +34,16 @@ def test_an_alias_finds_its_repository_in_the_cache(cache):
     assert resolve("Qwen/Qwen3-4B").name == "Qwen/Qwen3-4B"
 
 
+def test_second_names_and_editions_of_the_catalog_mean_a_repository_and_a_file_of_it(cache):
+    assert parse("qwen3") == parse("qwen3:8b") == RepoName("Qwen/Qwen3-8B")
+    edition = RepoName("Qwen/Qwen3-8B-GGUF", quant="Q4_K_M")
+    assert parse("qwen3:8b-int4") == parse("qwen3:8b-q4_k_m") == edition
+    folder = write_cached(cache, "Qwen/Qwen3-8B-GGUF")
+    for quant in ("Q4_K_M", "Q8_0"):
+        (folder / f"Qwen3-8B-{quant}.gguf").write_bytes(b"GGUF")
+    assert resolve("qwen3:8b-int4").path == folder / "Qwen3-8B-Q4_K_M.gguf"
+
+
 def test_a_repository_outside_the_catalog_needs_no_alias(cache):
     folder = write_cached(cache, "someone/their-model")
     assert resolve("someone/their-model").path == folder
@@ -59,9 +69,8 @@ def test_a_download_that_was_broken_off_names_what_is_missing(cache):
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("qwen3", "qwen3:0.6b"),
         ("quen3:4b", "qwen3:4b"),
-        ("llama3.2", "llama3.2:1b or llama3.2:3b"),
+        ("lama3.2", "llama3.2"),
         ("Demo", "demo"),
     ],
 )
@@ -97,15 +106,8 @@ def test_a_single_file_is_not_supported_and_says_what_is(tmp_path, file):
 
 def test_a_broken_repository_in_the_cache_does_not_hide_the_near_names(cache):
     (write_cached(cache, "some/broken") / "config.json").write_text("{")
-    with pytest.raises(ModelNotFound, match="did you mean qwen3:"):
-        resolve("qwen3")
-
-
-def test_every_entry_of_the_catalog_is_well_formed():
-    for name, entry in catalog().items():
-        assert ALIAS.fullmatch(name)
-        assert (entry.boxed is None) != (entry.repo is None)
-        assert entry.repo is None or REPO.fullmatch(entry.repo)
+    with pytest.raises(ModelNotFound, match="did you mean qwen3"):
+        resolve("quen3")
 
 
 @pytest.mark.skipif(not (PACKAGE / "boxed" / "demo").exists(), reason="the boxed model is not in this tree yet")

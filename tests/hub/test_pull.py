@@ -58,11 +58,16 @@ def test_the_files_of_the_model_and_no_others_come_and_are_the_same(tiny, cache)
     assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == NEEDED
     for name in NEEDED:
         assert (folder / name).read_bytes() == model_files()[name]
-    assert set(watcher.finished) == NEEDED - {
-        "tokenizer_config.json"
-    }  # its content is that of generation_config.json
-    assert watcher.came == watcher.order.missing_bytes == watcher.order.total_bytes - 2
+    assert set(watcher.finished) == NEEDED
+    assert watcher.came == watcher.order.missing_bytes == watcher.order.total_bytes
     assert resolve("org/tiny").path == folder
+
+
+def test_files_of_one_content_come_once(hub, cache):
+    hub.add("org/tiny", model_files(**{"chat_template.jinja": b"{{ 1 }}", "chat_template.json": b"{{ 1 }}"}))
+    folder, watcher = fetch()
+    assert (folder / "chat_template.jinja").samefile(folder / "chat_template.json")
+    assert watcher.came == watcher.order.total_bytes == sum(len(model_files()[name]) for name in NEEDED) + 7
 
 
 def test_what_it_leaves_is_what_huggingface_hub_would_have_left(tiny, cache, tmp_path):

@@ -1,0 +1,80 @@
+"""`localllm completion`: the few lines that make a shell ask `complete.py` when Tab is pressed.
+
+Not typer's own: those need its main(), which makes a broken pipe exit 1, import the whole program on each press
+and lose every name with a colon in bash.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from localllm.cli.io import AnswerWriter
+
+# Bash ends words at colons and equals signs and replaces only the part behind, so that is what it gets.
+BASH = r"""_localllm() {
+    local line="${COMP_LINE:0:COMP_POINT}" offer about
+    local word="${line##*[[:space:]]}"
+    local kept="${word%"${word##*["$COMP_WORDBREAKS"]}"}"
+    COMPREPLY=()
+    while IFS=$'\t' read -r offer about; do
+        COMPREPLY+=("${offer#"$kept"}")
+    done < <(_LOCALLLM_COMPLETE="$line" "$1" 2>/dev/null)
+    [[ ${#COMPREPLY[@]} == 1 && $COMPREPLY == */ ]] && compopt -o nospace
+}
+complete -o bashdefault -o default -F _localllm localllm
+"""
+
+ZSH = r"""#compdef localllm
+_localllm() {
+    local -a offers folders
+    local offer about
+    while IFS=$'\t' read -r offer about; do
+        if [[ $offer == */ ]]; then
+            folders+=("$offer")
+        else
+            offers+=("${offer//:/\\:}${about:+:$about}")
+        fi
+    done < <(_LOCALLLM_COMPLETE="${(j: :)words[1,CURRENT-1]} $PREFIX" ${(Q)~words[1]} 2>/dev/null)
+    (( $#folders )) && compadd -S '' -- "${folders[@]}"
+    if (( $#offers )); then
+        _describe -t offers localllm offers
+    elif (( ! $#folders )); then
+        _files
+    fi
+}
+if [[ ${zsh_eval_context[-1]} == loadautofunc ]]; then
+    _localllm "$@"
+else
+    compdef _localllm localllm
+fi
+"""
+
+FISH = r"""function __localllm_offers
+    set -l offers (_LOCALLLM_COMPLETE=(commandline -cp | string collect) localllm 2>/dev/null)
+    if test (count $offers) -gt 0
+        printf '%s\n' $offers
+    else
+        __fish_complete_path (commandline -ct)
+    end
+end
+complete -c localllm -f -a '(__localllm_offers)'
+"""
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
+
+
+def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", hidden=True)]) -> None:
+    """Print what makes a shell complete commands, flags and models.
+
+    SHELL is bash, zsh or fish. Put `eval "$(localllm completion bash)"` into ~/.bashrc, or the same with zsh into
+    ~/.zshrc. For fish: `localllm completion fish > ~/.config/fish/completions/localllm.fish`.
+    """
+    AnswerWriter().write(SCRIPTS[shell])

@@ -1,0 +1,110 @@
+"""`localllm doctor`: what this machine has, what is missing, and how to get it."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import typer
+
+from localllm.cli import options, report
+from localllm.cli.examination import Examination, Processor, examine
+from localllm.cli.io import AnswerWriter
+from localllm.cli.remedies import Finding, findings
+from localllm.settings import Settings
+
+Rows = list[tuple[str, str]]
+
+
+def doctor(as_json: options.Json = False) -> None:
+    """Show what this machine has, can do and lacks.
+
+    Measures for a second and lets the boxed model say something. Touches no network. Exits with 1 if something is
+    broken that `localllm run` needs.
+    """
+    out = AnswerWriter()
+    seen = examine(Settings.from_environment())
+    found = findings(seen)
+    broken = any(finding.breaks_run for finding in found)
+    if as_json:
+        content = {"fine": not broken, **asdict(seen), "findings": [asdict(finding) for finding in found]}
+        out.write(json.dumps(content, indent=1, default=str, allow_nan=False) + "\n")
+    else:
+        out.write(_page(seen, found))
+    if broken:
+        raise typer.Exit(1)
+
+
+def _page(seen: Examination, found: list[Finding]) -> str:
+    sections = [
+        ("VERSIONS", [(name, version or "not installed") for name, version in seen.versions.items()]),
+        ("DEVICES", [*_processor(seen.processor), *_gpus(seen)]),
+        ("SPEED", [*_speed(seen)]),
+        ("MODELS", [*_models(seen)]),
+        ("HUB", [*_hub(seen)]),
+    ]
+    width = max(len(name) for _, rows in sections for name, _ in rows)
+    blocks = [
+        title + "\n" + report.columns([(name.ljust(width), text) for name, text in rows])
+        for title, rows in sections
+    ]
+    return "\n\n".join([*blocks, _verdict(found)]) + "\n"
+
+
+def _processor(cpu: Processor) -> Rows:
+    cores = str(cpu.cores) if cpu.cores == cpu.cores_here else f"{cpu.cores} of {cpu.cores_here}"
+    memory = f"{report.size(cpu.memory_bytes)}, {report.size(cpu.free_bytes)} free"
+    limit = [("container", f"limited to {report.size(cpu.container_bytes)}")] if cpu.container_bytes else []
+    used = f"{' '.join(cpu.instructions)}, {cpu.threads} threads" if cpu.instructions else "-"
+    return [("processor", cpu.name), ("cores", cores), ("torch uses", used), ("memory", memory), *limit]
+
+
+def _gpus(seen: Examination) -> Iterator[tuple[str, str]]:
+    for gpu in seen.gpus:
+        memory = f"{report.size(gpu.memory_bytes)}, {report.size(gpu.free_bytes)} free"
+        yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, capability {gpu.capability}"
+    if not seen.gpus:
+        yield "GPU", "none that torch can use"
+    if seen.nvidia.driver:
+        yield "driver", f"{seen.nvidia.driver}, torch is made for CUDA {seen.nvidia.torch_cuda or '-'}"
+
+
+def _speed(seen: Examination) -> Iterator[tuple[str, str]]:
+    for measured in seen.measured:
+        if rates := measured.rates:
+            yield f"{measured.device} copies", f"{report.size(rates.copy)}/s, read and written"
+            yield f"{measured.device} reads", f"{report.size(rates.read)}/s of weights in {measured.dtype}"
+            yield f"{measured.device} multiplies", report.operations(rates.flops)
+    boxed = seen.boxed
+    where = f" on {boxed.device} in {boxed.dtype}"
+    yield "boxed model", "does not run" if boxed.fault else report.rate(boxed.tokens_per_s or math.nan) + where
+
+
+def _models(seen: Examination) -> Rows:
+    cache, home = seen.cache, seen.home
+    state = "" if cache.exists else ", not made yet"
+    unfinished = f"{cache.unfinished}, {report.size(cache.unfinished_bytes)}" if cache.unfinished else "none"
+    return [
+        ("cache", f"{cache.path} ({cache.because}{state}{'' if cache.writable else ', cannot be written'})"),
+        ("models in it", f"{cache.models}, {report.size(cache.model_bytes)}" if cache.models else "none"),
+        ("unfinished", unfinished),
+        ("free disk", report.size(cache.free_bytes)),
+        ("own folder", f"{home.path} ({home.because}{'' if home.writable else ', cannot be written'})"),
+    ]
+
+
+def _hub(seen: Examination) -> Rows:
+    hub = seen.hub
+    proxies = "  ".join(f"{scheme}: {address}" for scheme, address in hub.proxies.items())
+    return [
+        ("address", hub.endpoint),
+        ("token", f"one from {hub.token}" if hub.token else "none; gated models need one"),
+        ("offline", "yes, HF_HUB_OFFLINE is set" if hub.offline else "no"),
+        ("proxies", proxies or "none"),
+    ]
+
+
+def _verdict(found: list[Finding]) -> str:
+    if not found:
+        return "Nothing is missing."
+    return "\n".join(f"{'broken' if f.breaks_run else 'note'}: {f.what}; {f.remedy}" for f in found)

@@ -1,0 +1,225 @@
+"""What `localllm doctor` finds out about this machine. Judges nothing, and never touches the network."""
+
+import importlib.metadata
+import math
+import os
+import platform
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm import __version__
+from localllm.cli.io import is_terminal, status
+from localllm.cli.loading import load_model
+from localllm.device import (
+    Gpu,
+    container_memory,
+    dtype_name,
+    gpus,
+    nvidia_devices,
+    nvidia_driver,
+    processor_name,
+    resolve_dtype,
+    usable_cores,
+)
+from localllm.errors import LocalLLMError
+from localllm.hub.access import HubAccess, hub_access
+from localllm.hub.cache import CacheState, cache_state, writable
+from localllm.rates import Rates, rates_of
+from localllm.request import SamplingParams
+from localllm.settings import Settings
+
+LIBRARIES = ("torch", "triton", "huggingface_hub", "tokenizers", "gguf")
+BOXED, PROMPT, TOKENS = "demo", "Once upon a time", 32
+
+
+@dataclass(frozen=True)
+class Processor:
+    name: str
+    cores: int  # that may be used
+    cores_here: int
+    threads: int | None  # that torch uses; None where torch cannot be imported, as below
+    instructions: list[str] | None  # what torch makes use of
+    memory_bytes: int
+    free_bytes: int
+    container_bytes: int | None  # the limit of the container, None without one
+
+
+@dataclass(frozen=True)
+class Nvidia:
+    plugged_in: int  # GPUs, as far as the system says
+    driver: str | None  # its version
+    torch_cuda: str | None  # the version of CUDA that torch was built with
+    hidden: bool  # CUDA_VISIBLE_DEVICES shows none
+    fault: str | None  # where torch finds a GPU that does not answer
+
+
+@dataclass(frozen=True)
+class Measured:
+    device: str
+    dtype: str
+    rates: Rates | None
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class Home:
+    path: Path
+    because: str
+    writable: bool
+
+
+@dataclass(frozen=True)
+class BoxedModel:
+    device: str | None = None
+    dtype: str | None = None
+    tokens: int = 0
+    tokens_per_s: float | None = None
+    fault: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
+class Terminal:
+    here: bool  # stdout is one
+    type: str
+    encoding: str
+
+
+@dataclass(frozen=True)
+class Examination:
+    versions: dict[str, str | None]
+    torch_fault: str | None
+    processor: Processor
+    gpus: list[Gpu]
+    nvidia: Nvidia
+    measured: list[Measured]
+    boxed: BoxedModel
+    cache: CacheState
+    home: Home
+    hub: HubAccess
+    terminal: Terminal
+
+
+def examine(settings: Settings) -> Examination:
+    """Takes a second or two: it measures, and lets the boxed model say something."""
+    with status("examining this machine"):
+        torch_fault = _torch_fault()
+        found, gpu_fault = ([], None) if torch_fault else _gpus()
+        places = [] if torch_fault else ["cpu", *(f"cuda:{gpu.index}" for gpu in found)]
+        measured = [_measured(place, settings) for place in places]
+    return Examination(
+        versions=_versions(),
+        torch_fault=torch_fault,
+        processor=_processor(torch_fault is None),
+        gpus=found,
+        nvidia=_nvidia(torch_fault is None, gpu_fault),
+        measured=measured,
+        boxed=BoxedModel(fault="torch cannot be imported") if torch_fault else _boxed(),
+        cache=cache_state(),
+        home=_home(settings),
+        hub=hub_access(),
+        terminal=Terminal(is_terminal(sys.stdout), os.environ.get("TERM", ""), sys.getfilesystemencoding()),
+    )
+
+
+def _versions() -> dict[str, str | None]:
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    own = {"localllm": __version__, "Python": platform.python_version()}
+    return own | {name: version(name) for name in LIBRARIES} | {"system": platform.platform()}
+
+
+def _torch_fault() -> str | None:
+    """A library of the system that is missing raises OSError, a broken installation anything."""
+    try:
+        import torch  # noqa: F401
+    except Exception as error:
+        return _in_a_line(error)
+    return None
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _processor(with_torch: bool) -> Processor:
+    import psutil
+
+    memory, container = psutil.virtual_memory(), container_memory()
+    threads, instructions = _torch_on_cpu() if with_torch else (None, None)
+    return Processor(
+        name=processor_name(),
+        cores=usable_cores(),
+        cores_here=os.cpu_count() or 1,
+        threads=threads,
+        instructions=instructions,
+        memory_bytes=memory.total,
+        free_bytes=memory.available,
+        container_bytes=container[0] if container else None,
+    )
+
+
+def _torch_on_cpu() -> tuple[int, list[str]]:
+    import torch
+
+    cpu = torch.device("cpu")
+    fast_bfloat16 = ["bfloat16"] if resolve_dtype("auto", "BF16", cpu) is torch.bfloat16 else []
+    tiles = ["AMX"] if torch.cpu._is_amx_tile_supported() else []
+    return torch.get_num_threads(), [torch.backends.cpu.get_cpu_capability(), *fast_bfloat16, *tiles]
+
+
+def _gpus() -> tuple[list[Gpu], str | None]:
+    try:
+        return gpus(), None
+    except RuntimeError as error:
+        return [], _in_a_line(error)
+
+
+def _nvidia(with_torch: bool, fault: str | None) -> Nvidia:
+    cuda = None
+    if with_torch:
+        import torch
+
+        cuda = torch.version.cuda
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return Nvidia(nvidia_devices(), nvidia_driver(), cuda, hidden, fault)
+
+
+def _measured(device: str, settings: Settings) -> Measured:
+    import torch
+
+    place = torch.device(device)
+    try:
+        dtype = resolve_dtype(settings.dtype, "BF16", place)
+        # What would be noted is found out here anyway: a busy machine, a home that cannot be written.
+        rates = rates_of(place, dtype, settings, anew=True, note=lambda text: None)
+    except (LocalLLMError, RuntimeError) as error:  # RuntimeError: how torch says that memory is short
+        return Measured(device, settings.dtype, None, str(error).partition("\n")[0])
+    return Measured(device, dtype_name(dtype), rates, None)
+
+
+def _boxed() -> BoxedModel:
+    """A real answer of the model that comes with the program, from loading it to its last token."""
+    params = SamplingParams(temperature=0, max_tokens=TOKENS)
+    try:
+        with closing(load_model(BOXED, device=None, dtype=None, context=None)) as llm:
+            events = list(llm.stream(PROMPT, params))
+            metrics = events[-1].metrics
+            fault = None if "".join(event.text for event in events).strip() else "it says nothing"
+            tokens, rate = (metrics.output_tokens, metrics.tokens_per_s) if metrics else (0, math.nan)
+            return BoxedModel(llm.device, llm.dtype, tokens, None if math.isnan(rate) else rate, fault)
+    except LocalLLMError as error:
+        return BoxedModel(fault=error.message, remedy=error.remedy)
+    except Exception as error:  # whatever it is, it is what the doctor was asked for
+        return BoxedModel(fault=_in_a_line(error))
+
+
+def _home(settings: Settings) -> Home:
+    because = "LOCALLLM_HOME" if os.environ.get("LOCALLLM_HOME") else "default"
+    return Home(settings.home, because, writable(settings.home))

@@ -1,0 +1,223 @@
+"""The Tab key: what is offered, and that real shells put it into the line."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localllm.cli.complete import VARIABLE, offers, split
+from tests.cli.test_terminal import Terminal
+from tests.hub.folders import SNAPSHOT, write_cached, write_model
+from tools.cli_docs import WORDS, words
+
+ROOT = Path(__file__).parents[2]
+CTRL_A, TAB = "\x01", "\t"
+FAST_S = 0.3
+PAUSE_S = 0.5  # a shell may drop what is typed while it completes
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to stand in."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def words_at(line):
+    return [word for word, _ in offers(line)]
+
+
+def test_the_words_are_those_of_the_commands():
+    assert WORDS.read_text(encoding="utf-8") == words(), "words.json is stale: run `python tools/cli_docs.py`"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("localllm sh", ["show"]),
+        ("localllm --ver", ["--version"]),
+        ("localllm run --no-", ["--no-think"]),
+        ("localllm run demo --device ", ["auto", "cpu", "cuda"]),
+        ("localllm run --device cu", ["cuda"]),
+        ("localllm run --device=c", ["--device=cpu", "--device=cuda"]),
+        ("localllm run --dtype b", ["bfloat16"]),
+        ("localllm run --system dem", []),  # a text
+        ("localllm run --json dem", ["demo"]),  # a switch takes no value
+        ("localllm run --system x dem", ["demo"]),
+        ("localllm run --system=x dem", ["demo"]),
+        ("localllm run 'dem", ["demo"]),
+        ("localllm run demo de", []),  # a prompt
+        ("localllm list d", []),
+        ("localllm nonsense d", []),
+        ("localllm show qwen3:0.6", ["qwen3:0.6b", "qwen3:0.6b-q8_0", "qwen3:0.6b-int8"]),
+        ("sudo -u me /usr/bin/localllm completion z", ["zsh"]),
+        ("localllm completion zsh ", []),
+        ("localllm", []),
+    ],
+)
+def test_what_is_offered_fits_the_place(line, expected):
+    assert words_at(line) == expected
+
+
+def test_first_come_the_commands():
+    known = json.loads(WORDS.read_text(encoding="utf-8"))["commands"]
+    assert words_at("localllm ") == list(known)
+    assert "completion" in known
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a b", ["a", "b"]),
+        ("a b ", ["a", "b", ""]),
+        ("a 'b c", ["a", "b c"]),
+        ('a "b', ["a", "b"]),
+        ("a b\\", ["a", "b"]),
+        ("a #b", ["a", "#b"]),
+        ("", [""]),
+    ],
+)
+def test_a_line_is_split_as_shells_do(line, expected):
+    assert split(line) == expected
+
+
+def test_models_of_the_cache_are_offered_with_their_editions(tmp_path):
+    write_cached(tmp_path / "cache", "someone/their-model")
+    edition = write_cached(tmp_path / "cache", "someone/their-GGUF") / "their-Q4_K_M.gguf"
+    edition.touch()
+    (tmp_path / "cache" / "models--someone--their-empty" / "snapshots" / SNAPSHOT).mkdir(parents=True)
+    (tmp_path / "cache" / "models--$(reboot)--x" / "snapshots" / SNAPSHOT).mkdir(parents=True)
+    (tmp_path / "cache" / "models--$(reboot)--x" / "snapshots" / SNAPSHOT / "config.json").touch()
+    found = ["someone/their-GGUF", "someone/their-GGUF:Q4_K_M", "someone/their-model"]
+    assert words_at("localllm run someone/") == found
+    assert not [word for word in words_at("localllm run ") if "$" in word]
+
+
+def test_names_that_the_user_gave_are_offered(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "aliases.json").write_text(json.dumps({"mine": "qwen3:8b", "not a name": "x"}))
+    assert ("mine", "one of your names") in offers("localllm run mi")
+    assert "not a name" not in words_at("localllm run ")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 1, "a": 2}'])
+def test_a_damaged_file_of_names_hides_no_other(tmp_path, content):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "aliases.json").write_text(content)
+    assert words_at("localllm run dem") == ["demo"]
+
+
+def test_folders_and_files_that_hold_models_are_offered(here):
+    write_model(here / "tiny")
+    write_model(here / "models" / "tiny")
+    write_model(here / "with space")
+    (here / "tinsel").mkdir()
+    (here / "tiny.gguf").touch()
+    assert sorted(words_at("localllm run ti")) == ["tiny.gguf", "tiny/", "tinyllama", "tinyllama:1.1b"]
+    assert words_at("localllm run models/") == ["models/tiny/"]
+    assert not [word for word in words_at("localllm run ") if " " in word]
+    assert words_at("localllm run ./t") == []  # a shell knows better
+
+
+def ask(line):
+    environment = os.environ | {VARIABLE: line, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-X", "importtime", "-m", "localllm"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
+def test_an_answer_is_quick_and_needs_no_library(tmp_path):
+    for i in range(100):
+        write_cached(tmp_path / "cache", f"someone/model-{i}")
+    durations = []
+    for _ in range(3):
+        start = time.monotonic()
+        done = ask("localllm run ")
+        durations.append(time.monotonic() - start)
+    assert len(done.stdout.splitlines()) > 200
+    assert "someone/model-99\tin the cache\n" in done.stdout
+    loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert not {"torch", "typer", "rich", "httpx2", "huggingface_hub.file_download", "localllm.cli.app"} & loaded
+    assert min(durations) < FAST_S
+
+
+def test_a_shell_never_sees_an_error(tmp_path):
+    (tmp_path / "home").write_text("no folder")
+    done = ask("localllm run '")
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def shell(tmp_path, here):
+    """A shell in a terminal that knows how to complete."""
+    opened = []
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "localllm"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m localllm "$@"\n')
+    program.chmod(0o755)
+    environment = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "TERM": "xterm",
+    }
+
+    def start(name, *arguments, set_up):
+        path = shutil.which(name)
+        if path is None:
+            pytest.skip(f"{name} is not installed here")
+        opened.append(Terminal(*arguments, program=(path,), **environment))
+        opened[-1].type(f"{set_up}; echo rea''dy\r")
+        opened[-1].see("ready\n")
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+SHELLS = {
+    "bash": (("--norc", "--noprofile", "-i"), 'PS1=">"; eval "$(localllm completion bash)"'),
+    "zsh": (("-f", "-i"), 'PS1=">"; autoload -Uz compinit; compinit -u; eval "$(localllm completion zsh)"'),
+    "fish": (("--no-config", "-i"), "localllm completion fish | source"),
+}
+
+
+def press(terminal, line):
+    for part in line.split(TAB)[:-1]:
+        terminal.type(part + TAB)
+        time.sleep(PAUSE_S)
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_a_shell_puts_into_the_line_what_is_meant(shell, tmp_path, here, name):
+    (write_cached(tmp_path / "cache", "someone/their-GGUF") / "their-Q4_K_M.gguf").touch()
+    write_model(here / "tinsel-model")
+    (here / "notes.txt").touch()
+    arguments, set_up = SHELLS[name]
+    terminal = shell(name, *arguments, set_up=set_up)
+    for line, completed in {
+        "localllm sho\tdem\t": "localllm show demo",
+        "localllm run --dtype bf\tdem\t": "localllm run --dtype bfloat16 demo",
+        "localllm run --device=cu\t": "localllm run --device=cuda",
+        "localllm run qwen3:0.6b-q\t": "localllm run qwen3:0.6b-q8_0",
+        "localllm run gemma3:4b-i\t--see\t": "localllm run gemma3:4b-int4 --seed",
+        "localllm show someone/their-GGUF:Q\t": "localllm show someone/their-GGUF:Q4_K_M",
+        "localllm show tins\t": "localllm show tinsel-model/",
+        "localllm show ./no\t": "localllm show ./notes.txt",
+    }.items():
+        press(terminal, line)
+        terminal.type(f"{CTRL_A}echo @''@ \r")
+        terminal.see(f"@@ {completed}\n")
+    press(terminal, "true; localllm show dem\t")
+    terminal.type("\r")
+    terminal.see("name            demo\n")

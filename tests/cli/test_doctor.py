@@ -1,0 +1,120 @@
+"""`localllm doctor` as a process, on this machine as it is."""
+
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+Finished = subprocess.CompletedProcess[str]
+NO_NETWORK = """
+import sys
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+        raise SystemExit(f"{event}{arguments}")
+
+sys.addaudithook(refuse)
+from localllm.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def doctor(tmp_path: Path):
+    """Run it with nothing of the person who runs the tests."""
+
+    def run(*arguments: str, code: str | None = None, **variables: str) -> Finished:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        own = {"LOCALLLM_HOME": str(tmp_path / "home"), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
+        start = ["-c", code] if code else ["-m", "localllm"]
+        command = [sys.executable, *start, "doctor", *arguments]
+        return subprocess.run(command, env=kept | own | variables, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def test_a_machine_as_it_is(doctor, tmp_path: Path) -> None:
+    done = doctor("--json", code=NO_NETWORK)
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = json.loads(done.stdout)
+    assert seen["fine"] and not any(finding["breaks_run"] for finding in seen["findings"])
+    assert seen["versions"]["Python"] == platform.python_version()
+    assert seen["versions"]["torch"] == torch.__version__
+    assert seen["processor"]["cores"] == len(os.sched_getaffinity(0))
+    assert seen["processor"]["threads"] == 1
+    assert 0 < seen["processor"]["free_bytes"] < seen["processor"]["memory_bytes"]
+    assert len(seen["gpus"]) == len(seen["measured"]) - 1
+    assert seen["measured"][0]["device"] == "cpu"
+    assert all(0 < rate < math.inf for rate in seen["measured"][0]["rates"].values())
+    assert seen["boxed"]["tokens"] > 0 and seen["boxed"]["tokens_per_s"] > 0
+    assert seen["cache"] | {"path": str(tmp_path / "hf" / "hub"), "exists": False, "models": 0} == seen["cache"]
+    assert (seen["cache"]["because"], seen["home"]["because"]) == ("HF_HOME", "LOCALLLM_HOME")
+    assert not (tmp_path / "hf").exists()  # it looks, and makes nothing
+
+
+def test_the_page_for_a_person(doctor) -> None:
+    done = doctor()
+    assert (done.returncode, done.stderr) == (0, "")
+    blocks = done.stdout.removesuffix("\n").split("\n\n")
+    assert [block.split("\n")[0] for block in blocks[:-1]] == ["VERSIONS", "DEVICES", "SPEED", "MODELS", "HUB"]
+    rows = [re.match(r"\S+( \S+)*  +", line) for block in blocks[:-1] for line in block.split("\n")[1:]]
+    assert len({row.end() for row in rows if row}) == 1 and all(rows)
+    assert "tokens/s on" in done.stdout
+    assert blocks[-1] == "Nothing is missing." or all(line.startswith("note: ") for line in blocks[-1].split("\n"))
+
+
+def test_secrets_are_never_printed_and_settings_are(doctor) -> None:
+    variables = {
+        "HF_TOKEN": "hf_hunter2",
+        "HTTPS_PROXY": "http://me:hunter2@proxy:3128",
+        "HF_ENDPOINT": "https://me:hunter2@mirror.example",
+        "HF_HUB_OFFLINE": "1",
+    }
+    for arguments in ([], ["--json"]):
+        done = doctor(*arguments, **variables)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "hunter2" not in done.stdout
+        assert all(words in done.stdout for words in ("HF_TOKEN", "***@proxy:3128", "***@mirror.example"))
+    assert json.loads(done.stdout)["hub"]["offline"] is True
+
+
+def test_folders_that_cannot_be_written_are_notes(doctor, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    within = {name: str(tmp_path / "file" / name) for name in ("HF_HUB_CACHE", "LOCALLLM_HOME")}
+    done = doctor(**within)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in within:
+        [line] = [line for line in done.stdout.splitlines() if line.startswith("note: ") and name in line]
+        assert "cannot be written" in line and "; " in line
+
+
+def test_a_torch_that_cannot_be_imported_is_told(doctor, tmp_path: Path) -> None:
+    (tmp_path / "broken" / "torch").mkdir(parents=True)
+    (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: no such file')")
+    root = str(Path(__file__).parents[2])
+    done = doctor(PYTHONPATH=os.pathsep.join([str(tmp_path / "broken"), root]), code=NO_NETWORK)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "broken: torch cannot be imported (OSError: libcudart.so: no such file); install" in done.stdout
+    assert "does not run" in done.stdout
+
+
+def test_a_model_that_does_not_answer_is_a_failure(doctor) -> None:
+    done = doctor("--json", LOCALLLM_DEVICE="cuda:999")
+    assert done.returncode == 1
+    seen = json.loads(done.stdout)
+    [broken] = [finding for finding in seen["findings"] if finding["breaks_run"]]
+    assert not seen["fine"] and "does not run" in broken["what"]
+    assert "CUDA" in broken["what"] or "cuda:999" in broken["what"]
+
+
+def test_a_setting_that_makes_no_sense_is_told(doctor) -> None:
+    done = doctor(LOCALLLM_DTYPE="int3")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "broken: the model that comes with localllm does not run (there is no dtype 'int3')" in done.stdout

@@ -1,0 +1,277 @@
+"""`localllm pull` and `run` as processes, against a real server: what is typed, killed, or run twice."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localllm.hub.catalog import PACKAGE
+from localllm.hub.partial import PART_BYTES
+from tests.hub import faults
+from tests.hub.loopback import LoopbackHub
+from tests.hub.models import model_files, weights
+
+DEMO = PACKAGE / "boxed" / "demo"
+BIG = 3 * PART_BYTES + 12_345
+RATE = 20_000_000  # bytes a second of each connection: time to break off
+NAMESPACES = shutil.which("unshare") and subprocess.run(["unshare", "-rm", "true"], check=False).returncode == 0
+
+
+@pytest.fixture
+def hub():
+    with LoopbackHub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def big(hub):
+    hub.add("org/big", model_files(**{"model.safetensors": weights(BIG)}))
+    return hub
+
+
+@pytest.fixture
+def environment(hub, tmp_path):
+    """Of a process with an empty cache and this hub, and without the settings of who runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "LOCALLLM_"))}
+    places = {"HF_HOME": str(tmp_path / "hf"), "LOCALLLM_HOME": str(tmp_path / "home")}
+    return kept | places | {"HF_ENDPOINT": hub.url, "HF_HUB_DOWNLOAD_TIMEOUT": "2", "COLUMNS": "100"}
+
+
+@pytest.fixture
+def localllm(environment):
+    def run(*arguments, before=(), **more):
+        command = [*before, sys.executable, "-m", "localllm", *arguments]
+        return subprocess.run(
+            command, env=environment | more, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
+
+
+@pytest.fixture
+def start(environment):
+    def run(*arguments):
+        return subprocess.Popen(
+            [sys.executable, "-m", "localllm", *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return run
+
+
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def weights_in(folder):
+    return (Path(folder.strip()) / "model.safetensors").read_bytes()
+
+
+def test_run_on_an_empty_cache_pulls_and_answers(hub, localllm):
+    hub.add("org/tiny", DEMO)
+    first = localllm("run", "org/tiny", "Hello", "--max-tokens", "8", "--temperature", "0")
+    assert (first.returncode, len(first.stdout.split()) > 1) == (0, True), first.stderr
+    assert "pulling org/tiny: 6 files, " in first.stderr
+    asked = len(hub.requests)
+    second = localllm("run", "org/tiny", "Hello", "--max-tokens", "8", "--temperature", "0")
+    assert (second.stdout, second.stderr) == (first.stdout, "")
+    assert len(hub.requests) == asked
+
+
+def test_pull_prints_the_path_and_nothing_else_on_stdout(hub, localllm):
+    hub.add("org/tiny", model_files())
+    first, second = localllm("pull", "org/tiny"), localllm("pull", "org/tiny")
+    assert first.returncode == second.returncode == 0
+    assert weights_in(first.stdout) == weights()
+    assert "model.safetensors: 40.1 kB, verified\n" in first.stderr
+    assert (second.stdout, second.stderr) == (first.stdout, "org/tiny is here and up to date (40.4 kB)\n")
+
+
+def test_events_as_json_lines(hub, localllm):
+    hub.add("org/tiny", model_files())
+    hub.disturb(faults.reset(0), "model.safetensors")
+    done = localllm("pull", "org/tiny", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {event["event"] for event in events} == {"begin", "progress", "note", "verified", "done"}
+    assert events[0]["repo"] == "org/tiny" and len(events[0]["files"]) == 6
+    assert sum(file["bytes"] - file["here"] for file in events[0]["files"]) == events[0]["missing"]
+    assert weights_in(events[-1]["path"]) == weights()
+
+
+def test_a_reader_that_goes_away_is_no_fault(big, environment):
+    command = f"{sys.executable} -m localllm pull org/big --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("org/nope", 8, "error: {host} has no repository org/nope, or it is private; check the name; if it is"),
+        ("org/tiny@v9", 8, "error: org/tiny has no revision v9; leave it out"),
+        (
+            "org/pickles",
+            8,
+            "error: org/pickles holds only pickled weights (pytorch_model.bin), which can run code",
+        ),
+        ("org/gated", 8, "error: org/gated is gated: its authors want you to agree to their terms; log in with"),
+        ("demo", 2, "error: demo names no repository of the Hub; name ORG/REPO, or a model of `localllm list`"),
+        ("../evil", 2, "error: ../evil names no repository of the Hub"),
+        ("org/..", 8, "error: 'org/..' is not a name of a model"),
+        ("org/tiny@../../x", 2, "error: org/tiny@../../x names no repository of the Hub"),
+        ("o" * 500 + "/tiny", 8, f"error: '{'o' * 500}/tiny' is not a name of a model"),
+        ("örg/tiny", 8, "error: 'örg/tiny' is not a name of a model"),
+    ],
+)
+def test_why_not_in_one_line_with_its_code(hub, localllm, name, code, message):
+    files = model_files()
+    hub.add("org/tiny", files)
+    hub.add("org/gated", files, gated="auto")
+    del files["model.safetensors"]
+    hub.add("org/pickles", files)
+    done = localllm("pull", name)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.splitlines()[-1].startswith(message.format(host=hub.url.removeprefix("http://")))
+
+
+def test_offline_only_what_is_here_runs(hub, localllm):
+    hub.add("org/tiny", DEMO)
+    absent = localllm("run", "org/tiny", "Hello", HF_HUB_OFFLINE="1")
+    assert absent.returncode == 8
+    assert (
+        absent.stderr
+        == "error: org/tiny is not on this machine, and HF_HUB_OFFLINE is set; unset it to download\n"
+    )
+    path = localllm("pull", "org/tiny").stdout
+    asked = len(hub.requests)
+    again = localllm("pull", "org/tiny", HF_HUB_OFFLINE="1")
+    assert (again.returncode, again.stdout) == (0, path)
+    assert again.stderr == "org/tiny is here; HF_HUB_OFFLINE is set, so nobody is asked for a newer one\n"
+    assert localllm("run", "org/tiny", "Hello", "--max-tokens", "1", HF_HUB_OFFLINE="1").returncode == 0
+    assert len(hub.requests) == asked
+
+
+def test_a_hub_that_is_not_there(localllm):
+    done = localllm("pull", "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1].startswith("error: 127.0.0.1:9 does not give org/tiny: ")
+
+
+@pytest.mark.skipif(not NAMESPACES, reason="this system gives no namespaces")
+def test_no_network_at_all(localllm):
+    done = localllm("pull", "org/tiny", before=["unshare", "-rn"], HF_ENDPOINT="https://hub.invalid")
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1].startswith("error: hub.invalid does not give org/tiny: ")
+
+
+def test_ctrl_c_keeps_what_came(big, start, localllm):
+    big.rate = RATE
+    process = start("pull", "org/big")
+    wait_until(lambda: big.sent("model.safetensors") > 2_000_000)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.endswith("broken off; the same command goes on where it stopped\n")
+    big.rate = None
+    done = localllm("pull", "org/big")
+    assert "of them are here" in done.stderr
+    assert weights_in(done.stdout) == weights(BIG)
+
+
+def killed_again_and_again(hub, start, localllm, times, choose):
+    """Bytes that were sent more than once."""
+    hub.rate = RATE
+    for _ in range(times):
+        process, before = start("pull", "org/big"), hub.sent("model.safetensors")
+        more = choose.randrange(1, BIG // times)
+        wait_until(lambda: hub.sent("model.safetensors") >= before + more or process.poll() is not None)  # noqa: B023
+        process.kill()
+        process.communicate()
+    hub.rate = None
+    done = localllm("pull", "org/big")
+    assert weights_in(done.stdout) == weights(BIG)
+    return hub.sent("model.safetensors") - len(weights(BIG))
+
+
+def test_a_pull_that_is_killed_goes_on_where_it_stopped(big, start, localllm):
+    again = killed_again_and_again(big, start, localllm, 4, random.Random(7))
+    assert again < 4 * PART_BYTES
+
+
+@pytest.mark.slow
+def test_a_pull_that_is_killed_at_fifty_points(big, start, localllm):
+    again = killed_again_and_again(big, start, localllm, 50, random.Random(8))
+    print(f"fetched again: {again / 50 / 2**20:.2f} MiB a kill")
+    assert again < 50 * PART_BYTES
+
+
+def test_two_processes_share_the_work(big, start):
+    big.rate = RATE
+    both = [start("pull", "org/big") for _ in range(2)]
+    outputs = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert outputs[0][0] == outputs[1][0]
+    assert weights_in(outputs[0][0]) == weights(BIG)
+    assert big.sent("model.safetensors") == len(weights(BIG))
+    assert "another process is fetching it, waiting for that one" in outputs[0][1] + outputs[1][1]
+
+
+@pytest.mark.skipif(not NAMESPACES, reason="this system gives no namespaces")
+class TestDisks:
+    @pytest.fixture
+    def on_tmpfs(self, environment, tmp_path):
+        """A pull whose cache is a small file system, and a shell line that runs meanwhile."""
+
+        def run(size, options="", meanwhile="true"):
+            cache = tmp_path / "disk"
+            cache.mkdir()
+            script = (
+                f"mount -t tmpfs -o size={size} none {cache} && mkdir {cache}/hub && {options or 'true'} && "
+                f"({sys.executable} -m localllm pull org/big & pid=$!; {meanwhile}; wait $pid)"
+            )
+            return subprocess.run(
+                ["unshare", "-rm", "sh", "-c", script],
+                env=environment | {"HF_HUB_CACHE": f"{cache}/hub", "DISK": str(cache)},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+
+        return run
+
+    def test_too_small_from_the_beginning(self, big, on_tmpfs):
+        done = on_tmpfs("30m")
+        assert done.returncode == 3
+        assert "error: org/big needs 0.1 GB more on the disk with " in done.stderr
+        assert "0.0 GB are free; make room, or set HF_HUB_CACHE to a folder on another disk" in done.stderr
+        assert not big.sent("model.safetensors")
+
+    def test_full_in_the_middle(self, big, on_tmpfs):
+        big.rate = RATE // 10
+        full = "sleep 3; dd if=/dev/zero of=$DISK/other bs=1M 2>/dev/null"
+        done = on_tmpfs("130m", meanwhile=full)
+        assert done.returncode == 3, done.stderr
+        assert "is full; make room, then run the same command again: it goes on\n" in done.stderr
+        assert 0 < big.sent("model.safetensors") < BIG
+
+    def test_read_only(self, big, on_tmpfs):
+        done = on_tmpfs("130m", options="mount -o remount,ro $DISK")
+        assert done.returncode == 1
+        assert "cannot be written (Read-only file system); set HF_HUB_CACHE to a folder that can\n" in done.stderr

@@ -1,0 +1,214 @@
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from localllm import rates
+from localllm.device import device_name, free_bytes
+from localllm.rates import Setup, measure, this_machine, typical
+from localllm.settings import Settings
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "QUIET", 0.0)
+    monkeypatch.setattr(rates, "COLUMNS", 64)
+    monkeypatch.setattr(rates, "ROWS", {"cpu": 32})
+    monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 10 * 32 * 64 * 4})
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", device="cpu", dtype="float32", threads=1)
+
+
+class TensorBytes(TorchDispatchMode):
+    """Bytes of all tensors that operations read or write, those of vectors aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            self.count += sum(t.nbytes for t in tensors if t.numel() > rates.COLUMNS)
+        return func(*args, **(kwargs or {}))
+
+
+def test_rates_are_what_the_operations_moved_and_computed_by_the_time_they_took() -> None:
+    runs: list[rates.Run] = []
+
+    def clock(run: rates.Run) -> float:
+        runs.append(run)
+        return 0.5
+
+    measured = measure(CPU, torch.float32, clock)
+    copy, read, multiply = dict.fromkeys(runs)
+    for run, rate in [(copy, measured.copy), (read, measured.read)]:
+        with TensorBytes() as moved:
+            run()
+        assert rate == moved.count / 0.5 == 10 * 32 * 64 * 4 / 0.5
+    with FlopCounterMode(display=False) as counter:
+        multiply()
+    assert measured.flops == counter.get_total_flops() / 0.5 > 0
+
+
+def test_the_typical_time_is_the_median_of_what_follows_the_first() -> None:
+    taken = iter([9.0, 0.01, 0.03, 0.01, 0.02, 0.02])
+    assert typical(lambda run: next(taken), lambda: None) == 0.02
+    assert next(taken, None) is None
+
+
+def test_a_slow_machine_repeats_less() -> None:
+    taken = iter([9.0, 8.0, 7.0])
+    assert typical(lambda run: next(taken), lambda: None) == 8.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_measured_rates_are_positive_numbers(dtype: torch.dtype) -> None:
+    measured = measure(CPU, dtype)
+    assert all(0 < rate < math.inf for rate in vars(measured).values())
+
+
+def test_little_memory_makes_a_smaller_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "free_bytes", lambda device: 100)
+    assert measure(CPU, torch.float32, lambda run: 1.0).read == 32 * 64 * 4
+
+
+def test_this_machine_is_measured_once(settings: Settings) -> None:
+    first = this_machine(settings=settings)
+    assert (first.name, first.kind, first.measured) == (device_name(CPU), "cpu", True)
+    assert 0 < first.memory_bytes <= 2 * free_bytes(CPU)
+    again = this_machine("cpu", "float32", settings)
+    assert (again.bandwidth, again.flops) == (first.bandwidth, first.flops)
+
+
+def edit(settings: Settings, **setup: object) -> None:
+    """Give the only kept rates recognizable values, and maybe another setup."""
+    file = settings.home / "rates.json"
+    kept = json.loads(file.read_text())
+    [entry] = kept["kept"]
+    entry["rates"] |= {"copy": 1.0, "read": 2.0, "flops": 3.0}
+    entry["setup"] |= setup
+    file.write_text(json.dumps(kept))
+
+
+def test_kept_rates_are_used(settings: Settings) -> None:
+    this_machine(settings=settings)
+    edit(settings)
+    kept = this_machine(settings=settings)
+    assert (kept.bandwidth, kept.flops) == (2.0, 3.0)
+    assert this_machine(settings=settings, anew=True).bandwidth != 2.0
+    assert this_machine(settings=settings).bandwidth != 2.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"device": "another"}, {"dtype": "float16"}, {"cores": 9999}, {"threads": 2}, {"torch": "1.0"}],
+    ids=lambda other: next(iter(other)),
+)
+def test_rates_of_another_setup_are_not_those_of_this_one(settings: Settings, other: dict[str, object]) -> None:
+    this_machine(settings=settings)
+    edit(settings, **other)
+    assert this_machine(settings=settings).bandwidth != 2.0
+    kept = json.loads((settings.home / "rates.json").read_text())["kept"]
+    assert len(kept) == 2  # the other's stay for when it comes back
+    assert kept[0]["rates"]["read"] == 2.0
+
+
+def test_threads_of_the_settings_are_used_and_given_back(settings: Settings, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    this_machine(settings=Settings(tmp_path, "cpu", "float32", threads=before + 1))
+    assert torch.get_num_threads() == before
+    [entry] = json.loads((tmp_path / "rates.json").read_text())["kept"]
+    assert entry["setup"]["threads"] == before + 1
+
+
+def test_rates_of_a_busy_machine_are_told_and_not_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this_machine(settings=settings)
+    edit(settings)
+    monkeypatch.setattr(rates, "QUIET", 2.0)
+    notes: list[str] = []
+    assert this_machine(settings=settings, anew=True, note=notes.append).bandwidth != 2.0
+    assert len(notes) == 1 and "not kept" in notes[0]
+    assert this_machine(settings=settings).bandwidth == 2.0  # of a quiet hour
+
+
+def test_what_another_program_takes_is_missing_from_the_share() -> None:
+    """Beside an endless loop on the only core."""
+    code = (
+        "import os, subprocess, sys, torch; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "from localllm.rates import measure\n"
+        "torch.set_num_threads(1)\n"
+        "with subprocess.Popen([sys.executable, '-c', 'while True: pass']) as loop:\n"
+        "    print(measure(torch.device('cpu'), torch.float32).share)\n"
+        "    loop.kill()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert 0 < float(done.stdout) < 0.8, done.stderr
+
+
+def spoil(change: Callable[[dict], object]) -> bytes:
+    setup = vars(Setup("a", "b", 1, 1, "c"))
+    content = {"kept": [{"setup": setup, "rates": {"copy": 1.0, "read": 2.0, "flops": 3.0, "share": 1.0}}]}
+    change(content)
+    return json.dumps(content).encode()
+
+
+DAMAGED = {
+    "empty": b"",
+    "cut": b'{"kept": [{"setup',
+    "no object": b"[]",
+    "no list": b'{"kept": 3}',
+    "no entries": b'{"kept": ["a", 3, null]}',
+    "list of rates": spoil(lambda c: c["kept"][0].update(rates=[1.0])),
+    "rate missing": spoil(lambda c: c["kept"][0]["rates"].pop("read")),
+    "rate of text": spoil(lambda c: c["kept"][0]["rates"].update(read="fast")),
+    "rate of 0": spoil(lambda c: c["kept"][0]["rates"].update(read=0.0)),
+    "infinite rate": spoil(lambda c: c["kept"][0]["rates"].update(read=math.inf)),
+    "rate unknown": spoil(lambda c: c["kept"][0]["rates"].update(write=1.0)),
+    "unhashable setup": spoil(lambda c: c["kept"][0]["setup"].update(device=[])),
+    "setup unknown": spoil(lambda c: c["kept"][0]["setup"].update(colour="red")),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_measured_over_with_a_note(settings: Settings, content: bytes) -> None:
+    settings.home.mkdir()
+    (settings.home / "rates.json").write_bytes(content)
+    notes: list[str] = []
+    measured = this_machine(settings=settings, note=notes.append)
+    assert [note.count("rates.json") for note in notes] == [1]
+    assert this_machine(settings=settings, note=notes.append).bandwidth == measured.bandwidth
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize("block", ["home", "file"])
+def test_rates_that_cannot_be_kept_are_measured_each_time(settings: Settings, block: str) -> None:
+    if block == "home":
+        settings.home.write_text("in the way")
+    else:
+        (settings.home / "rates.json").mkdir(parents=True)
+    notes: list[str] = []
+    assert this_machine(settings=settings, note=notes.append).bandwidth > 0
+    assert len(notes) == 1 and "not kept" in notes[0]
+
+
+def test_the_file_does_not_grow_for_ever(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "MOST_KEPT", 2)
+    for threads in (1, 2, 3):
+        this_machine(settings=Settings(settings.home, "cpu", "float32", threads))
+    kept = json.loads((settings.home / "rates.json").read_text())["kept"]
+    assert [entry["setup"]["threads"] for entry in kept] == [2, 3]

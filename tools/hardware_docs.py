@@ -1,0 +1,31 @@
+"""`python tools/hardware_docs.py` writes the catalogue into docs/hardware.md; a test fails when it is stale."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from localllm.hardware import catalogued, names  # noqa: E402 (this tree, installed or not)
+
+PAGE = ROOT / "docs" / "hardware.md"
+SECTION = re.compile(r"(<!-- catalogue -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table() -> str:
+    """One row a device, in the order of the catalogue."""
+    rows = ["| device | memory, GB | bandwidth, GB/s | TFLOP/s | source |", "| --- | --- | --- | --- | --- |"]
+    for device in map(catalogued, names()):
+        figures = (device.memory_bytes / 1e9, device.bandwidth / 1e9, device.flops / 1e12)
+        rows.append(" | ".join([f"| {device.name}", *(f"{figure:g}" for figure in figures), f"{device.source} |"]))
+    return "\n".join(rows)
+
+
+def render(page: str) -> str:
+    """The page with a fresh table."""
+    return SECTION.sub(lambda m: f"{m[1]}{table()}\n{m[2]}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
