@@ -46,19 +46,28 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
-    """`auto`: as stored, except that a CPU without fast 16-bit arithmetic computes in float32.
-
-    `stored` is the dtype of the weights as safetensors spells it. Raises UsageError for an unknown name.
-    """
+    """As `dtype_for`."""
     import torch
 
+    return getattr(torch, dtype_for(name, stored, device.type))
+
+
+def dtype_for(name: str, stored: str, kind: str) -> str:
+    """`auto`: as stored, except that a CPU without fast 16-bit arithmetic computes in float32.
+
+    `stored` is the dtype of the weights as safetensors spells it; kind: `cpu`, which is this machine's, or `cuda`.
+    Raises UsageError for an unknown name.
+    """
     if name != "auto":
         if name not in DTYPES:
             raise UsageError(f"there is no dtype {name!r}", f"name auto, {', '.join(DTYPES)}")
-        return getattr(torch, name)
-    wanted = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
-    if device.type == "cpu" and (wanted is torch.float16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        return torch.float32
+        return name
+    wanted = {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
+    if kind == "cpu" and wanted != "float32":
+        import torch
+
+        if wanted == "float16" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "float32"
     return wanted
 
 
@@ -69,13 +78,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def free_bytes(device: torch.device) -> int:
     """Memory that can be taken now without pushing anything out."""
-    import psutil
     import torch
 
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    available = psutil.virtual_memory().available
-    return int(min(available, container_bytes()))
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+def free_memory() -> int:
+    """Of the processor, in bytes, within what a container grants."""
+    import psutil
+
+    return int(min(psutil.virtual_memory().available, container_bytes()))
 
 
 def container_bytes(groups: Path = CONTROL_GROUPS) -> float:
@@ -85,26 +97,38 @@ def container_bytes(groups: Path = CONTROL_GROUPS) -> float:
 
 
 def container_memory(groups: Path = CONTROL_GROUPS) -> tuple[int, int] | None:
-    """Limit and use of a Linux container in bytes; None without a limit. Control groups of both versions."""
-    places = [("memory.max", "memory.current")]
-    places += [("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")]
-    for limit, used in places:
+    """Limit and use of a Linux container in bytes; None without a limit. Control groups of both versions.
+
+    Use counts copies of files that nobody reads right now; they make room when it is wanted, so they are left out.
+    """
+    second = [groups / f"memory.{name}" for name in ("max", "current", "stat")]
+    first = [groups / f"memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")]
+    for limit, used, parts in (second, first):
         with suppress(OSError, ValueError):  # ValueError: `max`
-            in_bytes = int((groups / limit).read_text())
+            in_bytes = int(limit.read_text())
             if in_bytes < NO_LIMIT:
-                return in_bytes, int((groups / used).read_text())
+                return in_bytes, max(0, int(used.read_text()) - _idle_files(parts))
     return None
 
 
-def usable_cores(groups: Path = CONTROL_GROUPS) -> int:
-    """Cores that this process may run on at once: those of its affinity, or the share that a container grants."""
+def _idle_files(parts: Path) -> int:
+    """Of this group and those below it, which the first version counts apart."""
+    try:
+        found = dict(line.split() for line in parts.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
+
+
+def usable_cores(groups: Path = CONTROL_GROUPS) -> float:
+    """Cores that this process may run on at once: those of its affinity, or what a container grants, maybe 1.5."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = map(int, (groups / "cpu.max").read_text().split())
-        cores = min(cores, -(-quota // period))
+        return min(cores, quota / period)
     with suppress(OSError, ValueError):
         quota, period = (int((groups / f"cpu/cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-        cores = min(cores, -(-quota // period)) if quota > 0 else cores
+        return min(cores, quota / period) if quota > 0 else cores
     return cores
 
 

@@ -9,7 +9,7 @@ import operator
 import secrets
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from pathlib import Path
 from types import TracebackType
@@ -19,20 +19,22 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.cost import kv_bytes_per_token, state_bytes
 from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
-from localllm.arch.layout import TABLE
-from localllm.checkpoint.header import Header, TensorHeader, read_header
+from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve
-from localllm.metrics import Stopwatch
+from localllm.metrics import Metrics, Stopwatch
+from localllm.plan import expected, runs
+from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate
+from localllm.plan.runs import Run
+from localllm.plan.weights import stored_dtype, weight_bytes
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
-from localllm.runtime.kernels.linear import reads_packed
+from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.load import Source
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
@@ -46,15 +48,8 @@ from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Stream, Worker
 
-BLOCK_SIZE = 16  # tokens
-TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faster and hold others up longer
-MAX_RUNNING = 32  # sequences in one step
 SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
-SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than they help (docs/lab-log.md)
-MOST_ROWS = 2 * MAX_RUNNING  # recurrent states: each sequence's own, and as many to come back to
 PROMPT_TAIL = 16  # tokens at the end of a prompt, which tell whether it has begun the model's thoughts
-MOST_BLOCKS = 2**20  # the pool counts them one by one: 16 million tokens, 0.1 GB, set up in 0.3 s
-CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
 Prompt = str | ListLike[int] | ListLike[Message]
 
@@ -86,105 +81,33 @@ def load(
     check_quantization(header.config)
     default_params = SamplingParams.from_generation_config(header.generation_config)
     end_ids = Fields(header.generation_config).ids("eos_token_id")
-    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header, place), place)
+    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header, place.type), place)
     tokenizer = read_tokenizer(header)
-    free = free_bytes(place)
-    need = weight_bytes(header, kind, place)
-    if need > free:
-        raise DoesNotFit(
-            f"the weights of {ref.name} need {gigabytes(need)} in {dtype_name(kind)}, {gigabytes(free)} are free",
-            "name a smaller model, or free memory",
-        )
-    tokens_per_block = BLOCK_SIZE * kv_bytes_per_token(config, kind.itemsize)
-    usual = config.default_context or config.max_context
-    row_bytes = state_bytes(config, kind.itemsize)
-    rows = plan_rows(row_bytes, free - need)
-    left = free - need - rows * row_bytes
-    context, blocks = plan_context(config.max_context, usual, context, tokens_per_block, left)
+    weights = weight_bytes(header, config, dtype_name(kind), place.type)
+    memory = allocate(ref.name, config, weights, dtype_name(kind), free_bytes(place), context)
+    threads = threads_for(weights.total, settings.threads)
+    setup = expected.setup(ref.name, header, kind, place, threads, weights.total)
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:
             undo.callback(template.close)
             template.warm_up()  # its process starts while the weights are read
         with torch.inference_mode():
-            decoder = Decoder(config, Source(Weights(header), place, kind), context)
-            runner = Runner(decoder, blocks, BLOCK_SIZE, kind, place, rows)
-        engine = Engine(runner, BlockPool(blocks, BLOCK_SIZE, rows), TOKEN_BUDGET, MAX_RUNNING)
-        threads = settings.threads or (1 if need < SMALL_MODEL_BYTES else torch.get_num_threads())
+            decoder = Decoder(config, Source(Weights(header), place, kind), memory.context)
+            runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows)
+        pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows)
+        engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
         worker = Worker(engine, tokenizer, threads)
         undo.pop_all()
     eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
     load_s = time.perf_counter() - start
-    return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, context, need, load_s)
-
-
-def plan_rows(row_bytes: int, free: int) -> int:
-    """How many recurrent states are kept: an eighth of the free memory, none if the model has no such layers."""
-    if not row_bytes:
-        return 0
-    rows = min(MOST_ROWS, free // 8 // row_bytes)
-    if rows < 2:  # one to work on, one to come back to
-        raise DoesNotFit(
-            f"two states of the recurrent layers need {gigabytes(2 * row_bytes)}, and an eighth of the "
-            f"{gigabytes(free)} that are free beside the weights is for them",
-            "free memory",
-        )
-    return rows
-
-
-def plan_context(longest: int, usual: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
-    """How long one sequence may be, and how many blocks the cache has; half of the free memory is left alone.
-
-    longest: of the model; usual: where nobody asks; asked: by the user, None for as much of the usual as fits (all
-    in tokens).
-    """
-    if asked is not None and not (type(asked) is int and 0 < asked <= longest):
-        raise UsageError(f"a context of {asked!r} tokens is asked for", f"give a whole number up to {longest}")
-    affordable = min(free // 2 // max(1, block_bytes), MOST_BLOCKS)  # 0 bytes: no layer attends
-    least = -(-(asked or 1) // BLOCK_SIZE)
-    if affordable < least:
-        raise DoesNotFit(
-            f"a context of {asked or BLOCK_SIZE} tokens needs {gigabytes(least * block_bytes)}, and of the "
-            f"{gigabytes(free)} that are free beside the weights half is kept for the rest",
-            f"--context {affordable * BLOCK_SIZE} fits" if affordable else "free memory",
-        )
-    context = min(asked or usual, affordable * BLOCK_SIZE)
-    return context, min(affordable, CACHED_CONTEXTS * -(-context // BLOCK_SIZE))
+    return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, memory, load_s, setup)
 
 
 def read_tokenizer(header: Header) -> Tokenizer:
     if header.gguf is None:
         return Tokenizer.from_folder(header.path)
     return Tokenizer.from_gguf(header.gguf, header.path)
-
-
-def stored_dtype(header: Header, device: torch.device) -> str:
-    """The dtype of most weights. A GGUF file's are not in the dtype that the model was trained in."""
-    if header.gguf is not None:
-        return "F32" if device.type == "cpu" else "BF16"
-    sizes: dict[str, int] = {}
-    for tensor in header.tensors.values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.elements
-    floats = {dtype: size for dtype, size in sizes.items() if dtype.startswith(("F", "BF"))}
-    return max(floats, key=lambda dtype: floats[dtype], default="F32")
-
-
-def weight_bytes(header: Header, dtype: torch.dtype, device: torch.device) -> int:
-    """What the weights take in memory: floats in `dtype`, and INT8 as well where no kernel reads it packed;
-    matrices of a GGUF file, and a table that is looked up by row, as they are stored."""
-
-    def nbytes(name: str, tensor: TensorHeader) -> int:
-        matrix = len(tensor.shape) > 1
-        if (tensor.offset is not None and matrix) or name == f"{TABLE}.weight":
-            return tensor.nbytes
-        int8 = tensor.dtype == "I8" and reads_packed("int8", tensor.shape[-1], dtype, device)
-        return tensor.elements * (1 if int8 or tensor.dtype == "U8" else dtype.itemsize)
-
-    return sum(nbytes(name, tensor) for name, tensor in header.tensors.items())
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
 
 
 class LLM:
@@ -199,9 +122,9 @@ class LLM:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         worker: Worker,
-        context: int,
-        weight_bytes: int,
+        memory: Memory,
         load_s: float,
+        setup: Run,
     ):
         self.name = ref.name
         self.path = ref.path
@@ -210,12 +133,14 @@ class LLM:
         self.template = template
         self.output = OutputFormat.of(tokenizer.chat_templates, tokenizer.added_tokens)
         self.worker = worker
-        self.context = context  # tokens
-        self.weight_bytes = weight_bytes
+        self.memory = memory
+        self.context = memory.context  # tokens
+        self.weight_bytes = memory.weights.total
         self.device = str(worker.engine.runner.device)
         self.dtype = dtype_name(worker.engine.runner.model.dtype)
         self.default_params = default_params
         self.eos_ids = eos_ids
+        self.setup = setup
         self.load_s = load_s
         self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
@@ -365,6 +290,12 @@ class LLM:
             return self.worker.call(lambda: engine.logits(ids)).clone()
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+
+    def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
+        """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why
+        it cannot be kept."""
+        if run := expected.ran(self.setup, self.config, self.memory.weights, metrics):
+            runs.record(home, run, note)
 
     def __enter__(self) -> "LLM":
         return self

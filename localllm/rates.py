@@ -43,7 +43,7 @@ class Setup:
 
     device: str  # by the name it gives itself
     dtype: str
-    cores: int | None  # that may be used; None on a GPU, where the host's count does not matter
+    cores: float | None  # that may be used; None on a GPU, where the host's count does not matter
     threads: int | None
     torch: str  # its version
 

@@ -2,6 +2,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from huggingface_hub import constants
+
+from localllm.hub import http
+from tests.hub.loopback import LoopbackHub
 
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
 
@@ -14,3 +18,28 @@ def no_gradients() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--models-table", action="store_true", help="write what was measured to docs/models.md")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty Hugging Face cache."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """The Hub of this process, without a login and with little patience."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with LoopbackHub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+        monkeypatch.setattr(http, "FIRST_WAIT_S", 0.01)
+        monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.05)
+        http.close()
+        yield hub
+        http.close()

@@ -58,6 +58,8 @@ def test_the_memory_limit_of_a_container_counts(tmp_path: Path) -> None:
     assert container_bytes(tmp_path) == math.inf
     (tmp_path / "memory.max").write_text("1000\n")
     assert container_bytes(tmp_path) == 700
+    (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 100\n")  # makes room when it is wanted
+    assert container_bytes(tmp_path) == 800
     (tmp_path / "memory.max").write_text("100\n")
     assert container_bytes(tmp_path) == 0
     (tmp_path / "memory.max").unlink()
@@ -65,6 +67,8 @@ def test_the_memory_limit_of_a_container_counts(tmp_path: Path) -> None:
     (tmp_path / "memory" / "memory.usage_in_bytes").write_text("300\n")
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("1000\n")  # the first version of control groups
     assert container_memory(tmp_path) == (1000, 300)
+    (tmp_path / "memory" / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 50\nshmem 7\n")
+    assert container_memory(tmp_path) == (1000, 250)
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert container_memory(tmp_path) is None
 
@@ -75,7 +79,7 @@ def test_the_cores_of_a_container_count(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert usable_cores(tmp_path) == cores
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert usable_cores(tmp_path) == 1
+    assert usable_cores(tmp_path) == 0.5
     (tmp_path / "cpu.max").unlink()
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, LocalLLMError, NoSuchDevice, UsageError
-from localllm.llm import plan_context, plan_rows
 from tests.shared import shared
 
 GREEDY = SamplingParams(temperature=0, max_tokens=80)
@@ -298,26 +297,6 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: p
     with pytest.raises(DoesNotFit, match=r"need 0\.0 GB in float32, 0\.0 GB are free") as caught:
         localllm.load(shared("stories260K"))
     assert caught.value.exit_code == 3
-
-
-def test_a_context_that_does_not_fit_names_one_that_does(llm: LLM) -> None:
-    assert plan_context(512, 512, None, 1000, 10**9) == (512, 256)
-    assert plan_context(512, 128, None, 1000, 10**9) == (128, 64)
-    assert plan_context(512, 128, 512, 1000, 10**9) == (512, 256)
-    assert plan_context(512, 512, None, 1000, 20_000) == (160, 10)
-    assert plan_context(2**31 - 1, 2**31 - 1, None, 0, 10**11) == (2**24, 2**20)  # no layer attends
-    with pytest.raises(DoesNotFit, match="--context 160 fits"):
-        plan_context(512, 512, 400, 1000, 20_000)
-    with pytest.raises(DoesNotFit, match="free memory"):
-        plan_context(512, 512, None, 1000, 1000)
-
-
-def test_recurrent_states_take_an_eighth_of_the_free_memory() -> None:
-    assert plan_rows(0, 100) == 0
-    assert plan_rows(1000, 10**9) == 64
-    assert plan_rows(1000, 80_000) == 10
-    with pytest.raises(DoesNotFit, match="two states"):
-        plan_rows(1000, 15_000)
 
 
 def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:

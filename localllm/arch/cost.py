@@ -1,6 +1,8 @@
-"""What a model costs, from its description alone: `load` sizes the cache by it, the benchmark names its size."""
+"""What a model costs, from its description alone: `load` sizes the cache by it, `plan` predicts speeds by it, the
+benchmark names its size."""
 
 import math
+from dataclasses import dataclass
 
 from localllm.arch.config import (
     AttentionConfig,
@@ -16,6 +18,32 @@ from localllm.arch.config import (
 )
 
 MATRIX_BYTES = 4  # what a delta net remembers is summed up over thousands of tokens: float32
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """What weights take in memory, by how a step reads them."""
+
+    layers: int  # norms and whatever else is no expert: all of it in every step
+    experts: int  # those that the step's tokens go to
+    head: int  # where logits are wanted; a tied one is the embedding
+    tables: int  # that are looked up: a row a token
+
+    @property
+    def total(self) -> int:
+        return self.layers + self.experts + self.head + self.tables
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one sequence brings to a step."""
+
+    tokens: int  # that it computes
+    context: int  # tokens in its cache once the step has run
+    logits: int = 1  # positions whose logits are wanted
+
+
+Step = tuple[Share, ...]
 
 
 def parameters(config: ModelConfig) -> int:
@@ -93,9 +121,11 @@ def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
     return 3 * hidden * c.intermediate_size + c.bias * (2 * c.intermediate_size + hidden)
 
 
-def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
-    """Keys and values of one token in all layers that attend."""
-    return sum(cached_values(layer.mixer) for layer in config.layers) * element_bytes
+def kv_bytes_per_token(config: ModelConfig, element_bytes: int, scale_bytes: int = 0) -> int:
+    """Keys and values of one token in all layers that attend. scale_bytes: of a scale for each vector of a head,
+    if they are quantized."""
+    mixers = [layer.mixer for layer in config.layers]
+    return sum(cached_values(c) * element_bytes + cached_vectors(c) * scale_bytes for c in mixers)
 
 
 def cached_values(c: Mixer) -> int:
@@ -109,6 +139,12 @@ def cached_values(c: Mixer) -> int:
             return 0  # it keeps a state instead
 
 
+def cached_vectors(c: Mixer) -> int:
+    """Of how many vectors those are: a key and a value of each head, or a latent and its key."""
+    heads = c.kv_heads if isinstance(c, AttentionConfig) else 1
+    return 2 * heads if cached_values(c) else 0
+
+
 def state_bytes(config: ModelConfig, element_bytes: int) -> int:
     """What all recurrent layers keep of one sequence, however long it is; 0 for a model without any."""
     mixers = [layer.mixer for layer in config.layers]
@@ -117,3 +153,75 @@ def state_bytes(config: ModelConfig, element_bytes: int) -> int:
         for c in mixers
         if isinstance(c, RecurrentConfig)
     )
+
+
+def bytes_read(config: ModelConfig, weights: WeightBytes, step: Step, element_bytes: int) -> int:
+    """What a step has to read, each once: weights, but for the few rows of tables; keys and values; recurrent
+    states. element_bytes: of the cache."""
+    head = weights.head if any(share.logits for share in step) else 0
+    experts = weights.experts * touched_share(config, sum(share.tokens for share in step))
+    states = state_bytes(config, element_bytes) * len(step)
+    return weights.layers + head + round(experts) + kv_bytes_read(config, step, element_bytes) + states
+
+
+def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int) -> int:
+    """Keys and values that a step's tokens see: of a window only that, and what layers share once for each."""
+    mixers = [layer.mixer for layer in config.layers]
+    return sum(numbers_seen(c) * seen(c, share) for c in mixers for share in step) * element_bytes
+
+
+def touched_share(config: ModelConfig, tokens: int) -> float:
+    """Of all experts' weights those that so many tokens of a step go to, if every expert is as likely as another:
+    1 - (1 - k / E)^tokens. Routers that prefer some touch fewer."""
+    mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
+    sizes = [c.experts * ffn_parameters(c.expert, config.hidden_size) for c in mixtures]
+    shares = [1 - (1 - c.experts_per_token / c.experts) ** tokens for c in mixtures]
+    touched = sum(size * share for size, share in zip(sizes, shares, strict=True))
+    return touched / sum(sizes) if sizes else 0.0
+
+
+def numbers_seen(c: Mixer) -> int:
+    """How many numbers of a cached token a layer reads: those of another layer, too."""
+    return 2 * c.kv_heads * c.head_dim if isinstance(c, AttentionConfig) else cached_values(c)
+
+
+def seen(c: Mixer, share: Share) -> int:
+    """Cached tokens that any of the share's tokens sees."""
+    window = c.window if isinstance(c, AttentionConfig) else None
+    return min(share.context, window + share.tokens - 1) if window else share.context
+
+
+def pairs(c: Mixer, share: Share) -> int:
+    """Of a query and a key that it sees."""
+    window = c.window if isinstance(c, AttentionConfig) and c.window else share.context
+    first = share.context - share.tokens + 1  # keys that the first query would see without a window
+    growing = max(0, min(window, share.context) - first + 1)
+    return growing * (2 * first + growing - 1) // 2 + (share.tokens - growing) * window
+
+
+def flops(config: ModelConfig, step: Step) -> int:
+    """Multiplications and additions of a step's matrix products: two a weight and token, attention, delta nets."""
+    embedding = config.vocab_size * config.hidden_size
+    outside = embedding * (1 if config.tie_embeddings else 2)
+    if config.per_layer:
+        outside += len(config.layers) * config.per_layer.dim
+    met = 2 * (active_parameters(config) - outside) * sum(share.tokens for share in step)
+    head = 2 * embedding * sum(share.logits for share in step)
+    return met + head + sum(mixing_flops(layer.mixer, share) for layer in config.layers for share in step)
+
+
+def mixing_flops(c: Mixer, share: Share) -> int:
+    """Of what a layer does with the tokens before, beside its weights."""
+    match c:
+        case AttentionConfig():
+            return 4 * c.heads * c.head_dim * pairs(c, share)
+        case LatentConfig():
+            # Latents as keys, or keys and values made from them again, whichever is less (kernels/latent.py).
+            absorbed = pairs(c, share) * (2 * c.kv_lora_rank + c.rope_dim)
+            again = (share.context - share.tokens) * (c.nope_dim + c.value_dim) * c.kv_lora_rank
+            expanded = again + pairs(c, share) * (c.nope_dim + c.rope_dim + c.value_dim)
+            return 2 * c.heads * min(absorbed, expanded)
+        case DeltaNetConfig():
+            return 6 * math.prod(c.matrix) * share.tokens  # S^T k, S^T q, and the correction
+        case ShortConvConfig():
+            return 0

@@ -12,6 +12,7 @@ from localllm.cli.loading import Model
 from localllm.cli.report import metrics_block
 from localllm.errors import StoppedByLength, UsageError
 from localllm.request import FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
+from localllm.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
         finally:
             shown.finish()
     last = events[-1]
+    if last.metrics:
+        llm.record(last.metrics, Settings.from_environment().home, io.note)
     if show.as_json:
         content = _as_json(llm, events, params)
         out.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")

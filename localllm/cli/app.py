@@ -14,6 +14,7 @@ from localllm.cli.completion import completion
 from localllm.cli.doctor import doctor
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
+from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.run import run
 from localllm.cli.store import cp, rm, verify
@@ -30,6 +31,7 @@ app.command()(run)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
+app.command()(plan)
 app.command()(rm)
 app.command()(verify)
 app.command()(cp)

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from localllm.errors import LocalLLMError
+
 VARIABLE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
 WORDS = Path(__file__).with_name("words.json")
 VALUES = {  # of what the help calls so
@@ -112,8 +114,8 @@ def _own_names() -> Iterator[str]:
     from localllm.hub.aliases import aliases
     from localllm.hub.names import ALIAS
 
-    with suppress(Exception):  # a damaged file must not hide the other names
-        yield from (name for name in aliases() if ALIAS.fullmatch(name))
+    with suppress(LocalLLMError):  # a damaged file must not hide the other names
+        yield from filter(ALIAS.fullmatch, aliases())
 
 
 def _cached_names() -> Iterator[str]:

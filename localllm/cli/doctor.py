@@ -52,7 +52,7 @@ def _page(seen: Examination, found: list[Finding]) -> str:
 
 
 def _processor(cpu: Processor) -> Rows:
-    cores = str(cpu.cores) if cpu.cores == cpu.cores_here else f"{cpu.cores} of {cpu.cores_here}"
+    cores = f"{cpu.cores:g}" if cpu.cores == cpu.cores_here else f"{cpu.cores:g} of {cpu.cores_here}"
     memory = f"{report.size(cpu.memory_bytes)}, {report.size(cpu.free_bytes)} free"
     limit = [("container", f"limited to {report.size(cpu.container_bytes)}")] if cpu.container_bytes else []
     used = f"{' '.join(cpu.instructions)}, {cpu.threads} threads" if cpu.instructions else "-"

@@ -16,6 +16,7 @@ from localllm.device import (
     Gpu,
     container_memory,
     dtype_name,
+    free_memory,
     gpus,
     nvidia_devices,
     nvidia_driver,
@@ -37,7 +38,7 @@ BOXED, PROMPT, TOKENS = "demo", "Once upon a time", 32
 @dataclass(frozen=True)
 class Processor:
     name: str
-    cores: int  # that may be used
+    cores: float  # that may be used
     cores_here: int
     threads: int | None  # that torch uses; None where torch cannot be imported, as below
     instructions: list[str] | None  # what torch makes use of
@@ -151,7 +152,7 @@ def _in_a_line(error: Exception) -> str:
 def _processor(with_torch: bool) -> Processor:
     import psutil
 
-    memory, container = psutil.virtual_memory(), container_memory()
+    container = container_memory()
     threads, instructions = _torch_on_cpu() if with_torch else (None, None)
     return Processor(
         name=processor_name(),
@@ -159,8 +160,8 @@ def _processor(with_torch: bool) -> Processor:
         cores_here=os.cpu_count() or 1,
         threads=threads,
         instructions=instructions,
-        memory_bytes=memory.total,
-        free_bytes=memory.available,
+        memory_bytes=psutil.virtual_memory().total,
+        free_bytes=free_memory(),
         container_bytes=container[0] if container else None,
     )
 

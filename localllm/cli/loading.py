@@ -1,12 +1,14 @@
 """The one door from the command line to the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from localllm.chat import ChatModel
 from localllm.cli.io import status
 from localllm.hub.names import RepoName, parse
 from localllm.hub.resolve import is_downloaded, resolve
+from localllm.metrics import Metrics
 from localllm.settings import Settings
 
 
@@ -28,6 +30,7 @@ class Model(ChatModel, Protocol):
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]: ...
+    def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None: ...
     def close(self) -> None: ...
 
 

@@ -60,7 +60,7 @@ def _gpus(seen: Examination) -> Iterator[Finding]:
             yield Finding(busy, "run `localllm doctor` again when they rest")
         if measured.fault:
             what = f"{measured.device} could not be measured ({measured.fault})"
-            yield Finding(what, "free memory of it, or choose another device")
+            yield Finding(what, "free some of its memory, or choose another device")
 
 
 def _boxed(seen: Examination) -> Iterator[Finding]:
@@ -88,11 +88,11 @@ def _folders(seen: Examination) -> Iterator[Finding]:
 
 
 def _terminal(seen: Examination) -> Iterator[Finding]:
-    if seen.terminal.here and seen.terminal.type in DUMB:
-        what = (
-            f"the terminal calls itself {seen.terminal.type or 'nothing'}, so there are no colours and no editing"
-        )
+    terminal = seen.terminal
+    if terminal.here and terminal.type in DUMB:
+        called = terminal.type or "nothing"
+        what = f"the terminal calls itself {called}, so there are no colours and no editing"
         yield Finding(what, "set TERM to what it is, xterm-256color for most")
-    if seen.terminal.here and seen.terminal.encoding.lower() not in ("utf-8", "utf8"):
-        what = f"the locale says {seen.terminal.encoding}, and models write UTF-8"
+    if terminal.here and terminal.encoding.lower() not in ("utf-8", "utf8"):
+        what = f"the locale says {terminal.encoding}, and models write UTF-8"
         yield Finding(what, "set LANG to one of UTF-8: `export LANG=C.UTF-8`")

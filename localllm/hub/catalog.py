@@ -20,8 +20,8 @@ class CatalogEntry:
     """
 
     name: str
-    license: str
     about: str
+    license: str | None = None
     aliases: tuple[str, ...] = ()  # second names
     boxed: str | None = None  # a folder of localllm/boxed
     repo: str | None = None

@@ -12,7 +12,7 @@ from localllm.errors import ModelNotFound
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 MAGIC = b"GGUF"
-NO_MODELS = ("mmproj", "imatrix")  # files of these names hold what sees and hears, or statistics, beside the model
+NO_MODELS = ("mmproj", "imatrix", "mtp-")  # in names of files beside the model: what sees, statistics, drafters
 QUANT = re.compile(
     r"(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32)(?=[-._]|$)", re.IGNORECASE
 )

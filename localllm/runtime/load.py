@@ -9,10 +9,11 @@ from torch import Tensor
 
 from localllm.checkpoint.quantized import take_blocks, take_quantized
 from localllm.checkpoint.safetensors import Weights, check_finite
+from localllm.device import dtype_name
 from localllm.errors import UnsupportedModel
 from localllm.quant.dequantize import dequantize
+from localllm.quant.packing import reads_packed
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.linear import reads_packed
 
 STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -118,7 +119,7 @@ class Source:
             # Always copied: a mapped file gives no alignment, and torch's INT8 kernel crashes without it.
             parts[part] = torch.cat(each).to(self.device)
         weight = QuantizedTensor(form, shape, parts)
-        if reads_packed(form, columns=shape[1], dtype=self.dtype, device=self.device):
+        if reads_packed(form, columns=shape[1], dtype=dtype_name(self.dtype), device=self.device.type):
             return weight
         return dequantize(weight, self.dtype)
 

@@ -20,10 +20,14 @@ IDS = token_ids(40)
 
 @pytest.fixture
 def published(tmp_path: Path) -> tuple[Path, Any]:
-    """A folder with random blocks and scales, and the transformers model of what they mean."""
+    return tmp_path, write_published(tmp_path)
+
+
+def write_published(folder: Path) -> Any:
+    """Random blocks and scales; gives the transformers model of what they mean."""
     kind, changes = FAMILIES["gpt-oss"]
-    model = make_checkpoint(tmp_path, kind, **changes | {"hidden_size": 64, "intermediate_size": 96})
-    file = tmp_path / "model.safetensors"
+    model = make_checkpoint(folder, kind, **changes | {"hidden_size": 64, "intermediate_size": 96})
+    file = folder / "model.safetensors"
     tensors = load_file(file)
     generator = torch.Generator().manual_seed(0)
     for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
@@ -34,10 +38,10 @@ def published(tmp_path: Path) -> tuple[Path, Any]:
         exact = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
         model.get_parameter(name).data = exact
     save_file(tensors, file)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path, model
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
 
 
 def test_logits_are_those_of_the_dequantized_experts(published: tuple[Path, Any]) -> None:

@@ -112,6 +112,9 @@ class FakeLLM:
     def _logprobs(self, character):
         return (TokenLogprob(ord(character), -0.5, ((ord(character), -0.5), (0, float("-inf")))),)
 
+    def record(self, metrics, home, note):
+        pass
+
     def close(self):
         self.closed = True
 

@@ -60,7 +60,11 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
         (but(**NO_GPU_SEEN), "made for CUDA 12.8, cannot use it with driver 575.57", "update the driver"),
         (but(**NO_GPU_SEEN, nvidia__plugged_in=0), "cannot use it with driver", "update the driver"),
         (but(versions={"triton": None}), "triton is not installed", "pip install triton"),
-        (but(measured=[Measured("cuda:0", "bfloat16", None, "out of memory")]), "out of memory", "free memory"),
+        (
+            but(measured=[Measured("cuda:0", "bfloat16", None, "out of memory")]),
+            "out of memory",
+            "free some of its memory",
+        ),
         (
             but(measured=[Measured("cpu", "bfloat16", dataclasses.replace(RATES, share=0.5), None)]),
             "other programs kept 50% of the cores busy",

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from localllm.hub.resolve import resolve
-from tests.hub.conftest import hub  # noqa: F401 (a fixture)
 from tests.hub.downloaded import download
 from tests.hub.folders import write_model
 from tests.hub.models import model_files, weights
@@ -17,13 +16,13 @@ GGUF = {f"tiny-{quant}.gguf": b"GGUF" + weights(seed=i) for i, quant in enumerat
 
 
 @pytest.fixture
-def tiny(hub):  # noqa: F811
+def tiny(hub):
     """The folder of a model that another program has downloaded."""
     return download(hub, "org/tiny", FILES)
 
 
 @pytest.fixture
-def gguf(hub):  # noqa: F811
+def gguf(hub):
     return download(hub, "org/tiny-GGUF", GGUF)
 
 
@@ -58,7 +57,7 @@ def test_rm_takes_several_and_begins_only_if_all_are_here(localllm, tiny, gguf):
     assert not (tiny.exists() or gguf.exists())
 
 
-def test_rm_says_what_stays_and_why(localllm, tiny, hub):  # noqa: F811
+def test_rm_says_what_stays_and_why(localllm, tiny, hub):
     download(hub, "org/tiny", FILES | {"config.json": b"{ }"}, "v1")
     code, out, _ = localllm("rm", "org/tiny@v1", "--dry-run", "--json")
     [plan] = json.loads(out)

@@ -125,7 +125,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Ministral-3-3B-Instruct-2512": ministral3(3072, 9216, 26, **TIED),
     "Ministral-3-8B-Instruct-2512": ministral3(4096, 14336, 34),
     "Ministral-3-14B-Instruct-2512": ministral3(5120, 16384, 40),
-    # [l], [k] for the contexts
+    # [l]; the contexts are those of [k], and of xorbitsai/inference for DeepSeek
     "Qwen2.5-1.5B-Instruct": dense("Qwen2", 1536, 8960, 28, 12, 2, 151936, 32768, **TIED),
     "Qwen2.5-3B-Instruct": dense("Qwen2", 2048, 11008, 36, 16, 2, 151936, 32768, **TIED),
     "Qwen2.5-7B-Instruct": dense("Qwen2", 3584, 18944, 28, 28, 4, 152064, 32768),
@@ -179,7 +179,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gemma-4-E4B-it": seeing(
         "Gemma4", dense("", 2560, 10240, 42, 8, 2, 262144, 131072, **TIED, num_kv_shared_layers=18)
     ),
-    # [l]
+    # [l], where Phi-3.5 has no more than its short context
     "Phi-3.5-mini-instruct": dense("Phi3", 3072, 8192, 32, 32, 32, 32064, 131072),
     "phi-4": dense("Phi3", 5120, 17920, 40, 40, 10, 100352, 16384),
     "Phi-4-reasoning": dense("Phi3", 5120, 17920, 40, 40, 10, 100352, 32768),
@@ -198,7 +198,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     # [d] a comparison of the files of all GLM-4-0414
     "GLM-4-9B-0414": dense("Glm4", 4096, 13696, 40, 32, 2, 151552, 32768, head_dim=128, attention_bias=True),
     "GLM-4-32B-0414": dense("Glm4", 6144, 23040, 61, 48, 2, 151552, 32768, head_dim=128, attention_bias=False),
-    # [k]; the widths are those of Command R7B in vLLM's and others' tables
+    # [k]; the widths make it the 8.03 billion parameters that its model card states
     "c4ai-command-r7b-12-2024": dense(
         "Cohere2", 4096, 14336, 32, 32, 8, 256000, 132096, **TIED, sliding_window=4096
     ),

@@ -106,7 +106,7 @@ def test_the_recommendation_follows_the_rule_in_the_head_of_the_file():
 def test_the_terms_of_meta_and_google_have_to_be_accepted():
     """Those of Gemma 4 are a usual licence."""
     for entry in OF_THE_HUB:
-        if entry.license.startswith(("llama", "gemma")):
+        if (entry.license or "").startswith(("llama", "gemma")):
             assert entry.gated == entry.repo.startswith(("meta-llama/", "google/"))
 
 

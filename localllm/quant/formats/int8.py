@@ -6,9 +6,10 @@ Parts: q [out, in] int8, scale [out] in the model's dtype. 1 byte an element.
 import torch
 from torch import Tensor
 
+from localllm.quant.packing import INT8
 from localllm.quant.tensor import QuantizedTensor
 
-FORMAT = "int8"
+FORMAT = INT8
 
 
 def quantize(weight: Tensor, scale_dtype: torch.dtype) -> QuantizedTensor:

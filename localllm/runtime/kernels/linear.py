@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm.device import dtype_name
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf, int8
+from localllm.quant.packing import VECTOR, reads_packed
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
 
 ROWS_WORTH_DEQUANTIZING = 192  # 128 rows: 27 ms packed, 35 ms dequantized; 256 rows: 54 and 44 (4096 x 4096)
-VECTOR = 16  # elements
 TILE_ELEMENTS = 2**18  # 1 MB of float32 in L2; q4_k, one row of x: 2**16 63 ms, 2**18 30, whole 88 (4096 x 4096)
 
 
@@ -27,16 +28,10 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
     return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
-def reads_packed(form: str, columns: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Does a kernel read this format as it is stored, or is it so much smaller that it must stay packed? INT8 that
-    no kernel reads is better dequantized once, when it is loaded."""
-    return form != int8.FORMAT or (device.type == "cpu" and dtype == torch.bfloat16 and columns % VECTOR == 0)
-
-
 def few_bfloat16_rows_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if weight.format != int8.FORMAT:
         return f"the weight is {weight.format}"
-    if not reads_packed(weight.format, x.shape[-1], x.dtype, x.device):
+    if not reads_packed(weight.format, x.shape[-1], dtype_name(x.dtype), x.device.type):
         return f"{x.shape[-1]} columns of {x.dtype} on {x.device.type}, not bfloat16 in vectors of {VECTOR} on cpu"
     rows = x.numel() // x.shape[-1]
     return f"{rows} rows: dequantizing first is faster" if rows >= ROWS_WORTH_DEQUANTIZING else None

@@ -11,6 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than they help (docs/lab-log.md)
+
+
+def threads_for(weight_bytes: int, asked: int | None) -> int:
+    """How many threads the products of a model with so many bytes of weights get."""
+    return asked or (1 if weight_bytes < SMALL_MODEL_BYTES else torch.get_num_threads())
+
 
 @functools.cache
 def pool() -> ThreadPoolExecutor:

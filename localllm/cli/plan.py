@@ -1,0 +1,235 @@
+"""`localllm plan`: whether a model fits this machine or a GPU, and how fast it would run there."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from localllm.checkpoint.header import Header, read_header
+from localllm.checkpoint.layouts import check_quantization
+from localllm.cli import options, report
+from localllm.cli.io import AnswerWriter, note, status
+from localllm.errors import DoesNotFit, UsageError
+from localllm.hardware import catalogued
+from localllm.hub.resolve import resolve
+from localllm.plan.expected import here
+from localllm.plan.fit import Wish
+from localllm.plan.memory import CACHED_CONTEXTS
+from localllm.plan.plan import Choice, Plan
+from localllm.plan.plan import plan as make_plan
+from localllm.plan.speed import Speed
+from localllm.plan.weights import GGUF_BITS
+from localllm.settings import Settings
+
+NOT_YET = "localllm does not quantize yet; a published GGUF file of about these bytes runs today"
+
+
+def plan(
+    model: options.ModelName,
+    gpu: Annotated[
+        str | None, options.option("--gpu", text="Plan for this GPU: h100, 4090, ...", metavar="NAME")
+    ] = None,
+    context: Annotated[
+        int | None, options.option(text="Prompt and answer of each user, in tokens.", metavar="TOKENS")
+    ] = None,
+    users: Annotated[int, typer.Option(help="Who are answered at once.", metavar="N")] = 1,
+    prompt: Annotated[
+        int | None, options.option("--prompt", text="TTFT of a prompt of so many tokens.", metavar="TOKENS")
+    ] = None,
+    quant: Annotated[
+        str | None, options.option("--quant", text="As if it were quantized: int8 or int4.", metavar="QUANT")
+    ] = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    as_json: options.Json = False,
+) -> None:
+    """Tell whether a model fits, and how fast it would run.
+
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights: memory
+    and speed follow from the model's description, for this machine or a GPU that is named. Exits with 3 if the
+    model does not fit.
+    """
+    out = AnswerWriter()
+    settings = Settings.from_environment()
+    if gpu and device:
+        raise UsageError("--gpu names a device that is not here, --device one that is", "leave one of them out")
+    wish = Wish(context, users, quant, dtype or settings.dtype)
+    name, header = _header(model)
+    check_quantization(header.config)
+    if gpu:
+        found = make_plan(header, catalogued(gpu), wish, name=name, prompt=prompt)
+    else:
+        with status(f"measuring this machine for {name}"):
+            hardware, expectation = here(header, wish, device or "auto", settings, name=name, note=note)
+        found = make_plan(header, hardware, wish, name=name, prompt=prompt, expectation=expectation)
+    out.write((json.dumps(as_dict(found), indent=1) if as_json else text_of(found)) + "\n")
+    if not found.fit.fits:
+        raise typer.Exit(DoesNotFit.exit_code)
+
+
+def _header(model: str) -> tuple[str, Header]:
+    ref = resolve(model)
+    return ref.name, read_header(ref.path)
+
+
+def text_of(plan: Plan) -> str:
+    """What a person reads."""
+    hardware, fit = plan.hardware, plan.fit
+    rates = f"reads {report.size(hardware.bandwidth)}/s, computes {hardware.flops / 1e12:.3g} TFLOP/s"
+    users = f" for {plan.users} users" if plan.users > 1 else ""
+    state = plan.state_bytes_per_sequence
+    verdict = "yes" if fit.fits else f"no: {fit.refusal.message if fit.refusal else ''}; {plan.remedy}"
+    rows = [
+        ("model", f"{plan.name}, {marked(plan.chosen, plan)}"),
+        ("device", f"{hardware.name}, {rates}"),
+        ("", hardware.source),
+        ("", ""),
+        ("weights", report.size(fit.weights.total)),
+        *_cache(plan),
+        *([("states", f"{report.size(plan.state_bytes)}{users}, of recurrent layers")] if state else []),
+        ("activations", report.size(plan.activation_bytes)),
+        ("total", f"{report.size(plan.total_bytes)} of {report.size(hardware.memory_bytes)}"),
+        ("fits", verdict),
+        *_room(plan),
+        ("", ""),
+        *_speeds("at most", plan.chosen.ceiling, plan),
+        *(_speeds("expected", plan.expected, plan) if plan.expected else []),
+        *([("", plan.expectation.source)] if plan.expectation else []),
+    ]
+    return "\n\n".join([report.columns(rows), *_quantizations(plan)])
+
+
+def _cache(plan: Plan) -> list[tuple[str, str]]:
+    """Keys and values; what a step reads of them, where that is something else."""
+    each = f"{report.size(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
+    together = f"{report.size(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
+    rows = [("KV cache", f"{together}{each}, {report.size(plan.kv_bytes_per_token)} a token")]
+    whole = plan.context * plan.kv_bytes_per_token
+    if plan.kv_bytes_read < whole:
+        rows.append(("", f"of which a token reads {report.size(plan.kv_bytes_read)}: some layers see a window"))
+    elif plan.kv_bytes_read > whole:
+        rows.append(("", f"a token reads {report.size(plan.kv_bytes_read)}: some layers share theirs"))
+    return rows
+
+
+def _room(plan: Plan) -> list[tuple[str, str]]:
+    """Contexts and users that memory holds, where it holds any."""
+    fit = plan.fit
+    if not fit.most_context:
+        return []
+    rows = [("largest context", f"{fit.most_context} tokens for one user, the model knows {plan.max_context}")]
+    if fit.fits:
+        kept = f"; localllm keeps {CACHED_CONTEXTS} such contexts" if fit.most_users > plan.engine_users else ""
+        rows.append(("users", f"{fit.most_users} at once with {plan.context} tokens each{kept}"))
+    return rows
+
+
+def _speeds(name: str, speed: Speed, plan: Plan) -> list[tuple[str, str]]:
+    together = f", {report.rate(speed.all_tokens_per_s)} for {plan.users} users" if plan.users > 1 else ""
+    waits = {"memory": "reading memory", "compute": "computing"}[speed.bound]
+    return [
+        (name, f"TTFT {report.seconds(speed.ttft_s)} for a prompt of {plan.prompt} tokens"),
+        (
+            "",
+            f"{report.rate(speed.first_tokens_per_s)} at first, {report.rate(speed.tokens_per_s)} with "
+            f"{plan.context} tokens in the cache{together}, bound by {waits}",
+        ),
+    ]
+
+
+def _quantizations(plan: Plan) -> list[str]:
+    """A table of them, and what to make of it; nothing for a model that is stored quantized."""
+    if plan.stored_as:
+        return []
+    head = ("QUANTIZATION", "WEIGHTS", "FITS", "LARGEST CONTEXT", "TTFT", "DECODING AT MOST")
+    rows = [
+        (
+            marked(choice, plan),
+            report.size(choice.fit.weights.total),
+            "yes" if choice.fit.fits else "no",
+            str(choice.fit.most_context or "-"),
+            report.seconds(choice.ceiling.ttft_s),
+            report.rate(choice.ceiling.tokens_per_s),
+        )
+        for choice in plan.choices
+    ]
+    best = kind_of(plan.best_today, plan) if plan.best_today else "none"
+    return [report.table([head, *rows]), f"best that fits and runs today: {best}\n* {NOT_YET}"]
+
+
+def kind_of(choice: Choice, plan: Plan) -> str:
+    """The quantization in words."""
+    quant = choice.fit.quant
+    if quant is None:
+        return f"as stored ({plan.stored_as or choice.fit.dtype})"
+    return f"GGUF {quant.upper()}, about" if quant in GGUF_BITS else quant.upper()
+
+
+def marked(choice: Choice, plan: Plan) -> str:
+    """With a sign where localllm cannot do it yet."""
+    return kind_of(choice, plan) + ("" if choice.fit.runs_today else " *")
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The object that docs/plan.md describes."""
+    fit, hardware = plan.fit, plan.hardware
+    return {
+        "model": plan.name,
+        "device": {
+            "name": hardware.name,
+            "kind": hardware.kind,
+            "memory_bytes": hardware.memory_bytes,
+            "bandwidth": hardware.bandwidth,
+            "flops": hardware.flops,
+            "measured": hardware.measured,
+            "source": hardware.source,
+        },
+        "stored_as": plan.stored_as,
+        "quant": fit.quant,
+        "dtype": fit.dtype,
+        "context": plan.context,
+        "max_context": plan.max_context,
+        "users": plan.users,
+        "prompt": plan.prompt,
+        "weight_bytes": fit.weights.total,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_bytes_per_token_in_8_bits": plan.kv_bytes_per_token_in_8_bits,
+        "kv_bytes_per_sequence": plan.kv_bytes_per_sequence,
+        "kv_bytes_read": plan.kv_bytes_read,
+        "kv_bytes": plan.kv_bytes,
+        "state_bytes_per_sequence": plan.state_bytes_per_sequence,
+        "state_bytes": plan.state_bytes,
+        "activation_bytes": plan.activation_bytes,
+        "total_bytes": plan.total_bytes,
+        "allocated_bytes": fit.memory.total if fit.memory else None,
+        "fits": fit.fits,
+        "refusal": fit.refusal.message if fit.refusal else None,
+        "remedy": plan.remedy,
+        "most_context": fit.most_context,
+        "most_users": fit.most_users,
+        "engine_users": plan.engine_users,
+        "ceiling": vars(plan.chosen.ceiling),
+        "expected": vars(plan.expected) if plan.expected else None,
+        "expectation": plan.expectation.source if plan.expectation else None,
+        "quantizations": [_choice_as_dict(choice) for choice in plan.choices],
+        "best": _short(plan.best, plan),
+        "best_today": _short(plan.best_today, plan),
+    }
+
+
+def _short(choice: Choice | None, plan: Plan) -> str | None:
+    """`int8`, or what the weights are stored as."""
+    return (choice.fit.quant or plan.stored_as or choice.fit.dtype) if choice else None
+
+
+def _choice_as_dict(choice: Choice) -> dict[str, Any]:
+    fit = choice.fit
+    return {
+        "quant": fit.quant,
+        "dtype": fit.dtype,
+        "weight_bytes": fit.weights.total,
+        "fits": fit.fits,
+        "runs_today": fit.runs_today,
+        "most_context": fit.most_context,
+        "ceiling": vars(choice.ceiling),
+    }

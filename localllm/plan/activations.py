@@ -1,0 +1,122 @@
+"""What a step holds beside weights and caches while it runs: an estimate, from the shapes of the operations.
+
+The largest moment counts: of an attention, a feed-forward half, unpacking a matrix, or drawing tokens from logits.
+What lives then is read off `runtime/model.py`, the layers and the kernels of torch; a test compares it with the
+storages that are alive in a step (docs/plan.md has how near it comes).
+"""
+
+from collections.abc import Iterable
+
+from localllm.arch.config import (
+    AttentionConfig,
+    DeltaNetConfig,
+    LatentConfig,
+    LayerConfig,
+    Mixer,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+    ShortConvConfig,
+)
+from localllm.checkpoint.header import Header
+from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
+
+EXACT = 4  # sums, norms, rotations and scores are made in float32
+SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
+OF_A_LOGIT = 24  # bytes: float32 twice or thrice, and float64 twice, where a token is drawn
+MASK_IN_THE_MAKING = 9  # bytes a pair of query and key: distances in 64 bits, and one comparison more
+STREAMS = 5  # copies of [T, hidden] that live in the middle of a layer: x before and within, normed, mixed
+
+
+def activation_bytes(
+    config: ModelConfig, dtype: str, tokens: int, context: int, sequences: int = 1, unpacked: int = 0
+) -> int:
+    """The peak of a step that brings so many tokens in all, of sequences with so much context.
+
+    unpacked: bytes of the largest matrix that is dequantized on the way, see `unpacked_bytes`.
+    """
+    e = ELEMENT_BYTES[dtype]
+    layers = set(config.layers)
+    moments = [layer_bytes(layer, config.hidden_size, e, tokens, context) for layer in layers]
+    per_layer = 3 * tokens * len(layers) * config.per_layer.dim * e if config.per_layer else 0
+    making = MASK_IN_THE_MAKING * tokens * context + 4 * tokens * config.hidden_size * e
+    kept = angle_bytes(config, tokens) + mask_bytes(layers, tokens, context) + per_layer
+    logits = sequences * config.vocab_size * OF_A_LOGIT
+    return max(kept + max(*moments, making) + unpacked, logits)
+
+
+def angle_bytes(config: ModelConfig, tokens: int) -> int:
+    """Of cos and sin, for each kind of rope."""
+    mixers = [layer.mixer for layer in config.layers]
+    ropes = {c.rope for c in mixers if isinstance(c, AttentionConfig | LatentConfig)}
+    return sum(tokens * rope.dim * EXACT for rope in ropes if rope)
+
+
+def mask_bytes(layers: Iterable[LayerConfig], tokens: int, context: int) -> int:
+    """Who sees whom, a byte a pair, for each window."""
+    attending = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionConfig | LatentConfig)]
+    windows = {c.window if isinstance(c, AttentionConfig) else None for c in attending}
+    return sum(tokens * keys_seen(window, tokens, context) for window in windows)
+
+
+def keys_seen(window: int | None, tokens: int, context: int) -> int:
+    return min(context, window + tokens) if window else context
+
+
+def layer_bytes(layer: LayerConfig, hidden: int, e: int, tokens: int, context: int) -> int:
+    stream = tokens * hidden * e
+    normed = tokens * hidden * 2 * EXACT if e < EXACT else 0
+    mixed = 2 * stream + mixer_bytes(layer.mixer, hidden, e, tokens, context)
+    return max(mixed, STREAMS * stream + max(normed, ffn_bytes(layer.ffn, hidden, e, tokens)))
+
+
+def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int:
+    match c:
+        case AttentionConfig():
+            keys = c.kv_heads * c.head_dim
+            heads = c.heads * c.head_dim
+            seen = keys_seen(c.window, tokens, context)
+            qkv = tokens * (heads * (2 + c.output_gate) + 2 * keys) * e
+            rotated = tokens * (heads + keys) * (3 * EXACT + e)
+            if c.softcap or c.sinks:
+                mixing = min(SCORES, tokens * c.heads * seen) * 3 * EXACT + 2 * tokens * heads * e
+            else:
+                mixing = 2 * tokens * heads * e + tokens * seen * e + 2 * seen * heads * e
+            return qkv + max(rotated, mixing)
+        case LatentConfig():
+            width = c.nope_dim + c.rope_dim
+            q = tokens * c.heads * width * e
+            latent = tokens * (c.kv_lora_rank + c.rope_dim) * e
+            keys = context * c.heads * max(width, c.value_dim) * e
+            return 3 * q + latent + 3 * keys + tokens * c.heads * c.value_dim * e
+        case DeltaNetConfig():
+            wide = c.channels + c.value_heads * c.value_dim
+            heads = c.value_heads * (4 * c.key_dim + 6 * c.value_dim + 4 * 64)
+            return tokens * (2 * wide * e + heads * EXACT)
+        case ShortConvConfig():
+            return tokens * c.channels * (5 * e + 2 * EXACT)
+
+
+def ffn_bytes(c: MLPConfig | MoEConfig, hidden: int, e: int, tokens: int) -> int:
+    """Of the MLP: gate and up, the activation of the gate, and their product."""
+    if isinstance(c, MLPConfig):
+        return 4 * tokens * c.intermediate_size * e
+    outside = tokens * hidden * (EXACT + e) + 4 * tokens * c.experts * EXACT
+    # The busiest expert is sent more than its fair share.
+    sent = min(tokens, -(-3 * tokens * c.experts_per_token // (2 * c.experts)))
+    one = sent * hidden * (2 * e + 2 * EXACT) + ffn_bytes(c.expert, hidden, e, sent)
+    return outside + max(one, ffn_bytes(c.shared, hidden, e, tokens) if c.shared else 0)
+
+
+def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
+    """Of the largest matrix that a step of many tokens dequantizes whole, with what that takes on the way."""
+    e = ELEMENT_BYTES[dtype]
+    sizes = [0]
+    for tensor in header.tensors.values():
+        if tensor.dtype == "I8" and reads_packed(INT8, tensor.shape[-1], dtype, device):
+            sizes.append(2 * tensor.elements * e)
+        if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte: an index of 8 bytes each
+            sizes.append(2 * tensor.elements * (8 + EXACT))
+        if tensor.offset is not None and device != "cpu":
+            sizes.append(tensor.elements * (3 * EXACT))
+    return max(sizes)

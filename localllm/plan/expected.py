@@ -1,0 +1,111 @@
+"""What a model can be expected to reach on this machine: what answers like its own reached, else what is measured.
+
+Imports torch inside functions, as `device.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localllm.arch import cost
+from localllm.arch.config import ModelConfig
+from localllm.arch.cost import Share, WeightBytes, bytes_read
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import Header
+from localllm.device import device_name, dtype_name, resolve_device, resolve_dtype
+from localllm.hardware import Hardware
+from localllm.metrics import Metrics
+from localllm.plan import runs
+from localllm.plan.fit import Wish, fit
+from localllm.plan.measured import measure
+from localllm.plan.plan import Expectation
+from localllm.plan.speed import prefill
+from localllm.plan.weights import main_matrix, stored_dtype
+from localllm.quant.packing import ELEMENT_BYTES
+from localllm.rates import this_machine
+from localllm.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+
+def here(
+    header: Header,
+    wish: Wish,
+    device: str,
+    settings: Settings,
+    *,
+    name: str,
+    note: Callable[[str], None] = lambda text: None,
+) -> tuple[Hardware, Expectation | None]:
+    """A device of this machine, and what it can be expected to reach with a model; None where that cannot be told:
+    where the model does not fit, or in a quantization that does not run yet.
+
+    Raises NoSuchDevice and UsageError, and as `describe`. `note` is told which file cannot be used.
+    """
+    from localllm.runtime.kernels.threads import threads_for
+
+    place = resolve_device(settings.device if device == "auto" else device)
+    kind = resolve_dtype(wish.dtype, stored_dtype(header, place.type), place)
+    hardware = this_machine(str(place), dtype_name(kind), settings, note=note)
+    config = describe(header.config)
+    found = fit(header, config, hardware, wish, name=name)
+    if wish.quant or not found.fits:
+        return hardware, None
+    threads = threads_for(found.weights.total, settings.threads)
+    read = bytes_read(config, found.weights, (Share(1, found.context),), kind.itemsize)
+    like = setup(name, header, kind, place, threads, read)
+    reached = expectation(header, config, like, kind, place, settings.home, note)
+    # What was reached can be reached: the machine's rates may have been measured while it was busy.
+    bandwidth, flops = max(hardware.bandwidth, reached.bandwidth), max(hardware.flops, reached.flops)
+    return replace(hardware, bandwidth=bandwidth, flops=flops), reached
+
+
+def expectation(
+    header: Header,
+    config: ModelConfig,
+    like: runs.Run,
+    dtype: torch.dtype,
+    device: torch.device,
+    home: Path,
+    note: Callable[[str], None],
+) -> Expectation:
+    """From this machine's answers where there are any like it, else from a measurement. like: what a run of the
+    model would be recorded as."""
+    known = runs.typical(runs.read(home / "runs.jsonl", note), like)
+    if known and known.flops_per_s:
+        return Expectation(known.bandwidth, known.flops_per_s, 0.0, f"{known.answers} of this machine")
+    measured = measure(main_matrix(header), dtype, device, like.threads)
+    if known:
+        return Expectation(known.bandwidth, measured.flops, 0.0, f"{known.answers} of this machine")
+    source = "measured on matrices of this model's format and size"
+    return Expectation(measured.bandwidth, measured.flops, measured.layer_s * len(config.layers), source)
+
+
+def setup(
+    name: str, header: Header, dtype: torch.dtype, device: torch.device, threads: int, bytes_per_token: float
+) -> runs.Run:
+    """A run of the model before it has been run: what others are compared with."""
+    form = main_matrix(header).dtype
+    return runs.Run(name, device_name(device), dtype_name(dtype), form, threads, 0, bytes_per_token, 1.0, None)
+
+
+def ran(before: runs.Run, config: ModelConfig, weights: WeightBytes, metrics: Metrics) -> runs.Run | None:
+    """What an answer reached, of a model that had been set up; None where it was too short to tell."""
+    if metrics.output_tokens < runs.LEAST_TOKENS:
+        return None
+    context, element = metrics.prompt_tokens + metrics.output_tokens, ELEMENT_BYTES[before.dtype]
+    on_average = (Share(1, context - metrics.output_tokens // 2),)
+    long = metrics.prompt_tokens >= runs.LEAST_PROMPT and not metrics.cached_tokens
+    return replace(
+        before,
+        context=context,
+        bytes_per_token=bytes_read(config, weights, on_average, element),
+        tokens_per_s=metrics.tokens_per_s,
+        flops_per_s=sum(cost.flops(config, step) for step in prefill(metrics.prompt_tokens)) / metrics.prefill_s
+        if long
+        else None,
+    )

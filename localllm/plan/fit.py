@@ -1,0 +1,154 @@
+"""Whether a model fits the memory of a device, as `load` would find: known from its header, before it is read.
+
+`pull` and `run` ask `check` before they begin.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from localllm.arch.config import ModelConfig
+from localllm.arch.cost import WeightBytes
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import Header
+from localllm.device import dtype_for
+from localllm.errors import DoesNotFit, UsageError
+from localllm.plan.memory import BLOCK_SIZE, Memory, allocate, blocks_for, check_context, gigabytes
+from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
+
+ORDER = (None, "int8", "q8_0", "int4", "q4_k_m")  # quantizations, the finest first
+
+
+class Room(Protocol):
+    """A device's memory. `Hardware` is one."""
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a model may use."""
+        ...
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of a model."""
+
+    context: int | None = None  # tokens of each user; None: as much of the usual as fits
+    users: int = 1  # at once
+    quant: str | None = None  # of QUANTS or GGUF_BITS; None: as it is stored
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for users that are none."""
+        if type(self.users) is not int or self.users < 1:
+            raise UsageError(f"{self.users!r} users are asked for", "give a whole number from 1")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model in one quantization, in the memory of a device."""
+
+    quant: str | None
+    dtype: str  # of what is not quantized, and of the cache
+    weights: WeightBytes
+    memory: Memory | None  # what it is given; None where it does not fit
+    refusal: DoesNotFit | None  # why it does not
+    context: int  # tokens, of each user
+    most_context: int  # that one sequence may have; 0: none
+    most_users: int  # that memory holds at the context
+
+    @property
+    def fits(self) -> bool:
+        return self.refusal is None
+
+    @property
+    def runs_today(self) -> bool:
+        """localllm reads GGUF files and does not quantize yet."""
+        return self.quant not in QUANTS
+
+
+def check(header: Header, room: Room, wish: Wish, *, name: str, force: bool = False) -> Fit:
+    """The fit of a model in a room, or with `force` what is known of its misfit.
+
+    Raises DoesNotFit with a remedy that was tried, UsageError for a wish that makes no sense, and as `describe`.
+    """
+    config = describe(header.config)
+    found = fit(header, config, room, wish, name=name)
+    if found.refusal and not force:
+        quants = () if header.quantization else GGUF_BITS
+        others = [fit(header, config, room, replace(wish, quant=quant), name=name) for quant in quants]
+        raise DoesNotFit(found.refusal.message, remedy(found, others))
+    return found
+
+
+def remedy(found: Fit, others: Iterable[Fit]) -> str:
+    """What would fit instead of what does not, the finest that can be had today first."""
+    assert found.refusal
+    if found.most_context and found.refusal.remedy:
+        return found.refusal.remedy  # the weights fit: the context was too long, or the users too many
+    gguf = next((other for other in others if other.quant in GGUF_BITS and other.fits), None)
+    if gguf and gguf.quant:
+        size = gigabytes(gguf.weights.total)
+        return f"a GGUF file of it in {gguf.quant.upper()} takes about {size} and fits"
+    return "name a smaller model, or a device with more free memory"
+
+
+def fit(header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: str) -> Fit:
+    """By the very code that `load` allocates by, where there is one user. Raises UsageError as `check`."""
+    check_context(config.max_context, wish.context)
+    stored = stored_dtype(header, room.kind, gguf=wish.quant in GGUF_BITS)
+    dtype = dtype_for(wish.dtype, stored, room.kind)
+    weights = weight_bytes(header, config, dtype, room.kind, wish.quant)
+
+    def given(context: int | None) -> Memory:
+        return allocate(name, config, weights, dtype, room.memory_bytes, context)
+
+    most = most_context(given, config.max_context)
+    try:
+        memory = given(wish.context)
+        if wish.users > 1:
+            memory = given(shared(memory, wish.users, wish.context))
+    except DoesNotFit as refusal:
+        context = wish.context or config.default_context or config.max_context
+        return Fit(wish.quant, dtype, weights, None, refusal, context, most, 0)
+    return Fit(wish.quant, dtype, weights, memory, None, memory.context, most, most_users(memory, memory.context))
+
+
+def most_context(given: Callable[[int | None], Memory], longest: int) -> int:
+    """Tokens that one sequence may have, `longest` if the model knows no more; 0 where the model does not fit."""
+    try:
+        return min(longest, given(None).affordable_blocks * BLOCK_SIZE)
+    except DoesNotFit:
+        return 0
+
+
+def shared(memory: Memory, users: int, asked: int | None) -> int:
+    """The context of each of several users, shorter than one alone has it where nobody asked for a length.
+
+    Raises DoesNotFit where memory does not hold all of them.
+    """
+    if memory.row_bytes and memory.rows < users:
+        raise DoesNotFit(
+            f"{users} states of the recurrent layers need {gigabytes(users * memory.row_bytes)}, and there is "
+            f"room for {memory.rows}",
+            f"--users {memory.rows} fits",
+        )
+    each = memory.affordable_blocks // users * BLOCK_SIZE  # tokens
+    context = asked or min(memory.context, each)
+    if context and each >= context:
+        return context
+    least = asked or BLOCK_SIZE
+    needed, most = users * blocks_for(least) * memory.block_bytes, most_users(memory, least)
+    raise DoesNotFit(
+        f"{users} contexts of {least} tokens need {gigabytes(needed)}, and there is room for {most}",
+        f"--context {each} fits" if each else f"--users {most} fits",
+    )
+
+
+def most_users(memory: Memory, context: int) -> int:
+    found = memory.affordable_blocks // blocks_for(context)
+    return min(found, memory.rows) if memory.row_bytes else found

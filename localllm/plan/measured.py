@@ -1,0 +1,114 @@
+"""Which rates this machine reaches with a model's own format of weights: measured in half a second on matrices of
+the size of its layers.
+
+A copy, or a product of plain matrices, says little of that: on the CPU blocks of GGUF are unpacked on the way.
+Imports torch inside functions, as `device.py` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localllm.checkpoint.header import TensorHeader
+from localllm.device import dtype_name
+from localllm.quant.formats.gguf_types import BY_NAME
+from localllm.quant.packing import INT8, reads_packed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from localllm.quant.tensor import QuantizedTensor
+
+BUFFER_BYTES = 2**28  # of different matrices, several times what caches hold
+DECODE_S, PREFILL_S, CALL_S = 0.3, 0.2, 0.02  # so long is measured, after a first round that does not count
+ROWS = 512  # of a prefill step
+FILLER = 0x3C  # every byte: no format makes NaN, infinity or a denormal number of it
+# Of these rates a whole step reaches so much, as answers of a 1B model on two cores have shown (docs/plan.md):
+# there are the head, attention and the cache beside the layers' matrices.
+DECODING, PREFILL = 0.8, 0.45
+CALLS = 25  # small operations that a layer takes as long as, beside its matrices: Llamas of 1 to 6 MB
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What steps can be expected to reach."""
+
+    bandwidth: float  # bytes/s
+    flops: float
+    layer_s: float  # of each layer, beside its matrices
+
+
+def measure(tensor: TensorHeader, dtype: torch.dtype, device: torch.device, threads: int) -> Reached:
+    """With products of one row and of many, on matrices like `tensor`."""
+    import torch
+
+    from localllm.runtime import kernels
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            first = matrix(tensor, dtype, device)
+            count = max(2, min(BUFFER_BYTES // first.nbytes, 64))
+            weights = [first, *(matrix(tensor, dtype, device) for _ in range(count - 1))]
+            columns = first.shape[1]
+            row, rows = (torch.ones(n, columns, dtype=dtype, device=device) for n in (1, ROWS))
+            small, scale = torch.ones(1, 64, dtype=dtype, device=device), torch.ones(64, device=device)
+            one = seconds(lambda i: kernels.linear(row, weights[i % count]), count, DECODE_S, device)
+            many = seconds(lambda i: kernels.linear(rows, weights[i % count]), 1, PREFILL_S, device)
+            call = seconds(lambda i: kernels.rms_norm(small, scale, 1e-5), 100, CALL_S, device)
+    finally:
+        torch.set_num_threads(before)
+    products = 2 * ROWS * first.shape[0] * columns
+    return Reached(DECODING * first.nbytes / one, PREFILL * products / many, CALLS * call)
+
+
+def matrix(tensor: TensorHeader, dtype: torch.dtype, device: torch.device) -> Tensor | QuantizedTensor:
+    """One as `tensor` is held: of its shape and format, and of no particular numbers."""
+    import torch
+
+    from localllm.quant.formats import gguf, int8, mxfp4
+    from localllm.quant.tensor import QuantizedTensor
+
+    def filled(*shape: int) -> Tensor:
+        return torch.full(shape, FILLER, dtype=torch.uint8, device=device)
+
+    if tensor.dtype == "U8":
+        rows, groups, _ = tensor.shape
+        parts = {"q": filled(*tensor.shape), "scale": filled(rows, groups)}
+        return QuantizedTensor(mxfp4.FORMAT, (rows, groups * mxfp4.GROUP), parts)
+    rows, columns = tensor.shape
+    if tensor.offset is not None and tensor.dtype != "F32":
+        form = tensor.dtype.lower()
+        return QuantizedTensor(form, (rows, columns), {gguf.PART: filled(rows, BY_NAME[form].row_bytes(columns))})
+    if tensor.dtype == "I8" and reads_packed(INT8, columns, dtype_name(dtype), device.type):
+        scale = torch.ones(rows, dtype=dtype, device=device)
+        parts = {"q": filled(rows, columns).view(torch.int8), "scale": scale}
+        return QuantizedTensor(int8.FORMAT, (rows, columns), parts)
+    return torch.full((rows, columns), 0.01, dtype=dtype, device=device)
+
+
+def seconds(run: Callable[[int], object], warm: int, patience: float, device: torch.device) -> float:
+    """Of one call, on average over as many as `patience` seconds hold, after `warm` that do not count."""
+    for i in range(warm):
+        run(i)
+    finish(device)
+    count, start, taken = 0, time.perf_counter(), 0.0
+    while taken < patience:
+        run(count)
+        finish(device)
+        count += 1
+        taken = time.perf_counter() - start
+    return taken / count
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what a GPU is still working on."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

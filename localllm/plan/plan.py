@@ -1,0 +1,166 @@
+"""What a model would take of a device, and how fast it would be there.
+
+A model that does not fit is planned all the same: the plan says so. No torch is needed for a catalogued device.
+"""
+
+from dataclasses import dataclass, replace
+
+from localllm.arch.cost import Share, kv_bytes_per_token, kv_bytes_read, state_bytes
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import Header
+from localllm.errors import UsageError
+from localllm.hardware import Hardware
+from localllm.plan.activations import activation_bytes, unpacked_bytes
+from localllm.plan.fit import ORDER, Fit, Wish, fit, remedy
+from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MAX_RUNNING, TOKEN_BUDGET, blocks_for
+from localllm.plan.speed import Speed, speed
+from localllm.plan.weights import GGUF_BITS
+from localllm.quant.packing import ELEMENT_BYTES
+
+SCALE_BYTES = 2  # of keys and values in 8 bits
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The model in one quantization."""
+
+    fit: Fit
+    ceiling: Speed
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The rates that steps reach on this machine, and where that is known from."""
+
+    bandwidth: float  # bytes/s
+    flops: float
+    step_s: float  # seconds of each step beside reading and computing
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model on a device. Sizes are bytes, lengths tokens."""
+
+    name: str
+    hardware: Hardware
+    stored_as: str | None  # the quantization of the files
+    chosen: Choice  # what was asked for; what follows is about it
+    choices: tuple[Choice, ...]  # every quantization, the finest first
+    users: int
+    prompt: int
+    max_context: int  # of the model
+    kv_bytes_per_token: int
+    kv_bytes_per_token_in_8_bits: int  # with a scale a vector; localllm does not do that yet
+    kv_bytes_per_sequence: int  # with the whole context
+    kv_bytes_read: int  # of it by a step of one sequence: of a window only that
+    state_bytes_per_sequence: int
+    activation_bytes: int
+    expected: Speed | None
+    expectation: Expectation | None
+
+    @property
+    def fit(self) -> Fit:
+        return self.chosen.fit
+
+    @property
+    def context(self) -> int:
+        return self.fit.context
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.users * self.kv_bytes_per_sequence
+
+    @property
+    def state_bytes(self) -> int:
+        return self.users * self.state_bytes_per_sequence
+
+    @property
+    def total_bytes(self) -> int:
+        """What all users need at once."""
+        return self.fit.weights.total + self.kv_bytes + self.state_bytes + self.activation_bytes
+
+    @property
+    def remedy(self) -> str | None:
+        """What would fit; None where it does."""
+        return remedy(self.fit, (choice.fit for choice in self.choices)) if self.fit.refusal else None
+
+    @property
+    def best(self) -> Choice | None:
+        """The finest quantization that fits, whether it can be had today or not."""
+        return next((c for c in self.choices if c.fit.fits and c.fit.quant not in GGUF_BITS), None)
+
+    @property
+    def best_today(self) -> Choice | None:
+        return next((c for c in self.choices if c.fit.fits and c.fit.runs_today), None)
+
+    @property
+    def engine_users(self) -> int:
+        """How many whole contexts the engine keeps, whatever the memory."""
+        return min(self.fit.most_users, CACHED_CONTEXTS, MAX_RUNNING)
+
+
+def plan(
+    header: Header,
+    hardware: Hardware,
+    wish: Wish,
+    *,
+    name: str,
+    prompt: int | None = None,
+    expectation: Expectation | None = None,
+) -> Plan:
+    """What the model of `header` takes of `hardware`, by the code that `load` allocates by.
+
+    prompt: tokens whose TTFT is predicted, None for the whole context. Raises UsageError for a wish that makes no
+    sense, and as `describe`.
+    """
+    config = describe(header.config)
+    if prompt is not None and not 1 <= prompt <= config.max_context:
+        raise UsageError(f"a prompt of {prompt} tokens is asked for", f"give one up to {config.max_context}")
+
+    def speed_of(found: Fit, rates: Hardware | Expectation) -> Speed:
+        return speed(
+            config,
+            found.weights,
+            ELEMENT_BYTES[found.dtype],
+            rates,
+            context=found.context,
+            prompt=prompt or found.context,
+            users=wish.users,
+            step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
+        )
+
+    found = {wish.quant: fit(header, config, hardware, wish, name=name)}
+    for quant in (None,) if header.quantization else ORDER:
+        found[quant] = found.get(quant) or fit(header, config, hardware, replace(wish, quant=quant), name=name)
+    chosen = found[wish.quant]
+    choices = {quant: Choice(found[quant], speed_of(found[quant], hardware)) for quant in ORDER if quant in found}
+    element = ELEMENT_BYTES[chosen.dtype]
+    kv = kv_bytes_per_token(config, element)
+    length = prompt or chosen.context
+    activations = activation_bytes(
+        config,
+        chosen.dtype,
+        tokens=min(TOKEN_BUDGET, max(length, wish.users)),
+        context=max(length, chosen.context),
+        sequences=min(wish.users, MAX_RUNNING),
+        unpacked=0 if wish.quant else unpacked_bytes(header, chosen.dtype, hardware.kind),
+    )
+    return Plan(
+        name=name,
+        hardware=hardware,
+        stored_as=header.quantization,
+        chosen=choices[wish.quant],
+        choices=tuple(choices.values()),
+        users=wish.users,
+        prompt=length,
+        max_context=config.max_context,
+        kv_bytes_per_token=kv,
+        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, 1, SCALE_BYTES),
+        kv_bytes_per_sequence=blocks_for(chosen.context) * BLOCK_SIZE * kv,
+        kv_bytes_read=kv_bytes_read(config, (Share(1, chosen.context),), element),
+        state_bytes_per_sequence=state_bytes(config, element),
+        activation_bytes=activations,
+        expected=speed_of(chosen, expectation) if expectation else None,
+        expectation=expectation,
+    )

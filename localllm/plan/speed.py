@@ -1,0 +1,77 @@
+"""How fast a model can answer: the roofline (Williams et al. 2009). A step takes as long as reading its bytes, or
+as computing its products, whichever is more.
+
+Knows no device but its two rates. With the rates that are published, or that a copy reaches, this is a ceiling;
+with those that this machine reached in such steps, an expectation.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from localllm.arch.config import ModelConfig
+from localllm.arch.cost import Share, Step, WeightBytes, bytes_read, flops
+from localllm.plan.memory import TOKEN_BUDGET
+
+
+class Rates(Protocol):
+    """`Hardware` has them, and what was measured."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that are read."""
+        ...
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions a second."""
+        ...
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Times are seconds; rates are tokens a second of decoding."""
+
+    ttft_s: float  # of the prompt, for a user who is alone
+    first_tokens_per_s: float  # of one user, while the cache is empty
+    tokens_per_s: float  # of one user, with the whole context in the cache
+    all_tokens_per_s: float  # of all users together, each with the whole context
+    bound: Literal["memory", "compute"]  # what all users' steps wait for
+
+
+def speed(
+    config: ModelConfig,
+    weights: WeightBytes,
+    element_bytes: int,
+    rates: Rates,
+    *,
+    context: int,
+    prompt: int,
+    users: int = 1,
+    step_s: float = 0.0,
+) -> Speed:
+    """context, prompt: in tokens; element_bytes: of the cache; step_s: what each step takes besides."""
+
+    def reading(step: Step) -> float:
+        return bytes_read(config, weights, step, element_bytes) / rates.bandwidth
+
+    def computing(step: Step) -> float:
+        return flops(config, step) / rates.flops
+
+    def seconds(step: Step) -> float:
+        return max(reading(step), computing(step)) + step_s
+
+    together = (Share(1, context),) * users
+    return Speed(
+        ttft_s=sum(map(seconds, prefill(prompt))),
+        first_tokens_per_s=1 / seconds((Share(1, 1),)),
+        tokens_per_s=1 / seconds((Share(1, context),)),
+        all_tokens_per_s=users / seconds(together),
+        bound="memory" if reading(together) >= computing(together) else "compute",
+    )
+
+
+def prefill(prompt: int) -> list[Step]:
+    """The steps that a prompt is computed in; only the last gives logits."""
+    ends = [*range(TOKEN_BUDGET, prompt, TOKEN_BUDGET), prompt]
+    begins = [0, *ends[:-1]]
+    return [(Share(end - begin, end, logits=int(end == prompt)),) for begin, end in zip(begins, ends, strict=True)]

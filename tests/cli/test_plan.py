@@ -1,0 +1,89 @@
+"""`localllm plan`: what it prints, as text and as JSON, and its exit codes."""
+
+import json
+
+import pytest
+
+from localllm.cli.app import main
+from tests.plan.published import LLAMA_8B, LLAMA_70B, write_sparse
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A folder that holds what a plan reads of Llama 3.1 8B, and as many bytes as the model."""
+    folder = write_sparse(tmp_path / "llama-8b", LLAMA_8B)
+    (folder / "tokenizer.json").write_text("{}")
+    return str(folder)
+
+
+def test_a_model_that_fits_a_gpu(localllm, llama):
+    code, out, err = localllm("plan", llama, "--gpu", "4090", "--context", "8192")
+    assert (code, err) == (0, "")
+    lines = {line.split("  ")[0]: line for line in out.splitlines() if line}
+    assert "16.1 GB" in lines["weights"]
+    assert lines["total"].endswith(" of 23.5 GB")
+    assert "1.07 GB for 8192 tokens, 131 kB a token" in lines["KV cache"]
+    assert "RTX 4090, reads 1.01 TB/s" in lines["device"]
+    assert lines["fits"].split() == ["fits", "yes"]
+    assert "28368 tokens for one user, the model knows 131072" in lines["largest context"]
+    assert "3 at once with 8192 tokens each" in lines["users"]
+    assert "tokens/s with 8192 tokens in the cache, bound by reading memory" in out
+    assert "best that fits and runs today: as stored (bfloat16)" in out
+    assert "expected" not in lines  # nothing was measured on that GPU
+
+
+def test_a_model_that_does_not_fit_is_planned_and_exits_with_3(localllm, tmp_path):
+    folder = write_sparse(tmp_path / "llama-70b", LLAMA_70B)
+    (folder / "tokenizer.json").write_text("{}")
+    code, out, err = localllm("plan", str(folder), "--gpu", "h100", "--context", "4096")
+    assert (code, err) == (3, "")
+    verdict = next(line for line in out.splitlines() if line.startswith("fits"))
+    assert "no: the weights of llama-70b need 141.1 GB in bfloat16, 79.5 GB are free" in verdict
+    assert "a GGUF file of it in Q8_0 takes about 75.0 GB and fits" in verdict
+    assert "1.34 GB for 4096 tokens" in out
+    assert "localllm does not quantize yet" in out
+
+
+def test_json_has_every_number(localllm, llama):
+    code, out, _ = localllm("plan", llama, "--gpu", "h100 sxm", "--users", "4", "--prompt", "100", "--json")
+    plan = json.loads(out)
+    assert (code, plan["fits"], plan["remedy"], plan["expected"]) == (0, True, None, None)
+    assert (plan["device"]["name"], plan["users"], plan["prompt"]) == ("H100 SXM", 4, 100)
+    assert plan["kv_bytes"] == 4 * plan["kv_bytes_per_sequence"] == 4 * plan["context"] * 131_072
+    assert [choice["quant"] for choice in plan["quantizations"]] == [None, "int8", "q8_0", "int4", "q4_k_m"]
+    assert plan["quantizations"][0]["ceiling"] == plan["ceiling"]
+    assert (plan["best"], plan["best_today"]) == ("bfloat16", "bfloat16")
+    code, out, _ = localllm("plan", llama, "--gpu", "a100 40gb", "--context", "131072", "--users", "2", "--json")
+    plan = json.loads(out)
+    assert (code, plan["fits"], plan["allocated_bytes"]) == (3, False, None)
+    assert plan["remedy"].startswith("--context ")
+
+
+def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+    assert main(["plan", "demo", "--json"]) == 0
+    captured = capsys.readouterr()
+    plan = json.loads(captured.out)
+    assert captured.err == ""
+    assert plan["device"]["measured"]
+    assert 0 < plan["expected"]["tokens_per_s"] < plan["ceiling"]["tokens_per_s"]
+    assert plan["expectation"] == "measured on matrices of this model's format and size"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h100x"], "no device is catalogued as 'h100x'"),
+        (["--gpu", "h100", "--device", "cpu"], "leave one of them out"),
+        (["--gpu", "h100", "--context", "999999999"], "give a whole number up to 131072"),
+        (["--gpu", "h100", "--users", "0"], "0 users are asked for"),
+        (["--gpu", "h100", "--prompt", "0"], "a prompt of 0 tokens is asked for"),
+        (["--gpu", "h100", "--quant", "int3"], "name int8 or int4"),
+        (["--gpu", "h100", "--dtype", "int3"], "there is no dtype 'int3'"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(localllm, llama, arguments, message):
+    code, out, err = localllm("plan", llama, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err

@@ -1,0 +1,26 @@
+"""`python -m tests.plan.example` writes the worked example into docs/plan.md; a test fails when it is stale."""
+
+import re
+from pathlib import Path
+
+from localllm.cli.plan import text_of
+from localllm.hardware import catalogued
+from localllm.plan.fit import Wish
+from localllm.plan.plan import Plan, plan
+from tests.plan.published import LLAMA_70B, header_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
+SECTION = re.compile(r"(<!-- example -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def example() -> Plan:
+    wish = Wish(context=4096, quant="int4")
+    return plan(header_of(LLAMA_70B), catalogued("h100"), wish, name="Llama 3.1 70B")
+
+
+def render(page: str) -> str:
+    return SECTION.sub(lambda m: f"{m[1]}```text\n{text_of(example())}\n```\n{m[2]}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

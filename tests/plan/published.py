@@ -1,0 +1,88 @@
+"""Published models without their files: configurations as on the Hub, headers made of them, and files that hold
+nothing but a header."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from localllm.arch.describe import describe, layout
+from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+LLAMA_70B = LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+
+
+def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """A Llama's tensors, as its files name them."""
+    hidden, wide, vocab = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
+    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    of_layer = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (wide, hidden),
+        "mlp.up_proj": (wide, hidden),
+        "mlp.down_proj": (hidden, wide),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        found["lm_head.weight"] = (vocab, hidden)
+    for i in range(config["num_hidden_layers"]):
+        found |= {f"model.layers.{i}.{name}.weight": shape for name, shape in of_layer.items()}
+    return found
+
+
+def header_of(config: dict[str, Any], dtype: str = "BF16") -> Header:
+    spelling = layout(config)
+    describe(config)
+    file = Path("model.safetensors")
+    tensors = {spelling.canonical(name): TensorHeader(file, name, dtype, s) for name, s in shapes(config).items()}
+    return Header(Path("model"), config, {}, {str(name): tensor for name, tensor in tensors.items()}, spelling)
+
+
+def write_sparse(folder: Path, config: dict[str, Any], dtype: str = "BF16") -> Path:
+    """A folder as a plan needs it: the weights' file is as long as the real one, and a hole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    entries, end = {}, 0
+    for name, tensor in ((t.name, t) for t in header_of(config, dtype).tensors.values()):
+        size = tensor.elements * DTYPE_BYTES[dtype]
+        entries[name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": [end, end + size]}
+        end += size
+    begin = json.dumps(entries).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(begin).to_bytes(8, "little") + begin)
+        file.truncate(8 + len(begin) + end)
+    return folder

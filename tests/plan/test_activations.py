@@ -1,0 +1,64 @@
+"""What a step is told to hold, beside the storages that torch has alive in one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import read_header
+from localllm.metrics import Stopwatch
+from localllm.plan.activations import activation_bytes, unpacked_bytes
+from localllm.request import Request, SamplingParams
+from localllm.runtime.engine import Engine
+from localllm.runtime.sequence import Sequence
+from tests.models.families import FAMILIES
+from tests.plan.held import Peak
+from tests.tiny import make_checkpoint, make_engine
+
+KINDS = ("Llama 3.x", "Gemma 3", "Gemma 2", "DeepSeek-V3", "Qwen3-Next", "Qwen3.5", "LFM2", "gpt-oss", "Mixtral")
+WIDE: dict[str, Any] = {
+    "vocab_size": 2000,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 2048,
+}
+CHUNK, PROMPT = 512, 1536
+LEAST, MOST = 0.9, 1.3  # of what was measured
+
+
+def peak_of(engine: Engine) -> int:
+    """The most that a step holds while a prompt is computed and a token is drawn."""
+    ids = tuple(torch.randint(3, 2000, (PROMPT,)).tolist())
+    params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+    request = Request(ids, params, 0.0, False, ())
+    watch = Stopwatch(0.0)
+    engine.submit(Sequence(request, seed=1, eos_ids=frozenset(), limit=PROMPT + 1, stopwatch=watch))
+    most = 0
+    with torch.inference_mode():
+        while engine.busy:
+            with Peak() as peak:
+                engine.step()
+            most = max(most, peak.most)
+    return most
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", KINDS)
+def test_the_estimate_is_near_what_a_step_holds(tmp_path: Path, family: str, dtype: str) -> None:
+    kind, changes = FAMILIES[family]
+    own = {} if kind.startswith("Deepseek") else {"head_dim": 32}
+    make_checkpoint(tmp_path, kind, **changes | WIDE | own)
+    engine = make_engine(tmp_path, getattr(torch, dtype), blocks=200, block_size=16, context=2048)
+    header = read_header(tmp_path)
+    unpacked = unpacked_bytes(header, dtype, "cpu")
+    told = activation_bytes(describe(header.config), dtype, CHUNK, PROMPT, unpacked=unpacked)
+    assert LEAST <= told / peak_of(engine) <= MOST
+
+
+def test_drawing_a_token_for_many_takes_more_than_a_small_layer(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "Llama", vocab_size=50_000)
+    config = describe(read_header(tmp_path).config)
+    assert activation_bytes(config, "bfloat16", 32, 100, sequences=32) >= 32 * 50_000 * 3 * 4

@@ -1,0 +1,56 @@
+"""What is expected of a model on this machine, and how its answers refine that."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import localllm
+from localllm.arch.cost import Share, bytes_read
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import read_header
+from localllm.hub.resolve import resolve
+from localllm.plan import expected
+from localllm.plan.fit import Wish
+from localllm.plan.runs import Run, read
+from localllm.request import SamplingParams
+from localllm.settings import Settings
+
+CPU = torch.device("cpu")
+
+
+def silent(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
+    header = read_header(resolve("demo").path)
+    config = describe(header.config)
+    with localllm.load("demo", device="cpu") as llm:
+        kind = getattr(torch, llm.dtype)
+        read_bytes = bytes_read(config, llm.memory.weights, (Share(1, 128),), kind.itemsize)
+        like = expected.setup("demo", header, kind, CPU, llm.setup.threads, read_bytes)
+        before = expected.expectation(header, config, like, kind, CPU, tmp_path, silent)
+        assert before.source == "measured on matrices of this model's format and size"
+        assert before.bandwidth > 0 and before.flops > 0 and before.step_s > 0
+
+        short = llm.generate([5] * 80, SamplingParams(max_tokens=8, ignore_eos=True))
+        llm.record(short.metrics, tmp_path, silent)
+        assert read(tmp_path / "runs.jsonl", silent) == []  # too short to tell
+        done = llm.generate([7] * 80, SamplingParams(max_tokens=32, ignore_eos=True))
+        llm.record(done.metrics, tmp_path, silent)
+    [run] = read(tmp_path / "runs.jsonl", silent)
+    assert isinstance(run, Run)
+    assert (run.model, run.form, run.context, run.tokens_per_s) == ("demo", "I8", 112, done.metrics.tokens_per_s)
+    after = expected.expectation(header, config, like, kind, CPU, tmp_path, silent)
+    assert after.source == "one answer of this machine"
+    assert after.bandwidth == pytest.approx(run.bytes_per_token * done.metrics.tokens_per_s)
+
+
+def test_nothing_is_expected_of_a_model_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = read_header(resolve("demo").path)
+    settings = Settings.from_environment({"LOCALLLM_HOME": str(tmp_path), "LOCALLLM_DEVICE": "cpu"})
+    assert expected.here(header, Wish(), "auto", settings, name="demo")[1]
+    monkeypatch.setattr("localllm.rates.free_bytes", lambda _: 1_000_000)
+    hardware, nothing = expected.here(header, Wish(), "auto", settings, name="demo")
+    assert (hardware.memory_bytes, nothing) == (1_000_000, None)

@@ -1,0 +1,45 @@
+"""Rates measured for a format: positive, made of matrices as the engine holds them, and refined by answers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.checkpoint.header import TensorHeader, read_header
+from localllm.hub.resolve import resolve
+from localllm.plan import measured
+from localllm.plan.weights import main_matrix
+from localllm.quant.dequantize import FORMATS, dequantize
+from localllm.quant.formats import gguf
+from localllm.quant.tensor import QuantizedTensor
+from tests.shared import shared
+
+CPU = torch.device("cpu")
+
+
+def silent(text: str) -> None:
+    raise AssertionError(text)
+
+
+@pytest.mark.parametrize("form", [*gguf.UNPACK, "i8", "u8", "bf16-plain"])
+def test_a_matrix_of_each_format_holds_numbers(form: str) -> None:
+    blocks = form in gguf.UNPACK
+    shape = (32, 16, 16) if form == "u8" else (32, 512)
+    dtype = {"bf16-plain": "BF16"}.get(form, form.upper())
+    tensor = TensorHeader(Path("x"), "w", dtype, shape, offset=0 if blocks else None)
+    weight = measured.matrix(tensor, torch.bfloat16, CPU)
+    if isinstance(weight, QuantizedTensor):
+        assert weight.nbytes == tensor.nbytes + sum(
+            p.nbytes for name, p in weight.parts.items() if name == "scale"
+        )
+        assert weight.format in FORMATS
+        weight = dequantize(weight, torch.float32)
+    assert weight.shape == (32, 512)
+    smallest = torch.finfo(torch.float32).tiny
+    assert torch.isfinite(weight).all()
+    assert (weight.abs() >= smallest).logical_or(weight == 0).all()
+
+
+def test_the_format_of_most_bytes_stands_for_all() -> None:
+    assert main_matrix(read_header(resolve("demo").path)).dtype == "I8"
+    assert main_matrix(read_header(shared("gguf/model-q4_k_m.gguf"))).dtype == "Q4_K"

@@ -1,0 +1,241 @@
+"""Plans of published models, against the figures of the literature; what fits is what `load` would take."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localllm
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import read_header
+from localllm.errors import DoesNotFit, UsageError
+from localllm.hardware import Hardware, catalogued
+from localllm.hub.resolve import resolve
+from localllm.plan.fit import Wish, check
+from localllm.plan.plan import Plan, plan
+from localllm.plan.weights import weight_bytes
+from tests.models.families import FAMILIES
+from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of, write_sparse
+from tests.plan.test_memory import write_model
+from tests.tiny import make_checkpoint
+
+H100 = catalogued("h100 sxm")
+
+
+def plan_of(config: dict[str, Any], hardware: Hardware = H100, **wish: Any) -> Plan:
+    return plan(header_of(config), hardware, Wish(**wish), name="a model")
+
+
+def small(memory_bytes: int, kind: str = "cpu") -> Hardware:
+    return Hardware("small", kind, memory_bytes, 1e9, 1e11, measured=False, source="a test")
+
+
+# --- the figures of the literature ---
+
+
+def test_keys_and_values_of_llama_3_1_70b() -> None:
+    found = plan_of(LLAMA_70B, context=4096)
+    assert found.kv_bytes_per_sequence == 1.25 * 2**30
+    assert f"{found.kv_bytes_per_sequence / 1e9:.2f}" == "1.34"
+
+
+def test_keys_and_values_of_llama_3_8b_take_131_kb_a_token() -> None:
+    assert plan_of(LLAMA_8B).kv_bytes_per_token == 131_072
+
+
+def test_llama_3_1_70b_in_int4_decodes_at_most_95_tokens_a_second_on_an_h100() -> None:
+    found = plan_of(LLAMA_70B, context=4096, quant="int4")
+    assert (H100.bandwidth, found.fit.fits, found.chosen.ceiling.bound) == (3.35e12, True, "memory")
+    assert found.chosen.ceiling.first_tokens_per_s == pytest.approx(95, rel=0.03)
+
+
+def test_published_gguf_files_of_llama_have_about_the_bytes_that_are_told() -> None:
+    for config, quant, published in (  # bytes of the files of bartowski/Meta-Llama-3.1-*-Instruct-GGUF
+        (LLAMA_8B, "q4_k_m", 4.92e9),
+        (LLAMA_8B, "q8_0", 8.54e9),
+        (LLAMA_70B, "q4_k_m", 42.52e9),
+        (LLAMA_70B, "q8_0", 74.98e9),
+    ):
+        header = header_of(config)
+        told = weight_bytes(header, describe(config), "bfloat16", "cuda", quant)
+        assert told.total == pytest.approx(published, rel=0.02)
+
+
+def test_int4_takes_what_the_rule_says() -> None:
+    header = header_of(LLAMA_8B)
+    weights = weight_bytes(header, describe(LLAMA_8B), "bfloat16", "cuda", "int4")
+    matrices = 32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
+    assert weights.layers == matrices * (4 + 16 / 128) / 8 + 65 * 4096 * 4
+    assert weights.head == 128_256 * (4096 + 2)  # INT8, a scale a row
+    assert weights.tables == 128_256 * 4096 * 2
+
+
+# --- fits is what load does ---
+
+
+@pytest.mark.parametrize("family", ["Llama 3.x", "Gemma 3", "Qwen3-Next"])
+def test_a_plan_fits_exactly_where_load_does_not_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    folder = write_model(tmp_path, family)
+    header = read_header(folder)
+    taken = plan(header, small(10**9), Wish(dtype="float32"), name="tiny").fit.weights.total
+    verdicts = []
+    for spare in (-1000, 0, 1000, 5_000, 20_000, 50_000, 100_000, 200_000, 400_000, 2_000_000):
+        monkeypatch.setattr("localllm.llm.free_bytes", lambda _, spare=spare: taken + spare)
+        for context in (None, 16, 100, 256):
+            found = plan(header, small(taken + spare), Wish(context, dtype="float32"), name=folder.name)
+            verdicts.append(found.fit.fits)
+            try:
+                with localllm.load(folder, device="cpu", dtype="float32", context=context) as llm:
+                    assert found.fit.fits
+                    assert llm.memory == found.fit.memory
+            except DoesNotFit as refused:
+                assert found.fit.refusal and found.fit.refusal.message == refused.message
+    assert {True, False} == set(verdicts)
+
+
+def test_the_largest_context_and_the_most_users_fit_and_one_more_does_not() -> None:
+    hardware = catalogued("4090")
+    found = plan_of(LLAMA_8B, hardware, context=1024)
+    most = found.fit.most_context
+    assert plan_of(LLAMA_8B, hardware, context=most).fit.fits
+    assert not plan_of(LLAMA_8B, hardware, context=most + 1).fit.fits
+    users = found.fit.most_users
+    assert plan_of(LLAMA_8B, hardware, context=1024, users=users).fit.fits
+    assert not plan_of(LLAMA_8B, hardware, context=1024, users=users + 1).fit.fits
+    together = plan_of(LLAMA_8B, hardware, users=users)
+    assert 1024 <= together.context < most
+    assert together.kv_bytes == users * together.kv_bytes_per_sequence
+
+
+def test_recurrent_states_bound_the_users(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, FAMILIES["Qwen3.5"][0], **FAMILIES["Qwen3.5"][1])
+    header = read_header(tmp_path)
+    found = plan(header, small(10**9), Wish(16), name="tiny")
+    assert found.fit.most_users == 64
+    assert found.state_bytes_per_sequence > 0
+    refused = plan(header, small(10**9), Wish(16, users=65), name="tiny")
+    assert refused.remedy == "--users 64 fits"
+
+
+# --- what to do about it ---
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_would() -> None:
+    header = header_of(LLAMA_70B)
+    with pytest.raises(DoesNotFit) as refused:
+        check(header, H100, Wish(4096), name="llama")
+    assert str(refused.value) == (
+        "the weights of llama need 141.1 GB in bfloat16, 79.5 GB are free; "
+        "a GGUF file of it in Q8_0 takes about 75.0 GB and fits"
+    )
+    with pytest.raises(DoesNotFit, match=r"in Q4_K_M takes about 43\.2 GB and fits"):
+        check(header, H100, Wish(32_768), name="llama")
+    assert not check(header, H100, Wish(4096), name="llama", force=True).fits
+    with pytest.raises(DoesNotFit, match="name a smaller model"):
+        check(header, catalogued("4090"), Wish(4096), name="llama")
+    assert check(header, catalogued("b200"), Wish(4096), name="llama").fits
+
+
+def test_a_context_that_does_not_fit_is_refused_with_one_that_does() -> None:
+    header, hardware = header_of(LLAMA_8B), catalogued("4090")
+    with pytest.raises(DoesNotFit) as refused:
+        check(header, hardware, Wish(131072), name="llama")
+    assert refused.value.remedy
+    named = int(refused.value.remedy.split()[1])
+    assert check(header, hardware, Wish(named), name="llama").fits
+
+
+def test_a_remedy_is_not_named_where_it_would_not_help(tmp_path: Path) -> None:
+    header = read_header(write_model(tmp_path, "Llama 3.x"))
+    for spare in range(0, 400_000, 7_001):
+        for users in (1, 3):
+            room = small(spare)
+            refused = check(header, room, Wish(128, users), name="tiny", force=True)
+            if refused.fits:
+                continue
+            with pytest.raises(DoesNotFit) as caught:
+                check(header, room, Wish(128, users), name="tiny")
+            match (caught.value.remedy or "").split():
+                case ["--context", tokens, "fits"]:
+                    assert check(header, room, Wish(int(tokens), users), name="tiny").fits
+                case ["--users", count, "fits"]:
+                    assert check(header, room, Wish(128, int(count)), name="tiny").fits
+                case ["a", "GGUF", *_, "fits"]:
+                    fits = [
+                        check(header, room, Wish(128, users, quant), name="t", force=True).fits
+                        for quant in ("q8_0", "q4_k_m")
+                    ]
+                    assert any(fits)
+                case words:
+                    assert words[:2] in (["name", "a"], ["free", "memory"])
+
+
+def test_the_best_quantization_is_the_finest_that_fits() -> None:
+    found = plan_of(LLAMA_70B, context=4096)
+    assert found.best and found.best.fit.quant == "int8"
+    assert found.best_today and found.best_today.fit.quant == "q8_0"
+    assert [c.fit.quant for c in found.choices] == [None, "int8", "q8_0", "int4", "q4_k_m"]
+    assert plan_of(LLAMA_8B).best == plan_of(LLAMA_8B).chosen
+    assert plan_of(LLAMA_70B, catalogued("4090")).best is None
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"context": 0},
+        {"context": 131_073},
+        {"users": 0},
+        {"users": 1.5},
+        {"quant": "int3"},
+        {"dtype": "int8"},
+    ],
+    ids=str,
+)
+def test_a_wish_that_makes_no_sense(wish: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        plan_of(LLAMA_8B, **wish)
+
+
+def test_what_is_stored_quantized_is_not_quantized_again() -> None:
+    header = read_header(resolve("demo").path)
+    with pytest.raises(UsageError, match="stored as int-quantized"):
+        plan(header, H100, Wish(quant="int4"), name="demo")
+    assert [c.fit.quant for c in plan(header, H100, Wish(), name="demo").choices] == [None]
+
+
+# --- speed ---
+
+
+def test_a_prompt_takes_at_least_its_products_and_reading_the_weights_in_each_step() -> None:
+    found = plan_of(LLAMA_8B, context=4096)
+    parameters = 8.03e9 - 2 * 128_256 * 4096
+    assert found.chosen.ceiling.ttft_s == pytest.approx(2 * parameters * 4096 / H100.flops, rel=0.1)
+    slow = Hardware("slow", "cuda", 10**11, 1e9, 1e15, measured=False, source="a test")
+    assert plan_of(LLAMA_8B, slow, context=4096).chosen.ceiling.ttft_s == pytest.approx(8 * 14, rel=0.05)
+
+
+def test_users_share_what_is_read_until_computing_takes_longer() -> None:
+    one, many = (plan_of(LLAMA_8B, context=256, users=users).chosen.ceiling for users in (1, 64))
+    assert one.all_tokens_per_s == one.tokens_per_s
+    assert 20 * one.tokens_per_s < many.all_tokens_per_s < 64 * one.tokens_per_s
+    weak = Hardware("weak", "cuda", 10**11, 3e12, 1e13, measured=False, source="a test")
+    assert plan_of(LLAMA_8B, weak, context=256, users=64).chosen.ceiling.bound == "compute"
+
+
+def test_a_plan_for_a_named_gpu_imports_no_torch(tmp_path: Path) -> None:
+    folder = write_sparse(tmp_path / "llama", LLAMA_8B)
+    code = (
+        "import sys; from pathlib import Path; from localllm.checkpoint.header import read_header;"
+        "from localllm.hardware import catalogued; from localllm.plan.plan import plan;"
+        "from localllm.plan.fit import Wish;"
+        "p = plan(read_header(Path(sys.argv[1])), catalogued('4090'), Wish(), name='llama');"
+        "print(p.fit.weights.total, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(2 * 8_030_261_248 + 2 * 65 * 4096), "False"]
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 4096
