@@ -42,8 +42,8 @@ class CachedRepo:
         )
 
     def called(self, commit: str) -> str:
-        """A branch or tag that stands for a commit, else the begin of its hash."""
-        return next((ref for ref, meant in self.refs.items() if meant == commit), commit[:7])
+        """A branch or tag that stands for a commit, else its hash."""
+        return next((ref for ref, meant in self.refs.items() if meant == commit), commit)
 
 
 def files_of(snapshot: Path) -> list[CachedFile]:
