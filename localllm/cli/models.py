@@ -139,7 +139,7 @@ def _from_alias(name: str) -> Entry:
         case Path() as path:
             state, source = State.FILE if path.is_file() else State.FOLDER, None
     if path is None or not path.exists():
-        return Entry(name, State.ABSENT, source, None, None, None, None)
+        return _stated(name, State.ABSENT, source, None, None)
     return _here(name, state, path, source)
 
 
