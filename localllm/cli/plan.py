@@ -46,9 +46,9 @@ def plan(
 ) -> None:
     """Tell whether a model fits, and how fast it would run.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights, also of
-    a model that is still on the Hub: memory and speed follow from its description, for this machine or a GPU that
-    is named. Exits with 3 if the model does not fit.
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights,
+    also of a model that is still on the Hub: memory and speed follow from its description, for this machine or a
+    GPU that is named. Exits with 3 if the model does not fit.
     """
     out = AnswerWriter()
     settings = Settings.from_environment()

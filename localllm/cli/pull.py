@@ -20,7 +20,7 @@ def pull(
 ) -> None:
     """Download a model from the Hub, or bring it up to date.
 
-    MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
+    MODEL is a name of `localllm list --all`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
     repository of GGUF files. It goes into the cache of Hugging Face, where other programs find it. What was broken
     off goes on where it stopped. stdout gets the path of the model. Exits with 3 before the download if this
     machine has not the memory for the model.
@@ -29,7 +29,8 @@ def pull(
 
     repo, settings = parse(model), Settings.from_environment()
     if not isinstance(repo, RepoName):
-        raise UsageError(f"{model} names no repository of the Hub", "name ORG/REPO, or a model of `localllm list`")
+        remedy = "name ORG/REPO, or a model of `localllm list --all`"
+        raise UsageError(f"{model} names no repository of the Hub", remedy)
     wish = Wish(dtype=settings.dtype)
     if as_json:
         events = progress.Events()

@@ -68,10 +68,10 @@ def run(
 ) -> None:
     """Answer a prompt, or start a conversation.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. The prompt is PROMPT,
-    or what is piped in, or both, the piped text first. stdout gets the model's answer and nothing else; what it
-    thinks before goes to stderr. In a terminal and without a prompt, a conversation begins. A model that is not on
-    this machine is pulled first.
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; one that is not on
+    this machine is pulled first. The prompt is PROMPT, or what is piped in, or both, the piped text first. stdout
+    gets the model's answer and nothing else; what it thinks before goes to stderr. In a terminal and without a
+    prompt, a conversation begins.
     """
     given = options.sampling_fields(ctx.params)
     arguments = options.parse_template_args(template_arg or [])

@@ -59,15 +59,15 @@ def cp(
 ) -> None:
     """Give a model another name.
 
-    NAME becomes a name of MODEL, which is what `localllm run` takes: a name of `localllm list`, ORG/REPO with
-    @REVISION or :QUANT, or a path. Nothing is copied: the disk holds the model once. `localllm rm NAME` takes the
-    name away.
+    NAME becomes a name of MODEL, which is what `localllm run` takes: a name of `localllm list --all`, ORG/REPO
+    with @REVISION or :QUANT, or a path. Nothing is copied: the disk holds the model once. `localllm rm NAME` takes
+    the name away.
     """
     out = AnswerWriter()
     if not ALIAS.fullmatch(name):
         raise UsageError(f"{name!r} cannot be a name", "use letters, digits, '.', '_', '-' and at most one colon")
     if name in catalog():
-        raise UsageError(f"{name} is a model that `localllm list` knows", "choose another name")
+        raise UsageError(f"{name} is a model that `localllm list --all` knows", "choose another name")
     if is_path(name):
         raise UsageError(f"{name} reads as the path of a file or folder", "choose another name")
     meant = _lasting(model)

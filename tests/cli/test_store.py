@@ -131,7 +131,7 @@ def test_cp_of_a_path_holds_in_every_folder(localllm, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("demo", "demo is a model that `localllm list` knows"),
+        ("demo", "demo is a model that `localllm list --all` knows"),
         ("qwen3:0.6b", "is a model that"),
         ("here", "here reads as the path of a file or folder"),
         ("x.gguf", "reads as the path"),
