@@ -83,6 +83,17 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
+def total_bytes(device: torch.device) -> int:
+    """Memory of the device, whoever uses it now; within what a container grants."""
+    import psutil
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    limit, _ = container_memory() or (math.inf, 0)
+    return int(min(psutil.virtual_memory().total, limit))
+
+
 def free_memory() -> int:
     """Of the processor, in bytes, within what a container grants."""
     import psutil

@@ -24,14 +24,14 @@ from localllm.arch.fields import Fields
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
-from localllm.device import dtype_name, free_bytes, resolve_device, resolve_dtype
+from localllm.device import dtype_name, free_bytes, resolve_device
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve
 from localllm.metrics import Metrics, Stopwatch
 from localllm.plan import expected, runs
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate
+from localllm.plan.fit import Space, Wish, check
+from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
 from localllm.plan.runs import Run
-from localllm.plan.weights import stored_dtype, weight_bytes
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.threads import threads_for
@@ -62,13 +62,15 @@ def load(
     quant: str | None = None,
     context: int | None = None,
     settings: Settings | None = None,
+    force: bool = False,
 ) -> "LLM":
     """Load a model by alias, repository, folder or GGUF file.
 
     device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
     choice to the settings, and they to the machine); context: most tokens of prompt and answer (None: as many as
-    the model knows and memory holds). Raises the errors of `localllm.errors`: a model that is not found, not
-    supported, damaged or does not fit is refused before its weights are read where that can be known.
+    the model knows and memory holds); force: also where it does not fit, at the price of swapping or worse.
+    Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
+    refused before its weights are read where that can be known.
     """
     start = time.perf_counter()
     settings = settings or Settings.from_environment()
@@ -81,12 +83,13 @@ def load(
     check_quantization(header.config)
     default_params = SamplingParams.from_generation_config(header.generation_config)
     end_ids = Fields(header.generation_config).ids("eos_token_id")
-    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, stored_dtype(header, place.type), place)
     tokenizer = read_tokenizer(header)
-    weights = weight_bytes(header, config, dtype_name(kind), place.type)
-    memory = allocate(ref.name, config, weights, dtype_name(kind), free_bytes(place), context)
-    threads = threads_for(weights.total, settings.threads)
-    setup = expected.setup(ref.name, header, kind, place, threads, weights.total)
+    wish = Wish(context, dtype=settings.dtype if dtype == "auto" else dtype)
+    fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+    memory = fit.memory or allocate_least(config, fit.weights, fit.dtype, context)
+    kind: torch.dtype = getattr(torch, fit.dtype)
+    threads = threads_for(fit.weights.total, settings.threads)
+    setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:

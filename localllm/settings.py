@@ -11,7 +11,7 @@ from localllm.errors import UsageError
 @dataclass(frozen=True)
 class Settings:
     home: Path
-    """LOCALLLM_HOME: where saved chats, the prompt history and measured rates live.
+    """LOCALLLM_HOME: where saved chats, the prompt history, measured rates and names given to models live.
     Default: ~/.localllm"""
 
     device: str

@@ -1,28 +1,52 @@
 """What `pull` does, and `run` where a model is missing. Imports the Hub's library, so import it late."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from huggingface_hub import constants
 
+from localllm.checkpoint.header import Header
+from localllm.checkpoint.layouts import check_quantization
+from localllm.checkpoint.remote import remote_header
 from localllm.cli.progress import shown
+from localllm.errors import DoesNotFit, UnsupportedModel
 from localllm.hub.names import RepoName
 from localllm.hub.pull import Show, order, pull
 from localllm.hub.resolve import downloaded, is_downloaded
+from localllm.plan.fit import Space, Wish, check
+
+Memory = Callable[[], Space]  # asked late: it may have to import torch
 
 
-def fetch(repo: RepoName, show: Show) -> Path:
-    """Pull what is missing or new. Raises what `hub.pull` raises."""
+def fetch(repo: RepoName, show: Show, memory: Memory, wish: Wish, *, force: bool) -> Path:
+    """Pull what is missing or new; nothing that does not run here, unless forced.
+
+    Raises DoesNotFit and UnsupportedModel before the weights come, and what `hub.pull` raises.
+    """
     if constants.is_offline_mode() and is_downloaded(repo):
         show.say(f"{repo} is here; HF_HUB_OFFLINE is set, so nobody is asked for a newer one")
         return downloaded(repo, str(repo))
-    try:
-        return pull(order(repo, show.say), show)
-    except KeyboardInterrupt:
-        show.say("broken off; the same command goes on where it stopped")
-        raise
+    job = order(repo, show.say)
+    if job.missing_bytes:
+        try:
+            check_runs(remote_header(job, show.say), memory, wish, str(repo))
+        except (DoesNotFit, UnsupportedModel) as error:
+            if not force:
+                anyway = "--force downloads it all the same"
+                raise type(error)(
+                    error.message, f"{error.remedy}; {anyway}" if error.remedy else anyway
+                ) from error
+            show.say(f"warning: {error.message}")
+    return pull(job, show)
 
 
-def fetch_shown(repo: RepoName) -> None:
+def fetch_shown(repo: RepoName, memory: Memory, wish: Wish, *, force: bool) -> None:
     """With progress on stderr."""
     with shown() as show:
-        fetch(repo, show)
+        fetch(repo, show, memory, wish, force=force)
+
+
+def check_runs(header: Header, memory: Memory, wish: Wish, name: str) -> None:
+    """Raises UnsupportedModel for a family or a format that does not run, DoesNotFit where memory is too small."""
+    check_quantization(header.config)
+    check(header, memory(), wish, name=name)

@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 from localllm.chat import ChatModel
 from localllm.cli.io import status
+from localllm.device import free_bytes, resolve_device
 from localllm.hub.names import RepoName, parse
 from localllm.hub.resolve import is_downloaded, resolve
 from localllm.metrics import Metrics
+from localllm.plan.fit import Space, Wish
 from localllm.settings import Settings
 
 
@@ -34,7 +36,9 @@ class Model(ChatModel, Protocol):
     def close(self) -> None: ...
 
 
-def load_model(name: str, *, device: str | None, dtype: str | None, context: int | None) -> Model:
+def load_model(
+    name: str, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
+) -> Model:
     """Load a model, with a sign of life on a terminal, and pull it first if it is not here.
 
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
@@ -44,9 +48,16 @@ def load_model(name: str, *, device: str | None, dtype: str | None, context: int
     if isinstance(repo, RepoName) and not is_downloaded(repo):
         from localllm.cli.fetch import fetch_shown
 
-        fetch_shown(repo)
+        wish = Wish(context, dtype=dtype or settings.dtype)
+        fetch_shown(repo, lambda: free_memory(device or settings.device), wish, force=force)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
     with status(f"loading {name}"):
         from localllm.llm import load
 
-        return load(name, device=device or "auto", dtype=dtype or "auto", context=context, settings=settings)
+        where = {"device": device or "auto", "dtype": dtype or "auto", "context": context}
+        return load(name, settings=settings, force=force, **where)
+
+
+def free_memory(device: str) -> Space:
+    place = resolve_device(device)
+    return Space(place.type, free_bytes(place))

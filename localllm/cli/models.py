@@ -5,10 +5,11 @@ import json
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from localllm.checkpoint.facts import Facts, read_facts
 from localllm.cli import options, report
-from localllm.cli.io import AnswerWriter
+from localllm.cli.io import AnswerWriter, note
 from localllm.errors import DamagedModel, ModelNotFound, UnsupportedModel
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
@@ -61,22 +62,31 @@ class Entry:
         return self.state not in (State.INCOMPLETE, State.ABSENT)
 
 
-def list_models(as_json: options.JsonList = False) -> None:
-    """List the models on this machine and those known by name."""
+def list_models(
+    everything: Annotated[
+        bool, options.switch("--all", text="Also models that are known by name and not here.")
+    ] = False,
+    as_json: options.JsonList = False,
+) -> None:
+    """List the models on this machine, or all that are known by name."""
     out = AnswerWriter()
-    models = sorted(_models(), key=lambda entry: not entry.is_here)
+    found = sorted(_models(), key=lambda entry: not entry.is_here)
+    own = aliases()
+    models = [entry for entry in found if everything or entry.state is not State.ABSENT or entry.name in own]
     if as_json:
         out.write(json.dumps([_as_json(entry) for entry in models], indent=1) + "\n")
         return
     header = ("NAME", "PARAMETERS", "CONTEXT", "SIZE", "LICENSE", "STATE")
     out.write(report.table([header, *(_row(entry) for entry in models)]) + "\n")
+    if out.terminal and len(models) < len(found):
+        note(f"{len(found) - len(models)} more are known by name: `localllm list --all`")
 
 
 def show(model: options.ModelName, as_json: options.Json = False) -> None:
     """Show what is known of a model.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights and
-    downloads nothing.
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights
+    and downloads nothing.
     """
     out = AnswerWriter()
     entry = _find(model)
@@ -139,7 +149,7 @@ def _from_alias(name: str) -> Entry:
         case Path() as path:
             state, source = State.FILE if path.is_file() else State.FOLDER, None
     if path is None or not path.exists():
-        return Entry(name, State.ABSENT, source, None, None, None, None)
+        return _stated(name, State.ABSENT, source, None, None)
     return _here(name, state, path, source)
 
 

@@ -11,7 +11,8 @@ from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter, note, status
 from localllm.errors import DoesNotFit, UsageError
 from localllm.hardware import catalogued
-from localllm.hub.resolve import resolve
+from localllm.hub.names import RepoName, parse
+from localllm.hub.resolve import is_downloaded, resolve
 from localllm.plan.expected import here
 from localllm.plan.fit import Wish
 from localllm.plan.memory import CACHED_CONTEXTS
@@ -45,9 +46,9 @@ def plan(
 ) -> None:
     """Tell whether a model fits, and how fast it would run.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights: memory
-    and speed follow from the model's description, for this machine or a GPU that is named. Exits with 3 if the
-    model does not fit.
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights,
+    also of a model that is still on the Hub: memory and speed follow from its description, for this machine or a
+    GPU that is named. Exits with 3 if the model does not fit.
     """
     out = AnswerWriter()
     settings = Settings.from_environment()
@@ -68,6 +69,14 @@ def plan(
 
 
 def _header(model: str) -> tuple[str, Header]:
+    """Of a model that is not here, what ranged requests give."""
+    repo = parse(model)
+    if isinstance(repo, RepoName) and not is_downloaded(repo):
+        from localllm.checkpoint.remote import remote_header  # the Hub's library takes 0.1 s to import
+        from localllm.hub.pull import order
+
+        with status(f"reading the header of {repo}"):
+            return model, remote_header(order(repo, note), note)
     ref = resolve(model)
     return ref.name, read_header(ref.path)
 

@@ -152,11 +152,15 @@ def summary(order: Order) -> str:
 @contextmanager
 def shown() -> Iterator[Show]:
     """Bars on a terminal, else lines."""
-    if not is_terminal(sys.stderr):
-        yield Lines()
-        return
-    with _progress() as progress:
-        yield Bars(progress)
+    try:
+        if is_terminal(sys.stderr):
+            with _progress() as progress:
+                yield Bars(progress)
+        else:
+            yield Lines()
+    except KeyboardInterrupt:
+        note("broken off; the same command goes on where it stopped")
+        raise
 
 
 @contextmanager

@@ -1,28 +1,49 @@
 """`localllm pull`: a model from the Hub, whole, or why not."""
 
+from typing import Annotated
+
 from localllm.cli import options
 from localllm.cli.io import AnswerWriter
+from localllm.device import resolve_device, total_bytes
 from localllm.errors import UsageError
 from localllm.hub.names import RepoName, parse
+from localllm.plan.fit import Space, Wish
+from localllm.settings import Settings
 
 
-def pull(model: options.ModelName, as_json: options.JsonEvents = False) -> None:
+def pull(
+    model: options.ModelName,
+    as_json: options.JsonEvents = False,
+    force: Annotated[
+        bool, options.switch("--force", text="Also a model that does not run on this machine.")
+    ] = False,
+) -> None:
     """Download a model from the Hub, or bring it up to date.
 
-    MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
+    MODEL is a name of `localllm list --all`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
     repository of GGUF files. It goes into the cache of Hugging Face, where other programs find it. What was broken
-    off goes on where it stopped. stdout gets the path of the model.
+    off goes on where it stopped. stdout gets the path of the model. Exits with 3 before the download if this
+    machine has not the memory for the model.
     """
     from localllm.cli import fetch, progress  # 0.1 s that other commands need not wait for
 
-    repo = parse(model)
+    repo, settings = parse(model), Settings.from_environment()
     if not isinstance(repo, RepoName):
-        raise UsageError(f"{model} names no repository of the Hub", "name ORG/REPO, or a model of `localllm list`")
+        remedy = "name ORG/REPO, or a model of `localllm list --all`"
+        raise UsageError(f"{model} names no repository of the Hub", remedy)
+    wish = Wish(dtype=settings.dtype)
     if as_json:
         events = progress.Events()
-        events.write("done", path=str(fetch.fetch(repo, events)))
+        path = fetch.fetch(repo, events, lambda: whole_memory(settings.device), wish, force=force)
+        events.write("done", path=str(path))
         return
     out = AnswerWriter()
     with progress.shown() as show:
-        path = fetch.fetch(repo, show)
+        path = fetch.fetch(repo, show, lambda: whole_memory(settings.device), wish, force=force)
     out.write(f"{path}\n")
+
+
+def whole_memory(device: str) -> Space:
+    """All that this machine has: what else runs now will have ended when the model is run."""
+    place = resolve_device(device)
+    return Space(place.type, total_bytes(place))

@@ -40,6 +40,9 @@ def run(
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    force: Annotated[
+        bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
+    ] = False,
     as_json: options.Json = False,
     verbose: Annotated[bool, options.switch("--verbose", text="Print all measurements to stderr.")] = False,
     fail_on_length: Annotated[
@@ -65,9 +68,10 @@ def run(
 ) -> None:
     """Answer a prompt, or start a conversation.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. The prompt is PROMPT,
-    or what is piped in, or both, the piped text first. stdout gets the model's answer and nothing else; what it
-    thinks before goes to stderr. In a terminal and without a prompt, a conversation begins.
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; one that is not on
+    this machine is pulled first. The prompt is PROMPT, or what is piped in, or both, the piped text first. stdout
+    gets the model's answer and nothing else; what it thinks before goes to stderr. In a terminal and without a
+    prompt, a conversation begins.
     """
     given = options.sampling_fields(ctx.params)
     arguments = options.parse_template_args(template_arg or [])
@@ -75,7 +79,7 @@ def run(
         raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
     if raw and (arguments or tools or think is not None):
         raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
-    where = {"device": device, "dtype": dtype, "context": context}
+    where = {"device": device, "dtype": dtype, "context": context, "force": force}
     if not prompt and io.both_ends_are_terminals():
         _refuse_flags_of_one_answer(ctx.params)
         from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for

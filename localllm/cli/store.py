@@ -40,37 +40,37 @@ def rm(model: Models, dry_run: DryRun = False, as_json: options.JsonList = False
             if not dry_run:
                 set_alias(name, None)
             done.append({"name": name, "alias_of": known[name], "freed_bytes": 0, "dry_run": dry_run})
-            text = f"{name} is no name of {known[name]} any more; the model stays"
+            text = f"the name {name} of {known[name]}; the model stays"
         else:
             plan = plan_removal(target)
             freed = plan.frees if dry_run else plan.execute()
             done.append(_as_json(name, plan, freed, dry_run))
-            text = _told(plan, freed, dry_run)
+            text = _told(plan, freed)
         if not as_json:
-            out.write(f"would: {text}\n" if dry_run else f"{text}\n")
+            out.write(f"{'would remove' if dry_run else 'removed'} {text}\n")
     if as_json:
         out.write(json.dumps(done, indent=1) + "\n")
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", hidden=True)],
+    model: options.ModelName,
     name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)],
     as_json: options.Json = False,
 ) -> None:
     """Give a model another name.
 
-    NAME becomes a name of SOURCE, which is what `localllm run` takes: a name of `localllm list`, ORG/REPO with
-    @REVISION or :QUANT, or a path. Nothing is copied: the disk holds the model once. `localllm rm NAME` takes the
-    name away.
+    NAME becomes a name of MODEL, which is what `localllm run` takes: a name of `localllm list --all`, ORG/REPO
+    with @REVISION or :QUANT, or a path. Nothing is copied: the disk holds the model once. `localllm rm NAME` takes
+    the name away.
     """
     out = AnswerWriter()
     if not ALIAS.fullmatch(name):
         raise UsageError(f"{name!r} cannot be a name", "use letters, digits, '.', '_', '-' and at most one colon")
     if name in catalog():
-        raise UsageError(f"{name} is a model that `localllm list` knows", "choose another name")
+        raise UsageError(f"{name} is a model that `localllm list --all` knows", "choose another name")
     if is_path(name):
-        raise UsageError(f"{name} is a file or folder here", "choose another name")
-    meant = _lasting(source)
+        raise UsageError(f"{name} reads as the path of a file or folder", "choose another name")
+    meant = _lasting(model)
     set_alias(name, meant)
     out.write(json.dumps({"name": name, "source": meant}) + "\n" if as_json else f"{name} is {meant}\n")
 
@@ -118,15 +118,13 @@ def _lasting(source: str) -> str:
             return str(path.absolute())
 
 
-def _told(plan: Removal, freed: int, dry_run: bool) -> str:
+def _told(plan: Removal, freed: int) -> str:
     unfinished = f" and {_files(len(plan.unfinished))} of broken off downloads" if plan.unfinished else ""
-    lines = [f"remove {plan.repo}: {_files(len(plan.files))}{unfinished}, {size(freed)}"]
-    if not dry_run:
-        lines[0] = f"removed{lines[0].removeprefix('remove')} freed"
     reasons: defaultdict[str, int] = defaultdict(int)
     for kept in plan.kept:
         reasons[kept.why] += kept.size
-    return "\n".join([*lines, *(f"kept {size(count)}: {why}" for why, count in reasons.items())])
+    lines = [f"{plan.repo}: {_files(len(plan.files))}{unfinished}, frees {size(freed)}"]
+    return "\n".join(lines + [f"kept {size(count)}: {why}" for why, count in reasons.items()])
 
 
 def _files(count: int) -> str:

@@ -53,7 +53,7 @@ def template(
 ) -> None:
     """Print the prompt that a conversation becomes.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder or a GGUF file. The conversation is
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. The conversation is
     PROMPT, as in `localllm run`, or that of --messages: a list of messages, or an object that holds `messages`
     and maybe `tools`. In a terminal, the tokens follow. Reads no weights.
     """

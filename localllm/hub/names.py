@@ -89,8 +89,8 @@ def _not_found(name: str) -> NoReturn:
     if not ALIAS.fullmatch(name):
         raise ModelNotFound(
             f"{name!r} is not a name of a model",
-            "give a name of `localllm list`, ORG/REPO or the path of a folder",
+            "give a name of `localllm list --all`, ORG/REPO or the path of a folder",
         )
     near = near_names(name)
     guess = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ModelNotFound(f"no model is called {name}", f"{guess}`localllm list` shows the names")
+    raise ModelNotFound(f"no model is called {name}", f"{guess}`localllm list --all` shows the names")

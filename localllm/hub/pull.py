@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol
+from uuid import uuid4
 
 from huggingface_hub.file_download import _create_symlink
 
@@ -151,7 +152,7 @@ def point(listing: Listing, root: Path) -> None:
     ref = root / "refs" / revision
     with writing(root):
         ref.parent.mkdir(parents=True, exist_ok=True)
-        new = ref.with_name(f"{ref.name}.localllm")
+        new = root / f"{uuid4().hex}.localllm"  # not in refs, where it would be one, nor another process's
         new.write_text(listing.commit)
         new.replace(ref)
 

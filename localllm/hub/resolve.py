@@ -97,7 +97,7 @@ def _at_path(given: Path, name: str) -> ModelRef:
         instead = instead or "give a GGUF file, or a folder with config.json, tokenizer.json and model.safetensors"
         raise UnsupportedModel(f"{name} is a file that cannot be run by itself", instead)
     if not path.is_dir():
-        raise ModelNotFound(f"there is no folder or file {name}", "`localllm list` shows the models known by name")
+        raise ModelNotFound(f"there is no folder or file {name}", "`localllm list --all` shows the known names")
     if missing := missing_files(path):
         raise ModelNotFound(f"the folder {name} has no {', '.join(missing)}", "give the folder of a whole model")
     return ModelRef(path.resolve().name, path)

@@ -5,12 +5,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from localllm.hub.cache import UNFINISHED
 from localllm.hub.gguf import choose, models_of, parts
 from localllm.hub.names import RepoName
-from localllm.hub.partial import SUFFIX
 from localllm.hub.store import REVISION_LIMIT
-
-UNFINISHED = (SUFFIX, ".incomplete")  # ours, and those of huggingface_hub
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ class CachedRepo:
         )
 
     def called(self, commit: str) -> str:
-        """A branch or tag that stands for a commit, else the begin of its hash."""
-        return next((ref for ref, meant in self.refs.items() if meant == commit), commit[:7])
+        """A branch or tag that stands for a commit, else its hash."""
+        return next((ref for ref, meant in self.refs.items() if meant == commit), commit)
 
 
 def files_of(snapshot: Path) -> list[CachedFile]:

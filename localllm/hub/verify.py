@@ -57,13 +57,12 @@ class Snapshot:
 
     def missing(self) -> list[str]:
         """Files that have no name here, though others that are here need them; of a GGUF model the first."""
-        files = self.files()
         try:
             if self.repo.quant is None and (self.whole or has_safetensors(self.folder)):
                 return missing_files(self.folder)
         except (DamagedModel, UnsupportedModel):
             return []  # what names them is damaged, or it is no model that we run
-        first = {missing_part(self.folder / model) for model in gguf_models(files)}
+        first = {missing_part(self.folder / model) for model in gguf_models(self.files())}
         return sorted(part.relative_to(self.folder).as_posix() for part in first if part)
 
 

@@ -20,7 +20,7 @@ ORDER = (None, "int8", "q8_0", "int4", "q4_k_m")  # quantizations, the finest fi
 
 
 class Room(Protocol):
-    """A device's memory. `Hardware` is one."""
+    """A device's memory. `Hardware` is one, and `Space`."""
 
     @property
     def kind(self) -> str:
@@ -31,6 +31,14 @@ class Room(Protocol):
     def memory_bytes(self) -> int:
         """What a model may use."""
         ...
+
+
+@dataclass(frozen=True)
+class Space:
+    """So much memory, of which nothing more is known."""
+
+    kind: str
+    memory_bytes: int
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from localllm.quant.packing import ELEMENT_BYTES
 BLOCK_SIZE = 16  # tokens
 TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faster and hold others up longer
 MAX_RUNNING = 32  # sequences in one step
-MOST_ROWS = 2 * MAX_RUNNING  # recurrent states: each sequence's own, and as many to come back to
+LEAST_ROWS = 2  # recurrent states: one to work on, one to come back to
+MOST_ROWS = 2 * MAX_RUNNING  # each sequence's own, and as many to come back to
 MOST_BLOCKS = 2**20  # the pool counts them one by one: 16 million tokens, 0.1 GB, set up in 0.3 s
+FORCED_CONTEXT = 4096  # tokens, where not even the weights fit and nobody asks for more
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 
 
@@ -68,6 +70,16 @@ def allocate(
     return Memory(weights, context, blocks, block_bytes, rows, row_bytes, affordable)
 
 
+def allocate_least(config: ModelConfig, weights: WeightBytes, dtype: str, context: int | None = None) -> Memory:
+    """The least that one sequence can run in, whatever is free. Raises UsageError as `allocate`."""
+    check_context(config.max_context, context)
+    element = ELEMENT_BYTES[dtype]
+    context = context or min(FORCED_CONTEXT, config.default_context or config.max_context)
+    blocks, row_bytes = blocks_for(context), state_bytes(config, element)
+    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, element)
+    return Memory(weights, context, blocks, block_bytes, LEAST_ROWS if row_bytes else 0, row_bytes, blocks)
+
+
 def check_context(longest: int, asked: int | None) -> None:
     if asked is not None and not (type(asked) is int and 0 < asked <= longest):
         raise UsageError(f"a context of {asked!r} tokens is asked for", f"give a whole number up to {longest}")
@@ -78,7 +90,7 @@ def plan_rows(row_bytes: int, free: int) -> int:
     if not row_bytes:
         return 0
     rows = min(MOST_ROWS, free // 8 // row_bytes)
-    if rows < 2:  # one to work on, one to come back to
+    if rows < LEAST_ROWS:
         raise DoesNotFit(
             f"two states of the recurrent layers need {gigabytes(2 * row_bytes)}, and an eighth of the "
             f"{gigabytes(free)} that are free beside the weights is for them",

@@ -124,7 +124,7 @@ def install():
     module = ModuleType("localllm.llm")
     module.loaded = []
 
-    def load(model, *, device=None, dtype=None, quant=None, context=None, settings=None):
+    def load(model, *, device=None, dtype=None, quant=None, context=None, settings=None, force=False):
         llm = FakeLLM(Path(model).name, context or 4096, has_chat_template=not str(model).endswith("base"))
         module.loaded.append((llm, {"device": device, "dtype": dtype, "context": context}))
         return llm

@@ -19,7 +19,7 @@ def test_list_shows_what_is_here_first(localllm, tmp_path):
     write_cached(tmp_path / "cache", "someone/hearing", architectures=["XForConditionalGeneration"])
     write_cached(tmp_path / "cache", "someone/seeing", architectures=["XForConditionalGeneration"], text_config={})
     (write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors").unlink()
-    code, out, err = localllm("list")
+    code, out, err = localllm("list", "--all")
     assert (code, err) == (0, "")
     table = rows(out)
     assert "downloaded" in table["qwen3:4b"]
@@ -35,9 +35,21 @@ def test_list_shows_what_is_here_first(localllm, tmp_path):
     }  # the boxed model and one that does not run are here, too
 
 
+def test_without_all_only_what_is_here_is_listed(localllm, tmp_path):
+    write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
+    (write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors").unlink()
+    code, out, err = localllm("list")
+    assert (code, set(rows(out)), err) == (0, {"NAME", "demo", "qwen3:4b", "qwen3:8b"}, "")
+    assert [entry["name"] for entry in json.loads(localllm("list", "--json")[1])] == [
+        "demo",
+        "qwen3:4b",
+        "qwen3:8b",
+    ]
+
+
 def test_list_as_json_has_the_same_models(localllm, tmp_path):
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
-    entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--json")[1])}
+    entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--all", "--json")[1])}
     assert entries["qwen3:4b"]["state"] == "downloaded"
     assert entries["qwen3:4b"]["weight_bytes"] == 24
     assert (
@@ -47,8 +59,8 @@ def test_list_as_json_has_the_same_models(localllm, tmp_path):
 
 
 def test_list_tells_the_size_of_what_would_be_downloaded(localllm):
-    assert "~16 GB" in rows(localllm("list")[1])["qwen3:8b"]
-    entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--json")[1])}
+    assert "~16 GB" in rows(localllm("list", "--all")[1])["qwen3:8b"]
+    entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--all", "--json")[1])}
     assert entries["qwen3:8b"]["download_bytes"] == 16_000_000_000
     assert "qwen3" not in entries  # a second name is no second model
 
@@ -57,7 +69,9 @@ def test_of_a_repository_of_gguf_files_each_model_is_listed_once(localllm, tmp_p
     folder = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B-GGUF")
     for quant in ("Q4_K_M", "Q8_0"):
         (folder / f"Qwen3-8B-{quant}.gguf").write_bytes(b"GGUF")
-    paths = {e["name"]: e["path"] for e in json.loads(localllm("list", "--json")[1]) if e["repo"] and e["path"]}
+    paths = {
+        e["name"]: e["path"] for e in json.loads(localllm("list", "--all", "--json")[1]) if e["repo"] and e["path"]
+    }
     assert paths == {
         "qwen3:8b-q4_k_m": str(folder / "Qwen3-8B-Q4_K_M.gguf"),
         "Qwen/Qwen3-8B-GGUF:Q8_0": str(folder / "Qwen3-8B-Q8_0.gguf"),
@@ -68,7 +82,7 @@ def test_one_damaged_model_does_not_hide_the_others(localllm, tmp_path):
     (write_cached(tmp_path / "cache", "Qwen/Qwen3-4B") / "model.safetensors").write_bytes(b"x")
     index = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors.index.json"
     index.with_name("model.safetensors").rename(index)
-    code, out, _ = localllm("list")
+    code, out, _ = localllm("list", "--all")
     assert code == 0
     assert "damaged" in rows(out)["qwen3:8b"]
     assert "damaged" in rows(out)["qwen3:4b"]
@@ -130,7 +144,7 @@ def test_a_family_that_does_not_run_and_nonsense_are_told_and_hide_nothing(local
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B", architectures=["GPT2ForCausalLM"])
     odd = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B")
     (odd / "generation_config.json").write_text('{"temperature": -3}')
-    code, out, _ = localllm("list", "--json")
+    code, out, _ = localllm("list", "--all", "--json")
     states = {entry["name"]: entry["state"] for entry in json.loads(out)}
     assert (code, states["qwen3:4b"], states["qwen3:8b"]) == (0, "unsupported", "damaged")
     code, _, err = localllm("show", "qwen3:4b")

@@ -64,7 +64,7 @@ def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_
     assert main(["plan", "demo", "--json"]) == 0
     captured = capsys.readouterr()
     plan = json.loads(captured.out)
-    assert captured.err == ""
+    assert captured.err == "" or captured.err.startswith("note: other programs kept")
     assert plan["device"]["measured"]
     assert 0 < plan["expected"]["tokens_per_s"] < plan["ceiling"]["tokens_per_s"]
     assert plan["expectation"] == "measured on matrices of this model's format and size"

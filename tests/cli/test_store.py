@@ -33,11 +33,11 @@ def damage(file):
 def test_rm_says_what_it_frees_and_frees_it(localllm, tiny):
     code, out, err = localllm("rm", "org/tiny", "--dry-run")
     assert (code, err) == (0, "")
-    assert re.fullmatch(r"would: remove org/tiny: 9 files, 4\d\.\d kB\n", out)
+    assert re.fullmatch(r"would remove org/tiny: 9 files, frees 4\d\.\d kB\n", out)
     assert tiny.exists()
     code, out, err = localllm("rm", "org/tiny")
     assert (code, err) == (0, "")
-    assert re.fullmatch(r"removed org/tiny: 9 files, 4\d\.\d kB freed\n", out)
+    assert re.fullmatch(r"removed org/tiny: 9 files, frees 4\d\.\d kB\n", out)
     assert not tiny.exists()
     code, _, err = localllm("rm", "org/tiny")
     assert (code, err) == (8, "error: org/tiny is not on this machine; `localllm list` shows what is\n")
@@ -67,7 +67,7 @@ def test_rm_says_what_stays_and_why(localllm, tiny, hub):
     }
     code, out, _ = localllm("rm", "org/tiny@v1")
     assert re.fullmatch(
-        r"removed org/tiny@v1: 1 file, 3 B freed\nkept 40\.\d kB: revision main has it, too\n", out
+        r"removed org/tiny@v1: 1 file, frees 3 B\nkept 40\.\d kB: revision main has it, too\n", out
     )
     assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
@@ -84,7 +84,7 @@ def test_cp_gives_a_name_that_every_command_knows_and_rm_takes_it_back(localllm,
     assert json.loads(localllm("show", "mine", "--json")[1])["path"] == str(tiny)
     assert resolve("mine").path == tiny
     code, out, _ = localllm("rm", "mine", "--dry-run")
-    assert (code, out) == (0, "would: mine is no name of org/tiny any more; the model stays\n")
+    assert (code, out) == (0, "would remove the name mine of org/tiny; the model stays\n")
     assert resolve("mine").path == tiny
     assert json.loads(localllm("rm", "mine", "--json")[1]) == [
         {"name": "mine", "alias_of": "org/tiny", "freed_bytes": 0, "dry_run": False}
@@ -131,9 +131,10 @@ def test_cp_of_a_path_holds_in_every_folder(localllm, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("demo", "demo is a model that `localllm list` knows"),
+        ("demo", "demo is a model that `localllm list --all` knows"),
         ("qwen3:0.6b", "is a model that"),
-        ("here", "here is a file or folder here"),
+        ("here", "here reads as the path of a file or folder"),
+        ("x.gguf", "reads as the path"),
         ("org/name", "'org/name' cannot be a name"),
         ("../up", "cannot be a name"),
         ("a b", "cannot be a name"),

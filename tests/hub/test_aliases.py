@@ -7,10 +7,8 @@ from localllm.hub.names import RepoName, is_path, near_names, parse
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
 
 
 def test_names_are_kept_until_they_are_taken_back(home):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from localllm.errors import (
     UnsupportedModel,
 )
 from localllm.hub import partial, pull
+from localllm.hub.listing import fetch_listing
 from localllm.hub.names import RepoName, parse
 from localllm.hub.resolve import resolve
 from tests.hub import faults
@@ -512,3 +514,20 @@ def test_a_cache_that_cannot_be_written(tiny, cache):
     cache.write_text("a file where the folder should be")
     with pytest.raises((LocalLLMError, OSError)):
         fetch()
+
+
+def test_many_at_once_let_a_branch_stand_for_its_commit(tiny, cache):
+    fetch()
+    listing, root = fetch_listing(RepoName("org/tiny"), print), cache / "models--org--tiny"
+    together = threading.Barrier(8)
+
+    def point(_):
+        together.wait()
+        pull.point(listing, root)
+
+    for _ in range(50):
+        (root / "refs" / "main").unlink()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(point, range(8)))
+        assert [ref.name for ref in (root / "refs").iterdir()] == ["main"]
+    assert {path.name for path in root.iterdir()} == {"blobs", "refs", "snapshots"}
