@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,19 @@ def test_a_prompt_takes_at_least_its_products_and_reading_the_weights_in_each_st
     assert found.chosen.ceiling.ttft_s == pytest.approx(2 * parameters * 4096 / H100.flops, rel=0.1)
     slow = Hardware("slow", "cuda", 10**11, 1e9, 1e15, measured=False, source="a test")
     assert plan_of(LLAMA_8B, slow, context=4096).chosen.ceiling.ttft_s == pytest.approx(8 * 14, rel=0.05)
+
+
+def test_the_steps_of_a_long_prompt_are_told_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = plan_of(LLAMA_8B, context=131_072).chosen.ceiling.ttft_s
+    monkeypatch.setattr("localllm.plan.speed.MOST_STEPS", 1000)
+    assert sampled == pytest.approx(plan_of(LLAMA_8B, context=131_072).chosen.ceiling.ttft_s, rel=0.01)
+
+
+def test_a_context_of_millions_is_planned_at_once() -> None:
+    config = LLAMA_8B | {"max_position_embeddings": 2**31 - 1}
+    start = time.perf_counter()
+    assert not plan_of(config, context=2**31 - 1).fit.fits
+    assert time.perf_counter() - start < 5
 
 
 def test_users_share_what_is_read_until_computing_takes_longer() -> None:
