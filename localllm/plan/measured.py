@@ -28,9 +28,9 @@ BUFFER_BYTES = 2**28  # of different matrices, several times what caches hold
 DECODE_S, PREFILL_S, CALL_S = 0.3, 0.2, 0.02  # so long is measured, after a first round that does not count
 ROWS = 512  # of a prefill step
 FILLER = 0x3C  # every byte: no format makes NaN, infinity or a denormal number of it
-# Of these rates a whole step reaches so much, as answers of a 1B model on two cores have shown (docs/plan.md):
-# there are the head, attention and the cache beside the layers' matrices.
-DECODING, PREFILL = 0.8, 0.55
+# Of these rates a whole step reaches at least so much, as answers of a 1B model on two cores have shown
+# (bench/plan.py): there are matrices of less handy shapes, the head, attention and the cache.
+DECODING, PREFILL = 0.7, 0.55
 CALLS = 25  # small operations that a layer takes as long as, beside its matrices: Llamas of 1 to 6 MB
 
 

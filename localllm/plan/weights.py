@@ -116,7 +116,8 @@ def quantized_bytes(tensor: TensorHeader, quant: str) -> int:
 
 
 def main_matrix(header: Header) -> TensorHeader:
-    """The matrix of the layers that stands for all: the largest in the format that most of their bytes are in.
+    """The matrix of the layers that stands for all: the largest in the format that most of their bytes are in,
+    and of equal ones the one with most rows.
 
     Raises DamagedModel where the layers have no matrix.
     """
@@ -131,4 +132,7 @@ def main_matrix(header: Header) -> TensorHeader:
     if not sizes:
         raise DamagedModel(f"{header.path} holds no matrix of a layer", "fetch the model again")
     most = max(sizes, key=lambda form: sizes[form])
-    return max((tensor for tensor in matrices if tensor.dtype == most), key=lambda tensor: tensor.elements)
+    return max(
+        (tensor for tensor in matrices if tensor.dtype == most),
+        key=lambda tensor: (tensor.elements, tensor.shape[0]),
+    )
