@@ -408,7 +408,7 @@ def test_too_little_room_is_told_before_anything_comes(tiny, cache, monkeypatch)
     usage = pull.shutil.disk_usage(cache.parent)
     monkeypatch.setattr(pull.shutil, "disk_usage", lambda folder: usage._replace(free=pull.SPARE_BYTES + 30_000))
     with pytest.raises(
-        DiskFull, match=r"org/tiny needs 0\.0 GB more on the disk with .*, 0\.1 GB are free; make room"
+        DiskFull, match=r"org/tiny needs 40\.\d kB more on the disk with .*, 67\.1 MB are free; make room"
     ):
         fetch()
     assert not tiny.sent("cdn")
