@@ -36,11 +36,12 @@ class WeightBytes:
 
 @dataclass(frozen=True)
 class Share:
-    """What one sequence brings to a step."""
+    """What one sequence brings to a step, or each of several that bring the same."""
 
     tokens: int  # that it computes
     context: int  # tokens in its cache once the step has run
     logits: int = 1  # positions whose logits are wanted
+    sequences: int = 1
 
 
 Step = tuple[Share, ...]
@@ -159,15 +160,16 @@ def bytes_read(config: ModelConfig, weights: WeightBytes, step: Step, element_by
     """What a step has to read, each once: weights, but for the few rows of tables; keys and values; recurrent
     states. element_bytes: of the cache."""
     head = weights.head if any(share.logits for share in step) else 0
-    experts = weights.experts * touched_share(config, sum(share.tokens for share in step))
-    states = state_bytes(config, element_bytes) * len(step)
+    experts = weights.experts * touched_share(config, sum(share.tokens * share.sequences for share in step))
+    states = state_bytes(config, element_bytes) * sum(share.sequences for share in step)
     return weights.layers + head + round(experts) + kv_bytes_read(config, step, element_bytes) + states
 
 
 def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int) -> int:
     """Keys and values that a step's tokens see: of a window only that, and what layers share once for each."""
     mixers = [layer.mixer for layer in config.layers]
-    return sum(numbers_seen(c) * seen(c, share) for c in mixers for share in step) * element_bytes
+    read = (numbers_seen(c) * seen(c, share) * share.sequences for c in mixers for share in step)
+    return sum(read) * element_bytes
 
 
 def touched_share(config: ModelConfig, tokens: int) -> float:
@@ -205,9 +207,13 @@ def flops(config: ModelConfig, step: Step) -> int:
     outside = embedding * (1 if config.tie_embeddings else 2)
     if config.per_layer:
         outside += len(config.layers) * config.per_layer.dim
-    met = 2 * (active_parameters(config) - outside) * sum(share.tokens for share in step)
-    head = 2 * embedding * sum(share.logits for share in step)
-    return met + head + sum(mixing_flops(layer.mixer, share) for layer in config.layers for share in step)
+    of_token, mixers = active_parameters(config) - outside, [layer.mixer for layer in config.layers]
+
+    def of_sequence(share: Share) -> int:
+        products = 2 * (of_token * share.tokens + embedding * share.logits)
+        return products + sum(mixing_flops(c, share) for c in mixers)
+
+    return sum(of_sequence(share) * share.sequences for share in step)
 
 
 def mixing_flops(c: Mixer, share: Share) -> int:

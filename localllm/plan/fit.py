@@ -118,9 +118,7 @@ def fit(header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: st
 
     most = most_context(given, config.max_context)
     try:
-        memory = given(wish.context)
-        if wish.users > 1:
-            memory = given(shared(memory, wish.users, wish.context))
+        memory = given(wish.context if wish.users == 1 else shared(given(None), wish.users, wish.context))
     except DoesNotFit as refusal:
         context = wish.context or config.default_context or config.max_context
         return Fit(wish.quant, dtype, weights, None, refusal, context, most, 0)
@@ -138,24 +136,25 @@ def most_context(given: Callable[[int | None], Memory], longest: int) -> int:
 def shared(memory: Memory, users: int, asked: int | None) -> int:
     """The context of each of several users, shorter than one alone has it where nobody asked for a length.
 
-    Raises DoesNotFit where memory does not hold all of them.
+    memory: what one alone gets who asks for no length. Raises DoesNotFit where it does not hold all of them.
     """
-    if memory.row_bytes and memory.rows < users:
-        raise DoesNotFit(
-            f"{users} states of the recurrent layers need {size(users * memory.row_bytes)}, and there is "
-            f"room for {memory.rows}",
-            f"--users {memory.rows} fits",
-        )
     each = memory.affordable_blocks // users * BLOCK_SIZE  # tokens
+    states = not memory.row_bytes or memory.rows >= users
     context = asked or min(memory.context, each)
-    if context and each >= context:
+    if states and 0 < context <= each:
         return context
     least = asked or BLOCK_SIZE
-    needed, most = users * blocks_for(least) * memory.block_bytes, most_users(memory, least)
-    raise DoesNotFit(
-        f"{users} contexts of {least} tokens need {size(needed)}, and there is room for {most}",
-        f"--context {each} fits" if each else f"--users {most} fits",
-    )
+    most = most_users(memory, least)
+    if states:
+        needed = users * blocks_for(least) * memory.block_bytes
+        what = f"{users} contexts of {least} tokens need {size(needed)}, and there is room for {most}"
+    else:
+        needed = users * memory.row_bytes
+        what = f"{users} states of the recurrent layers need {size(needed)}, and there is room for {memory.rows}"
+    if states and each:
+        raise DoesNotFit(what, f"--context {each} fits")
+    alone = f"--users 1 --context {memory.affordable_blocks * BLOCK_SIZE} fits"
+    raise DoesNotFit(what, f"--users {most} fits" if most else alone)
 
 
 def most_users(memory: Memory, context: int) -> int:

@@ -62,7 +62,7 @@ def speed(
     def seconds(step: Step) -> float:
         return max(reading(step), computing(step)) + step_s
 
-    together = (Share(1, context),) * users
+    together = (Share(1, context, sequences=users),)
     return Speed(
         ttft_s=sum(seconds(step) * times for step, times in prefill(prompt)),
         first_tokens_per_s=1 / seconds((Share(1, 1),)),

@@ -148,10 +148,13 @@ def test_a_context_that_does_not_fit_is_refused_with_one_that_does() -> None:
     assert check(header, hardware, Wish(named), name="llama").fits
 
 
-def test_a_remedy_is_not_named_where_it_would_not_help(tmp_path: Path) -> None:
-    header = read_header(write_model(tmp_path, "Llama 3.x"))
-    for spare in range(0, 400_000, 7_001):
-        for users in (1, 3):
+@pytest.mark.parametrize(
+    ("family", "most"), [("Llama 3.x", 400_000), ("Qwen3-Next", 1_400_000), ("LFM2", 500_000)]
+)
+def test_a_remedy_is_not_named_where_it_would_not_help(tmp_path: Path, family: str, most: int) -> None:
+    header = read_header(write_model(tmp_path, family))
+    for spare in range(0, most, 7_001):
+        for users in (1, 3, 70):
             room = small(spare)
             refused = check(header, room, Wish(128, users), name="tiny", force=True)
             if refused.fits:
@@ -163,6 +166,8 @@ def test_a_remedy_is_not_named_where_it_would_not_help(tmp_path: Path) -> None:
                     assert check(header, room, Wish(int(tokens), users), name="tiny").fits
                 case ["--users", count, "fits"]:
                     assert check(header, room, Wish(128, int(count)), name="tiny").fits
+                case ["--users", "1", "--context", tokens, "fits"]:
+                    assert check(header, room, Wish(int(tokens)), name="tiny").fits
                 case ["a", "GGUF", *_, "fits"]:
                     fits = [
                         check(header, room, Wish(128, users, quant), name="t", force=True).fits
@@ -227,6 +232,12 @@ def test_a_context_of_millions_is_planned_at_once() -> None:
     config = LLAMA_8B | {"max_position_embeddings": 2**31 - 1}
     start = time.perf_counter()
     assert not plan_of(config, context=2**31 - 1).fit.fits
+    assert time.perf_counter() - start < 5
+
+
+def test_a_million_users_are_planned_at_once() -> None:
+    start = time.perf_counter()
+    assert plan_of(LLAMA_8B, users=10**6).remedy == "--users 15125 fits"
     assert time.perf_counter() - start < 5
 
 
