@@ -6,10 +6,6 @@ weights in the same run.
 The two take turns, round by round, so that a noisy machine is noisy for both; medians are compared as ratios.
 """
 
-import argparse
-import statistics
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +15,8 @@ from transformers import LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 import localllm
-from bench import checkpoint
-from bench.report import finish
+from bench.rounds import Sample, medians, new_prompt, run, take_turns
 from localllm.arch.cost import parameters
-
-Sample = dict[str, float]
 
 
 class TokenTimes(BaseStreamer):
@@ -61,10 +54,6 @@ def theirs(model: Any, prompt: list[int], answer: int) -> Sample:
     }
 
 
-def medians(samples: list[Sample]) -> Sample:
-    return {key: statistics.median(s[key] for s in samples) for key in samples[0]}
-
-
 def measure(folder: Path, prompt_tokens: int, answer: int, rounds: int) -> dict[str, Any]:
     loads: list[Sample] = []
     for _ in range(3):
@@ -75,16 +64,13 @@ def measure(folder: Path, prompt_tokens: int, answer: int, rounds: int) -> dict[
         loads.append({"localllm": time.perf_counter() - between, "transformers": between - start})
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     llm = localllm.load(folder, dtype="bfloat16")
-    samples: dict[str, list[Sample]] = {"localllm": [], "transformers": []}
-    for turn in range(rounds + 1):
-        # A new prompt each round, so that nothing is found in a cache.
-        generator = torch.Generator().manual_seed(turn)
-        prompt = torch.randint(0, checkpoint.SHAPE["vocab_size"], (prompt_tokens,), generator=generator).tolist()
-        got = {"localllm": ours(llm, prompt, answer), "transformers": theirs(model, prompt, answer)}
-        print(f"round {turn}{' (warm-up)' if turn == 0 else ''}: {got}", file=sys.stderr)
-        for name, sample in got.items():
-            samples[name] += [sample] if turn else []
-    result: dict[str, Any] = {name: medians(s) | {"load_s": medians(loads)[name]} for name, s in samples.items()}
+
+    def turn(i: int) -> dict[str, Sample]:
+        prompt = new_prompt(i, prompt_tokens)
+        return {"localllm": ours(llm, prompt, answer), "transformers": theirs(model, prompt, answer)}
+
+    taken = take_turns(rounds, turn)
+    result: dict[str, Any] = {name: s | {"load_s": medians(loads)[name]} for name, s in taken.items()}
     mine, rival = result["localllm"], result["transformers"]
     ratios = {f"{key}_ratio": mine[key] / rival[key] for key in mine}
     sizes = {"parameters": parameters(llm.config), "prompt_tokens": prompt_tokens, "output_tokens": answer}
@@ -92,21 +78,5 @@ def measure(folder: Path, prompt_tokens: int, answer: int, rounds: int) -> dict[
     return sizes | {"rounds": rounds} | result | ratios
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--prompt", type=int, default=512, help="tokens")
-    options.add_argument("--answer", type=int, default=64, help="tokens")
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--model", type=Path, help="keep the generated model here and use it again")
-    options.add_argument("--save", action="store_true", help="append the result to bench/results/decode.jsonl")
-    chosen = options.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = chosen.model or Path(scratch)
-        if not (folder / "config.json").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.make(folder)
-        finish("decode", measure(folder, chosen.prompt, chosen.answer, chosen.rounds), chosen.save)
-
-
 if __name__ == "__main__":
-    main()
+    run("decode", __doc__, measure)

@@ -7,19 +7,13 @@ take turns, round by round, so that a noisy machine is noisy for both. A predict
 measured divided by 0.95, as medians.
 """
 
-import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import localllm
-from bench import checkpoint
-from bench.decode import Sample, medians
-from bench.report import finish
+from bench.rounds import Sample, new_prompt, run, take_turns
 from localllm.checkpoint.header import read_header
 from localllm.plan.expected import here
 from localllm.plan.fit import Wish
@@ -39,30 +33,26 @@ def predict(folder: Path, home: Path, prompt: int, answer: int) -> Plan:
 
 
 def reached(llm: localllm.LLM, turn: int, prompt: int, answer: int) -> Sample:
-    """By an answer to a new prompt, so that nothing is found in a cache."""
-    generator = torch.Generator().manual_seed(turn)
-    ids = torch.randint(0, checkpoint.SHAPE["vocab_size"], (prompt,), generator=generator).tolist()
+    """By an answer to a new prompt."""
     params = localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-    metrics = llm.generate(ids, params).metrics
+    metrics = llm.generate(new_prompt(turn, prompt), params).metrics
     return {"tokens_per_s": metrics.tokens_per_s, "ttft_s": metrics.ttft_s}
 
 
 def measure(folder: Path, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
-    samples: dict[str, list[Sample]] = {"ceiling": [], "expected": [], "measured": []}
     with localllm.load(folder, device="cpu", dtype="bfloat16", context=prompt + answer) as llm:
-        for turn in range(rounds + 1):
+
+        def turn(i: int) -> dict[str, Sample]:
             with tempfile.TemporaryDirectory() as home:  # a new one: nothing is known of earlier answers
                 predicted = predict(folder, Path(home), prompt, answer)
             assert predicted.expected
-            got = {
+            return {
                 "ceiling": fields_of(predicted.chosen.ceiling),
                 "expected": fields_of(predicted.expected),
-                "measured": reached(llm, turn, prompt, answer),
+                "measured": reached(llm, i, prompt, answer),
             }
-            print(f"round {turn}{' (warm-up)' if turn == 0 else ''}: {got}", file=sys.stderr)
-            for name, sample in got.items():
-                samples[name] += [sample] if turn else []
-    result: dict[str, Any] = {name: medians(found) for name, found in samples.items()}
+
+        result = take_turns(rounds, turn)
     expected, measured = result["expected"], result["measured"]
     return {
         "prompt_tokens": prompt,
@@ -79,21 +69,5 @@ def fields_of(speed: Speed) -> Sample:
     return {"tokens_per_s": speed.tokens_per_s, "ttft_s": speed.ttft_s}
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--prompt", type=int, default=512, help="tokens")
-    options.add_argument("--answer", type=int, default=64, help="tokens")
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--model", type=Path, help="keep the generated model here and use it again")
-    options.add_argument("--save", action="store_true", help="append the result to bench/results/plan.jsonl")
-    chosen = options.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = chosen.model or Path(scratch)
-        if not (folder / "config.json").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.make(folder)
-        finish("plan", measure(folder, chosen.prompt, chosen.answer, chosen.rounds), chosen.save)
-
-
 if __name__ == "__main__":
-    main()
+    run("plan", __doc__, measure)
