@@ -5,25 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm import units
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.cli import options, report
+from localllm.cli import options
 from localllm.cli.io import AnswerWriter, note, status
+from localllm.cli.plan_page import text_of
 from localllm.errors import DoesNotFit, UsageError
 from localllm.hardware import catalogued
 from localllm.hub.names import RepoName, parse
 from localllm.hub.resolve import is_downloaded, resolve
 from localllm.plan.expected import here
 from localllm.plan.fit import Wish
-from localllm.plan.memory import CACHED_CONTEXTS
 from localllm.plan.plan import Choice, Plan
 from localllm.plan.plan import plan as make_plan
-from localllm.plan.speed import Speed
-from localllm.plan.weights import GGUF_BITS
 from localllm.settings import Settings
-
-NOT_YET = "localllm does not quantize yet; a published GGUF file of about these bytes runs today"
 
 
 def plan(
@@ -39,7 +34,7 @@ def plan(
         int | None, options.option("--prompt", text="TTFT of a prompt of so many tokens.", metavar="TOKENS")
     ] = None,
     quant: Annotated[
-        str | None, options.option("--quant", text="As if it were quantized: int8 or int4.", metavar="QUANT")
+        str | None, options.option("--quant", text="As if quantized: int8, int4, q8_0 or q4_k_m.", metavar="QUANT")
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -82,104 +77,6 @@ def _header(model: str) -> tuple[str, Header]:
     return ref.name, read_header(ref.path)
 
 
-def text_of(plan: Plan) -> str:
-    """What a person reads."""
-    hardware, fit = plan.hardware, plan.fit
-    rates = f"reads {units.size(hardware.bandwidth)}/s, computes {hardware.flops / 1e12:.3g} TFLOP/s"
-    users = f" for {plan.users} users" if plan.users > 1 else ""
-    state = plan.state_bytes_per_sequence
-    verdict = "yes" if fit.fits else f"no: {fit.refusal.message if fit.refusal else ''}; {plan.remedy}"
-    rows = [
-        ("model", f"{plan.name}, {marked(plan.chosen, plan)}"),
-        ("device", f"{hardware.name}, {rates}"),
-        ("", hardware.source),
-        ("", ""),
-        ("weights", units.size(fit.weights.total)),
-        *_cache(plan),
-        *([("states", f"{units.size(plan.state_bytes)}{users}, of recurrent layers")] if state else []),
-        ("activations", units.size(plan.activation_bytes)),
-        ("total", f"{units.size(plan.total_bytes)} of {units.size(hardware.memory_bytes)}"),
-        ("fits", verdict),
-        *_room(plan),
-        ("", ""),
-        *_speeds("at most", plan.chosen.ceiling, plan),
-        *(_speeds("expected", plan.expected, plan) if plan.expected else []),
-        *([("", plan.expectation.source)] if plan.expectation else []),
-    ]
-    return "\n\n".join([report.columns(rows), *_quantizations(plan)])
-
-
-def _cache(plan: Plan) -> list[tuple[str, str]]:
-    """Keys and values; what a step reads of them, where that is something else."""
-    each = f"{units.size(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
-    together = f"{units.size(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
-    rows = [("KV cache", f"{together}{each}, {units.size(plan.kv_bytes_per_token)} a token")]
-    whole = plan.context * plan.kv_bytes_per_token
-    if plan.kv_bytes_read < whole:
-        rows.append(("", f"of which a token reads {units.size(plan.kv_bytes_read)}: some layers see a window"))
-    elif plan.kv_bytes_read > whole:
-        rows.append(("", f"a token reads {units.size(plan.kv_bytes_read)}: some layers share theirs"))
-    return rows
-
-
-def _room(plan: Plan) -> list[tuple[str, str]]:
-    """Contexts and users that memory holds, where it holds any."""
-    fit = plan.fit
-    if not fit.most_context:
-        return []
-    rows = [("largest context", f"{fit.most_context} tokens for one user, the model knows {plan.max_context}")]
-    if fit.fits:
-        kept = f"; localllm keeps {CACHED_CONTEXTS} such contexts" if fit.most_users > plan.engine_users else ""
-        rows.append(("users", f"{fit.most_users} at once with {plan.context} tokens each{kept}"))
-    return rows
-
-
-def _speeds(name: str, speed: Speed, plan: Plan) -> list[tuple[str, str]]:
-    together = f", {units.rate(speed.all_tokens_per_s)} for {plan.users} users" if plan.users > 1 else ""
-    waits = {"memory": "reading memory", "compute": "computing"}[speed.bound]
-    return [
-        (name, f"TTFT {units.seconds(speed.ttft_s)} for a prompt of {plan.prompt} tokens"),
-        (
-            "",
-            f"{units.rate(speed.first_tokens_per_s)} at first, {units.rate(speed.tokens_per_s)} with "
-            f"{plan.context} tokens in the cache{together}, bound by {waits}",
-        ),
-    ]
-
-
-def _quantizations(plan: Plan) -> list[str]:
-    """A table of them, and what to make of it; nothing for a model that is stored quantized."""
-    if plan.stored_as:
-        return []
-    head = ("QUANTIZATION", "WEIGHTS", "FITS", "LARGEST CONTEXT", "TTFT", "DECODING AT MOST")
-    rows = [
-        (
-            marked(choice, plan),
-            units.size(choice.fit.weights.total),
-            "yes" if choice.fit.fits else "no",
-            str(choice.fit.most_context or "-"),
-            units.seconds(choice.ceiling.ttft_s),
-            units.rate(choice.ceiling.tokens_per_s),
-        )
-        for choice in plan.choices
-    ]
-    best = kind_of(plan.best_today, plan) if plan.best_today else "none"
-    return [report.table([head, *rows]), f"best that fits and runs today: {best}\n* {NOT_YET}"]
-
-
-def kind_of(choice: Choice, plan: Plan) -> str:
-    """The quantization in words."""
-    quant = choice.fit.quant
-    if quant is None:
-        return f"as stored ({plan.stored_as or choice.fit.dtype})"
-    return f"GGUF {quant.upper()}, about" if quant in GGUF_BITS else quant.upper()
-
-
-def marked(choice: Choice, plan: Plan) -> str:
-    """With a sign where localllm cannot do it yet."""
-    return kind_of(choice, plan) + ("" if choice.fit.runs_today else " *")
-
-
 def as_dict(plan: Plan) -> dict[str, Any]:
     """The object that docs/plan.md describes."""
     fit, hardware = plan.fit, plan.hardware
@@ -217,7 +114,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "remedy": plan.remedy,
         "most_context": fit.most_context,
         "most_users": fit.most_users,
-        "engine_users": plan.engine_users,
+        "engine_users": fit.engine_users,
         "ceiling": vars(plan.chosen.ceiling),
         "expected": vars(plan.expected) if plan.expected else None,
         "expectation": plan.expectation.source if plan.expectation else None,

@@ -80,7 +80,7 @@ def expectation(
     measured = measure(main_matrix(header), dtype, device, like.threads)
     if known:
         return Expectation(known.bandwidth, measured.flops, 0.0, f"{known.answers} of this machine")
-    source = "measured on matrices of this model's format and size"
+    source = "products with matrices of this model's format and size"
     return Expectation(measured.bandwidth, measured.flops, measured.layer_s * len(config.layers), source)
 
 

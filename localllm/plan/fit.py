@@ -13,11 +13,19 @@ from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
 from localllm.device import dtype_for
 from localllm.errors import DoesNotFit, UsageError
-from localllm.plan.memory import BLOCK_SIZE, Memory, allocate, blocks_for, check_context
+from localllm.plan.memory import (
+    BLOCK_SIZE,
+    CACHED_CONTEXTS,
+    MAX_RUNNING,
+    Memory,
+    allocate,
+    blocks_for,
+    check_context,
+)
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
 from localllm.units import size
 
-ORDER = (None, "int8", "q8_0", "int4", "q4_k_m")  # quantizations, the finest first
+ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # quantizations, those of most bits first
 
 
 class Room(Protocol):
@@ -78,6 +86,11 @@ class Fit:
     def runs_today(self) -> bool:
         """localllm reads GGUF files and does not quantize yet."""
         return self.quant not in QUANTS
+
+    @property
+    def engine_users(self) -> int:
+        """Of `most_users` those whose whole contexts the engine keeps and computes at once."""
+        return min(self.most_users, CACHED_CONTEXTS, MAX_RUNNING)
 
 
 def check(header: Header, room: Room, wish: Wish, *, name: str, force: bool = False) -> Fit:

@@ -12,7 +12,7 @@ from localllm.errors import UsageError
 from localllm.hardware import Hardware
 from localllm.plan.activations import activation_bytes, unpacked_bytes
 from localllm.plan.fit import ORDER, Fit, Wish, fit, remedy
-from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MAX_RUNNING, TOKEN_BUDGET, blocks_for
+from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, blocks_for
 from localllm.plan.speed import Speed, speed
 from localllm.plan.weights import GGUF_BITS
 from localllm.quant.packing import ELEMENT_BYTES
@@ -46,7 +46,7 @@ class Plan:
     hardware: Hardware
     stored_as: str | None  # the quantization of the files
     chosen: Choice  # what was asked for; what follows is about it
-    choices: tuple[Choice, ...]  # every quantization, the finest first
+    choices: tuple[Choice, ...]  # every quantization, those of most bits first
     users: int
     prompt: int
     max_context: int  # of the model
@@ -94,11 +94,6 @@ class Plan:
     def best_today(self) -> Choice | None:
         return next((c for c in self.choices if c.fit.fits and c.fit.runs_today), None)
 
-    @property
-    def engine_users(self) -> int:
-        """How many whole contexts the engine keeps, whatever the memory."""
-        return min(self.fit.most_users, CACHED_CONTEXTS, MAX_RUNNING)
-
 
 def plan(
     header: Header,
@@ -112,13 +107,13 @@ def plan(
     """What the model of `header` takes of `hardware`, by the code that `load` allocates by.
 
     prompt: tokens whose TTFT is predicted, None for the whole context. Raises UsageError for a wish that makes no
-    sense, and as `describe`.
+    sense or a prompt beyond the context, and as `describe`.
     """
     config = describe(header.config)
-    if prompt is not None and not 1 <= prompt <= config.max_context:
-        raise UsageError(f"a prompt of {prompt} tokens is asked for", f"give one up to {config.max_context}")
 
     def speed_of(found: Fit, rates: Hardware | Expectation) -> Speed:
+        # Nothing is expected of more users than the engine answers at once.
+        most = found.engine_users if isinstance(rates, Expectation) else wish.users
         return speed(
             config,
             found.weights,
@@ -126,7 +121,7 @@ def plan(
             rates,
             context=found.context,
             prompt=prompt or found.context,
-            users=wish.users,
+            users=min(wish.users, most),
             step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
         )
 
@@ -134,6 +129,11 @@ def plan(
     for quant in (None,) if header.quantization else ORDER:
         found[quant] = found.get(quant) or fit(header, config, hardware, replace(wish, quant=quant), name=name)
     chosen = found[wish.quant]
+    if prompt is not None and not 1 <= prompt <= chosen.context:
+        raise UsageError(
+            f"a prompt of {prompt} tokens is asked for",
+            f"give one of 1 to {chosen.context} tokens, or a longer --context",
+        )
     choices = {quant: Choice(found[quant], speed_of(found[quant], hardware)) for quant in ORDER if quant in found}
     element = ELEMENT_BYTES[chosen.dtype]
     kv = kv_bytes_per_token(config, element)
@@ -142,7 +142,7 @@ def plan(
         config,
         chosen.dtype,
         tokens=min(TOKEN_BUDGET, max(length, wish.users)),
-        context=max(length, chosen.context),
+        context=chosen.context,
         sequences=min(wish.users, MAX_RUNNING),
         unpacked=0 if wish.quant else unpacked_bytes(header, chosen.dtype, hardware.kind),
     )
@@ -161,6 +161,6 @@ def plan(
         kv_bytes_read=kv_bytes_read(config, (Share(1, chosen.context),), element),
         state_bytes_per_sequence=state_bytes(config, element),
         activation_bytes=activations,
-        expected=speed_of(chosen, expectation) if expectation else None,
+        expected=speed_of(chosen, expectation) if expectation and chosen.fits else None,
         expectation=expectation,
     )

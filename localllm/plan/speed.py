@@ -37,6 +37,7 @@ class Speed:
     first_tokens_per_s: float  # of one user, while the cache is empty
     tokens_per_s: float  # of one user, with the whole context in the cache
     all_tokens_per_s: float  # of all users together, each with the whole context
+    users: int  # who those are
     bound: Literal["memory", "compute"]  # what all users' steps wait for
 
 
@@ -68,6 +69,7 @@ def speed(
         first_tokens_per_s=1 / seconds((Share(1, 1),)),
         tokens_per_s=1 / seconds((Share(1, context),)),
         all_tokens_per_s=users / seconds(together),
+        users=users,
         bound="memory" if reading(together) >= computing(together) else "compute",
     )
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from localllm.cli.plan import text_of
+from localllm.cli.plan_page import text_of
 from localllm.hardware import catalogued
 from localllm.plan.fit import Wish
 from localllm.plan.plan import Plan, plan

@@ -16,7 +16,7 @@ from localllm.errors import DoesNotFit, UsageError
 from localllm.hardware import Hardware, catalogued
 from localllm.hub.resolve import resolve
 from localllm.plan.fit import Wish, check
-from localllm.plan.plan import Plan, plan
+from localllm.plan.plan import Expectation, Plan, plan
 from localllm.plan.weights import weight_bytes
 from tests.models.families import FAMILIES
 from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of, write_sparse
@@ -182,7 +182,9 @@ def test_the_best_quantization_is_the_finest_that_fits() -> None:
     found = plan_of(LLAMA_70B, context=4096)
     assert found.best and found.best.fit.quant == "int8"
     assert found.best_today and found.best_today.fit.quant == "q8_0"
-    assert [c.fit.quant for c in found.choices] == [None, "int8", "q8_0", "int4", "q4_k_m"]
+    assert [c.fit.quant for c in found.choices] == [None, "q8_0", "int8", "q4_k_m", "int4"]
+    taken = [c.fit.weights.total for c in found.choices]
+    assert taken == sorted(taken, reverse=True)
     assert plan_of(LLAMA_8B).best == plan_of(LLAMA_8B).chosen
     assert plan_of(LLAMA_70B, catalogued("4090")).best is None
 
@@ -220,6 +222,22 @@ def test_a_prompt_takes_at_least_its_products_and_reading_the_weights_in_each_st
     assert found.chosen.ceiling.ttft_s == pytest.approx(2 * parameters * 4096 / H100.flops, rel=0.1)
     slow = Hardware("slow", "cuda", 10**11, 1e9, 1e15, measured=False, source="a test")
     assert plan_of(LLAMA_8B, slow, context=4096).chosen.ceiling.ttft_s == pytest.approx(8 * 14, rel=0.05)
+
+
+def test_a_prompt_is_no_longer_than_the_context() -> None:
+    header, hardware = header_of(LLAMA_8B), catalogued("4090")
+    assert plan(header, hardware, Wish(1024), name="llama", prompt=1024).prompt == 1024
+    for wish, prompt in ((Wish(1024), 1025), (Wish(), 131_072), (Wish(1024), 0)):
+        with pytest.raises(UsageError, match=f"a prompt of {prompt} tokens"):
+            plan(header, hardware, wish, name="llama", prompt=prompt)
+
+
+def test_no_more_users_are_expected_than_the_engine_answers_at_once() -> None:
+    rates = Expectation(bandwidth=1e12, flops=1e14, step_s=0.0, source="a test")
+    found = plan(header_of(LLAMA_8B), H100, Wish(1024, users=64), name="llama", expectation=rates)
+    assert (found.fit.engine_users, found.chosen.ceiling.users) == (8, 64)
+    assert found.expected and found.expected.users == 8
+    assert found.expected.all_tokens_per_s <= 8 * found.expected.tokens_per_s
 
 
 def test_the_steps_of_a_long_prompt_are_told_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

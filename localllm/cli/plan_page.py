@@ -1,0 +1,133 @@
+"""What a person reads of a plan: facts in columns, speeds and quantizations as tables, no line over 80 characters
+unless a word is that long."""
+
+import textwrap
+
+from localllm import units
+from localllm.cli import report
+from localllm.plan.plan import Choice, Plan
+from localllm.plan.speed import Speed
+from localllm.plan.weights import GGUF_BITS
+
+VALUE_WIDTH = 62  # characters beside the longest name
+LIMITS = {"memory": "reading memory", "compute": "computing"}
+NOT_YET = "localllm does not quantize yet; a GGUF file of about this size runs today"
+
+Rows = list[tuple[str, str]]
+
+
+def text_of(plan: Plan) -> str:
+    """The whole page, without a line break at its end."""
+    return "\n\n".join(
+        [report.columns([*_device(plan), ("", ""), *_memory(plan)]), _speeds(plan), *_quantizations(plan)]
+    )
+
+
+def _device(plan: Plan) -> Rows:
+    hardware = plan.hardware
+    rates = f"reads {units.size(hardware.bandwidth)}/s, computes {units.operations(hardware.flops)}"
+    return [
+        *_wrapped("model", f"{plan.name}, {_marked(plan.chosen, plan)}"),
+        *_wrapped("device", hardware.name),
+        ("", rates),
+        *_wrapped("", hardware.source),
+    ]
+
+
+def _memory(plan: Plan) -> Rows:
+    fit = plan.fit
+    users = f" for {plan.users} users" if plan.users > 1 else ""
+    states = [("states", f"{units.size(plan.state_bytes)}{users}, of recurrent layers")]
+    verdict = "yes" if fit.refusal is None else f"no: {fit.refusal.message}; {plan.remedy}"
+    return [
+        ("weights", units.size(fit.weights.total)),
+        *_cache(plan),
+        *(states if plan.state_bytes else []),
+        ("activations", units.size(plan.activation_bytes)),
+        ("total", f"{units.size(plan.total_bytes)} of {units.size(plan.hardware.memory_bytes)}"),
+        *_wrapped("fits", verdict),
+        *_room(plan),
+    ]
+
+
+def _cache(plan: Plan) -> Rows:
+    """Keys and values; what a step reads of them, where that is something else."""
+    each = f"{units.size(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
+    together = f"{units.size(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
+    rows = _wrapped("KV cache", f"{together}{each}, {units.size(plan.kv_bytes_per_token)} a token")
+    whole = plan.context * plan.kv_bytes_per_token
+    if plan.kv_bytes_read < whole:
+        rows.append(("", f"of which a token reads {units.size(plan.kv_bytes_read)}: some layers see a window"))
+    elif plan.kv_bytes_read > whole:
+        rows.append(("", f"a token reads {units.size(plan.kv_bytes_read)}: some layers share theirs"))
+    return rows
+
+
+def _room(plan: Plan) -> Rows:
+    """Contexts and users that memory holds, where it holds any."""
+    fit = plan.fit
+    if not fit.most_context:
+        return []
+    rows = [("largest context", f"{fit.most_context} tokens for one user, the model knows {plan.max_context}")]
+    if fit.fits:
+        kept = f"; localllm keeps {fit.engine_users}" if fit.most_users > fit.engine_users else ""
+        rows.append(("users", f"{fit.most_users} at once with {plan.context} tokens each{kept}"))
+    return rows
+
+
+def _speeds(plan: Plan) -> str:
+    """A column of what is possible at most, and one of what is expected where that is known."""
+    columns = [("AT MOST", plan.chosen.ceiling), *([("EXPECTED", plan.expected)] if plan.expected else [])]
+
+    def together(speed: Speed) -> str:
+        return f"{units.rate(speed.all_tokens_per_s)} of {speed.users}"
+
+    speeds = [speed for _, speed in columns]
+    rows = [
+        ("SPEED", *(head for head, _ in columns)),
+        (f"TTFT of {plan.prompt} tokens", *(units.seconds(speed.ttft_s) for speed in speeds)),
+        ("decoding at first", *(units.rate(speed.first_tokens_per_s) for speed in speeds)),
+        (f"with {plan.context} tokens in the cache", *(units.rate(speed.tokens_per_s) for speed in speeds)),
+        *([("all users together", *map(together, speeds))] if plan.users > 1 else []),
+        ("bound by", *(LIMITS[speed.bound] for speed in speeds)),
+    ]
+    source = f"\nexpected from {plan.expectation.source}" if plan.expectation else ""
+    return report.table(rows) + source
+
+
+def _quantizations(plan: Plan) -> list[str]:
+    """A table of them, and what to make of it; nothing for a model that is stored quantized."""
+    if plan.stored_as:
+        return []
+    head = ("QUANTIZATION", "WEIGHTS", "FITS", "LARGEST CONTEXT", "TTFT", "DECODING AT MOST")
+    rows = [
+        (
+            _marked(choice, plan),
+            units.size(choice.fit.weights.total),
+            "yes" if choice.fit.fits else "no",
+            str(choice.fit.most_context or "-"),
+            units.seconds(choice.ceiling.ttft_s),
+            units.rate(choice.ceiling.tokens_per_s),
+        )
+        for choice in plan.choices
+    ]
+    best = _kind_of(plan.best_today, plan) if plan.best_today else "none"
+    return [report.table([head, *rows]), f"best that fits and runs today: {best}\n* {NOT_YET}"]
+
+
+def _kind_of(choice: Choice, plan: Plan) -> str:
+    """The quantization in words."""
+    quant = choice.fit.quant
+    if quant is None:
+        return f"as stored ({plan.stored_as or choice.fit.dtype})"
+    return f"GGUF {quant.upper()}, about" if quant in GGUF_BITS else quant.upper()
+
+
+def _marked(choice: Choice, plan: Plan) -> str:
+    """With a sign where localllm cannot do it yet."""
+    return _kind_of(choice, plan) + ("" if choice.fit.runs_today else " *")
+
+
+def _wrapped(name: str, text: str) -> Rows:
+    lines = textwrap.wrap(text, VALUE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [(name if i == 0 else "", line) for i, line in enumerate(lines)]

@@ -1,0 +1,40 @@
+"""The page that `localllm plan` prints: what is on it, and that a terminal of 80 columns holds it."""
+
+from typing import Any
+
+import pytest
+
+from localllm.cli.plan_page import text_of
+from localllm.hardware import catalogued
+from localllm.plan.fit import Wish
+from localllm.plan.plan import Expectation, plan
+from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of
+
+RATES = Expectation(bandwidth=1e10, flops=1e11, step_s=0.01, source="123 answers of this machine")
+
+
+@pytest.mark.parametrize(
+    ("config", "gpu", "wish"),
+    [
+        (LLAMA_70B, "h100", Wish(4096, users=1000, quant="int4")),
+        (LLAMA_70B, "rtx pro 6000 blackwell", Wish(131_072, users=30)),
+        (LLAMA_8B, "v100 32gb", Wish()),
+        (LLAMA_8B, "h200", Wish(1024, users=64)),
+        (LLAMA_8B | {"max_position_embeddings": 10**6}, "h200", Wish(users=10**6)),
+    ],
+    ids=str,
+)
+def test_every_line_fits_a_terminal_of_80_columns(config: dict[str, Any], gpu: str, wish: Wish) -> None:
+    page = text_of(
+        plan(header_of(config), catalogued(gpu), wish, name="an-owner/a-model-of-some-name", expectation=RATES)
+    )
+    assert max(map(len, page.splitlines())) <= 80, page
+
+
+def test_what_is_expected_stands_beside_what_is_possible() -> None:
+    found = plan(header_of(LLAMA_8B), catalogued("h200"), Wish(1024, users=64), name="llama", expectation=RATES)
+    rows = {line.split("  ")[0]: line.split("  ")[1:] for line in text_of(found).splitlines()}
+    assert [cell.strip() for cell in rows["SPEED"] if cell] == ["AT MOST", "EXPECTED"]
+    together = [cell.strip() for cell in rows["all users together"] if cell]
+    assert [cell.split(" of ")[1] for cell in together] == ["64", "8"]  # the engine answers so many at once
+    assert "expected from 123 answers of this machine" in rows
