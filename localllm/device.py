@@ -9,6 +9,7 @@ import platform
 import re
 import resource
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,13 +178,31 @@ def gpus() -> list[Gpu]:
     def gpu(index: int) -> Gpu:
         free, memory = torch.cuda.mem_get_info(index)
         major, minor = torch.cuda.get_device_capability(index)
-        oldest = min(
-            (int(arch[3:].rstrip("af")) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_"), default=0
-        )
-        runs = 10 * major + minor >= oldest
+        runs = has_kernels(major, minor, torch.cuda.get_arch_list())
         return Gpu(index, torch.cuda.get_device_name(index), f"{major}.{minor}", runs, memory, free)
 
     return [gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def has_kernels(major: int, minor: int, architectures: Iterable[str]) -> bool:
+    """Does one of them, as `torch.cuda.get_arch_list` names them, run on a GPU of this capability?
+
+    Machine code (`sm_86`) runs on GPUs of its own major version that are not older, PTX (`compute_90`) on all that
+    are not older; both with an `a` behind (`sm_90a`) on that very capability alone. Of the NVCC manual, chapter "GPU
+    Compilation".
+    """
+
+    def runs(architecture: str) -> bool:
+        named = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+        if not named:
+            return False
+        oldest = (int(named[2]), int(named[3]))
+        if named[4] == "a":
+            return oldest == (major, minor)
+        own = named[1] == "sm" or named[4] == "f"
+        return oldest <= (major, minor) and (oldest[0] == major or not own)
+
+    return any(map(runs, architectures))
 
 
 def nvidia_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:

@@ -11,6 +11,7 @@ from localllm.device import (
     device_name,
     free_bytes,
     gpus,
+    has_kernels,
     nvidia_devices,
     nvidia_driver,
     peak_bytes,
@@ -122,6 +123,28 @@ def test_the_version_of_the_driver(tmp_path: Path, text: str, version: str | Non
     assert nvidia_driver(tmp_path / "version") is None
     (tmp_path / "version").write_text(text)
     assert nvidia_driver(tmp_path / "version") == version
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80", "sm_86", "sm_90"], True),
+        ((7, 5), ["sm_80", "sm_90"], False),
+        ((12, 0), ["sm_80", "sm_90"], False),  # a GPU that is newer than this torch
+        ((12, 0), ["sm_80", "compute_90"], True),
+        ((9, 0), ["sm_80", "sm_90a"], True),
+        ((10, 0), ["sm_80", "sm_90a", "compute_90a"], False),
+        ((10, 3), ["sm_100f"], True),
+        ((12, 1), ["compute_100f"], False),
+        ((9, 0), [], False),
+        ((9, 0), ["gfx90a"], False),
+    ],
+)
+def test_kernels_run_on_their_own_generation(
+    capability: tuple[int, int], architectures: list[str], runs: bool
+) -> None:
+    assert has_kernels(*capability, architectures) is runs
 
 
 def test_the_gpus_are_those_that_torch_counts() -> None:
