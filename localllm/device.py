@@ -188,8 +188,8 @@ def has_kernels(major: int, minor: int, architectures: Iterable[str]) -> bool:
     """Does one of them, as `torch.cuda.get_arch_list` names them, run on a GPU of this capability?
 
     Machine code (`sm_86`) runs on GPUs of its own major version that are not older, PTX (`compute_90`) on all that
-    are not older; both with an `a` behind (`sm_90a`) on that very capability alone. Of the NVCC manual, chapter "GPU
-    Compilation".
+    are not older; both with an `a` behind (`sm_90a`) on that very capability alone, with an `f` on those of their
+    major version. Source: NVIDIA's manual of nvcc, "GPU Compilation".
     """
 
     def runs(architecture: str) -> bool:

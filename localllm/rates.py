@@ -119,8 +119,11 @@ def rates_of(
         kept = _read(file, note)
         if setup in kept and not anew:
             return kept[setup]
+        small = buffer_bytes(device) < BUFFER_BYTES[device.type] // 2
         rates = measure(device, dtype)
-        if rates.share < QUIET:
+        if small:
+            note("note: so little memory is free that caches may have been measured, which is not kept")
+        elif rates.share < QUIET:
             busy = f"other programs kept {1 - rates.share:.0%} of the cores busy"
             note(f"note: {busy}, so what was measured is not kept")
         else:
@@ -131,6 +134,11 @@ def rates_of(
         torch.set_num_threads(before)
 
 
+def buffer_bytes(device: torch.device) -> int:
+    """What is streamed through: little of a memory that is nearly full."""
+    return min(BUFFER_BYTES[device.type], free_bytes(device) // 8)
+
+
 def measure(device: torch.device, dtype: torch.dtype, clock: Clock | None = None) -> Rates:
     """All rates of a device with as many threads as torch uses now; `clock` is for tests."""
     import torch
@@ -138,12 +146,11 @@ def measure(device: torch.device, dtype: torch.dtype, clock: Clock | None = None
 
     clock = clock or clock_of(device)
     rows = ROWS[device.type]
-    room = min(BUFFER_BYTES[device.type], free_bytes(device) // 8)
     start, start_of_work = time.perf_counter(), time.process_time()
     with torch.inference_mode():
         one = torch.rand(1, COLUMNS, device=device).to(dtype)  # numbers that vary: zeros heat a GPU less
         many = one.repeat(MANY[device.type], 1)
-        count = max(1, room // (rows * one.nbytes))
+        count = max(1, buffer_bytes(device) // (rows * one.nbytes))
         matrices = torch.empty(count, rows, COLUMNS, dtype=dtype, device=device).copy_(one)
         source, target = matrices.flatten().chunk(2)
         copy_s = typical(clock, lambda: target.copy_(source))

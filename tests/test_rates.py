@@ -146,6 +146,16 @@ def test_rates_of_a_busy_machine_are_told_and_not_kept(
     assert this_machine(settings=settings).bandwidth == 2.0  # of a quiet hour
 
 
+def test_rates_of_a_memory_that_is_nearly_full_are_told_and_not_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "free_bytes", lambda device: 8 * 4 * 32 * 64 * 4)  # for 4 of 10 matrices
+    notes: list[str] = []
+    assert this_machine(settings=settings, note=notes.append).bandwidth > 0
+    assert len(notes) == 1 and "not kept" in notes[0]
+    assert not (settings.home / "rates.json").exists()
+
+
 def test_what_another_program_takes_is_missing_from_the_share() -> None:
     """Beside an endless loop on the only core."""
     code = (

@@ -81,6 +81,12 @@ class Plan:
         return self.fit.weights.total + self.kv_bytes + self.state_bytes + self.activation_bytes
 
     @property
+    def tight(self) -> bool:
+        """It fits, but what `load` takes and a step's activations together may be more than there is."""
+        memory = self.fit.memory
+        return memory is not None and memory.total + self.activation_bytes > self.hardware.memory_bytes
+
+    @property
     def remedy(self) -> str | None:
         """What would fit; None where it does."""
         return remedy(self.fit, (choice.fit for choice in self.choices)) if self.fit.refusal else None

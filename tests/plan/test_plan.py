@@ -120,6 +120,13 @@ def test_recurrent_states_bound_the_users(tmp_path: Path) -> None:
     assert refused.remedy == "--users 64 fits"
 
 
+def test_a_model_that_leaves_too_little_for_a_step_fits_tightly() -> None:
+    taken = plan_of(LLAMA_8B).fit.weights.total
+    close, roomy = (plan_of(LLAMA_8B, small(taken + spare, "cuda")) for spare in (100_000_000, 400_000_000))
+    assert close.fit.fits and close.total_bytes > close.hardware.memory_bytes
+    assert (close.tight, roomy.tight) == (True, False)
+
+
 # --- what to do about it ---
 
 
