@@ -2,13 +2,15 @@
 
 import math
 
+ONE = 0.9995  # what rounds to 1 in three digits: 999.6 MB are written as 1.00 GB, and not as 1000 MB
+
 
 def seconds(value: float) -> str:
     """Three digits and a unit that fits: 850 µs, 12.3 ms, 1.25 s; `-` where nothing was measured."""
     if math.isnan(value):
         return "-"
     for factor, unit in ((1, "s"), (1e3, "ms")):
-        if value * factor >= 1 or value == 0:
+        if value * factor >= ONE or value == 0:
             return f"{three_digits(value * factor)} {unit}"
     return f"{value * 1e6:.0f} µs"
 
@@ -20,7 +22,7 @@ def rate(value: float) -> str:
 def size(count: float) -> str:
     """Bytes in decimal units, as disks and the Hub count them."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 1000 * ONE:
             return f"{count:.0f} {unit}" if unit == "B" else f"{three_digits(count)} {unit}"
         count /= 1000
     return f"{three_digits(count)} TB"
@@ -28,7 +30,7 @@ def size(count: float) -> str:
 
 def operations(per_s: float) -> str:
     """Arithmetic in a second, as datasheets have it: 313 GFLOP/s, 1.75 TFLOP/s."""
-    unit, name = (1e12, "TFLOP/s") if per_s >= 1e12 else (1e9, "GFLOP/s")
+    unit, name = (1e12, "TFLOP/s") if per_s >= 1e12 * ONE else (1e9, "GFLOP/s")
     return f"{three_digits(per_s / unit)} {name}"
 
 
@@ -41,7 +43,7 @@ def rough_size(count: float) -> str:
 def count(value: float) -> str:
     """Parameters as model cards write them: 656K, 135M, 1.24B."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if value >= limit:
+        if value >= limit * ONE:
             return f"{value / limit:.3g}{unit}"
     return str(value)
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from localllm.units import count, rate, seconds, size
+from localllm.units import count, operations, rate, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,13 @@ from localllm.units import count, rate, seconds, size
 )
 def test_seconds(value, text):
     assert seconds(value) == text
+
+
+def test_what_rounds_to_a_thousand_is_one_of_the_next_unit():
+    assert [count(v) for v in (999_885_952, 999_900, 999)] == ["1B", "1M", "999"]
+    assert [size(v) for v in (999, 999_600, 999.6e6, 999.4e6)] == ["999 B", "1.00 MB", "1.00 GB", "999 MB"]
+    assert [seconds(v) for v in (0.9997, 0.0009997)] == ["1.00 s", "1.00 ms"]
+    assert [operations(v) for v in (999.7e9, 999e9)] == ["1.00 TFLOP/s", "999 GFLOP/s"]
 
 
 def test_rates_sizes_and_counts():

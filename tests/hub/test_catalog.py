@@ -92,7 +92,8 @@ def test_a_model_runs_and_is_of_the_size_that_is_stated(entry):
         assert model.max_context == entry.context
     if entry.bytes:  # of all senses, where there are others
         bits = entry.bytes * 8 / parameters(model)
-        least, most = (4.2, 8.7 if entry.quant == "Q8_0" else 5.9) if is_quantized(entry) else (15.2, 20)
+        # 6.5: rows that are no whole blocks of 256 are kept in more bits, as in the smallest Gemma 3
+        least, most = (4.2, 8.7 if entry.quant == "Q8_0" else 6.5) if is_quantized(entry) else (15.2, 20)
         assert least < bits < most
 
 
