@@ -14,7 +14,15 @@ from localllm.errors import DamagedModel, UsageError
 from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
 
 QUANTS = ("int8", "int4")
-GGUF_BITS = {"q8_0": 8.5, "q4_k_m": 4.9}  # a weight of a matrix, on average; published Q4_K_M have 4.8 to 4.95
+# Bits a weight of a matrix, by its use. Q4_K_M keeps some matrices of the layers in Q6_K, and the head (llama.cpp,
+# src/llama-quant.cpp); 4.8 is what published Llamas and Qwens have on average.
+GGUF_BITS = {
+    "q8_0": {"layers": 8.5, "experts": 8.5, "head": 8.5, "tables": 8.5},
+    "q4_k_m": {"layers": 4.8, "experts": 4.8, "head": 6.5625, "tables": 4.5},
+}
+# Where rows are no whole blocks of 256 it takes Q5_0 for Q4_K, and Q8_0 for Q6_K.
+K_BLOCK = 256
+UNEVEN_BITS = {"layers": 5.5, "experts": 5.5, "head": 8.5, "tables": 5.5}
 GROUP = 128  # columns that share a scale in INT4
 SCALE_BYTES = 2
 EXACT_BYTES = 4  # norms, taps of convolutions, what decides between experts: float32, whatever the dtype
@@ -54,7 +62,7 @@ def weight_bytes(
 
     def size(name: str, tensor: TensorHeader) -> int:
         if quant in GGUF_BITS and len(tensor.shape) == 2:
-            return round(tensor.elements * GGUF_BITS[quant] / 8)
+            return gguf_bytes(tensor, quant, use_of(name, config.tie_embeddings))
         if quant in QUANTS and multiplied(name, tensor, config) and not KEPT.fullmatch(name):
             return quantized_bytes(tensor, quant if name.startswith("layers.") else INT8)
         return loaded_bytes(header, name, tensor, dtype, device)
@@ -113,6 +121,13 @@ def quantized_bytes(tensor: TensorHeader, quant: str) -> int:
     if quant == INT8:
         return rows * (columns + SCALE_BYTES)
     return rows * (-(-columns // 2) + -(-columns // GROUP) * SCALE_BYTES)
+
+
+def gguf_bytes(tensor: TensorHeader, quant: str, use: str) -> int:
+    """About what a published GGUF file has. use: as `use_of` tells it."""
+    uneven = quant == "q4_k_m" and tensor.shape[1] % K_BLOCK
+    bits = UNEVEN_BITS if uneven else GGUF_BITS[quant]
+    return round(tensor.elements * bits[use] / 8)
 
 
 def main_matrix(header: Header) -> TensorHeader:

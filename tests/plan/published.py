@@ -36,6 +36,13 @@ LLAMA_70B = LLAMA_8B | {
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
 }
+LLAMA_1B = LLAMA_8B | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
 DEEPSEEK_V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "vocab_size": 129280,

@@ -19,7 +19,7 @@ from localllm.plan.fit import Wish, check
 from localllm.plan.plan import Expectation, Plan, plan
 from localllm.plan.weights import weight_bytes
 from tests.models.families import FAMILIES
-from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of, write_sparse
+from tests.plan.published import LLAMA_1B, LLAMA_8B, LLAMA_70B, header_of, write_sparse
 from tests.plan.test_memory import write_model
 from tests.tiny import make_checkpoint
 
@@ -53,13 +53,29 @@ def test_llama_3_1_70b_in_int4_decodes_at_most_95_tokens_a_second_on_an_h100() -
     assert found.chosen.ceiling.first_tokens_per_s == pytest.approx(95, rel=0.03)
 
 
-def test_published_gguf_files_of_llama_have_about_the_bytes_that_are_told() -> None:
-    for quant, published in (
-        ("q4_k_m", 4.58 * 2**30),
-        ("q8_0", 7.95 * 2**30),
-    ):  # llama.cpp, tools/quantize/README.md
-        told = weight_bytes(header_of(LLAMA_8B), describe(LLAMA_8B), "bfloat16", "cuda", quant)
-        assert told.total == pytest.approx(published, rel=0.02)
+@pytest.mark.parametrize(
+    ("config", "quant", "published"),
+    [
+        (LLAMA_8B, "q8_0", 7.95 * 2**30),  # llama.cpp, tools/quantize/README.md
+        (LLAMA_8B, "q4_k_m", 4.58 * 2**30),
+        (LLAMA_70B, "q4_k_m", 42.52e9),  # file lists of bartowski's repositories
+        (LLAMA_1B, "q4_k_m", 0.808e9),
+    ],
+    ids=["8B q8_0", "8B q4_k_m", "70B q4_k_m", "1B q4_k_m"],
+)
+def test_published_gguf_files_of_llama_have_about_the_bytes_that_are_told(
+    config: dict[str, Any], quant: str, published: float
+) -> None:
+    told = weight_bytes(header_of(config), describe(config), "bfloat16", "cuda", quant)
+    assert told.total == pytest.approx(published, rel=0.02)
+
+
+def test_rows_that_are_no_whole_blocks_take_more_bits_in_q4_k_m() -> None:
+    even, odd = (
+        weight_bytes(header_of(config), describe(config), "bfloat16", "cuda", "q4_k_m").head * 8
+        for config in (LLAMA_1B, LLAMA_1B | {"hidden_size": 2048 + 128})
+    )
+    assert (even / (128_256 * 2048), odd / (128_256 * 2176)) == (6.5625, 8.5)
 
 
 def test_int4_takes_what_the_rule_says() -> None:
@@ -138,7 +154,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would() -> None:
         "the weights of llama need 141 GB in bfloat16, 79.5 GB are free; "
         "a GGUF file of it in Q8_0 takes about 75.0 GB and fits"
     )
-    with pytest.raises(DoesNotFit, match=r"in Q4_K_M takes about 43\.2 GB and fits"):
+    with pytest.raises(DoesNotFit, match=r"in Q4_K_M takes about 42\.5 GB and fits"):
         check(header, H100, Wish(32_768), name="llama")
     assert not check(header, H100, Wish(4096), name="llama", force=True).fits
     with pytest.raises(DoesNotFit, match="name a smaller model"):
