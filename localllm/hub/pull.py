@@ -162,7 +162,7 @@ def check_disk(job: Order, root: Path) -> None:
     """Raises DiskFull where what is missing does not fit on the disk."""
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     free = shutil.disk_usage(folder).free
-    if job.missing_bytes + SPARE_BYTES > free:
+    if job.missing_bytes and job.missing_bytes + SPARE_BYTES > free:
         raise DiskFull(
             f"{job.listing.repo} needs {size(job.missing_bytes)} more on the disk with {folder}, "
             f"{size(free)} are free",

@@ -414,6 +414,13 @@ def test_too_little_room_is_told_before_anything_comes(tiny, cache, monkeypatch)
     assert not tiny.sent("cdn")
 
 
+def test_a_full_disk_is_no_matter_where_nothing_is_missing(tiny, cache, monkeypatch):
+    folder, _ = fetch()
+    usage = pull.shutil.disk_usage(cache.parent)
+    monkeypatch.setattr(pull.shutil, "disk_usage", lambda folder: usage._replace(free=0))
+    assert fetch()[0] == folder
+
+
 def test_a_disk_that_fills_up_meanwhile_keeps_what_came(tiny, cache, monkeypatch):
     real, came = os.pwrite, []
 
