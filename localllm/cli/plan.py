@@ -24,6 +24,7 @@ from localllm.plan.weights import GGUF_BITS
 from localllm.settings import Settings
 
 NOT_YET = "localllm does not quantize yet; a published GGUF file of about these bytes runs today"
+OWN_CONTEXTS = "TTFT and decoding are those of each row's own context; with --context N they compare"
 
 
 def plan(
@@ -39,7 +40,8 @@ def plan(
         int | None, options.option("--prompt", text="TTFT of a prompt of so many tokens.", metavar="TOKENS")
     ] = None,
     quant: Annotated[
-        str | None, options.option("--quant", text="As if it were quantized: int8 or int4.", metavar="QUANT")
+        str | None,
+        options.option("--quant", text="As if it were quantized: int8, int4, q8_0, q4_k_m.", metavar="QUANT"),
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -164,7 +166,10 @@ def _quantizations(plan: Plan) -> list[str]:
         for choice in plan.choices
     ]
     best = kind_of(plan.best_today, plan) if plan.best_today else "none"
-    return [report.table([head, *rows]), f"best that fits and runs today: {best}\n* {NOT_YET}"]
+    last = f"best that fits and runs today: {best}\n* {NOT_YET}"
+    if len({choice.fit.context for choice in plan.choices}) > 1:
+        last = f"{OWN_CONTEXTS}\n{last}"
+    return [report.table([head, *rows]), last]
 
 
 def kind_of(choice: Choice, plan: Plan) -> str:

@@ -164,8 +164,8 @@ def check_disk(job: Order, root: Path) -> None:
     free = shutil.disk_usage(folder).free
     if job.missing_bytes and job.missing_bytes + SPARE_BYTES > free:
         raise DiskFull(
-            f"{job.listing.repo} needs {size(job.missing_bytes)} more on the disk with {folder}, "
-            f"{size(free)} are free",
+            f"{job.listing.repo} needs {size(job.missing_bytes)} more on the disk with {folder}, and "
+            f"{size(SPARE_BYTES)} to spare, {size(free)} are free",
             "make room, or set HF_HUB_CACHE to a folder on another disk",
         )
 

@@ -48,7 +48,7 @@ def weight_bytes(
     for one that is not known, or for weights that are stored quantized.
     """
     if quant is not None and quant not in (*QUANTS, *GGUF_BITS):
-        raise UsageError(f"there is no quantization {quant!r}", f"name {' or '.join(QUANTS)}")
+        raise UsageError(f"there is no quantization {quant!r}", f"name {', '.join((*QUANTS, *GGUF_BITS))}")
     if quant is not None and header.quantization:
         raise UsageError(f"these weights are stored as {header.quantization}", "leave out --quant")
 

@@ -78,7 +78,7 @@ def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_
         (["--gpu", "h100", "--context", "999999999"], "give a whole number up to 131072"),
         (["--gpu", "h100", "--users", "0"], "0 users are asked for"),
         (["--gpu", "h100", "--prompt", "0"], "a prompt of 0 tokens is asked for"),
-        (["--gpu", "h100", "--quant", "int3"], "name int8 or int4"),
+        (["--gpu", "h100", "--quant", "int3"], "name int8, int4, q8_0, q4_k_m"),
         (["--gpu", "h100", "--dtype", "int3"], "there is no dtype 'int3'"),
     ],
     ids=str,
