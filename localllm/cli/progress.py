@@ -179,7 +179,7 @@ def _progress(*, transient: bool = False) -> Progress:
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=None),
         DownloadColumn(table_column=Column(no_wrap=True)),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
+        TransferSpeedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
     )
     return Progress(*columns, console=Console(stderr=True), expand=True, transient=transient)

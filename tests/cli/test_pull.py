@@ -134,11 +134,8 @@ def test_a_reader_that_goes_away_is_no_fault(big, environment):
             "error: org/pickles holds only pickled weights (pytorch_model.bin), which can run code",
         ),
         ("org/gated", 8, "error: org/gated is gated: its authors want you to agree to their terms; log in with"),
-        (
-            "demo",
-            2,
-            "error: demo names no repository of the Hub; name ORG/REPO, or a model of `localllm list",
-        ),
+        ("demo", 2, "error: demo comes with localllm, there is nothing to pull; `localllm run demo` runs it"),
+        ("./tiny", 2, "error: ./tiny names no repository of the Hub; name ORG/REPO, or a model of `localllm list"),
         ("../evil", 2, "error: ../evil names no repository of the Hub"),
         ("org/..", 8, "error: 'org/..' is not a name of a model"),
         ("org/tiny@../../x", 2, "error: org/tiny@../../x names no repository of the Hub"),
