@@ -6,7 +6,7 @@ them, branches in `refs`. A branch moves to a new commit when all of that is her
 
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from localllm.hub.ranges import read_range
 from localllm.hub.resolve import downloaded
 from localllm.hub.select import select
 from localllm.hub.store import cached_commit, repo_root
+from localllm.hub.threads import threads
 from localllm.hub.transfer import Transfer, first_fault, is_whole, writing
 
 CONNECTIONS = 8  # at a time, for all files
@@ -111,7 +112,7 @@ def bring(job: Order, show: Show) -> None:
     if cached_commit(listing.repo.repo, listing.repo.revision) is None:
         point(listing, root)  # so that what is broken off is seen as that
     end = Event()
-    with ThreadPoolExecutor(CONNECTIONS) as connections, ThreadPoolExecutor(FILES) as files:
+    with threads(CONNECTIONS) as connections, threads(FILES) as files:
         transfer = Transfer(listing, connections, end, show.advance, show.say)
         coming = []
         for digest, same in job.contents.items():
@@ -122,7 +123,7 @@ def bring(job: Order, show: Show) -> None:
             wait(coming, return_when=FIRST_EXCEPTION)
         finally:
             end.set()  # also for Ctrl-C, which arrives in wait
-            fault = first_fault(coming)
+        fault = first_fault(coming)
     if fault:
         raise fault
     point(listing, root)
