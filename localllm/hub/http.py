@@ -35,6 +35,7 @@ from tenacity.nap import sleep_using_event
 
 from localllm import __version__
 from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, NetworkError
+from localllm.hub.access import without_login
 from localllm.hub.names import MAIN, RepoName
 
 ATTEMPTS = 5  # without a new byte in between
@@ -170,8 +171,8 @@ def told(repo: RepoName) -> Iterator[None]:
 
 
 def _told(error: Exception, repo: RepoName) -> LocalLLMError:
-    hub = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
-    page = f"{constants.ENDPOINT}/{repo.repo}"
+    endpoint = without_login(constants.ENDPOINT)
+    hub, page = urlsplit(endpoint).netloc or endpoint, f"{endpoint}/{repo.repo}"
     login = "log in with `hf auth login`, or set HF_TOKEN"
     with_token = "authorization" in build_hf_headers()
     match error:

@@ -309,6 +309,13 @@ def test_no_connection(tiny, cache, monkeypatch):
         fetch()
 
 
+def test_a_password_in_the_address_of_the_hub_is_not_told(tiny, cache, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:9")
+    with pytest.raises(NetworkError, match=r"\*\*\*@127\.0\.0\.1:9 does not give org/tiny: ") as error:
+        fetch()
+    assert "secret" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "path",
     [
