@@ -115,8 +115,9 @@ def test_events_as_json_lines(hub, localllm):
     assert weights_in(events[-1]["path"]) == weights()
 
 
-def test_a_reader_that_goes_away_is_no_fault(big, environment):
-    command = f"{sys.executable} -m localllm pull org/big --json | head -n 1"
+@pytest.mark.parametrize("lines", [1, 3, 6])
+def test_a_reader_that_goes_away_is_no_fault(big, environment, lines):
+    command = f"{sys.executable} -m localllm pull org/big --json | head -n {lines}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], env=environment, capture_output=True, text=True, check=False
     )
