@@ -1,14 +1,14 @@
-"""What `localllm plan` predicts of a 1B-parameter Llama before any answer of it, beside what answers then reach.
+"""What `localllm plan` predicts of a 1B-parameter Llama, beside what its answers reach.
 
     python -m bench.plan [--prompt 512] [--answer 64] [--rounds 5] [--save]
 
-The prediction comes from matrices of the model's format and size alone: no answer is recorded before it. It must
-not promise more than was measured divided by 0.95.
+Predictions come from matrices of the model's format and size alone: of earlier answers they know nothing. The two
+take turns, round by round, so that a noisy machine is noisy for both. A prediction must not promise more than was
+measured divided by 0.95, as medians.
 """
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -18,12 +18,13 @@ import torch
 
 import localllm
 from bench import checkpoint
+from bench.decode import Sample, medians
 from bench.report import finish
 from localllm.checkpoint.header import read_header
-from localllm.metrics import Metrics
 from localllm.plan.expected import here
 from localllm.plan.fit import Wish
 from localllm.plan.plan import Plan, plan
+from localllm.plan.speed import Speed
 from localllm.settings import Settings
 
 TOLERANCE = 0.95  # of what was predicted must be reached
@@ -37,39 +38,45 @@ def predict(folder: Path, home: Path, prompt: int, answer: int) -> Plan:
     return plan(header, hardware, wish, name="llama-1b", prompt=prompt, expectation=expectation)
 
 
-def answers(folder: Path, prompt: int, answer: int, rounds: int) -> list[Metrics]:
-    """Of new prompts, so that nothing is found in a cache; the first answer, which warms up, is left out."""
-    found = []
-    with localllm.load(folder, device="cpu", dtype="bfloat16", context=prompt + answer) as llm:
-        for turn in range(rounds + 1):
-            generator = torch.Generator().manual_seed(turn)
-            ids = torch.randint(0, checkpoint.SHAPE["vocab_size"], (prompt,), generator=generator).tolist()
-            params = localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-            found.append(llm.generate(ids, params).metrics)
-            print(f"answer {turn}: {found[-1].tokens_per_s:.2f} tokens/s", file=sys.stderr)
-    return found[1:]
+def reached(llm: localllm.LLM, turn: int, prompt: int, answer: int) -> Sample:
+    """By an answer to a new prompt, so that nothing is found in a cache."""
+    generator = torch.Generator().manual_seed(turn)
+    ids = torch.randint(0, checkpoint.SHAPE["vocab_size"], (prompt,), generator=generator).tolist()
+    params = localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+    metrics = llm.generate(ids, params).metrics
+    return {"tokens_per_s": metrics.tokens_per_s, "ttft_s": metrics.ttft_s}
 
 
 def measure(folder: Path, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as home:
-        predicted = predict(folder, Path(home), prompt, answer)
-    assert predicted.expected and predicted.expectation
-    metrics = answers(folder, prompt, answer, rounds)
-    reached = {
-        "tokens_per_s": statistics.median(m.tokens_per_s for m in metrics),
-        "ttft_s": statistics.median(m.ttft_s for m in metrics),
-    }
+    samples: dict[str, list[Sample]] = {"ceiling": [], "expected": [], "measured": []}
+    with localllm.load(folder, device="cpu", dtype="bfloat16", context=prompt + answer) as llm:
+        for turn in range(rounds + 1):
+            with tempfile.TemporaryDirectory() as home:  # a new one: nothing is known of earlier answers
+                predicted = predict(folder, Path(home), prompt, answer)
+            assert predicted.expected
+            got = {
+                "ceiling": fields_of(predicted.chosen.ceiling),
+                "expected": fields_of(predicted.expected),
+                "measured": reached(llm, turn, prompt, answer),
+            }
+            print(f"round {turn}{' (warm-up)' if turn == 0 else ''}: {got}", file=sys.stderr)
+            for name, sample in got.items():
+                samples[name] += [sample] if turn else []
+    result: dict[str, Any] = {name: medians(found) for name, found in samples.items()}
+    expected, measured = result["expected"], result["measured"]
     return {
         "prompt_tokens": prompt,
         "output_tokens": answer,
         "rounds": rounds,
         "load_average": os.getloadavg()[0],
-        "ceiling": {name: getattr(predicted.chosen.ceiling, name) for name in reached},
-        "expected": {name: getattr(predicted.expected, name) for name in reached},
-        "measured": reached,
-        "expected_by_measured": {name: getattr(predicted.expected, name) / reached[name] for name in reached},
-        "within_promise": predicted.expected.tokens_per_s <= reached["tokens_per_s"] / TOLERANCE,
+        **result,
+        "expected_by_measured": {key: expected[key] / measured[key] for key in expected},
+        "within_promise": expected["tokens_per_s"] <= measured["tokens_per_s"] / TOLERANCE,
     }
+
+
+def fields_of(speed: Speed) -> Sample:
+    return {"tokens_per_s": speed.tokens_per_s, "ttft_s": speed.ttft_s}
 
 
 def main() -> None:

@@ -26,7 +26,8 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
-from localllm.hub.resolve import ModelRef, resolve
+from localllm.hub.names import RepoName, parse
+from localllm.hub.resolve import ModelRef, is_downloaded, resolve
 from localllm.metrics import Metrics, Stopwatch
 from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
@@ -64,7 +65,7 @@ def load(
     settings: Settings | None = None,
     force: bool = False,
 ) -> "LLM":
-    """Load a model by alias, repository, folder or GGUF file.
+    """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
     device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
     choice to the settings, and they to the machine); context: most tokens of prompt and answer (None: as many as
@@ -72,11 +73,17 @@ def load(
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
-    start = time.perf_counter()
     settings = settings or Settings.from_environment()
     if quant is not None:
         raise UsageError(f"quantizing to {quant} while loading is not there yet", "load one stored as INT8")
     place = resolve_device(settings.device if device == "auto" else device)
+    wish = Wish(context, dtype=settings.dtype if dtype == "auto" else dtype)
+    repo = parse(str(model))
+    if isinstance(repo, RepoName) and not is_downloaded(repo):
+        from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
+
+        fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), wish, force=force)
+    start = time.perf_counter()
     ref = resolve(str(model))
     header = read_header(ref.path)
     config = describe(header.config)
@@ -84,7 +91,6 @@ def load(
     default_params = SamplingParams.from_generation_config(header.generation_config)
     end_ids = Fields(header.generation_config).ids("eos_token_id")
     tokenizer = read_tokenizer(header)
-    wish = Wish(context, dtype=settings.dtype if dtype == "auto" else dtype)
     fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
     memory = fit.memory or allocate_least(config, fit.weights, fit.dtype, context)
     kind: torch.dtype = getattr(torch, fit.dtype)

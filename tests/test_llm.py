@@ -294,7 +294,7 @@ def test_options_that_make_no_sense(options: dict[str, str], kind: type[LocalLLM
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.llm.free_bytes", lambda device: 1_000_000)
-    with pytest.raises(DoesNotFit, match=r"need 0\.0 GB in float32, 0\.0 GB are free") as caught:
+    with pytest.raises(DoesNotFit, match=r"need 1\.04 MB in float32, 1\.00 MB are free") as caught:
         localllm.load(shared("stories260K"))
     assert caught.value.exit_code == 3
 

@@ -18,12 +18,12 @@ from localllm.arch.cost import parameters
 from localllm.arch.describe import describe
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.remote import remote_header
-from localllm.cli.report import count
 from localllm.errors import LocalLLMError
 from localllm.hub import pull
 from localllm.hub.catalog import CatalogEntry, catalog, entries
 from localllm.hub.http import told
 from localllm.hub.names import RepoName
+from localllm.units import count
 
 AT_A_TIME = 4
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from localllm.chat import Chat
 from localllm.cli.loading import Model
 from localllm.cli.options import parse_logit_bias
-from localllm.cli.report import columns, size
+from localllm.cli.report import columns
 from localllm.errors import UsageError
 from localllm.request import SamplingParams
+from localllm.units import size
 
 CHAT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # A conversation shows text alone, so asking for log probabilities would change nothing that can be seen.

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import typer
 
+from localllm import units
 from localllm.cli import options, report
 from localllm.cli.examination import Examination, Processor, examine
 from localllm.cli.io import AnswerWriter
@@ -53,15 +54,15 @@ def _page(seen: Examination, found: list[Finding]) -> str:
 
 def _processor(cpu: Processor) -> Rows:
     cores = f"{cpu.cores:g}" if cpu.cores == cpu.cores_here else f"{cpu.cores:g} of {cpu.cores_here}"
-    memory = f"{report.size(cpu.memory_bytes)}, {report.size(cpu.free_bytes)} free"
-    limit = [("container", f"limited to {report.size(cpu.container_bytes)}")] if cpu.container_bytes else []
+    memory = f"{units.size(cpu.memory_bytes)}, {units.size(cpu.free_bytes)} free"
+    limit = [("container", f"limited to {units.size(cpu.container_bytes)}")] if cpu.container_bytes else []
     used = f"{' '.join(cpu.instructions)}, {cpu.threads} threads" if cpu.instructions else "-"
     return [("processor", cpu.name), ("cores", cores), ("torch uses", used), ("memory", memory), *limit]
 
 
 def _gpus(seen: Examination) -> Iterator[tuple[str, str]]:
     for gpu in seen.gpus:
-        memory = f"{report.size(gpu.memory_bytes)}, {report.size(gpu.free_bytes)} free"
+        memory = f"{units.size(gpu.memory_bytes)}, {units.size(gpu.free_bytes)} free"
         yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, capability {gpu.capability}"
     if not seen.gpus:
         yield "GPU", "none that torch can use"
@@ -72,23 +73,23 @@ def _gpus(seen: Examination) -> Iterator[tuple[str, str]]:
 def _speed(seen: Examination) -> Iterator[tuple[str, str]]:
     for measured in seen.measured:
         if rates := measured.rates:
-            yield f"{measured.device} copies", f"{report.size(rates.copy)}/s, read and written"
-            yield f"{measured.device} reads", f"{report.size(rates.read)}/s of weights in {measured.dtype}"
-            yield f"{measured.device} multiplies", report.operations(rates.flops)
+            yield f"{measured.device} copies", f"{units.size(rates.copy)}/s, read and written"
+            yield f"{measured.device} reads", f"{units.size(rates.read)}/s of weights in {measured.dtype}"
+            yield f"{measured.device} multiplies", units.operations(rates.flops)
     boxed = seen.boxed
     where = f" on {boxed.device} in {boxed.dtype}"
-    yield "boxed model", "does not run" if boxed.fault else report.rate(boxed.tokens_per_s or math.nan) + where
+    yield "boxed model", "does not run" if boxed.fault else units.rate(boxed.tokens_per_s or math.nan) + where
 
 
 def _models(seen: Examination) -> Rows:
     cache, home = seen.cache, seen.home
     state = "" if cache.exists else ", not made yet"
-    unfinished = f"{cache.unfinished}, {report.size(cache.unfinished_bytes)}" if cache.unfinished else "none"
+    unfinished = f"{cache.unfinished}, {units.size(cache.unfinished_bytes)}" if cache.unfinished else "none"
     return [
         ("cache", f"{cache.path} ({cache.because}{state}{'' if cache.writable else ', cannot be written'})"),
-        ("models in it", f"{cache.models}, {report.size(cache.model_bytes)}" if cache.models else "none"),
+        ("models in it", f"{cache.models}, {units.size(cache.model_bytes)}" if cache.models else "none"),
         ("unfinished", unfinished),
-        ("free disk", report.size(cache.free_bytes)),
+        ("free disk", units.size(cache.free_bytes)),
         ("own folder", f"{home.path} ({home.because}{'' if home.writable else ', cannot be written'})"),
     ]
 

@@ -46,10 +46,12 @@ def load_model(
     settings = Settings.from_environment()
     repo = parse(name)
     if isinstance(repo, RepoName) and not is_downloaded(repo):
-        from localllm.cli.fetch import fetch_shown
+        from localllm.cli.progress import shown
+        from localllm.fetch import fetch
 
         wish = Wish(context, dtype=dtype or settings.dtype)
-        fetch_shown(repo, lambda: free_memory(device or settings.device), wish, force=force)
+        with shown() as show:
+            fetch(repo, show, lambda: free_memory(device or settings.device), wish, force=force)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
     with status(f"loading {name}"):
         from localllm.llm import load

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+from localllm import units
 from localllm.checkpoint.facts import Facts, read_facts
 from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter, note
@@ -54,8 +55,8 @@ class Entry:
         if not self.facts:
             return self.stated_parameters or "-"
         active = self.facts.active_parameters
-        one_token = f", {report.count(active)} active" if active < self.facts.parameters else ""
-        return report.count(self.facts.parameters) + one_token
+        one_token = f", {units.count(active)} active" if active < self.facts.parameters else ""
+        return units.count(self.facts.parameters) + one_token
 
     @property
     def is_here(self) -> bool:
@@ -168,8 +169,8 @@ def _here(
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    stated = report.rough_size(entry.download_bytes) if entry.download_bytes else "-"
-    size = report.size(entry.facts.weight_bytes) if entry.facts else stated
+    stated = units.rough_size(entry.download_bytes) if entry.download_bytes else "-"
+    size = units.size(entry.facts.weight_bytes) if entry.facts else stated
     context = str(entry.context) if entry.context else "-"
     return (entry.name, entry.parameters, context, size, entry.license or "-", entry.state)
 
@@ -191,19 +192,17 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
             ("hidden size", str(facts.hidden_size)),
             ("vocabulary", f"{facts.vocab_size} tokens"),
             *_listed("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
-            ("KV cache", f"{report.size(facts.kv_bytes_per_token)} a token in 16 bits"),
-            *([("state", f"{report.size(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
-            ("weights", report.size(facts.weight_bytes)),
-            *_listed(
-                "formats", [f"{f.name}: {f.tensors} tensors, {report.size(f.nbytes)}" for f in facts.formats]
-            ),
+            ("KV cache", f"{units.size(facts.kv_bytes_per_token)} a token in 16 bits"),
+            *([("state", f"{units.size(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
+            ("weights", units.size(facts.weight_bytes)),
+            *_listed("formats", [f"{f.name}: {f.tensors} tensors, {units.size(f.nbytes)}" for f in facts.formats]),
             ("quantization", facts.quantization or "none"),
             *([("does not run", str(facts.refused))] if facts.refused else []),
             ("chat template", ", ".join(facts.chat_templates) or "none: it continues text"),
             ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
         ]
     elif entry.repo:
-        size = [("download", report.rough_size(entry.download_bytes))] if entry.download_bytes else []
+        size = [("download", units.rough_size(entry.download_bytes))] if entry.download_bytes else []
         rows += [*size, ("to get it", f"localllm pull {entry.name}")]
     return rows
 

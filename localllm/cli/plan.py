@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from localllm import units
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.cli import options, report
@@ -84,7 +85,7 @@ def _header(model: str) -> tuple[str, Header]:
 def text_of(plan: Plan) -> str:
     """What a person reads."""
     hardware, fit = plan.hardware, plan.fit
-    rates = f"reads {report.size(hardware.bandwidth)}/s, computes {hardware.flops / 1e12:.3g} TFLOP/s"
+    rates = f"reads {units.size(hardware.bandwidth)}/s, computes {hardware.flops / 1e12:.3g} TFLOP/s"
     users = f" for {plan.users} users" if plan.users > 1 else ""
     state = plan.state_bytes_per_sequence
     verdict = "yes" if fit.fits else f"no: {fit.refusal.message if fit.refusal else ''}; {plan.remedy}"
@@ -93,11 +94,11 @@ def text_of(plan: Plan) -> str:
         ("device", f"{hardware.name}, {rates}"),
         ("", hardware.source),
         ("", ""),
-        ("weights", report.size(fit.weights.total)),
+        ("weights", units.size(fit.weights.total)),
         *_cache(plan),
-        *([("states", f"{report.size(plan.state_bytes)}{users}, of recurrent layers")] if state else []),
-        ("activations", report.size(plan.activation_bytes)),
-        ("total", f"{report.size(plan.total_bytes)} of {report.size(hardware.memory_bytes)}"),
+        *([("states", f"{units.size(plan.state_bytes)}{users}, of recurrent layers")] if state else []),
+        ("activations", units.size(plan.activation_bytes)),
+        ("total", f"{units.size(plan.total_bytes)} of {units.size(hardware.memory_bytes)}"),
         ("fits", verdict),
         *_room(plan),
         ("", ""),
@@ -110,14 +111,14 @@ def text_of(plan: Plan) -> str:
 
 def _cache(plan: Plan) -> list[tuple[str, str]]:
     """Keys and values; what a step reads of them, where that is something else."""
-    each = f"{report.size(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
-    together = f"{report.size(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
-    rows = [("KV cache", f"{together}{each}, {report.size(plan.kv_bytes_per_token)} a token")]
+    each = f"{units.size(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
+    together = f"{units.size(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
+    rows = [("KV cache", f"{together}{each}, {units.size(plan.kv_bytes_per_token)} a token")]
     whole = plan.context * plan.kv_bytes_per_token
     if plan.kv_bytes_read < whole:
-        rows.append(("", f"of which a token reads {report.size(plan.kv_bytes_read)}: some layers see a window"))
+        rows.append(("", f"of which a token reads {units.size(plan.kv_bytes_read)}: some layers see a window"))
     elif plan.kv_bytes_read > whole:
-        rows.append(("", f"a token reads {report.size(plan.kv_bytes_read)}: some layers share theirs"))
+        rows.append(("", f"a token reads {units.size(plan.kv_bytes_read)}: some layers share theirs"))
     return rows
 
 
@@ -134,13 +135,13 @@ def _room(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _speeds(name: str, speed: Speed, plan: Plan) -> list[tuple[str, str]]:
-    together = f", {report.rate(speed.all_tokens_per_s)} for {plan.users} users" if plan.users > 1 else ""
+    together = f", {units.rate(speed.all_tokens_per_s)} for {plan.users} users" if plan.users > 1 else ""
     waits = {"memory": "reading memory", "compute": "computing"}[speed.bound]
     return [
-        (name, f"TTFT {report.seconds(speed.ttft_s)} for a prompt of {plan.prompt} tokens"),
+        (name, f"TTFT {units.seconds(speed.ttft_s)} for a prompt of {plan.prompt} tokens"),
         (
             "",
-            f"{report.rate(speed.first_tokens_per_s)} at first, {report.rate(speed.tokens_per_s)} with "
+            f"{units.rate(speed.first_tokens_per_s)} at first, {units.rate(speed.tokens_per_s)} with "
             f"{plan.context} tokens in the cache{together}, bound by {waits}",
         ),
     ]
@@ -154,11 +155,11 @@ def _quantizations(plan: Plan) -> list[str]:
     rows = [
         (
             marked(choice, plan),
-            report.size(choice.fit.weights.total),
+            units.size(choice.fit.weights.total),
             "yes" if choice.fit.fits else "no",
             str(choice.fit.most_context or "-"),
-            report.seconds(choice.ceiling.ttft_s),
-            report.rate(choice.ceiling.tokens_per_s),
+            units.seconds(choice.ceiling.ttft_s),
+            units.rate(choice.ceiling.tokens_per_s),
         )
         for choice in plan.choices
     ]

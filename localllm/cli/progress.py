@@ -22,9 +22,9 @@ from rich.progress import (
 )
 
 from localllm.cli.io import VISIBLE, AnswerWriter, is_terminal, note
-from localllm.cli.report import size
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import Order, Show
+from localllm.units import size
 
 MOST_BARS = 8  # of files that are done stay in sight
 LINE_EVERY_S = 10.0  # in a log

@@ -25,7 +25,8 @@ def pull(
     off goes on where it stopped. stdout gets the path of the model. Exits with 3 before the download if this
     machine has not the memory for the model.
     """
-    from localllm.cli import fetch, progress  # 0.1 s that other commands need not wait for
+    from localllm.cli import progress  # with the Hub's library 0.1 s that other commands need not wait for
+    from localllm.fetch import fetch
 
     repo, settings = parse(model), Settings.from_environment()
     if not isinstance(repo, RepoName):
@@ -34,12 +35,12 @@ def pull(
     wish = Wish(dtype=settings.dtype)
     if as_json:
         events = progress.Events()
-        path = fetch.fetch(repo, events, lambda: whole_memory(settings.device), wish, force=force)
+        path = fetch(repo, events, lambda: whole_memory(settings.device), wish, force=force)
         events.write("done", path=str(path))
         return
     out = AnswerWriter()
     with progress.shown() as show:
-        path = fetch.fetch(repo, show, lambda: whole_memory(settings.device), wish, force=force)
+        path = fetch(repo, show, lambda: whole_memory(settings.device), wish, force=force)
     out.write(f"{path}\n")
 
 

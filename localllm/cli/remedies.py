@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from localllm.cli.examination import Examination
-from localllm.cli.report import size
 from localllm.rates import QUIET
+from localllm.units import size
 
 GET_TORCH = "https://pytorch.org/get-started/locally says which to install"
 LITTLE_DISK = 10_000_000_000  # bytes: an 8B model in 4 bits takes 5 GB, in 16 bits 16 GB

@@ -9,12 +9,12 @@ import typer
 
 from localllm.cli import options
 from localllm.cli.io import AnswerWriter
-from localllm.cli.report import size
 from localllm.errors import ModelNotFound, UsageError
 from localllm.hub.aliases import aliases, set_alias
 from localllm.hub.catalog import CatalogEntry, catalog
 from localllm.hub.names import ALIAS, RepoName, is_path, parse
 from localllm.hub.remove import Removal, plan_removal
+from localllm.units import size
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)]
 MaybeModel = Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)]

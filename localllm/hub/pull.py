@@ -26,6 +26,7 @@ from localllm.hub.select import select
 from localllm.hub.store import cached_commit, repo_root
 from localllm.hub.threads import threads
 from localllm.hub.transfer import Transfer, first_fault, is_whole, writing
+from localllm.units import size
 
 CONNECTIONS = 8  # at a time, for all files
 FILES = 4  # at a time; each hashes what has come, with a core of its own
@@ -154,10 +155,10 @@ def check_disk(job: Order, root: Path) -> None:
     """Raises DiskFull where what is missing does not fit on the disk."""
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     free = shutil.disk_usage(folder).free
-    if job.missing_bytes + SPARE_BYTES > free:
+    if job.missing_bytes and job.missing_bytes + SPARE_BYTES > free:
         raise DiskFull(
-            f"{job.listing.repo} needs {job.missing_bytes / 1e9:.1f} GB more on the disk with {folder}, "
-            f"{free / 1e9:.1f} GB are free",
+            f"{job.listing.repo} needs {size(job.missing_bytes)} more on the disk with {folder}, "
+            f"{size(free)} are free",
             "make room, or set HF_HUB_CACHE to a folder on another disk",
         )
 

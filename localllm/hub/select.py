@@ -56,9 +56,9 @@ def _safetensors(listing: Listing, read: Read) -> tuple[RemoteFile, ...]:
 def _beside(listing: Listing) -> list[RemoteFile]:
     tokenizer = next((file for name in TOKENIZER_FILES if (file := listing.find(name))), None)
     if tokenizer is None:
-        names = f"{', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]}"
         raise UnsupportedModel(
-            f"{listing.repo.repo} has no tokenizer: no {names}", "use another edition of the model"
+            f"{listing.repo.repo} has no tokenizer that localllm reads ({', '.join(TOKENIZER_FILES)})",
+            "use another edition of the model",
         )
     found = [file for name in BESIDE if (file := listing.find(name))]
     templates = [file for file in listing.files if PurePosixPath("/", file.path).match(f"/{TEMPLATES}/*.jinja")]

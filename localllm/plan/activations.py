@@ -25,7 +25,7 @@ EXACT = 4  # sums, norms, rotations and scores are made in float32
 SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
 EXPANDED = 2**25  # numbers in the keys of so many heads, of latent attention (kernels/latent.py)
 OF_A_LOGIT = 24  # bytes: float32 twice or thrice, and float64 twice, where a token is drawn
-DISTANCE = 8  # bytes: what the mask of a window is made from, for each pair of a query and a key
+MASKS = 3  # bytes for each pair of a query and a key: two masks, and the one that is made of them
 STREAMS = 5  # copies of [T, hidden] that live in the middle of a layer: x before and within, normed, mixed
 
 
@@ -83,9 +83,9 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             rotating = tokens * (heads + keys) * (3 * EXACT + e)
             mixing = tokens * (2 * heads + keys) * e  # q and k rotated, and the result
             if c.softcap or c.sinks:
-                mixing += max(min(SCORES, tokens * c.heads * seen) * 3 * EXACT, tokens * seen * DISTANCE)
+                mixing += max(min(SCORES, tokens * c.heads * seen) * 3 * EXACT, tokens * seen * MASKS)
             else:
-                mixing += tokens * seen * max(DISTANCE, e)  # or the mask as numbers
+                mixing += tokens * seen * max(MASKS, e)  # or the mask as numbers
             return qkv + gated + max(rotating, mixing)
         case LatentConfig():
             width = c.nope_dim + c.rope_dim
@@ -93,7 +93,7 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             latent = tokens * (c.kv_lora_rank + c.rope_dim) * e
             of_head = context * max(width, c.value_dim)
             keys = of_head * min(c.heads, max(1, EXPANDED // of_head)) * e
-            making = tokens * context * DISTANCE
+            making = tokens * context * MASKS
             return 3 * q + latent + max(3 * keys, making) + tokens * c.heads * c.value_dim * e
         case DeltaNetConfig():
             wide = c.channels + c.value_heads * c.value_dim

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localllm.arch import cost
 from localllm.arch.config import ModelConfig
-from localllm.arch.cost import Share, WeightBytes, bytes_read
+from localllm.arch.cost import Share, WeightBytes, bytes_read, flops
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
 from localllm.device import device_name, dtype_name, resolve_device, resolve_dtype
@@ -60,8 +59,8 @@ def here(
     like = setup(name, header, kind, place, threads, read)
     reached = expectation(header, config, like, kind, place, settings.home, note)
     # What was reached can be reached: the machine's rates may have been measured while it was busy.
-    bandwidth, flops = max(hardware.bandwidth, reached.bandwidth), max(hardware.flops, reached.flops)
-    return replace(hardware, bandwidth=bandwidth, flops=flops), reached
+    bandwidth, rate = max(hardware.bandwidth, reached.bandwidth), max(hardware.flops, reached.flops)
+    return replace(hardware, bandwidth=bandwidth, flops=rate), reached
 
 
 def expectation(
@@ -99,13 +98,14 @@ def ran(before: runs.Run, config: ModelConfig, weights: WeightBytes, metrics: Me
         return None
     context, element = metrics.prompt_tokens + metrics.output_tokens, ELEMENT_BYTES[before.dtype]
     on_average = (Share(1, context - metrics.output_tokens // 2),)
-    long = metrics.prompt_tokens >= runs.LEAST_PROMPT and not metrics.cached_tokens
+    rate = None
+    if metrics.prompt_tokens >= runs.LEAST_PROMPT and not metrics.cached_tokens:
+        steps = prefill(metrics.prompt_tokens)
+        rate = sum(flops(config, step) * times for step, times in steps) / metrics.prefill_s
     return replace(
         before,
         context=context,
         bytes_per_token=bytes_read(config, weights, on_average, element),
         tokens_per_s=metrics.tokens_per_s,
-        flops_per_s=sum(cost.flops(config, step) for step in prefill(metrics.prompt_tokens)) / metrics.prefill_s
-        if long
-        else None,
+        flops_per_s=rate,
     )

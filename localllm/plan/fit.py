@@ -13,8 +13,9 @@ from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
 from localllm.device import dtype_for
 from localllm.errors import DoesNotFit, UsageError
-from localllm.plan.memory import BLOCK_SIZE, Memory, allocate, blocks_for, check_context, gigabytes
+from localllm.plan.memory import BLOCK_SIZE, Memory, allocate, blocks_for, check_context
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
+from localllm.units import size
 
 ORDER = (None, "int8", "q8_0", "int4", "q4_k_m")  # quantizations, the finest first
 
@@ -100,8 +101,8 @@ def remedy(found: Fit, others: Iterable[Fit]) -> str:
         return found.refusal.remedy  # the weights fit: the context was too long, or the users too many
     gguf = next((other for other in others if other.quant in GGUF_BITS and other.fits), None)
     if gguf and gguf.quant:
-        size = gigabytes(gguf.weights.total)
-        return f"a GGUF file of it in {gguf.quant.upper()} takes about {size} and fits"
+        taken = size(gguf.weights.total)
+        return f"a GGUF file of it in {gguf.quant.upper()} takes about {taken} and fits"
     return "name a smaller model, or a device with more free memory"
 
 
@@ -141,7 +142,7 @@ def shared(memory: Memory, users: int, asked: int | None) -> int:
     """
     if memory.row_bytes and memory.rows < users:
         raise DoesNotFit(
-            f"{users} states of the recurrent layers need {gigabytes(users * memory.row_bytes)}, and there is "
+            f"{users} states of the recurrent layers need {size(users * memory.row_bytes)}, and there is "
             f"room for {memory.rows}",
             f"--users {memory.rows} fits",
         )
@@ -152,7 +153,7 @@ def shared(memory: Memory, users: int, asked: int | None) -> int:
     least = asked or BLOCK_SIZE
     needed, most = users * blocks_for(least) * memory.block_bytes, most_users(memory, least)
     raise DoesNotFit(
-        f"{users} contexts of {least} tokens need {gigabytes(needed)}, and there is room for {most}",
+        f"{users} contexts of {least} tokens need {size(needed)}, and there is room for {most}",
         f"--context {each} fits" if each else f"--users {most} fits",
     )
 

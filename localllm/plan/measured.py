@@ -7,6 +7,7 @@ Imports torch inside functions, as `device.py` does.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ BUFFER_BYTES = 2**28  # of different matrices, several times what caches hold
 DECODE_S, PREFILL_S, CALL_S = 0.3, 0.2, 0.02  # so long is measured, after a first round that does not count
 ROWS = 512  # of a prefill step
 FILLER = 0x3C  # every byte: no format makes NaN, infinity or a denormal number of it
-# Of these rates a whole step reaches so much, as answers of a 1B model on two cores have shown (docs/plan.md):
-# there are the head, attention and the cache beside the layers' matrices.
-DECODING, PREFILL = 0.8, 0.45
+# Of these rates a whole step reaches at least so much, as answers of a 1B model on two cores have shown
+# (bench/plan.py): there are matrices of less handy shapes, the head, attention and the cache.
+DECODING, PREFILL = 0.7, 0.55
 CALLS = 25  # small operations that a layer takes as long as, beside its matrices: Llamas of 1 to 6 MB
 
 
@@ -93,17 +94,18 @@ def matrix(tensor: TensorHeader, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def seconds(run: Callable[[int], object], warm: int, patience: float, device: torch.device) -> float:
-    """Of one call, on average over as many as `patience` seconds hold, after `warm` that do not count."""
+    """Of one call: the median of as many as `patience` seconds hold, after `warm` that do not count."""
     for i in range(warm):
         run(i)
     finish(device)
-    count, start, taken = 0, time.perf_counter(), 0.0
-    while taken < patience:
-        run(count)
+    taken: list[float] = []
+    end = time.perf_counter() + patience
+    while not taken or time.perf_counter() < end:
+        start = time.perf_counter()
+        run(len(taken))
         finish(device)
-        count += 1
-        taken = time.perf_counter() - start
-    return taken / count
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
 
 
 def finish(device: torch.device) -> None:

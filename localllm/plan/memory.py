@@ -9,6 +9,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, kv_bytes_per_token, state_bytes
 from localllm.errors import DoesNotFit, UsageError
 from localllm.quant.packing import ELEMENT_BYTES
+from localllm.units import size
 
 BLOCK_SIZE = 16  # tokens
 TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faster and hold others up longer
@@ -55,7 +56,7 @@ def allocate(
     check_context(config.max_context, context)
     if weights.total > free:
         raise DoesNotFit(
-            f"the weights of {name} need {gigabytes(weights.total)} in {dtype}, {gigabytes(free)} are free",
+            f"the weights of {name} need {size(weights.total)} in {dtype}, {size(free)} are free",
             "name a smaller model, or free memory",
         )
     element = ELEMENT_BYTES[dtype]
@@ -92,8 +93,8 @@ def plan_rows(row_bytes: int, free: int) -> int:
     rows = min(MOST_ROWS, free // 8 // row_bytes)
     if rows < LEAST_ROWS:
         raise DoesNotFit(
-            f"two states of the recurrent layers need {gigabytes(2 * row_bytes)}, and an eighth of the "
-            f"{gigabytes(free)} that are free beside the weights is for them",
+            f"two states of the recurrent layers need {size(2 * row_bytes)}, and an eighth of the "
+            f"{size(free)} that are free beside the weights is for them",
             "free memory",
         )
     return rows
@@ -113,8 +114,8 @@ def plan_context(usual: int, asked: int | None, block_bytes: int, free: int) -> 
     least = blocks_for(asked or 1)
     if affordable < least:
         raise DoesNotFit(
-            f"a context of {asked or BLOCK_SIZE} tokens needs {gigabytes(least * block_bytes)}, and of the "
-            f"{gigabytes(free)} that are free beside the weights half is kept for the rest",
+            f"a context of {asked or BLOCK_SIZE} tokens needs {size(least * block_bytes)}, and of the "
+            f"{size(free)} that are free beside the weights half is kept for the rest",
             f"--context {affordable * BLOCK_SIZE} fits" if affordable else "free memory",
         )
     context = min(asked or usual, affordable * BLOCK_SIZE)
@@ -123,7 +124,3 @@ def plan_context(usual: int, asked: int | None, block_bytes: int, free: int) -> 
 
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_SIZE)
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"

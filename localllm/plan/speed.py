@@ -12,6 +12,8 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import Share, Step, WeightBytes, bytes_read, flops
 from localllm.plan.memory import TOKEN_BUDGET
 
+MOST_STEPS = 32  # of a prompt that are looked at one by one
+
 
 class Rates(Protocol):
     """`Hardware` has them, and what was measured."""
@@ -62,7 +64,7 @@ def speed(
 
     together = (Share(1, context),) * users
     return Speed(
-        ttft_s=sum(map(seconds, prefill(prompt))),
+        ttft_s=sum(seconds(step) * times for step, times in prefill(prompt)),
         first_tokens_per_s=1 / seconds((Share(1, 1),)),
         tokens_per_s=1 / seconds((Share(1, context),)),
         all_tokens_per_s=users / seconds(together),
@@ -70,8 +72,13 @@ def speed(
     )
 
 
-def prefill(prompt: int) -> list[Step]:
-    """The steps that a prompt is computed in; only the last gives logits."""
-    ends = [*range(TOKEN_BUDGET, prompt, TOKEN_BUDGET), prompt]
-    begins = [0, *ends[:-1]]
-    return [(Share(end - begin, end, logits=int(end == prompt)),) for begin, end in zip(begins, ends, strict=True)]
+def prefill(prompt: int) -> list[tuple[Step, float]]:
+    """The steps that a prompt is computed in, and how many each of them stands for: of more than MOST_STEPS some
+    that lie evenly, as their times grow evenly. Only the last gives logits."""
+    count = -(-prompt // TOKEN_BUDGET)
+    chosen = range(count)
+    if count > MOST_STEPS:
+        chosen = [i * (count - 1) // (MOST_STEPS - 1) for i in range(MOST_STEPS)]
+    ends = [min(prompt, (i + 1) * TOKEN_BUDGET) for i in chosen]
+    shares = [Share(end - i * TOKEN_BUDGET, end, int(end == prompt)) for i, end in zip(chosen, ends, strict=True)]
+    return [((share,), count / len(chosen)) for share in shares]

@@ -5,7 +5,6 @@ Knows headers alone; `runtime/load.py` and the layers do what is told here, and 
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
@@ -65,13 +64,11 @@ def weight_bytes(
 
 def by_use(header: Header, config: ModelConfig, size: Size) -> WeightBytes:
     """The tensors' sizes, added up by how a step reads them."""
-    found = WeightBytes(0, 0, 0, 0)
+    found = {"layers": 0, "experts": 0, "head": 0, "tables": 0}
     for name, tensor in header.tensors.items():
-        if config.tie_embeddings and name.startswith("lm_head."):
-            continue  # stored twice, read once
-        use = use_of(name, config.tie_embeddings)
-        found = replace(found, **{use: getattr(found, use) + size(name, tensor)})
-    return found
+        if not (config.tie_embeddings and name.startswith("lm_head.")):  # stored twice, read once
+            found[use_of(name, config.tie_embeddings)] += size(name, tensor)
+    return WeightBytes(**found)
 
 
 def use_of(name: str, tied: bool) -> str:
@@ -119,7 +116,8 @@ def quantized_bytes(tensor: TensorHeader, quant: str) -> int:
 
 
 def main_matrix(header: Header) -> TensorHeader:
-    """The matrix of the layers that stands for all: the largest in the format that most of their bytes are in.
+    """The matrix of the layers that stands for all: the largest in the format that most of their bytes are in,
+    and of equal ones the one with most rows.
 
     Raises DamagedModel where the layers have no matrix.
     """
@@ -134,4 +132,7 @@ def main_matrix(header: Header) -> TensorHeader:
     if not sizes:
         raise DamagedModel(f"{header.path} holds no matrix of a layer", "fetch the model again")
     most = max(sizes, key=lambda form: sizes[form])
-    return max((tensor for tensor in matrices if tensor.dtype == most), key=lambda tensor: tensor.elements)
+    return max(
+        (tensor for tensor in matrices if tensor.dtype == most),
+        key=lambda tensor: (tensor.elements, tensor.shape[0]),
+    )

@@ -8,7 +8,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from localllm.arch.config import AttentionConfig
-from localllm.arch.cost import Share, bytes_read, flops, kv_bytes_read, pairs, touched_share
+from localllm.arch.cost import (
+    Share,
+    WeightBytes,
+    bytes_read,
+    flops,
+    kv_bytes_per_token,
+    kv_bytes_read,
+    pairs,
+    touched_share,
+)
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import read_header
 from localllm.plan.weights import weight_bytes
@@ -17,6 +26,7 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.state import SequenceState
 from tests.models.families import FAMILIES
 from tests.plan.held import Reads, alive, bytes_of
+from tests.plan.published import DEEPSEEK_V3
 from tests.tiny import CPU, make_checkpoint, make_engine
 
 CONTEXT = 41
@@ -94,3 +104,11 @@ def test_windows_bound_what_is_read_and_shared_keys_are_read_again(tmp_path: Pat
     assert kv_bytes_read(config, (Share(1, 100),), 2) == (100 + 2 * 9) * of_token
     assert kv_bytes_read(config, (Share(1, 5),) * 3, 2) == 3 * 3 * 5 * of_token
     assert kv_bytes_read(config, (Share(20, 100),), 2) == (100 + 2 * (9 + 19)) * of_token
+
+
+def test_deepseek_v3_keeps_70_kb_a_token_and_meets_37_billion_weights() -> None:
+    config = describe(DEEPSEEK_V3)
+    assert kv_bytes_per_token(config, 2) == 70_272  # "Insights into DeepSeek-V3" (2025), table 1
+    assert flops(config, (Share(1, 1),)) == pytest.approx(2 * 36.7e9, rel=0.02)  # without the embedding
+    of_experts = WeightBytes(layers=0, experts=58 * 256 * 3 * 7168 * 2048, head=0, tables=0)
+    assert bytes_read(config, of_experts, (Share(1, 1),), 0) == pytest.approx(of_experts.experts * 8 / 256, abs=2)

@@ -289,8 +289,8 @@ class TestDisks:
     def test_too_small_from_the_beginning(self, big, on_tmpfs):
         done = on_tmpfs("30m")
         assert done.returncode == 3
-        assert "error: org/big needs 0.1 GB more on the disk with " in done.stderr
-        assert "0.0 GB are free; make room, or set HF_HUB_CACHE to a folder on another disk" in done.stderr
+        assert "error: org/big needs 50.3 MB more on the disk with " in done.stderr
+        assert " MB are free; make room, or set HF_HUB_CACHE to a folder on another disk" in done.stderr
         assert big.sent("model.safetensors") == HEADER
 
     def test_full_in_the_middle(self, big, on_tmpfs):

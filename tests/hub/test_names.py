@@ -85,6 +85,14 @@ def test_what_is_no_name_at_all_is_refused(name):
         resolve(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["org/a--b", "org/a.git", "a..b/c", "org/x-", "org/x.", "org./x", "org/x@v..1", "org/x@", "org/x:"]
+)
+def test_what_the_hub_has_no_names_like_is_refused(name):
+    with pytest.raises(ModelNotFound, match="is not a name of a model"):
+        resolve(name)
+
+
 @pytest.mark.parametrize("name", ["./demo", "/nowhere/demo", "a/b/c", "~/nowhere-at-all", "../demo", "demo/"])
 def test_a_path_never_falls_through_to_an_alias(name):
     with pytest.raises(ModelNotFound, match="there is no folder"):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from localllm.arch.config import MoEConfig
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import read_header
 from localllm.hub.resolve import resolve
@@ -29,6 +30,7 @@ WIDE: dict[str, Any] = {
 }
 CHUNK, PROMPT = 512, 1536
 LEAST, MOST = 0.9, 1.15  # of what was measured
+MOST_OF_MIXTURES = 1.4  # their busiest expert may get more tokens than it got
 
 
 def peak_of(engine: Engine) -> int:
@@ -76,7 +78,8 @@ def check_peak(model: Path, dtype: str) -> None:
     header = read_header(model)
     unpacked = unpacked_bytes(header, dtype, "cpu")
     told = activation_bytes(describe(header.config), dtype, CHUNK, PROMPT, unpacked=unpacked)
-    assert LEAST <= told / peak_of(engine) <= MOST
+    mixture = any(isinstance(layer.ffn, MoEConfig) for layer in engine.runner.model.config.layers)
+    assert LEAST <= told / peak_of(engine) <= (MOST_OF_MIXTURES if mixture else MOST)
 
 
 def test_drawing_a_token_for_many_takes_more_than_a_small_layer(tmp_path: Path) -> None:

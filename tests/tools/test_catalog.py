@@ -10,7 +10,7 @@ import pytest
 
 from localllm.arch.cost import parameters
 from localllm.arch.describe import describe
-from localllm.cli.report import count
+from localllm.units import count
 from tests.hub.faults import edited
 from tests.hub.folders import write_model
 from tests.hub.loopback import LoopbackHub

@@ -129,9 +129,10 @@ def visibility(batch: Batch, span: Span, first: int, window: int | None) -> Tens
     """[count, context_len - first] bool: may the query see the key? Made once a step for all layers."""
     key = (span.start, window)
     if key not in batch.masks:
-        positions = batch.positions[span.start : span.start + span.count]
-        distance = positions[:, None] - torch.arange(first, span.context_len, device=positions.device)
-        batch.masks[key] = (distance >= 0) & (distance < window) if window else distance >= 0
+        positions = batch.positions[span.start : span.start + span.count, None]
+        keys = torch.arange(first, span.context_len, device=positions.device)
+        seen = positions >= keys
+        batch.masks[key] = seen & (positions - window < keys) if window else seen
     return batch.masks[key]
 
 

@@ -1,5 +1,9 @@
-"""What `pull` does, and `run` where a model is missing. Imports the Hub's library, so import it late."""
+"""A model from the Hub where it is missing, after a look whether it runs and fits here.
 
+Imports the Hub's library, so import it late.
+"""
+
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,13 +12,15 @@ from huggingface_hub import constants
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.remote import remote_header
-from localllm.cli.progress import shown
 from localllm.errors import DoesNotFit, UnsupportedModel
+from localllm.hub.listing import RemoteFile
 from localllm.hub.names import RepoName
-from localllm.hub.pull import Show, order, pull
+from localllm.hub.pull import Order, Show, order, pull
 from localllm.hub.resolve import downloaded, is_downloaded
 from localllm.plan.fit import Space, Wish, check
+from localllm.units import size
 
+LOG = logging.getLogger("localllm")
 Memory = Callable[[], Space]  # asked late: it may have to import torch
 
 
@@ -40,13 +46,23 @@ def fetch(repo: RepoName, show: Show, memory: Memory, wish: Wish, *, force: bool
     return pull(job, show)
 
 
-def fetch_shown(repo: RepoName, memory: Memory, wish: Wish, *, force: bool) -> None:
-    """With progress on stderr."""
-    with shown() as show:
-        fetch(repo, show, memory, wish, force=force)
-
-
 def check_runs(header: Header, memory: Memory, wish: Wish, name: str) -> None:
     """Raises UnsupportedModel for a family or a format that does not run, DoesNotFit where memory is too small."""
     check_quantization(header.config)
     check(header, memory(), wish, name=name)
+
+
+class Logged:
+    """Follows a pull in Python's log."""
+
+    def begin(self, order: Order) -> None:
+        LOG.info("pulling %s: %s", order.listing.repo, size(order.missing_bytes))
+
+    def advance(self, file: RemoteFile, count: int) -> None:
+        pass
+
+    def finish(self, file: RemoteFile) -> None:
+        LOG.info("%s: %s, verified", file.path, size(file.size))
+
+    def say(self, text: str) -> None:
+        LOG.warning("%s", text)

@@ -1,0 +1,51 @@
+"""Numbers as people read them."""
+
+import math
+
+
+def seconds(value: float) -> str:
+    """Three digits and a unit that fits: 850 µs, 12.3 ms, 1.25 s; `-` where nothing was measured."""
+    if math.isnan(value):
+        return "-"
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if value * factor >= 1 or value == 0:
+            return f"{three_digits(value * factor)} {unit}"
+    return f"{value * 1e6:.0f} µs"
+
+
+def rate(value: float) -> str:
+    return "-" if math.isnan(value) else f"{three_digits(value)} tokens/s"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as disks and the Hub count them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{three_digits(count)} {unit}"
+        count /= 1000
+    return f"{three_digits(count)} TB"
+
+
+def operations(per_s: float) -> str:
+    """Arithmetic in a second, as datasheets have it: 313 GFLOP/s, 1.75 TFLOP/s."""
+    unit, name = (1e12, "TFLOP/s") if per_s >= 1e12 else (1e9, "GFLOP/s")
+    return f"{three_digits(per_s / unit)} {name}"
+
+
+def rough_size(count: float) -> str:
+    """Of a number that was rounded to two digits: ~16 GB, ~4.9 GB."""
+    number, unit = size(count).split()
+    return f"~{float(number):g} {unit}"
+
+
+def count(value: float) -> str:
+    """Parameters as model cards write them: 656K, 135M, 1.24B."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return str(value)
+
+
+def three_digits(value: float) -> str:
+    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:.{min(decimals, 2)}f}"
