@@ -6,9 +6,8 @@ them, branches in `refs`. A branch moves to a new commit when all of that is her
 
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -25,6 +24,7 @@ from localllm.hub.ranges import read_range
 from localllm.hub.resolve import downloaded
 from localllm.hub.select import select
 from localllm.hub.store import cached_commit, repo_root
+from localllm.hub.threads import threads
 from localllm.hub.transfer import Transfer, first_fault, is_whole, writing
 from localllm.units import size
 
@@ -112,29 +112,20 @@ def bring(job: Order, show: Show) -> None:
     if cached_commit(listing.repo.repo, listing.repo.revision) is None:
         point(listing, root)  # so that what is broken off is seen as that
     end = Event()
-    with ThreadPoolExecutor(CONNECTIONS) as connections, ThreadPoolExecutor(FILES) as files:
+    with threads(CONNECTIONS) as connections, threads(FILES) as files:
         transfer = Transfer(listing, connections, end, show.advance, show.say)
-        coming = []
-        for digest, same in job.contents.items():
-            coming.append(files.submit(_bring, transfer, same, root))
-            if job.here[digest] < same[0].size:
-                coming[-1].add_done_callback(partial(_tell, show, same[0]))
+        coming = [files.submit(_bring, transfer, same, root, job, show) for same in job.contents.values()]
         try:
             wait(coming, return_when=FIRST_EXCEPTION)
         finally:
             end.set()  # also for Ctrl-C, which arrives in wait
-            fault = first_fault(coming)
+        fault = first_fault(coming)
     if fault:
         raise fault
     point(listing, root)
 
 
-def _tell(show: Show, file: RemoteFile, future: Future[None]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        show.finish(file)
-
-
-def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path) -> None:
+def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path, job: Order, show: Show) -> None:
     """Files of one content into the cache, under all their names."""
     blob = transfer.fetch(files[0])
     with writing(root):
@@ -143,6 +134,8 @@ def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path) -> None:
             name.parent.mkdir(parents=True, exist_ok=True)
             if not (name.exists() and name.samefile(blob)):
                 _create_symlink(str(blob), str(name))
+    if job.here[files[0].digest] < files[0].size:
+        show.finish(files[0])
 
 
 def point(listing: Listing, root: Path) -> None:

@@ -115,8 +115,9 @@ def test_events_as_json_lines(hub, localllm):
     assert weights_in(events[-1]["path"]) == weights()
 
 
-def test_a_reader_that_goes_away_is_no_fault(big, environment):
-    command = f"{sys.executable} -m localllm pull org/big --json | head -n 1"
+@pytest.mark.parametrize("lines", [1, 3, 6])
+def test_a_reader_that_goes_away_is_no_fault(big, environment, lines):
+    command = f"{sys.executable} -m localllm pull org/big --json | head -n {lines}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], env=environment, capture_output=True, text=True, check=False
     )
@@ -196,6 +197,28 @@ def test_ctrl_c_keeps_what_came(big, start, localllm):
     done = localllm("pull", "org/big")
     assert "of them are here" in done.stderr
     assert weights_in(done.stdout) == weights(BIG)
+
+
+@pytest.mark.parametrize(
+    ("change", "target"),
+    [
+        (faults.stalled(20_000_000), "/cdn/.*model"),
+        (faults.silent, "/cdn/.*model"),
+        (faults.busy(100), "/cdn/.*model"),
+        (faults.silent, "/tree/"),
+    ],
+)
+def test_ctrl_c_does_not_wait_for_a_hub_that_is_silent(big, start, environment, change, target):
+    environment["HF_HUB_DOWNLOAD_TIMEOUT"] = "60"
+    fault = big.disturb(change, target, times=None)
+    process = start("pull", "org/big")
+    wait_until(lambda: fault.met)
+    time.sleep(0.5)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, time.monotonic() - begin < 5) == (130, True)
+    assert err.endswith("broken off; the same command goes on where it stopped\n")
 
 
 def killed_again_and_again(hub, start, localllm, times, choose):
