@@ -31,7 +31,9 @@ def pull(
 
     repo, settings = parse(model), Settings.from_environment()
     if isinstance(repo, CatalogEntry):
-        raise UsageError(f"{model} comes with localllm, there is nothing to pull", f"`localllm run {model}` runs it")
+        raise UsageError(
+            f"{model} comes with localllm, there is nothing to pull", f"`localllm run {model}` runs it"
+        )
     if not isinstance(repo, RepoName):
         remedy = "name ORG/REPO, or a model of `localllm list --all`"
         raise UsageError(f"{model} names no repository of the Hub", remedy)

@@ -5,6 +5,7 @@ its metadata calls, its login and its reading of the Hub's errors are used.
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Lock
@@ -158,7 +159,7 @@ def reason(error: BaseException) -> str:
         return f"nothing came for {constants.HF_HUB_DOWNLOAD_TIMEOUT} s"
     if isinstance(error, httpx2.TooManyRedirects):
         return "it redirects in circles"
-    return str(error) or type(error).__name__
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 @contextmanager

@@ -13,5 +13,7 @@ def test_what_is_fetched_again_does_not_slow_down_what_is_told(capsys):
         lines.last -= 2 * LINE_EVERY_S
         lines.advance(file, count)
     told = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in told] == [f"{done} of 10.0 MB" for done in ("5.00 MB", "0 B", "1.00 MB")]
+    assert [line.split(",")[0] for line in told] == [
+        f"{done} of 10.0 MB" for done in ("5.00 MB", "0 B", "1.00 MB")
+    ]
     assert re.search(r", (60\.0|59\.\d) kB/s, 15\d s left$", told[-1])

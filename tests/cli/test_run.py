@@ -270,7 +270,10 @@ def test_flags_that_cannot_reach_the_template_are_refused(localllm, model, flags
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["completion"], "missing argument 'SHELL'. Choose from: bash, zsh, fish; see `localllm completion --help`"),
+        (
+            ["completion"],
+            "missing argument 'SHELL'. Choose from: bash, zsh, fish; see `localllm completion --help`",
+        ),
         (["completion", "tcsh"], "invalid value for 'SHELL': 'tcsh' is not one of 'bash', 'zsh', 'fish'; see"),
         (["plan", "demo", "--context", "32k"], "invalid value for '--context': give a whole number; see"),
         (["run", "demo", "--temperature", "hot"], "invalid value for '--temperature': give a number; see"),
