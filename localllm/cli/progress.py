@@ -60,8 +60,12 @@ class Bars:
             self.progress.update(self.all, advance=count)
 
     def finish(self, file: RemoteFile) -> None:
+        """Another process may have fetched it, too."""
         bar = self.bars.get(file.digest)
         if bar is not None:
+            shown = next(task for task in self.progress.tasks if task.id == bar)
+            if self.all is not None:
+                self.progress.update(self.all, advance=file.size - shown.completed)
             self.progress.update(bar, completed=file.size, visible=len(self.bars) <= MOST_BARS)
 
     def say(self, text: str) -> None:

@@ -85,14 +85,19 @@ def order(repo: RepoName, say: Say) -> Order:
 
 def order_of(listing: Listing, files: tuple[RemoteFile, ...]) -> Order:
     """These files of the repository, and what of them is here."""
-    blobs = repo_root(listing.repo.repo) / "blobs"
-    return Order(listing, files, {file.digest: bytes_of(file, blobs) for file in files})
+    here: dict[str, int] = {}
+    for file in files:
+        here[file.digest] = max(here.get(file.digest, 0), bytes_of(file, listing))
+    return Order(listing, files, here)
 
 
-def bytes_of(file: RemoteFile, blobs: Path) -> int:
+def bytes_of(file: RemoteFile, listing: Listing) -> int:
     """How much of it is in the cache."""
-    blob = blobs / file.digest
-    return file.size if is_whole(blob, file) else bytes_here(blob.with_name(file.digest + SUFFIX), file.size)
+    root = repo_root(listing.repo.repo)
+    blob, name = root / "blobs" / file.digest, root / "snapshots" / listing.commit / file.path
+    if is_whole(blob, file) or is_copy(name, file):
+        return file.size
+    return bytes_here(blob.with_name(file.digest + SUFFIX), file.size)
 
 
 def pull(job: Order, show: Show) -> Path:
@@ -127,15 +132,23 @@ def bring(job: Order, show: Show) -> None:
 
 def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path, job: Order, show: Show) -> None:
     """Files of one content into the cache, under all their names."""
-    blob = transfer.fetch(files[0])
+    names = [root / "snapshots" / job.listing.commit / file.path for file in files]
+    copy = next((name for name in names if is_copy(name, files[0])), None)
+    content = copy or transfer.fetch(files[0])
     with writing(root):
-        for file in files:
-            name = root / "snapshots" / transfer.listing.commit / file.path
+        for name in names:
             name.parent.mkdir(parents=True, exist_ok=True)
-            if not (name.exists() and name.samefile(blob)):
-                _create_symlink(str(blob), str(name))
+            if not (name.exists() and name.samefile(content)) and not is_copy(name, files[0]):
+                _create_symlink(str(content), str(name), new_blob=copy is None)
+            if is_copy(name, files[0]):  # there are no links here: the content has moved
+                copy = content = name
     if job.here[files[0].digest] < files[0].size:
         show.finish(files[0])
+
+
+def is_copy(name: Path, file: RemoteFile) -> bool:
+    """On file systems without links the cache has contents under their names, and only there."""
+    return not name.is_symlink() and is_whole(name, file)
 
 
 def point(listing: Listing, root: Path) -> None:

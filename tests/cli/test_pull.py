@@ -172,6 +172,12 @@ def test_offline_only_what_is_here_runs(hub, localllm):
     assert len(hub.requests) == asked
 
 
+def test_a_setting_that_is_no_number(localllm):
+    done = localllm("list", HF_HUB_DOWNLOAD_TIMEOUT="soon")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: a setting is no number: ") and done.stderr.count("\n") == 1
+
+
 def test_a_hub_that_is_not_there(localllm):
     done = localllm("pull", "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 7

@@ -72,6 +72,21 @@ def test_files_of_one_content_come_once(hub, cache):
     assert watcher.came == watcher.order.total_bytes == sum(len(model_files()[name]) for name in NEEDED) + 7
 
 
+def test_a_cache_without_links_holds_every_content_once(hub, cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS_WARNING", True)
+    monkeypatch.setattr("huggingface_hub.file_download._are_symlinks_supported_in_dir", {})
+    hub.add("org/tiny", model_files(**{"chat_template.jinja": b"{{ 1 }}", "chat_template.json": b"{{ 1 }}"}))
+    folder, watcher = fetch()
+    files = [path for path in cache.rglob("*") if path.is_file() and "snapshots" in path.parts]
+    assert {path.name for path in files} == NEEDED | {"chat_template.jinja", "chat_template.json"}
+    assert not any(path.is_symlink() for path in files)
+    assert not list((cache / "models--org--tiny" / "blobs").iterdir())
+    assert (folder / "model.safetensors").read_bytes() == weights()
+    again, watcher = fetch()
+    assert (again, watcher.came, watcher.finished) == (folder, 0, [])
+
+
 def test_what_it_leaves_is_what_huggingface_hub_would_have_left(tiny, cache, tmp_path):
     folder, _ = fetch()
     theirs = snapshot_download(
