@@ -3,7 +3,7 @@
 import os
 import sys
 
-INTERRUPTED = 130
+INTERRUPTED, USAGE = 130, 2
 
 
 def main() -> int:
@@ -16,6 +16,9 @@ def main() -> int:
         from localllm.cli.app import main
     except KeyboardInterrupt:
         return INTERRUPTED
+    except ValueError as error:  # huggingface_hub reads its variables while it is imported
+        print(f"error: a setting is no number: {error}; check the HF_ variables", file=sys.stderr)
+        return USAGE
     return main()
 
 

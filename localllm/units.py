@@ -6,9 +6,12 @@ ONE = 0.9995  # what rounds to 1 in three digits: 999.6 MB are written as 1.00 G
 
 
 def seconds(value: float) -> str:
-    """Three digits and a unit that fits: 850 µs, 12.3 ms, 1.25 s; `-` where nothing was measured."""
+    """Three digits and a unit that fits: 850 µs, 12.3 ms, 1.25 s, 20.5 min; `-` where nothing was measured."""
     if math.isnan(value):
         return "-"
+    for unit_s, unit in ((3600, "h"), (60, "min")):
+        if value >= 2 * unit_s and value >= 600:
+            return f"{three_digits(value / unit_s)} {unit}"
     for factor, unit in ((1, "s"), (1e3, "ms")):
         if value * factor >= ONE or value == 0:
             return f"{three_digits(value * factor)} {unit}"

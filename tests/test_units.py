@@ -13,7 +13,9 @@ from localllm.units import count, operations, rate, seconds, size
         (12.345, "12.3 s"),
         (0.0123, "12.3 ms"),
         (0.00012, "120 µs"),
-        (3600, "3600 s"),
+        (599, "599 s"),
+        (3600, "60.0 min"),
+        (70920, "19.7 h"),
         (math.nan, "-"),
     ],
 )

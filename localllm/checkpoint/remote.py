@@ -6,7 +6,6 @@ So everything that reads headers reads these, with all its checks.
 import os
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import CONNECTIONS, Order, read_small
 from localllm.hub.ranges import read_range
 from localllm.hub.store import repo_root
+from localllm.hub.threads import threads
 
 NEEDED = ("config.json", "generation_config.json", INDEX)
 SAFETENSORS_FIRST_BYTES = 2**17  # as much as most headers have: one request
@@ -35,8 +35,8 @@ def remote_header(order: Order, say: Say) -> Header:
     try:
         weights = [file for file in order.files if file.path.endswith((".safetensors", ".gguf"))]
         small = [file for file in order.files if file.path in NEEDED]
-        with ThreadPoolExecutor(CONNECTIONS) as threads:
-            list(threads.map(partial(_place, order, folder, say), [*small, *weights]))
+        with threads(CONNECTIONS) as pool:
+            list(pool.map(partial(_place, order, folder, say), [*small, *weights]))
         first = folder / weights[0].path
         return read_header(first if first.suffix == ".gguf" else folder)
     except LocalLLMError as error:  # a sentence about the file on the Hub, not about ours

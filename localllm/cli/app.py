@@ -96,10 +96,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return LocalLLMError.exit_code
 
 
+PLAINER = (
+    ("Input should be a valid integer, unable to parse string as an integer", "give a whole number"),
+    ("Input should be a valid number, unable to parse string as a number", "give a number"),
+    ("Value error, ", ""),
+)
+
+
 def usage(error: typer.TyperException) -> str:
     """Typer's sentence in the shape of ours: a small letter, and the way out after a semicolon."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "localllm"
-    message = error.format_message().rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")
+    for theirs, ours in PLAINER:
+        message = message.replace(theirs, ours)
     stop = "" if message.endswith("?") else ";"
     return f"{message[:1].lower()}{message[1:]}{stop} see `{command} --help`"

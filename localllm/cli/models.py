@@ -17,7 +17,7 @@ from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
 from localllm.hub.folder import missing_files
 from localllm.hub.names import RepoName, is_path, parse
 from localllm.hub.resolve import model_in_cache, resolve
-from localllm.hub.store import cached_folder, cached_models
+from localllm.hub.store import cached_models
 from localllm.request import SamplingParams
 
 
@@ -105,7 +105,7 @@ def _models() -> Iterator[Entry]:
     shown = {entry.path for entry in known}
     for name, path in cached_models():
         if path not in shown:
-            yield _here(name, State.DOWNLOADED, path, name)
+            yield _here(name, State.DOWNLOADED, path, name.partition(":")[0])
     yield from map(_from_alias, aliases())
 
 
@@ -115,9 +115,8 @@ def _find(model: str) -> Entry:
     if model in aliases():
         return _from_alias(model)
     ref = resolve(model)
-    downloaded = ref.name == model and cached_folder(model) in (ref.path, ref.path.parent)
-    if downloaded:
-        return _here(model, State.DOWNLOADED, ref.path, model)
+    if isinstance(repo := parse(model), RepoName):
+        return _here(str(repo), State.DOWNLOADED, ref.path, repo.repo)
     return _here(ref.name, State.FILE if ref.path.is_file() else State.FOLDER, ref.path)
 
 

@@ -34,7 +34,8 @@ def plan(
         int | None, options.option("--prompt", text="TTFT of a prompt of so many tokens.", metavar="TOKENS")
     ] = None,
     quant: Annotated[
-        str | None, options.option("--quant", text="As if quantized: int8, int4, q8_0 or q4_k_m.", metavar="QUANT")
+        str | None,
+        options.option("--quant", text="As if it were quantized: int8, int4, q8_0, q4_k_m.", metavar="QUANT"),
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,

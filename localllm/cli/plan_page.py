@@ -12,6 +12,7 @@ from localllm.plan.weights import GGUF_BITS
 VALUE_WIDTH = 62  # characters beside the longest name
 LIMITS = {"memory": "reading memory", "compute": "computing"}
 NOT_YET = "localllm does not quantize yet; a GGUF file of about this size runs today"
+OWN_CONTEXTS = "TTFT and decoding are of each row's own context; --context N compares them"
 
 Rows = list[tuple[str, str]]
 
@@ -114,7 +115,10 @@ def _quantizations(plan: Plan) -> list[str]:
         for choice in plan.choices
     ]
     best = _kind_of(plan.best_today, plan) if plan.best_today else "none"
-    return [report.table([head, *rows]), f"best that fits and runs today: {best}\n* {NOT_YET}"]
+    last = [f"best that fits and runs today: {best}", f"* {NOT_YET}"]
+    if len({choice.fit.context for choice in plan.choices}) > 1:
+        last.insert(0, OWN_CONTEXTS)
+    return [report.table([head, *rows]), "\n".join(last)]
 
 
 def _kind_of(choice: Choice, plan: Plan) -> str:

@@ -20,11 +20,12 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 
 from localllm.cli.io import VISIBLE, AnswerWriter, is_terminal, note
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import Order, Show
-from localllm.units import size
+from localllm.units import seconds, size
 
 MOST_BARS = 8  # of files that are done stay in sight
 LINE_EVERY_S = 10.0  # in a log
@@ -59,8 +60,12 @@ class Bars:
             self.progress.update(self.all, advance=count)
 
     def finish(self, file: RemoteFile) -> None:
+        """Another process may have fetched it, too."""
         bar = self.bars.get(file.digest)
         if bar is not None:
+            shown = next(task for task in self.progress.tasks if task.id == bar)
+            if self.all is not None:
+                self.progress.update(self.all, advance=file.size - shown.completed)
             self.progress.update(bar, completed=file.size, visible=len(self.bars) <= MOST_BARS)
 
     def say(self, text: str) -> None:
@@ -84,14 +89,14 @@ class Lines:
     def advance(self, file: RemoteFile, count: int) -> None:
         with self.lock:
             self.done += count
-            self.came += count
+            self.came += max(0, count)  # less than none: what is fetched again
             now = time.monotonic()
             if now - self.last < LINE_EVERY_S:
                 return
             self.last = now
             rate = max(1.0, self.came / (now - self.start))
         left = (self.total - self.done) / rate
-        note(f"{size(self.done)} of {size(self.total)}, {size(int(rate))}/s, {left:.0f} s left")
+        note(f"{size(self.done)} of {size(self.total)}, {size(int(rate))}/s, {seconds(left)} left")
 
     def finish(self, file: RemoteFile) -> None:
         note(f"{file.path}: {size(file.size)}, verified")
@@ -175,10 +180,10 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], object]]:
 
 def _progress(*, transient: bool = False) -> Progress:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=None),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
+        DownloadColumn(table_column=Column(no_wrap=True)),
+        TransferSpeedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
     )
     return Progress(*columns, console=Console(stderr=True), expand=True, transient=transient)

@@ -6,6 +6,7 @@ from localllm.cli import options
 from localllm.cli.io import AnswerWriter
 from localllm.device import resolve_device, total_bytes
 from localllm.errors import UsageError
+from localllm.hub.catalog import CatalogEntry
 from localllm.hub.names import RepoName, parse
 from localllm.plan.fit import Space, Wish
 from localllm.settings import Settings
@@ -29,6 +30,10 @@ def pull(
     from localllm.fetch import fetch
 
     repo, settings = parse(model), Settings.from_environment()
+    if isinstance(repo, CatalogEntry):
+        raise UsageError(
+            f"{model} comes with localllm, there is nothing to pull", f"`localllm run {model}` runs it"
+        )
     if not isinstance(repo, RepoName):
         remedy = "name ORG/REPO, or a model of `localllm list --all`"
         raise UsageError(f"{model} names no repository of the Hub", remedy)

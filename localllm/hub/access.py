@@ -25,10 +25,10 @@ class HubAccess:
 def hub_access(environment: Mapping[str, str] = os.environ) -> HubAccess:
     """`huggingface_hub.get_token` is not asked: it may renew a token, which takes the network."""
     return HubAccess(
-        endpoint=_without_login(constants.ENDPOINT),
+        endpoint=without_login(constants.ENDPOINT),
         offline=constants.HF_HUB_OFFLINE,
         token=next((name for name in TOKENS if environment.get(name, "").strip()), None) or _token_file(),
-        proxies={scheme: _without_login(proxy) for scheme, proxy in urllib.request.getproxies().items()},
+        proxies={scheme: without_login(proxy) for scheme, proxy in urllib.request.getproxies().items()},
     )
 
 
@@ -39,5 +39,5 @@ def _token_file() -> str | None:
     return None
 
 
-def _without_login(address: str) -> str:
+def without_login(address: str) -> str:
     return LOGIN.sub(r"\1***@", address)

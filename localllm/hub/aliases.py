@@ -4,12 +4,10 @@ Knows no grammar of names; `names` reads them, and says which may be given.
 """
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from localllm.errors import DamagedModel, UsageError
-from localllm.files import read_json
+from localllm.files import read_json, write_whole
 from localllm.settings import Settings
 
 
@@ -37,24 +35,12 @@ def set_alias(name: str, source: str | None) -> None:
     """
     file = aliases_file()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         known = {other: meant for other, meant in aliases().items() if other != name}
-        _replace(file, known | ({name: source} if source is not None else {}))
+        known |= {name: source} if source is not None else {}
+        write_whole(file, json.dumps(known, ensure_ascii=False, indent=1))
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", "check the disk and the rights") from error
 
 
 def aliases_file() -> Path:
     return Settings.from_environment().home / "aliases.json"
-
-
-def _replace(file: Path, known: dict[str, str]) -> None:
-    """A reader sees the old file or the new one, never half of one."""
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-        try:
-            json.dump(known, new, ensure_ascii=False, indent=1)
-            new.flush()
-            os.replace(new.name, file)
-        except BaseException:
-            os.unlink(new.name)
-            raise

@@ -5,6 +5,7 @@ its metadata calls, its login and its reading of the Hub's errors are used.
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Lock
@@ -20,7 +21,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, logging
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, logging, set_client_factory
+from huggingface_hub.utils._http import default_client_factory
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -34,6 +36,7 @@ from tenacity.nap import sleep_using_event
 
 from localllm import __version__
 from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, NetworkError
+from localllm.hub.access import without_login
 from localllm.hub.names import MAIN, RepoName
 
 ATTEMPTS = 5  # without a new byte in between
@@ -57,8 +60,26 @@ def client() -> httpx2.Client:
 
 @functools.cache
 def _client() -> httpx2.Client:
-    wait = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
-    return httpx2.Client(follow_redirects=True, timeout=wait)
+    return httpx2.Client(follow_redirects=True, timeout=_timeout())
+
+
+def _timeout() -> httpx2.Timeout:
+    return httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
+
+
+def _their_client() -> httpx2.Client:
+    """The library asks for a listing without a timeout, and would wait for a silent hub for ever."""
+
+    def limit(request: httpx2.Request) -> None:
+        if not any(request.extensions["timeout"].values()):
+            request.extensions["timeout"] = _timeout().as_dict()
+
+    made = default_client_factory()
+    made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limit]}
+    return made
+
+
+set_client_factory(_their_client)
 
 
 def close() -> None:
@@ -138,7 +159,7 @@ def reason(error: BaseException) -> str:
         return f"nothing came for {constants.HF_HUB_DOWNLOAD_TIMEOUT} s"
     if isinstance(error, httpx2.TooManyRedirects):
         return "it redirects in circles"
-    return str(error) or type(error).__name__
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 @contextmanager
@@ -151,8 +172,8 @@ def told(repo: RepoName) -> Iterator[None]:
 
 
 def _told(error: Exception, repo: RepoName) -> LocalLLMError:
-    hub = urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
-    page = f"{constants.ENDPOINT}/{repo.repo}"
+    endpoint = without_login(constants.ENDPOINT)
+    hub, page = urlsplit(endpoint).netloc or endpoint, f"{endpoint}/{repo.repo}"
     login = "log in with `hf auth login`, or set HF_TOKEN"
     with_token = "authorization" in build_hf_headers()
     match error:

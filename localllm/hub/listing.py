@@ -21,7 +21,7 @@ SHA1, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 MOST_FILES = 100_000
 NAME_BYTES = 255  # of one part of a path: what Linux and macOS take
 PATH_BYTES = 1024
-CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]")  # control characters, and halves of one
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ def is_safe(path: str) -> bool:
     """Does it stay below the folder that it is put into, on every system?"""
     names = path.split("/")
     return (
-        not CONTROL.search(path)
+        not UNSAFE.search(path)
         and not PurePosixPath(path).is_absolute()
         and not {"", ".", ".."} & set(names)
-        and len(path.encode(errors="surrogatepass")) <= PATH_BYTES
-        and all(len(name.encode(errors="surrogatepass")) <= NAME_BYTES for name in names)
+        and len(path.encode()) <= PATH_BYTES
+        and all(len(name.encode()) <= NAME_BYTES for name in names)
     )
 
 
@@ -106,7 +106,7 @@ def _understood(ask: Callable[[], Any], repo: RepoName) -> Any:
     """The library takes an answer apart without a check."""
     try:
         return ask()
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise _odd(repo, f"something that is no listing ({type(error).__name__}: {error})") from error
 
 

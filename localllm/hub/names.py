@@ -1,9 +1,10 @@
 """What a user calls a model, and what that stands for.
 
 demo, qwen3:0.6b          an alias of models.toml
-Qwen/Qwen3-0.6B           a repository of the Hub; `hf.co/` or its whole address may stand before it
+Qwen/Qwen3-0.6B           a repository of the Hub; `hf.co/` may stand before it
 org/repo@v1.0             a branch, a tag or a commit of it
 org/repo:Q4_K_M           one model of a repository of GGUF files
+https://huggingface.co/...  the address of a repository, of a revision or of a file of it, as a browser has it
 ./folder, ./x.gguf        a path; a plain name that is no alias may be one, too
 
 Looks at no more of the disk than whether there is such a path.
@@ -15,6 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import unquote
 
 from localllm.errors import ModelNotFound
 from localllm.hub.aliases import aliases
@@ -24,8 +26,10 @@ WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 ALIAS = re.compile(rf"{WORD}(:{WORD})?")
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){0,4}"
 FILE = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}(?:/[A-Za-z0-9][A-Za-z0-9._+-]{0,254})?"
-REPO = re.compile(rf"(?P<repo>{WORD}/{WORD})(?:@(?P<revision>{REVISION}))?(?::(?P<quant>{FILE}))?")
+NO_REPO = r"(?![^@:]*(?:--|\.\.|[.-]/|(?:[.-]|\.git)(?:[@:]|$)))"  # huggingface_hub refuses them
+REPO = re.compile(rf"{NO_REPO}(?P<repo>{WORD}/{WORD})(?:@(?P<revision>{REVISION}))?(?::(?P<quant>{FILE}))?")
 HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/")
+PAGE = re.compile(r"([^/]+/[^/]+)/(?:tree/([^/]+)|(?:blob|resolve)/([^/]+)/(.+))")
 MAIN = "main"
 
 
@@ -57,11 +61,20 @@ def _known(name: str) -> RepoName | CatalogEntry | Path:
         return Path(name)
     if entry := catalog().get(name):
         return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else entry
-    if named := REPO.fullmatch(HUB.sub("", name, count=1)):
+    if named := REPO.fullmatch(_of_address(name) if HUB.match(name) else name):
         if ".." in (named["revision"] or ""):  # git knows no such name either
             _not_found(name)
         return RepoName(named["repo"], named["revision"] or MAIN, named["quant"])
     _not_found(name)
+
+
+def _of_address(address: str) -> str:
+    """ORG/REPO@REVISION:FILE of an address at the Hub; a file that is not GGUF stands for its repository."""
+    path = re.split("[?#]", HUB.sub("", address, count=1))[0].rstrip("/")
+    if not (page := PAGE.fullmatch(path)):
+        return path
+    file = unquote(page[4] or "")
+    return f"{page[1]}@{unquote(page[2] or page[3])}" + (f":{file}" if file.endswith(".gguf") else "")
 
 
 def is_path(name: str) -> bool:
@@ -81,6 +94,8 @@ def is_path(name: str) -> bool:
 def near_names(name: str) -> list[str]:
     """Names of models that could have been meant, likeliest first."""
     known = [*catalog(), *aliases()]
+    if name.lower() in known:
+        return [name.lower()]
     tags = [other for other in known if other.startswith(f"{name}:")]
     return (tags + [near for near in difflib.get_close_matches(name, known, n=4) if near not in tags])[:4]
 

@@ -42,7 +42,7 @@ class Partial:
     def __init__(self, path: Path, size: int):
         self.path = path
         self.size = size
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # less the umask
         try:
             self.parts = read_score(self.file, size) or self._begin()
         except OSError:

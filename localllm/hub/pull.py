@@ -6,9 +6,8 @@ them, branches in `refs`. A branch moves to a new commit when all of that is her
 
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol
@@ -25,6 +24,7 @@ from localllm.hub.ranges import read_range
 from localllm.hub.resolve import downloaded
 from localllm.hub.select import select
 from localllm.hub.store import cached_commit, repo_root
+from localllm.hub.threads import threads
 from localllm.hub.transfer import Transfer, first_fault, is_whole, writing
 from localllm.units import size
 
@@ -85,14 +85,19 @@ def order(repo: RepoName, say: Say) -> Order:
 
 def order_of(listing: Listing, files: tuple[RemoteFile, ...]) -> Order:
     """These files of the repository, and what of them is here."""
-    blobs = repo_root(listing.repo.repo) / "blobs"
-    return Order(listing, files, {file.digest: bytes_of(file, blobs) for file in files})
+    here: dict[str, int] = {}
+    for file in files:
+        here[file.digest] = max(here.get(file.digest, 0), bytes_of(file, listing))
+    return Order(listing, files, here)
 
 
-def bytes_of(file: RemoteFile, blobs: Path) -> int:
+def bytes_of(file: RemoteFile, listing: Listing) -> int:
     """How much of it is in the cache."""
-    blob = blobs / file.digest
-    return file.size if is_whole(blob, file) else bytes_here(blob.with_name(file.digest + SUFFIX), file.size)
+    root = repo_root(listing.repo.repo)
+    blob, name = root / "blobs" / file.digest, root / "snapshots" / listing.commit / file.path
+    if is_whole(blob, file) or is_copy(name, file):
+        return file.size
+    return bytes_here(blob.with_name(file.digest + SUFFIX), file.size)
 
 
 def pull(job: Order, show: Show) -> Path:
@@ -112,37 +117,38 @@ def bring(job: Order, show: Show) -> None:
     if cached_commit(listing.repo.repo, listing.repo.revision) is None:
         point(listing, root)  # so that what is broken off is seen as that
     end = Event()
-    with ThreadPoolExecutor(CONNECTIONS) as connections, ThreadPoolExecutor(FILES) as files:
+    with threads(CONNECTIONS) as connections, threads(FILES) as files:
         transfer = Transfer(listing, connections, end, show.advance, show.say)
-        coming = []
-        for digest, same in job.contents.items():
-            coming.append(files.submit(_bring, transfer, same, root))
-            if job.here[digest] < same[0].size:
-                coming[-1].add_done_callback(partial(_tell, show, same[0]))
+        coming = [files.submit(_bring, transfer, same, root, job, show) for same in job.contents.values()]
         try:
             wait(coming, return_when=FIRST_EXCEPTION)
         finally:
             end.set()  # also for Ctrl-C, which arrives in wait
-            fault = first_fault(coming)
+        fault = first_fault(coming)
     if fault:
         raise fault
     point(listing, root)
 
 
-def _tell(show: Show, file: RemoteFile, future: Future[None]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        show.finish(file)
-
-
-def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path) -> None:
+def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path, job: Order, show: Show) -> None:
     """Files of one content into the cache, under all their names."""
-    blob = transfer.fetch(files[0])
+    names = [root / "snapshots" / job.listing.commit / file.path for file in files]
+    copy = next((name for name in names if is_copy(name, files[0])), None)
+    content = copy or transfer.fetch(files[0])
     with writing(root):
-        for file in files:
-            name = root / "snapshots" / transfer.listing.commit / file.path
+        for name in names:
             name.parent.mkdir(parents=True, exist_ok=True)
-            if not (name.exists() and name.samefile(blob)):
-                _create_symlink(str(blob), str(name))
+            if not (name.exists() and name.samefile(content)) and not is_copy(name, files[0]):
+                _create_symlink(str(content), str(name), new_blob=copy is None)
+            if is_copy(name, files[0]):  # there are no links here: the content has moved
+                copy = content = name
+    if job.here[files[0].digest] < files[0].size:
+        show.finish(files[0])
+
+
+def is_copy(name: Path, file: RemoteFile) -> bool:
+    """On file systems without links the cache has contents under their names, and only there."""
+    return not name.is_symlink() and is_whole(name, file)
 
 
 def point(listing: Listing, root: Path) -> None:
@@ -162,10 +168,10 @@ def check_disk(job: Order, root: Path) -> None:
     """Raises DiskFull where what is missing does not fit on the disk."""
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     free = shutil.disk_usage(folder).free
-    if job.missing_bytes + SPARE_BYTES > free:
+    if job.missing_bytes and job.missing_bytes + SPARE_BYTES > free:
         raise DiskFull(
-            f"{job.listing.repo} needs {size(job.missing_bytes)} more on the disk with {folder}, "
-            f"{size(free)} are free",
+            f"{job.listing.repo} needs {size(job.missing_bytes)} more on the disk with {folder}, and "
+            f"{size(SPARE_BYTES)} to spare, {size(free)} are free",
             "make room, or set HF_HUB_CACHE to a folder on another disk",
         )
 

@@ -12,19 +12,19 @@ from localllm.hub.http import Say, get, is_passing, patiently, told
 from localllm.hub.listing import Listing, RemoteFile
 from localllm.hub.partial import Part
 
-CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
 def fetch_range(
     listing: Listing, file: RemoteFile, part: Part, write: Callable[[bytes], None], say: Say, end: Event
 ) -> None:
     """Fetch what the part is missing. `write` takes the bytes as they come and counts them in `part.done`; it may
-    raise to break off, and so does setting `end` between attempts.
+    raise to break off; setting `end` does, too, without a word, before the next request.
 
     Raises NetworkError, AccessDenied, ModelNotFound.
     """
     with told(listing.repo):
-        while part.missing:
+        while part.missing and not end.is_set():
             patiently(file.path, say, end)(_fetch_some, listing, file, part, write)
 
 

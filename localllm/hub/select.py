@@ -61,7 +61,7 @@ def _beside(listing: Listing) -> list[RemoteFile]:
             "use another edition of the model",
         )
     found = [file for name in BESIDE if (file := listing.find(name))]
-    templates = [file for file in listing.files if PurePosixPath(file.path).match(f"{TEMPLATES}/*.jinja")]
+    templates = [file for file in listing.files if PurePosixPath("/", file.path).match(f"/{TEMPLATES}/*.jinja")]
     return [*found, tokenizer, *templates]
 
 

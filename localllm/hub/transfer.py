@@ -114,6 +114,7 @@ class Transfer:
         try:
             self.check_end(failed)
             fetch_range(self.listing, file, part, write, self.say, self.end)
+            self.check_end()  # it may have been broken off
         except BaseException:
             failed.set()
             raise

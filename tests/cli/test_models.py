@@ -69,9 +69,9 @@ def test_of_a_repository_of_gguf_files_each_model_is_listed_once(localllm, tmp_p
     folder = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B-GGUF")
     for quant in ("Q4_K_M", "Q8_0"):
         (folder / f"Qwen3-8B-{quant}.gguf").write_bytes(b"GGUF")
-    paths = {
-        e["name"]: e["path"] for e in json.loads(localllm("list", "--all", "--json")[1]) if e["repo"] and e["path"]
-    }
+    listed = [e for e in json.loads(localllm("list", "--all", "--json")[1]) if e["repo"] and e["path"]]
+    assert {entry["repo"] for entry in listed} == {"Qwen/Qwen3-8B-GGUF"}
+    paths = {entry["name"]: entry["path"] for entry in listed}
     assert paths == {
         "qwen3:8b-q4_k_m": str(folder / "Qwen3-8B-Q4_K_M.gguf"),
         "Qwen/Qwen3-8B-GGUF:Q8_0": str(folder / "Qwen3-8B-Q8_0.gguf"),
@@ -107,6 +107,26 @@ def test_show_of_a_download(localllm, tmp_path):
     assert shown["state"] == "downloaded"
     assert Path(shown["path"]) == folder
     assert shown["sampling"] == {"temperature": 0.6, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    "name", ["someone/their-model@main", "https://huggingface.co/someone/their-model", "hf.co/someone/their-model"]
+)
+def test_show_of_a_download_by_all_that_names_it(localllm, tmp_path, name):
+    write_cached(tmp_path / "cache", "someone/their-model")
+    shown = json.loads(localllm("show", name, "--json")[1])
+    assert (shown["name"], shown["state"]) == ("someone/their-model", "downloaded")
+    assert shown["repo"] == "someone/their-model"
+
+
+def test_show_of_one_gguf_model_of_several(localllm, tmp_path):
+    folder = write_cached(tmp_path / "cache", "someone/theirs-GGUF")
+    (folder / "model.safetensors").unlink()
+    for quant in ("Q4_0", "Q8_0"):
+        (folder / f"theirs-{quant}.gguf").write_bytes(b"GGUF")
+    code, _, err = localllm("show", "someone/theirs-GGUF:q8_0")  # it is found, and looked into
+    assert code == 7
+    assert "theirs-Q8_0.gguf" in err
 
 
 def test_show_of_a_model_that_is_not_here_says_how_to_get_it(localllm):

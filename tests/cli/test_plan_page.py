@@ -38,3 +38,11 @@ def test_what_is_expected_stands_beside_what_is_possible() -> None:
     together = [cell.strip() for cell in rows["all users together"] if cell]
     assert [cell.split(" of ")[1] for cell in together] == ["64", "8"]  # the engine answers so many at once
     assert "expected from 123 answers of this machine" in rows
+
+
+def test_rows_of_different_contexts_are_said_not_to_compare() -> None:
+    of_each, of_one = (
+        text_of(plan(header_of(LLAMA_8B), catalogued("4090"), wish, name="llama")) for wish in (Wish(), Wish(1024))
+    )
+    assert "each row's own context" in of_each
+    assert "each row's own context" not in of_one

@@ -115,8 +115,9 @@ def test_events_as_json_lines(hub, localllm):
     assert weights_in(events[-1]["path"]) == weights()
 
 
-def test_a_reader_that_goes_away_is_no_fault(big, environment):
-    command = f"{sys.executable} -m localllm pull org/big --json | head -n 1"
+@pytest.mark.parametrize("lines", [1, 3, 6])
+def test_a_reader_that_goes_away_is_no_fault(big, environment, lines):
+    command = f"{sys.executable} -m localllm pull org/big --json | head -n {lines}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], env=environment, capture_output=True, text=True, check=False
     )
@@ -134,11 +135,8 @@ def test_a_reader_that_goes_away_is_no_fault(big, environment):
             "error: org/pickles holds only pickled weights (pytorch_model.bin), which can run code",
         ),
         ("org/gated", 8, "error: org/gated is gated: its authors want you to agree to their terms; log in with"),
-        (
-            "demo",
-            2,
-            "error: demo names no repository of the Hub; name ORG/REPO, or a model of `localllm list",
-        ),
+        ("demo", 2, "error: demo comes with localllm, there is nothing to pull; `localllm run demo` runs it"),
+        ("./tiny", 2, "error: ./tiny names no repository of the Hub; name ORG/REPO, or a model of `localllm list"),
         ("../evil", 2, "error: ../evil names no repository of the Hub"),
         ("org/..", 8, "error: 'org/..' is not a name of a model"),
         ("org/tiny@../../x", 2, "error: org/tiny@../../x names no repository of the Hub"),
@@ -174,6 +172,12 @@ def test_offline_only_what_is_here_runs(hub, localllm):
     assert len(hub.requests) == asked
 
 
+def test_a_setting_that_is_no_number(localllm):
+    done = localllm("list", HF_HUB_DOWNLOAD_TIMEOUT="soon")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: a setting is no number: ") and done.stderr.count("\n") == 1
+
+
 def test_a_hub_that_is_not_there(localllm):
     done = localllm("pull", "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 7
@@ -199,6 +203,28 @@ def test_ctrl_c_keeps_what_came(big, start, localllm):
     done = localllm("pull", "org/big")
     assert "of them are here" in done.stderr
     assert weights_in(done.stdout) == weights(BIG)
+
+
+@pytest.mark.parametrize(
+    ("change", "target"),
+    [
+        (faults.stalled(20_000_000), "/cdn/.*model"),
+        (faults.silent, "/cdn/.*model"),
+        (faults.busy(100), "/cdn/.*model"),
+        (faults.silent, "/tree/"),
+    ],
+)
+def test_ctrl_c_does_not_wait_for_a_hub_that_is_silent(big, start, environment, change, target):
+    environment["HF_HUB_DOWNLOAD_TIMEOUT"] = "60"
+    fault = big.disturb(change, target, times=None)
+    process = start("pull", "org/big")
+    wait_until(lambda: fault.met)
+    time.sleep(0.5)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, time.monotonic() - begin < 5) == (130, True)
+    assert err.endswith("broken off; the same command goes on where it stopped\n")
 
 
 def killed_again_and_again(hub, start, localllm, times, choose):

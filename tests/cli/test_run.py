@@ -265,3 +265,23 @@ def test_flags_that_cannot_reach_the_template_are_refused(localllm, model, flags
     code, out, err = localllm("run", model, "hi", *flags, piped=b'{"a": 1}')
     assert (code, out) == (2, "")
     assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ["completion"],
+            "missing argument 'SHELL'. Choose from: bash, zsh, fish; see `localllm completion --help`",
+        ),
+        (["completion", "tcsh"], "invalid value for 'SHELL': 'tcsh' is not one of 'bash', 'zsh', 'fish'; see"),
+        (["plan", "demo", "--context", "32k"], "invalid value for '--context': give a whole number; see"),
+        (["run", "demo", "--temperature", "hot"], "invalid value for '--temperature': give a number; see"),
+    ],
+    ids=str,
+)
+def test_a_slip_in_the_arguments_is_told_in_one_plain_line(localllm, arguments, told):
+    code, out, err = localllm(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {told}")
+    assert err.count("\n") == 1

@@ -79,8 +79,50 @@ def test_a_slip_of_the_pen_gets_near_names(name, near):
         resolve(name)
 
 
+def test_of_a_name_in_odd_case_no_other_is_proposed():
+    with pytest.raises(ModelNotFound, match=r"no model is called Qwen3:0\.6B; did you mean qwen3:0\.6b\? "):
+        resolve("Qwen3:0.6B")
+
+
+@pytest.mark.parametrize(
+    ("address", "repo"),
+    [
+        ("org/x", RepoName("org/x")),
+        ("org/x/", RepoName("org/x")),
+        ("org/x?library=transformers#files", RepoName("org/x")),
+        ("org/x:Q8_0", RepoName("org/x", quant="Q8_0")),
+        ("org/x/tree/main", RepoName("org/x")),
+        ("org/x/tree/v1.0/", RepoName("org/x", "v1.0")),
+        ("org/x/tree/refs%2Fpr%2F3", RepoName("org/x", "refs/pr/3")),
+        ("org/x/blob/main/model.safetensors", RepoName("org/x")),
+        ("org/x/blob/main/x-Q4_0.gguf", RepoName("org/x", quant="x-Q4_0.gguf")),
+        ("org/x/resolve/v1/Q4_0/x.gguf?download=true", RepoName("org/x", "v1", "Q4_0/x.gguf")),
+    ],
+)
+def test_an_address_from_a_browser_names_what_it_shows(address, repo):
+    for host in ("https://huggingface.co", "hf.co", "http://www.huggingface.co"):
+        assert parse(f"{host}/{address}") == repo
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["org", "org/x/discussions/3", "org/x/tree/main/folder", "org/x/tree/..", "org/x/blob/main/..%2Fx.gguf"],
+)
+def test_an_address_of_something_else_is_refused(address):
+    with pytest.raises(ModelNotFound, match="is not a name of a model"):
+        parse(f"https://huggingface.co/{address}")
+
+
 @pytest.mark.parametrize("name", ["", "foo bar", "a:b:c", "-x", "x\n", "\0", "ü", "a" * 5000])
 def test_what_is_no_name_at_all_is_refused(name):
+    with pytest.raises(ModelNotFound, match="is not a name of a model"):
+        resolve(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["org/a--b", "org/a.git", "a..b/c", "org/x-", "org/x.", "org./x", "org/x@v..1", "org/x@", "org/x:"]
+)
+def test_what_the_hub_has_no_names_like_is_refused(name):
     with pytest.raises(ModelNotFound, match="is not a name of a model"):
         resolve(name)
 

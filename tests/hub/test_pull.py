@@ -72,6 +72,21 @@ def test_files_of_one_content_come_once(hub, cache):
     assert watcher.came == watcher.order.total_bytes == sum(len(model_files()[name]) for name in NEEDED) + 7
 
 
+def test_a_cache_without_links_holds_every_content_once(hub, cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS_WARNING", True)
+    monkeypatch.setattr("huggingface_hub.file_download._are_symlinks_supported_in_dir", {})
+    hub.add("org/tiny", model_files(**{"chat_template.jinja": b"{{ 1 }}", "chat_template.json": b"{{ 1 }}"}))
+    folder, watcher = fetch()
+    files = [path for path in cache.rglob("*") if path.is_file() and "snapshots" in path.parts]
+    assert {path.name for path in files} == NEEDED | {"chat_template.jinja", "chat_template.json"}
+    assert not any(path.is_symlink() for path in files)
+    assert not list((cache / "models--org--tiny" / "blobs").iterdir())
+    assert (folder / "model.safetensors").read_bytes() == weights()
+    again, watcher = fetch()
+    assert (again, watcher.came, watcher.finished) == (folder, 0, [])
+
+
 def test_what_it_leaves_is_what_huggingface_hub_would_have_left(tiny, cache, tmp_path):
     folder, _ = fetch()
     theirs = snapshot_download(
@@ -160,7 +175,7 @@ def test_a_passing_fault_of_the_weights(tiny, cache, change, times):
     assert (folder / "model.safetensors").read_bytes() == model_files()["model.safetensors"]
 
 
-@pytest.mark.parametrize("target", ["/api/models/org/tiny/revision", "config.json"])
+@pytest.mark.parametrize("target", ["/api/models/org/tiny/revision", "/tree/", "config.json"])
 @pytest.mark.parametrize("change", [faults.refused(500), faults.busy(), faults.reset(0), faults.silent])
 def test_a_passing_fault_of_what_comes_before(tiny, cache, target, change, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
@@ -224,6 +239,11 @@ def host(hub):
             faults.announced(39_000),
             NetworkError,
             "the hub sends of model.safetensors bytes .*/39000 and not bytes .*; try again",
+        ),
+        (
+            faults.headed({"Content-Range": f"bytes {'9' * 5000}-1/40000"}),
+            NetworkError,
+            "the hub sends of model.safetensors bytes 9+ and not bytes .*; try again",
         ),
         (
             faults.refused(404, "EntryNotFound"),
@@ -304,6 +324,13 @@ def test_no_connection(tiny, cache, monkeypatch):
         fetch()
 
 
+def test_a_password_in_the_address_of_the_hub_is_not_told(tiny, cache, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:9")
+    with pytest.raises(NetworkError, match=r"\*\*\*@127\.0\.0\.1:9 does not give org/tiny: ") as error:
+        fetch()
+    assert "secret" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -317,6 +344,8 @@ def test_no_connection(tiny, cache, monkeypatch):
         "new\nline.gguf",
         "x" * 300 + ".gguf",
         "/".join(["deep"] * 300) + ".gguf",
+        "half\ud800.gguf",
+        "title\x9d.gguf",
     ],
 )
 def test_a_hostile_name_is_refused_before_it_becomes_a_path(tiny, cache, path):
@@ -353,9 +382,9 @@ def test_a_hostile_commit_is_refused(tiny, cache, sha):
         fetch()
 
 
-def test_what_is_no_json_is_no_listing(tiny, cache):
-    tiny.disturb(faults.headed({}), "/tree/")
-    tiny.faults[-1].change = lambda reply: type(reply).of(200, b"<html>", {"Content-Type": "text/html"})
+@pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000 + b"]" * 100_000])
+def test_what_is_no_json_is_no_listing(tiny, cache, body):
+    tiny.disturb(lambda reply: type(reply).of(200, body, {"Content-Type": "text/html"}), "/tree/")
     with pytest.raises(NetworkError, match="the hub gives something that is no listing"):
         fetch()
 
@@ -386,6 +415,23 @@ def test_an_index_that_names_what_is_not_there_is_refused(hub, cache):
         fetch()
 
 
+def test_a_model_without_a_tokenizer_is_refused_before_it_comes(hub, cache):
+    files = model_files()
+    del files["tokenizer.json"]
+    hub.add("org/tiny", files)
+    with pytest.raises(UnsupportedModel, match=r"org/tiny has no tokenizer that localllm reads \("):
+        fetch()
+    assert not hub.sent(WEIGHTS)
+
+
+def test_templates_of_another_folder_are_not_those_of_the_model(hub, cache):
+    inside, other = "additional_chat_templates/a.jinja", "x/additional_chat_templates/a.jinja"
+    hub.add("org/tiny", model_files(**{inside: b"{{ 1 }}", other: b"{{ 2 }}"}))
+    folder, _ = fetch()
+    assert (folder / inside).read_bytes() == b"{{ 1 }}"
+    assert not (folder / other).exists()
+
+
 def test_a_repository_of_pickles_is_refused_before_a_byte_of_them_comes(hub, cache):
     files = model_files()
     del files["model.safetensors"]
@@ -412,6 +458,13 @@ def test_too_little_room_is_told_before_anything_comes(tiny, cache, monkeypatch)
     ):
         fetch()
     assert not tiny.sent("cdn")
+
+
+def test_a_full_disk_is_no_matter_where_nothing_is_missing(tiny, cache, monkeypatch):
+    folder, _ = fetch()
+    usage = pull.shutil.disk_usage(cache.parent)
+    monkeypatch.setattr(pull.shutil, "disk_usage", lambda folder: usage._replace(free=0))
+    assert fetch()[0] == folder
 
 
 def test_a_disk_that_fills_up_meanwhile_keeps_what_came(tiny, cache, monkeypatch):
@@ -447,6 +500,17 @@ def test_a_pull_that_is_broken_off_goes_on_where_it_stopped(tiny, cache):
     assert (folder / "model.safetensors").read_bytes() == weights()
     assert impatient.came + watcher.came == impatient.order.missing_bytes
     assert not list(cache.rglob(f"*{partial.SUFFIX}"))
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+def test_who_may_read_and_go_on_with_a_file_is_said_by_the_umask(tiny, cache, tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        folder, _ = fetch()
+        theirs = snapshot_download("org/tiny", cache_dir=tmp_path / "theirs", endpoint=tiny.url)
+    finally:
+        os.umask(before)
+    assert (folder / WEIGHTS).stat().st_mode == (Path(theirs) / WEIGHTS).stat().st_mode
 
 
 def test_two_pulls_at_once_fetch_everything_once(tiny, cache):

@@ -1,0 +1,19 @@
+import re
+import time
+
+from localllm.cli.progress import LINE_EVERY_S, Lines
+from localllm.hub.listing import RemoteFile
+
+
+def test_what_is_fetched_again_does_not_slow_down_what_is_told(capsys):
+    file = RemoteFile("model.safetensors", 10_000_000, "0" * 64)
+    lines = Lines()
+    lines.total, lines.start = file.size, time.monotonic() - 100
+    for count in (5_000_000, -5_000_000, 1_000_000):
+        lines.last -= 2 * LINE_EVERY_S
+        lines.advance(file, count)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in told] == [
+        f"{done} of 10.0 MB" for done in ("5.00 MB", "0 B", "1.00 MB")
+    ]
+    assert re.search(r", (60\.0|59\.\d) kB/s, 15\d s left$", told[-1])
