@@ -22,6 +22,7 @@ class Result:
     before: dict[str, State]
     after: dict[str, State]
     fault: LocalLLMError | None = None  # that kept it from being mended
+    unfinished: bool = False  # nothing is damaged, and nobody asked for the rest of it
 
     @property
     def mended(self) -> list[str]:
@@ -30,7 +31,7 @@ class Result:
     @property
     def left(self) -> list[str]:
         """Files that are damaged or missing still."""
-        return [path for path, state in self.after.items() if state in FAULTY]
+        return [] if self.unfinished else [path for path, state in self.after.items() if state in FAULTY]
 
 
 def verify_models(repo: RepoName | None, check_only: bool, as_json: bool) -> None:
@@ -39,7 +40,7 @@ def verify_models(repo: RepoName | None, check_only: bool, as_json: bool) -> Non
     todo = sorted({blob for found in all_found for blob in blobs(found)})
     with bar("verifying", sum(blob.stat().st_size for blob in todo)) as advanced:
         good = hash_all(todo, advanced)
-    results = [_result(found, good, check_only) for found in all_found]
+    results = [_result(found, good, check_only, named=repo is not None) for found in all_found]
     if as_json:
         out.write(json.dumps([_as_json(result) for result in results], indent=1) + "\n")
     else:
@@ -49,10 +50,14 @@ def verify_models(repo: RepoName | None, check_only: bool, as_json: bool) -> Non
         raise _fault(bad)
 
 
-def _result(found: Snapshot, good: dict[Path, bool], check_only: bool) -> Result:
-    """Mends it if it has to be, and if it may."""
+def _result(found: Snapshot, good: dict[Path, bool], check_only: bool, *, named: bool) -> Result:
+    """Mends it if it has to be, and if it may. Whoever asks for all models does not ask for a download that was
+    broken off to go on."""
     before = states(found, good)
     faulty = {path: state for path, state in before.items() if state in FAULTY}
+    if faulty and not named and State.DAMAGED not in faulty.values():
+        note(f"{found.repo} is not whole; `localllm pull {found.repo}` goes on with it")
+        return Result(found, before, before, unfinished=True)
     for path, state in faulty.items():
         note(f"{found.repo}: {path} is {state}")
     if not faulty or check_only:

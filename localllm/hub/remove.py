@@ -21,6 +21,7 @@ from localllm.hub.gguf import tags_of
 from localllm.hub.names import RepoName
 from localllm.hub.snapshot import CachedFile, CachedRepo, gguf_models, of_model
 from localllm.hub.store import cache_root, cached_commit, repo_root
+from localllm.hub.transfer import writing
 
 LOCK_WAIT_S = 0.05
 
@@ -47,7 +48,8 @@ class Removal:
     def execute(self) -> int:
         """Gives the bytes that were freed. Raises LocalLLMError where something cannot be deleted."""
         todo = self.strategy
-        todo.execute()
+        with writing(repo_root(self.repo.repo)):
+            todo.execute()
         for path in (*todo.files, *todo.blobs, *todo.refs, *todo.snapshots, *todo.repos):
             if os.path.lexists(path):
                 raise LocalLLMError(f"{path} cannot be removed", "check the rights on the cache")

@@ -46,7 +46,10 @@ def test_force_downloads_it_all_the_same(hub, localllm, little_memory):
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [(FAMILY, "error: the family 'BambaForCausalLM' is not supported; these are: "), (AWQ, "error: ")],
+    [
+        (FAMILY, "error: the family 'BambaForCausalLM' is not supported; docs/models.md lists those that are"),
+        (AWQ, "error: "),
+    ],
 )
 def test_what_does_not_run_is_refused_before_it_comes(hub, localllm, config, message):
     hub.add("org/odd", model_files(**{"config.json": config}))

@@ -196,6 +196,17 @@ def test_verify_finds_and_mends(localllm, tiny):
     assert {file["state"] for file in found["files"]} == {"good"}
 
 
+def test_verify_of_all_does_not_go_on_with_what_was_broken_off(localllm, tiny, hub):
+    (tiny / "model.safetensors").resolve().unlink()
+    before = len(hub.requests)
+    code, out, err = localllm("verify")
+    assert (code, err) == (0, "org/tiny is not whole; `localllm pull org/tiny` goes on with it\n")
+    assert "1 missing" in out
+    assert len(hub.requests) == before
+    assert localllm("verify", "org/tiny")[0] == 0
+    assert (tiny / "model.safetensors").is_file()
+
+
 def test_verify_offline_says_what_stays_damaged(localllm, tiny, gguf, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     damage(tiny / "model.safetensors")

@@ -33,7 +33,7 @@ def to_config(header: GGUFHeader) -> Config:
     if gguf.architecture not in ARCHITECTURES:
         raise UnsupportedModel(
             f"the GGUF architecture {gguf.architecture!r} is not supported",
-            f"these are: {', '.join(sorted(ARCHITECTURES))}",
+            "docs/models.md lists the families that are",
         )
     found = common(gguf) | ARCHITECTURES[gguf.architecture](gguf)
     if gguf.architecture in PAIRS_SIDE_BY_SIDE and "partial_rotary_factor" in found["rope_parameters"]:
