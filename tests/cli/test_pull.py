@@ -248,10 +248,10 @@ def test_a_pull_that_is_killed_goes_on_where_it_stopped(big, start, localllm):
 
 
 @pytest.mark.slow
-def test_a_pull_that_is_killed_at_fifty_points(big, start, localllm):
-    again = killed_again_and_again(big, start, localllm, 50, random.Random(8))
-    print(f"fetched again: {again / 50 / 2**20:.2f} MiB a kill")
-    assert again < 50 * PART_BYTES
+def test_a_pull_that_is_killed_at_many_points(big, start, localllm):
+    again = killed_again_and_again(big, start, localllm, 12, random.Random(8))
+    print(f"fetched again: {again / 12 / 2**20:.2f} MiB a kill")
+    assert again < 12 * PART_BYTES
 
 
 def test_two_processes_share_the_work(big, start):
