@@ -31,7 +31,8 @@ def plan(
     ] = None,
     users: Annotated[int, typer.Option(help="Who are answered at once.", metavar="N")] = 1,
     prompt: Annotated[
-        int | None, options.option("--prompt", text="TTFT of a prompt of so many tokens.", metavar="TOKENS")
+        int | None,
+        options.option("--prompt", text="TTFT of a prompt of so many tokens, else of 512.", metavar="TOKENS"),
     ] = None,
     quant: Annotated[
         str | None,

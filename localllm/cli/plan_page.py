@@ -12,7 +12,7 @@ from localllm.plan.weights import GGUF_BITS
 VALUE_WIDTH = 62  # characters beside the longest name
 LIMITS = {"memory": "reading memory", "compute": "computing"}
 NOT_YET = "localllm does not quantize yet; a GGUF file of about this size runs today"
-OWN_CONTEXTS = "TTFT and decoding are of each row's own context; --context N compares them"
+OWN_CONTEXTS = "decoding is with each row's own context in the cache; --context N compares them"
 
 Rows = list[tuple[str, str]]
 

@@ -17,6 +17,7 @@ from localllm.plan.speed import Speed, speed
 from localllm.plan.weights import GGUF_BITS
 from localllm.quant.packing import ELEMENT_BYTES
 
+USUAL_PROMPT = 512  # tokens, where nobody asks for another
 SCALE_BYTES = 2  # of keys and values in 8 bits
 
 
@@ -112,7 +113,7 @@ def plan(
 ) -> Plan:
     """What the model of `header` takes of `hardware`, by the code that `load` allocates by.
 
-    prompt: tokens whose TTFT is predicted, None for the whole context. Raises UsageError for a wish that makes no
+    prompt: tokens whose TTFT is predicted, None for a usual one. Raises UsageError for a wish that makes no
     sense or a prompt beyond the context, and as `describe`.
     """
     config = describe(header.config)
@@ -126,7 +127,7 @@ def plan(
             ELEMENT_BYTES[found.dtype],
             rates,
             context=found.context,
-            prompt=prompt or found.context,
+            prompt=prompt or min(USUAL_PROMPT, found.context),
             users=min(wish.users, most),
             step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
         )
@@ -143,7 +144,7 @@ def plan(
     choices = {quant: Choice(found[quant], speed_of(found[quant], hardware)) for quant in ORDER if quant in found}
     element = ELEMENT_BYTES[chosen.dtype]
     kv = kv_bytes_per_token(config, element)
-    length = prompt or chosen.context
+    length = prompt or min(USUAL_PROMPT, chosen.context)
     activations = activation_bytes(
         config,
         chosen.dtype,

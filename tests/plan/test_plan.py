@@ -239,11 +239,14 @@ def test_what_is_stored_quantized_is_not_quantized_again() -> None:
 
 
 def test_a_prompt_takes_at_least_its_products_and_reading_the_weights_in_each_step() -> None:
-    found = plan_of(LLAMA_8B, context=4096)
+    header, wish = header_of(LLAMA_8B), Wish(4096)
+    found = plan(header, H100, wish, name="llama", prompt=4096)
     parameters = 8.03e9 - 2 * 128_256 * 4096
     assert found.chosen.ceiling.ttft_s == pytest.approx(2 * parameters * 4096 / H100.flops, rel=0.1)
     slow = Hardware("slow", "cuda", 10**11, 1e9, 1e15, measured=False, source="a test")
-    assert plan_of(LLAMA_8B, slow, context=4096).chosen.ceiling.ttft_s == pytest.approx(8 * 14, rel=0.05)
+    found = plan(header, slow, wish, name="llama", prompt=4096)
+    assert found.chosen.ceiling.ttft_s == pytest.approx(8 * 14, rel=0.05)
+    assert plan(header, slow, wish, name="llama").prompt == 512
 
 
 def test_a_prompt_is_no_longer_than_the_context() -> None:
