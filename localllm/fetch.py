@@ -21,10 +21,10 @@ from localllm.plan.fit import Space, Wish, check
 from localllm.units import size
 
 LOG = logging.getLogger("localllm")
-Memory = Callable[[], Space]  # asked late: it may have to import torch
+FindSpace = Callable[[], Space]  # asked late: it may have to import torch
 
 
-def fetch(repo: RepoName, show: Show, memory: Memory, wish: Wish, *, force: bool) -> Path:
+def fetch(repo: RepoName, show: Show, memory: FindSpace, wish: Wish, *, force: bool) -> Path:
     """Pull what is missing or new; nothing that does not run here, unless forced.
 
     Raises DoesNotFit and UnsupportedModel before the weights come, and what `hub.pull` raises.
@@ -46,7 +46,7 @@ def fetch(repo: RepoName, show: Show, memory: Memory, wish: Wish, *, force: bool
     return pull(job, show)
 
 
-def check_runs(header: Header, memory: Memory, wish: Wish, name: str) -> None:
+def check_runs(header: Header, memory: FindSpace, wish: Wish, name: str) -> None:
     """Raises UnsupportedModel for a family or a format that does not run, DoesNotFit where memory is too small."""
     check_quantization(header.config)
     check(header, memory(), wish, name=name)
