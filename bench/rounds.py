@@ -14,9 +14,8 @@ from bench import checkpoint
 from bench.report import finish
 
 Sample = dict[str, float]
-Measure = Callable[
-    [Path, int, int, int], dict[str, Any]
-]  # of a folder, with tokens of prompt and answer, and rounds
+# Of a folder, with tokens of prompt and answer, and rounds.
+Measure = Callable[[Path, int, int, int], dict[str, Any]]
 
 
 def run(name: str, about: str | None, measure: Measure) -> None:

@@ -26,8 +26,7 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.device import dtype_name, free_bytes, resolve_device
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
-from localllm.hub.names import RepoName, parse
-from localllm.hub.resolve import ModelRef, is_downloaded, resolve
+from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.metrics import Metrics, Stopwatch
 from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
@@ -78,8 +77,7 @@ def load(
         raise UsageError(f"quantizing to {quant} while loading is not there yet", "load one stored as INT8")
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(context, dtype=settings.dtype if dtype == "auto" else dtype)
-    repo = parse(str(model))
-    if isinstance(repo, RepoName) and not is_downloaded(repo):
+    if repo := to_pull(str(model)):
         from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
 
         fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), wish, force=force)

@@ -22,7 +22,7 @@ from localllm.errors import LocalLLMError
 from localllm.hub import pull
 from localllm.hub.catalog import CatalogEntry, catalog, entries
 from localllm.hub.http import told
-from localllm.hub.names import RepoName
+from localllm.hub.names import repo_of
 from localllm.units import count
 
 AT_A_TIME = 4
@@ -32,8 +32,8 @@ PARAMETERS_WITHIN, BYTES_WITHIN = 0.02, 0.06  # of what is stated; bytes are sta
 
 def differences(entry: CatalogEntry) -> Iterator[str]:
     """What the Hub says otherwise, a sentence for each. Raises what `pull` and `describe` raise."""
-    assert entry.repo
-    repo = RepoName(entry.repo, entry.revision, entry.quant)
+    repo = repo_of(entry)
+    assert repo
     with told(repo):
         page = HfApi().model_info(repo.repo, revision=repo.revision)
     license = stated_license(page.card_data)

@@ -17,7 +17,7 @@ from localllm.hub.http import Say
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import CONNECTIONS, Order, read_small
 from localllm.hub.ranges import read_range
-from localllm.hub.store import repo_root
+from localllm.hub.store import blob_path
 from localllm.hub.threads import threads
 
 NEEDED = ("config.json", "generation_config.json", INDEX)
@@ -51,7 +51,7 @@ def _place(order: Order, folder: Path, say: Say, file: RemoteFile) -> None:
     target = folder / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
     if order.here[file.digest] == file.size:
-        blob = repo_root(order.listing.repo.repo) / "blobs" / file.digest
+        blob = blob_path(order.listing.repo.repo, file.digest)
         if blob.is_file():
             target.symlink_to(blob.resolve())
             return

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from localllm.chat import ChatModel
 from localllm.cli.io import status
 from localllm.device import free_bytes, resolve_device
-from localllm.hub.names import RepoName, parse
-from localllm.hub.resolve import is_downloaded, resolve
+from localllm.hub.resolve import resolve, to_pull
 from localllm.metrics import Metrics
 from localllm.plan.fit import Space, Wish
 from localllm.settings import Settings
@@ -44,8 +43,7 @@ def load_model(
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
     settings = Settings.from_environment()
-    repo = parse(name)
-    if isinstance(repo, RepoName) and not is_downloaded(repo):
+    if repo := to_pull(name):
         from localllm.cli.progress import shown
         from localllm.fetch import fetch
 

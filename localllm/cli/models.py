@@ -15,7 +15,7 @@ from localllm.errors import DamagedModel, ModelNotFound, UnsupportedModel
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
 from localllm.hub.folder import missing_files
-from localllm.hub.names import RepoName, is_path, parse
+from localllm.hub.names import RepoName, is_path, parse, repo_of
 from localllm.hub.resolve import model_in_cache, resolve
 from localllm.hub.store import cached_models
 from localllm.request import SamplingParams
@@ -121,7 +121,7 @@ def _find(model: str) -> Entry:
 
 
 def _from_catalog(entry: CatalogEntry) -> Entry:
-    repo = entry.repo and RepoName(entry.repo, entry.revision, entry.quant)
+    repo = repo_of(entry)
     path = model_in_cache(repo) if repo else boxed_folder(entry)
     if path is None or not path.exists():
         return _stated(entry.name, State.ABSENT, entry.repo, None, entry)

@@ -12,8 +12,7 @@ from localllm.cli.io import AnswerWriter, note, status
 from localllm.cli.plan_page import text_of
 from localllm.errors import DoesNotFit, UsageError
 from localllm.hardware import catalogued
-from localllm.hub.names import RepoName, parse
-from localllm.hub.resolve import is_downloaded, resolve
+from localllm.hub.resolve import resolve, to_pull
 from localllm.plan.expected import here
 from localllm.plan.fit import Wish
 from localllm.plan.plan import Choice, Plan
@@ -68,8 +67,7 @@ def plan(
 
 def _header(model: str) -> tuple[str, Header]:
     """Of a model that is not here, what ranged requests give."""
-    repo = parse(model)
-    if isinstance(repo, RepoName) and not is_downloaded(repo):
+    if repo := to_pull(model):
         from localllm.checkpoint.remote import remote_header  # the Hub's library takes 0.1 s to import
         from localllm.hub.pull import order
 

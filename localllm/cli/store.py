@@ -81,9 +81,8 @@ def verify(model: MaybeModel = None, check: CheckOnly = False, as_json: options.
     MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT; without it, all models in
     the cache. Every file is read and compared with its digest. What is damaged or missing is fetched again.
     """
-    from localllm.cli.repair import (
-        verify_models,
-    )  # loads the Hub's library, which other commands need not wait for
+    # Loads the Hub's library, which other commands need not wait for.
+    from localllm.cli.repair import verify_models
 
     verify_models(None if model is None else _from_hub(model), check, as_json)
 

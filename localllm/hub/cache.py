@@ -48,17 +48,17 @@ def cache_state(environment: Mapping[str, str] = os.environ) -> CacheState:
         model_bytes=sum(file.st_size for file in models),
         unfinished=len(unfinished),
         unfinished_bytes=sum(512 * file.st_blocks for file in unfinished),
-        free_bytes=shutil.disk_usage(_existing(path)).free,
+        free_bytes=shutil.disk_usage(existing(path)).free,
     )
 
 
 def writable(folder: Path) -> bool:
     """May files be made in the folder, or may the folder be made?"""
-    nearest = _existing(folder)
+    nearest = existing(folder)
     return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """The path, or the nearest above it that is there."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 

@@ -46,6 +46,11 @@ class RepoName:
         return f"{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
 
 
+def repo_of(entry: CatalogEntry) -> RepoName | None:
+    """None for the model that comes with the program."""
+    return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else None
+
+
 def parse(name: str) -> RepoName | CatalogEntry | Path:
     """What a name stands for; a catalogue entry only where the model comes with the program.
 
@@ -60,7 +65,7 @@ def _known(name: str) -> RepoName | CatalogEntry | Path:
     if name.startswith("/"):  # where an alias leads
         return Path(name)
     if entry := catalog().get(name):
-        return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else entry
+        return repo_of(entry) or entry
     if named := REPO.fullmatch(_of_address(name) if HUB.match(name) else name):
         if ".." in (named["revision"] or ""):  # git knows no such name either
             _not_found(name)

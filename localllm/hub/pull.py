@@ -16,6 +16,7 @@ from uuid import uuid4
 from huggingface_hub.file_download import _create_symlink
 
 from localllm.errors import DamagedModel, DiskFull, NetworkError
+from localllm.hub.cache import existing
 from localllm.hub.http import Say
 from localllm.hub.listing import COMMIT, Listing, RemoteFile, fetch_listing
 from localllm.hub.names import RepoName
@@ -23,7 +24,7 @@ from localllm.hub.partial import SUFFIX, bytes_here
 from localllm.hub.ranges import read_range
 from localllm.hub.resolve import downloaded
 from localllm.hub.select import select
-from localllm.hub.store import cached_commit, repo_root
+from localllm.hub.store import blob_path, cached_commit, repo_root
 from localllm.hub.threads import threads
 from localllm.hub.transfer import Transfer, first_fault, is_whole, writing
 from localllm.units import size
@@ -93,8 +94,8 @@ def order_of(listing: Listing, files: tuple[RemoteFile, ...]) -> Order:
 
 def bytes_of(file: RemoteFile, listing: Listing) -> int:
     """How much of it is in the cache."""
-    root = repo_root(listing.repo.repo)
-    blob, name = root / "blobs" / file.digest, root / "snapshots" / listing.commit / file.path
+    blob = blob_path(listing.repo.repo, file.digest)
+    name = repo_root(listing.repo.repo) / "snapshots" / listing.commit / file.path
     if is_whole(blob, file) or is_copy(name, file):
         return file.size
     return bytes_here(blob.with_name(file.digest + SUFFIX), file.size)
@@ -166,7 +167,7 @@ def point(listing: Listing, root: Path) -> None:
 
 def check_disk(job: Order, root: Path) -> None:
     """Raises DiskFull where what is missing does not fit on the disk."""
-    folder = next(parent for parent in (root, *root.parents) if parent.exists())
+    folder = existing(root)
     free = shutil.disk_usage(folder).free
     if job.missing_bytes and job.missing_bytes + SPARE_BYTES > free:
         raise DiskFull(

@@ -48,6 +48,13 @@ def downloaded(repo: RepoName, name: str) -> Path:
     raise ModelNotFound(f"{name} {state}", f"run `localllm pull {name}`")
 
 
+def to_pull(name: str) -> RepoName | None:
+    """The repository that a name stands for, where its model is not here, or not whole. Raises ModelNotFound as
+    `parse` and `is_downloaded`."""
+    repo = parse(name)
+    return repo if isinstance(repo, RepoName) and not is_downloaded(repo) else None
+
+
 def is_downloaded(repo: RepoName) -> bool:
     """Whole? Raises ModelNotFound where several models that are here could be meant."""
     path = model_in_cache(repo)

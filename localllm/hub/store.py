@@ -27,6 +27,11 @@ def repo_root(repo: str) -> Path:
     return cache_root() / repo_folder_name(repo_id=repo, repo_type="model")
 
 
+def blob_path(repo: str, digest: str) -> Path:
+    """Where the content with this digest lies, or would."""
+    return repo_root(repo) / "blobs" / digest
+
+
 def cached_commit(repo: str, revision: str = MAIN) -> str | None:
     """The commit that a branch, a tag or a commit stood for when it was last asked; None if it is not here."""
     root = repo_root(repo)

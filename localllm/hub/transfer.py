@@ -20,7 +20,7 @@ from localllm.hub.http import Say
 from localllm.hub.listing import Listing, RemoteFile
 from localllm.hub.partial import SUFFIX, Part, Partial
 from localllm.hub.ranges import fetch_range
-from localllm.hub.store import repo_root
+from localllm.hub.store import blob_path, repo_root
 
 LOCK_POLL_S = 0.5
 
@@ -46,7 +46,7 @@ class Transfer:
         DiskFull, and Interrupted.
         """
         root = repo_root(self.listing.repo.repo)
-        blob = root / "blobs" / file.digest
+        blob = blob_path(self.listing.repo.repo, file.digest)
         if is_whole(blob, file):
             return blob
         with writing(root):
