@@ -58,4 +58,4 @@ def take_int8(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedT
         return None
     scale = weights.take(f"{name}.weight_scale", (shape[0], 1))
     q = weights.take(f"{name}.weight", shape, dtypes=("I8",))
-    return QuantizedTensor(int8.FORMAT, shape, {"q": q, "scale": scale[:, 0]})
+    return QuantizedTensor(int8.FORMAT, shape, {"q": q, "scale": scale})

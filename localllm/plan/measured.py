@@ -87,7 +87,7 @@ def matrix(tensor: TensorHeader, dtype: torch.dtype, device: torch.device) -> Te
         form = tensor.dtype.lower()
         return QuantizedTensor(form, (rows, columns), {gguf.PART: filled(rows, BY_NAME[form].row_bytes(columns))})
     if tensor.dtype == "I8" and reads_packed(INT8, columns, dtype_name(dtype), device.type):
-        scale = torch.ones(rows, dtype=dtype, device=device)
+        scale = torch.ones(rows, 1, dtype=dtype, device=device)
         parts = {"q": filled(rows, columns).view(torch.int8), "scale": scale}
         return QuantizedTensor(int8.FORMAT, (rows, columns), parts)
     return torch.full((rows, columns), 0.01, dtype=dtype, device=device)

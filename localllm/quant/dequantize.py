@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import gguf, int8, mxfp4
+from localllm.quant.formats import gguf, int4, int8, mxfp4
 from localllm.quant.tensor import QuantizedTensor
 
 FORMATS = {
     int8.FORMAT: int8.dequantize,
+    int4.FORMAT: int4.dequantize,
     mxfp4.FORMAT: mxfp4.dequantize,
     **dict.fromkeys(gguf.UNPACK, gguf.dequantize),
 }

@@ -4,6 +4,7 @@ Needs no torch: dtypes and kinds of devices are named (`bfloat16`, `cpu`).
 """
 
 INT8 = "int8"
+INT4 = "int4"
 VECTOR = 16  # elements
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

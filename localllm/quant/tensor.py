@@ -7,9 +7,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class QuantizedTensor:
+    """`group`: how many neighbours in a row share a scale; None where the format itself says it, as GGUF's do. The
+    last group of a row may be shorter."""
+
     format: str  # `int8`, `q4_k`: see localllm/quant/formats
     shape: tuple[int, int]  # (out, in) of the weight it stands for
     parts: dict[str, Tensor]
+    group: int | None = None
 
     @property
     def nbytes(self) -> int:

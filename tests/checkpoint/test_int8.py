@@ -32,7 +32,7 @@ def quantize(folder: Path) -> None:
     for name in [n for n in tensors if n.endswith("_proj.weight")]:
         packed = int8.quantize(tensors[name], torch.float32)
         tensors[name] = packed.parts["q"]
-        tensors[f"{name}_scale"] = packed.parts["scale"][:, None].contiguous()
+        tensors[f"{name}_scale"] = packed.parts["scale"]
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text()) | {"quantization_config": LAYOUT}
     (folder / "config.json").write_text(json.dumps(config))

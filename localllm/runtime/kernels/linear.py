@@ -31,6 +31,8 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
 def few_bfloat16_rows_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if weight.format != int8.FORMAT:
         return f"the weight is {weight.format}"
+    if weight.parts["scale"].shape[1] > 1 or len(weight.parts) > 2:
+        return "its rows have groups, zero points or an order"
     if not reads_packed(weight.format, x.shape[-1], dtype_name(x.dtype), x.device.type):
         return f"{x.shape[-1]} columns of {x.dtype} on {x.device.type}, not bfloat16 in vectors of {VECTOR} on cpu"
     rows = x.numel() // x.shape[-1]
@@ -39,7 +41,7 @@ def few_bfloat16_rows_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | 
 
 @kernel("linear", "torch-int8-cpu", few_bfloat16_rows_on_cpu)
 def linear_int8_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    q, scale = weight.parts["q"], weight.parts["scale"].to(x.dtype)
+    q, scale = weight.parts["q"], weight.parts["scale"][:, 0].to(x.dtype)
     y = torch.ops.aten._weight_int8pack_mm(x.flatten(0, -2), q, scale).unflatten(0, x.shape[:-1])
     return y if bias is None else y + bias
 

@@ -1,0 +1,40 @@
+"""What formats of whole numbers share: rows cut into groups of neighbours, each with a scale, maybe a zero point.
+
+w[o, i] = (q[o, i] - zero[o, g]) * scale[o, g] with g = i // group. Parts besides the codes: scale [out, groups];
+zero [out, groups], left out where it is the format's middle; columns [in] int64, left out where they are in order:
+then stored column i is column columns[i] of the weight (GPTQ's act-order: groups are neighbours again).
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.quant.tensor import QuantizedTensor
+
+
+def group_count(columns: int, group: int) -> int:
+    return -(-columns // group)
+
+
+def spread(numbers: Tensor, group: int, columns: int) -> Tensor:
+    """One number a group -> one a column. numbers: [out, groups] -> [out, columns]"""
+    if numbers.shape[1] == 1:
+        return numbers.expand(-1, columns)
+    return numbers.repeat_interleave(group, 1)[:, :columns]
+
+
+def scaled(codes: Tensor, weight: QuantizedTensor, middle: int, dtype: torch.dtype) -> Tensor:
+    """codes: [out, in] -> the weight [out, in] in `dtype`, computed in float32. middle: the zero point of formats
+    that store none."""
+    columns, parts = weight.shape[1], weight.parts
+    group = weight.group or columns
+    zero = spread(parts["zero"].float(), group, columns) if "zero" in parts else middle
+    exact = (codes.float() - zero) * spread(parts["scale"].float(), group, columns)
+    if "columns" in parts:
+        exact = torch.empty_like(exact).index_copy_(1, parts["columns"], exact)
+    return exact.to(dtype)
+
+
+def grouped(weight: Tensor, group: int) -> Tensor:
+    """[out, in] -> float32 [out, groups, group]; a shorter last group is filled with zeros."""
+    missing = -weight.shape[1] % group
+    return torch.nn.functional.pad(weight.float(), (0, missing)).unflatten(1, (-1, group))

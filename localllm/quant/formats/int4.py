@@ -1,0 +1,32 @@
+"""INT4: half a byte an element and its groups' scales.
+
+Parts: q [out, ceil(in / 2)] uint8, two codes of 0 to 15 a byte, the first in the low bits; and as
+localllm/quant/formats/groups.py says, zero points uint8. Without them the zero point is 8.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.quant.formats.groups import scaled
+from localllm.quant.packing import INT4
+from localllm.quant.tensor import QuantizedTensor
+
+FORMAT = INT4
+MIDDLE = 8
+LARGEST = 15
+
+
+def pack(codes: Tensor) -> Tensor:
+    """Codes of 0 to 15, uint8 [out, in] -> [out, ceil(in / 2)]"""
+    even = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2))
+    return even[:, ::2] | (even[:, 1::2] << 4)
+
+
+def unpack(q: Tensor, columns: int) -> Tensor:
+    """uint8 [out, ceil(columns / 2)] -> codes [out, columns]"""
+    return torch.stack((q & 15, q >> 4), -1).flatten(1)[:, :columns]
+
+
+def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """[out, in] in `dtype`."""
+    return scaled(unpack(weight.parts["q"], weight.shape[1]), weight, MIDDLE, dtype)
