@@ -81,7 +81,7 @@ def check_quantization(config: Mapping[str, Any]) -> None:
 def refused(method: str, why: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"the quantization {method!r}{why} is not supported",
-        "take the edition that is not quantized, a GGUF file, or one in AWQ, GPTQ, FP8, MXFP4, or compressed-tensors",
+        "take the edition that is not quantized, a GGUF file, AWQ, GPTQ, FP8, MXFP4, or compressed-tensors",
     )
 
 

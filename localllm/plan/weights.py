@@ -10,7 +10,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
 from localllm.arch.layout import TABLE
 from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
-from localllm.checkpoint.matrices import CODES, SCALES, PackedMatrix, packed_matrix
+from localllm.checkpoint.matrices import CODES, ORDERS, SCALES, PackedMatrix, packed_matrix
 from localllm.errors import DamagedModel, UsageError
 from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
 
@@ -35,10 +35,12 @@ KEPT = re.compile(r".*\.(router|shared_gate|in_proj_(b|a|ba)|kv_b_proj|k_b_proj|
 
 # What a matrix is stored in that is quantized otherwise than in blocks.
 PARTS = (
-    *(*CODES, *SCALES, "qzeros", "g_idx", "weight_shape", "weight_zero_point", "weight_g_idx"),
+    *(*CODES, *SCALES, *ORDERS, "qzeros", "weight_zero_point", "weight_shape"),
     *("input_scale", "activation_scale", "input_scale_ub"),
 )
 ORDER_BYTES = 8  # of a column
+
+NO_MATRIX = (".scales", "_scale", "_scale_inv", ".qzeros", "_zero_point")  # two-dimensional, too
 
 Size = Callable[[str, TensorHeader], int]
 
@@ -126,7 +128,7 @@ def part_bytes(matrix: PackedMatrix, kind: str) -> int:
         return numbers * DTYPE_BYTES[matrix.scale]
     if kind in ("qzeros", "weight_zero_point"):
         return numbers * matrix.zeros
-    return matrix.columns * ORDER_BYTES * matrix.ordered if kind in ("g_idx", "weight_g_idx") else 0
+    return matrix.columns * ORDER_BYTES * matrix.ordered if kind in ORDERS else 0
 
 
 def multiplied(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
@@ -150,24 +152,25 @@ def gguf_bytes(tensor: TensorHeader, quant: str, use: str) -> int:
     return round(tensor.elements * bits[use] / 8)
 
 
-def main_matrix(header: Header) -> TensorHeader:
+def main_matrix(header: Header) -> TensorHeader | PackedMatrix:
     """The matrix of the layers that stands for all: the largest in the format that most of their bytes are in,
     and of equal ones the one with most rows.
 
     Raises DamagedModel where the layers have no matrix.
     """
-    matrices = [
-        tensor
+    matrices = {
+        name: tensor
         for name, tensor in header.tensors.items()
-        if name.startswith("layers.") and len(tensor.shape) >= 2 and not name.endswith((".scales", "_scale"))
-    ]
+        if name.startswith("layers.") and len(tensor.shape) >= 2 and not name.endswith(NO_MATRIX)
+    }
     sizes: dict[str, int] = {}
-    for tensor in matrices:
+    for tensor in matrices.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     if not sizes:
         raise DamagedModel(f"{header.path} holds no matrix of a layer", "fetch the model again")
     most = max(sizes, key=lambda form: sizes[form])
-    return max(
-        (tensor for tensor in matrices if tensor.dtype == most),
-        key=lambda tensor: (tensor.elements, tensor.shape[0]),
+    name, found = max(
+        ((name, tensor) for name, tensor in matrices.items() if tensor.dtype == most),
+        key=lambda named: (named[1].elements, named[1].shape[0]),
     )
+    return packed_matrix(header, name.rpartition(".")[0]) or found
