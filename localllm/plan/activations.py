@@ -132,9 +132,8 @@ def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
 
 
 def element_bytes(matrix: PackedMatrix, e: int) -> int:
-    """Of an element of a matrix of whole numbers, while it is dequantized: in float32 its code, and its group's scale
-    and zero point."""
+    """Of an element of a matrix of whole numbers, while it is dequantized: its code, and the number in float32."""
     if matrix.groups == 1 and not matrix.zeros:
         return e
     codes = 1 if matrix.format == INT4 else 0
-    return codes + EXACT * (2 + matrix.zeros)
+    return codes + EXACT

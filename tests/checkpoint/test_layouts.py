@@ -141,7 +141,7 @@ NOT_STATED = "has zero points, which config.json says that it has not"
             lambda t: t | {"weight_zero_point": torch.ones(24, 1, dtype=torch.int8)},
             NOT_STATED,
         ),
-        ("float-quantized, rows", changed("weight", nan_of), "'x.weight' holds NaN"),
+        ("float-quantized, rows", changed("weight", nan_of), "'x.weight' is NaN or infinite at 1 of 1536"),
         ("float-quantized, rows", changed("weight", lambda w: w[:-1]), "'x.weight' has shape [23, 64]"),
         ("fp8, blocks", changed("weight_scale_inv", lambda s: s[:, [0] * 3]), "_inv' has shape [1, 3]"),
         ("fp8, blocks", changed("weight_scale_inv", with_first(torch.inf)), "is NaN or infinite"),
