@@ -12,7 +12,7 @@ FORMATS = {
     w8a8.FORMAT: w8a8.dequantize,
     fp8.FORMAT: fp8.dequantize,
     mxfp4.FORMAT: mxfp4.dequantize,
-    **dict.fromkeys(gguf.UNPACK, gguf.dequantize),
+    **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }
 
 
