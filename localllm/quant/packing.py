@@ -3,7 +3,7 @@
 Needs no torch: dtypes and kinds of devices are named (`bfloat16`, `cpu`).
 """
 
-INT8, INT4 = "int8", "int4"
+INT8, INT4, W8A8, FP8 = "int8", "int4", "w8a8", "fp8"
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 INT8_LANES, INT4_LANES = "int8_lanes", "int4_lanes"  # localllm/quant/formats/lanes.py
@@ -33,5 +33,5 @@ def lanes_group(group: int | None, columns: int, bits: int) -> int | None:
 
 def reads_packed(form: str, columns: int, dtype: str, device: str) -> bool:
     """Does a kernel read this format packed, or is it so much smaller that it must stay packed? INT8 that no
-    kernel reads is better dequantized once, when it is loaded."""
-    return form != INT8 or device == "cpu"
+    kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet."""
+    return form != FP8 and (form != INT8 or device == "cpu")
