@@ -43,7 +43,7 @@ def test_latent_attention(
     rows[~written] = torch.nan  # reading what was never written shows
 
     def make(d: torch.dtype) -> tuple[torch.Tensor, LatentCache, Batch, LatentConfig, torch.Tensor, torch.Tensor]:
-        cache = LatentCache(BLOCKS, SIZE, RANK + ROPE, d, CPU)
+        cache = LatentCache(BLOCKS, SIZE, (RANK, ROPE), d, CPU)
         cache.rows = rows.to(d)
         return q.to(d), cache, batch, c, k_b.to(d), v_b.to(d)
 
