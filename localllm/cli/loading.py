@@ -25,6 +25,8 @@ class Model(ChatModel, Protocol):
     @property
     def dtype(self) -> str: ...
     @property
+    def kv_dtype(self) -> str: ...
+    @property
     def weight_bytes(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -36,7 +38,13 @@ class Model(ChatModel, Protocol):
 
 
 def load_model(
-    name: str, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
+    name: str,
+    *,
+    device: str | None,
+    dtype: str | None,
+    context: int | None,
+    kv_dtype: str | None = None,
+    force: bool = False,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull it first if it is not here.
 
@@ -47,15 +55,15 @@ def load_model(
         from localllm.cli.progress import shown
         from localllm.fetch import fetch
 
-        wish = Wish(context, dtype=dtype or settings.dtype)
+        wish = Wish(context, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype)
         with shown() as show:
             fetch(repo, show, lambda: free_memory(device or settings.device), wish, force=force)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
     with status(f"loading {name}"):
         from localllm.llm import load
 
-        where = {"device": device or "auto", "dtype": dtype or "auto", "context": context}
-        return load(name, settings=settings, force=force, **where)
+        where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
+        return load(name, settings=settings, context=context, force=force, **where)
 
 
 def free_memory(device: str) -> Space:

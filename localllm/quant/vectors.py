@@ -8,6 +8,7 @@ rounding makes steps 0.4% wider at most and no error beside theirs.
 import torch
 from torch import Tensor
 
+FORMS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest numbers of the formats
 SCALE = torch.bfloat16
 EXACT_SCALES = (torch.bfloat16, torch.float32, torch.float64)  # dtypes that hold every scale

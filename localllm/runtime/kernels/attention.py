@@ -116,9 +116,9 @@ def attention_sdpa(q: Tensor, cache: KVCache, batch: Batch, config: AttentionCon
 
 
 def attend_fused(
-    out: Tensor, q: Tensor, cache: KVCache, batch: Batch, index: int, c: AttentionConfig, sinks: None
+    out: Tensor, q: Tensor, cache: KVCache, batch: Batch, index: int, c: AttentionConfig, _: Tensor | None
 ) -> None:
-    """Writes the results of one sequence."""
+    """Writes the results of one sequence, which has no sinks."""
     span = batch.spans[index]
     mine = slice(span.start, span.start + span.count)
     first = first_visible(span, c.window)
@@ -208,8 +208,8 @@ def visible(cache: KVCache, batch: Batch, index: int, first: int, dtype: torch.d
 
 
 def rows_of(stored: Tensor, batch: Batch, index: int, first: int, end: int | None = None) -> Tensor:
-    """stored: [slots, ...] -> [n, ...] of positions first .. end - 1, or of all from first on; a view where the blocks
-    are neighbours."""
+    """stored: [slots, ...] -> [n, ...] of positions first .. end - 1, or of all from first on; a view where its
+    blocks are neighbours."""
     span = batch.spans[index]
     end = span.context_len if end is None else end
     if span.first_slot is not None:
