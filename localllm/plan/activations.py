@@ -65,13 +65,11 @@ def angle_bytes(config: ModelConfig, tokens: int) -> int:
 
 
 def dequantized_bytes(c: Mixer, e: int, kv_dtype: str, tokens: int, context: int) -> int:
-    """Of keys and values in 8 bits that one sequence sees; on the way e4m3 takes 2 and 4 bytes a number."""
+    """Of keys and values in 8 bits that one sequence sees, as numbers of e bytes."""
     if kv_dtype not in KV_8BIT or tokens == 1:
         return 0
     seen = keys_seen(c.window if isinstance(c, AttentionConfig) else None, tokens, context)
-    vectors = 2 if isinstance(c, AttentionConfig) else 1
-    widening = (2 + EXACT) / vectors if kv_dtype == "fp8" else 0
-    return round(seen * numbers_seen(c) * (e + widening))
+    return seen * numbers_seen(c) * e
 
 
 def mask_bytes(layers: Iterable[LayerConfig], tokens: int, context: int) -> int:
