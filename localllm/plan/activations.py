@@ -66,7 +66,7 @@ def angle_bytes(config: ModelConfig, tokens: int) -> int:
 
 def dequantized_bytes(c: Mixer, e: int, kv_dtype: str, tokens: int, context: int) -> int:
     """Of keys and values in 8 bits that one sequence sees, as numbers of e bytes."""
-    if kv_dtype not in KV_8BIT or tokens == 1:
+    if kv_dtype not in KV_8BIT:
         return 0
     seen = keys_seen(c.window if isinstance(c, AttentionConfig) else None, tokens, context)
     return seen * numbers_seen(c) * e

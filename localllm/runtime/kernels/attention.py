@@ -20,7 +20,7 @@ from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
 
 SCORES_AT_ONCE = 2**23  # 32 MB in float32
-TILE_ELEMENTS = 2**17  # numbers of keys that are widened at once: 0.5 MB of float32, in a core's own cache
+TILE_ELEMENTS = 2**18  # numbers of keys that are widened at once: 1 MB of float32, in a core's own cache
 
 
 def attention(
