@@ -49,7 +49,9 @@ class Verbs(RuleBasedStateMachine):
 
     @initialize(blocks=st.integers(8, 40), rows=st.integers(1, 12))
     def start(self, blocks: int, rows: int) -> None:
-        self.engine = make_engine(checkpoint(self.name), blocks=blocks, block_size=4, rows=rows, kv_dtype=self.kv_dtype)
+        self.engine = make_engine(
+            checkpoint(self.name), blocks=blocks, block_size=4, rows=rows, kv_dtype=self.kv_dtype
+        )
         self.pool = self.engine.pool
         self.held: list[SequenceState | Snapshot] = []
 
@@ -76,7 +78,9 @@ class Verbs(RuleBasedStateMachine):
         tokens += new
         batch = Batch.of([state], [new], [len(new) - 1], CPU, self.pool.drain_copies())
         got = self.engine.runner.launch(batch)[0]
-        torch.testing.assert_close(got, expected(self.name, self.kv_dtype, tuple(tokens)), atol=self.tolerance, rtol=1e-4)
+        torch.testing.assert_close(
+            got, expected(self.name, self.kv_dtype, tuple(tokens)), atol=self.tolerance, rtol=1e-4
+        )
 
     @rule(sequence=live)
     def remember(self, sequence: tuple[SequenceState, list[int]]) -> None:
@@ -148,8 +152,8 @@ TestVerbsOfDeltaNet = pytest.mark.slow(VerbsOfDeltaNet.TestCase)
 TestVerbsOfShortConv = pytest.mark.slow(VerbsOfShortConv.TestCase)
 TestVerbsOf8Bits = pytest.mark.slow(VerbsOf8Bits.TestCase)
 TestVerbs.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestVerbsOfDeltaNet.settings = TestVerbsOfShortConv.settings = TestVerbsOf8Bits = pytest.mark.slow(VerbsOf8Bits.TestCase)
-TestVerbs.settings
+TestVerbsOfDeltaNet.settings = TestVerbsOfShortConv.settings = TestVerbs.settings
+TestVerbsOf8Bits.settings = TestVerbs.settings
 
 
 def test_a_shared_block_is_copied_before_it_is_written() -> None:
@@ -202,7 +206,7 @@ def test_blocks_without_content_are_reused_before_those_others_may_find() -> Non
 
 
 def recurrent(rows: int) -> BlockPool:
-    return BlockPool(16, block_size=4, rows=rows, kv_dtype=self.kv_dtype)
+    return BlockPool(16, block_size=4, rows=rows)
 
 
 def test_a_rollback_lands_at_the_newest_saved_state_and_its_row_can_be_written() -> None:
