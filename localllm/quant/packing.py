@@ -3,7 +3,7 @@
 Needs no torch: dtypes and kinds of devices are named (`bfloat16`, `cpu`).
 """
 
-INT8, INT4 = "int8", "int4"
+INT8, INT4, W8A8, FP8 = "int8", "int4", "w8a8", "fp8"
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_8BIT = ("int8", "fp8")  # what keys and values are quantized to: quant/vectors.py
 SCALE_BYTES = 2  # of each of their vectors
@@ -41,5 +41,5 @@ def lanes_group(group: int | None, columns: int, bits: int) -> int | None:
 
 def reads_packed(form: str, columns: int, dtype: str, device: str) -> bool:
     """Does a kernel read this format packed, or is it so much smaller that it must stay packed? INT8 that no
-    kernel reads is better dequantized once, when it is loaded."""
-    return form != INT8 or device == "cpu"
+    kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet."""
+    return form != FP8 and (form != INT8 or device == "cpu")

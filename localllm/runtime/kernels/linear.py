@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localllm.device import dtype_name
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import gguf, lanes
+from localllm.quant.formats import gguf, lanes, w8a8
 from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import products
@@ -86,6 +86,18 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
             y[..., begin : begin + tile] = F.linear(x, w)
 
     in_parts(some)
+    return y if bias is None else y + bias
+
+
+def eight_bit_products(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    return None if weight.format == w8a8.FORMAT else f"the weight is {weight.format}"
+
+
+@kernel("linear", "w8a8-reference", eight_bit_products)
+def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    tokens, scale = w8a8.quantize_tokens(x)
+    products = F.linear(tokens, weight.parts["q"].float())  # of whole numbers
+    y = (products * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
     return y if bias is None else y + bias
 
 

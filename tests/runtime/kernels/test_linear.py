@@ -41,7 +41,7 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
 
 def test_the_choice_is_explained() -> None:
     weight = quantized(8, 32)
-    [few, many, _, reference] = explain("linear", torch.zeros(1, 32), weight, None)
+    [few, many, *_, reference] = explain("linear", torch.zeros(1, 32), weight, None)
     assert few == ("cpu-lanes", "the weight is int8") and many[1] == "the weight is int8"
     assert reference == ("reference", "ok")
     [laned] = prepared(weight)
