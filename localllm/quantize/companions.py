@@ -1,5 +1,5 @@
-"""What a model folder holds beside weights and config.json: tokenizer, templates, licence, and a card that says what
-became of the model. Copies no program of a stranger's. No torch.
+"""What a model folder holds beside weights and config.json: tokenizer, templates, licence, and a card that says
+what became of the model. Copies no program of a stranger's. No torch.
 """
 
 from pathlib import Path

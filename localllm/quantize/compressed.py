@@ -1,10 +1,10 @@
 """A QuantizedTensor in the layout of compressed-tensors: its tensors, and what config.json says of them.
 
 `int-quantized`: weight int8 [out, in], weight_scale [out, 1].
-`pack-quantized`: weight_packed int32 [out, ceil(in * bits / 32)], the first code in the lowest bits, codes stored as
-signed numbers plus half their range; weight_scale [out, groups]; weight_shape int64 [2]; weight_zero_point int32
-[ceil(out * bits / 32), groups], packed the same way along the rows; weight_g_idx int32 [in], the group of each column
-where groups are no neighbours. Source: the `compressed-tensors` package, `compressors/pack_quantized`.
+`pack-quantized`: weight_packed int32 [out, ceil(in * bits / 32)], the first code in the lowest bits, codes stored
+as signed numbers plus half their range; weight_scale [out, groups]; weight_shape int64 [2]; weight_zero_point
+int32 [ceil(out * bits / 32), groups], packed the same way along the rows; weight_g_idx int32 [in], the group of
+each column where groups are no neighbours. Source: the `compressed-tensors` package, `compressors/pack_quantized`.
 
 Knows nothing of files and names of modules.
 """
@@ -114,8 +114,8 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 def quantization_config(schemes: Mapping[str, Scheme], kept: Sequence[str]) -> dict[str, Any]:
     """What config.json says under that name.
 
-    schemes: of each quantized module; kept: modules with a matrix that is not quantized. The scheme of most modules
-    is that of every Linear, others are listed by name.
+    schemes: of each quantized module; kept: modules with a matrix that is not quantized. The scheme of most
+    modules is that of every Linear, others are listed by name.
     """
     modules: dict[Scheme, list[str]] = {}
     for module, scheme in sorted(schemes.items()):

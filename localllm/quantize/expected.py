@@ -1,4 +1,4 @@
-"""What a recipe makes of a model, told from its header: bytes on the disk, and whether it can be made. No torch."""
+"""What a recipe makes of a model, told from its header: bytes on the disk, whether it can be made. No torch."""
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe

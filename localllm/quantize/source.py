@@ -1,6 +1,7 @@
 """Which model an artefact was made of, so that it is found again and never taken for that of another. No torch.
 
-A revision of the Hub is its commit; a folder of the person's own is its place with the sizes and times of its files.
+A revision of the Hub is its commit; a folder of the person's own is its place with the sizes and times of its
+files.
 """
 
 from pathlib import Path

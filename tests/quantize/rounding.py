@@ -1,4 +1,4 @@
-"""The least that quantizes a model: every matrix rounded to the nearest, for tests of what becomes of the result."""
+"""The least that quantizes a model: every matrix rounded to nearest, for tests of what becomes of the result."""
 
 import torch
 
