@@ -1,7 +1,8 @@
 """A quantized model as a Hugging Face folder that others read, too: written part by part, whole or not at all.
 
     NAME.partial/model-PART.safetensors   the parts that are done, each renamed into place when it is on the disk
-    NAME.partial/parts/PART.json          how the matrices of a part are stored, and their errors
+    NAME.partial/parts/PART.json          how the matrices of a part are stored
+    NAME.partial/states/                  what the quantizer needs to go on
     NAME.partial/recipe.json              what is made of what: a run that is broken off goes on by it
     NAME.partial/config.json              the last of all: with it the folder is whole, and becomes NAME
 
@@ -36,9 +37,9 @@ from localllm.quantize.companions import copy_companions
 from localllm.quantize.compressed import Scheme, quantization_config, scheme_of, stored
 from localllm.quantize.disk import DRAFT, check_room, full, put, settle, sync, writing
 from localllm.quantize.expected import artefact_bytes
-from localllm.quantize.source import identity
+from localllm.quantize.source import PARTIAL, RECIPE, identity
 
-PARTIAL, PARTS, RECIPE, CONFIG, LOCK = ".partial", "parts", "recipe.json", "config.json", ".lock"
+PARTS, STATES, LOCK, CONFIG = "parts", "states", ".lock", "config.json"
 REST = "rest"  # the part of what is copied
 STACKED_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<matrix>\w+_proj)(?:[._](?P<kind>weight|bias))?")
 TIED_HEAD = "lm_head.weight"
@@ -96,18 +97,18 @@ class Artefact:
         strange = [file.name for file in self.partial.iterdir() if file.name != LOCK and file.suffix != DRAFT]
         if strange and not begun:
             raise UsageError(f"{self.partial} is there and was not begun by localllm", "name another folder")
-        here = {name: value for name, value in begun.items() if name != "errors"}
-        if here and here != self.made_of and not self.force:
+        if begun and begun != self.made_of and not self.force:
             raise UsageError(
                 f"{self.partial} was begun from another source or with another recipe",
                 f"--force begins anew; to keep it, name another folder than {self.folder}",
             )
-        if here != self.made_of:
+        if begun != self.made_of:
             clear(self.partial)
             put(self.partial / RECIPE, as_bytes(self.made_of))
         written = sum(file.stat().st_size for file in self.partial.glob("*.safetensors"))
         check_room(self.partial, artefact_bytes(self.header, self.recipe) - written)
-        (self.partial / PARTS).mkdir(exist_ok=True)
+        for folder in (PARTS, STATES):
+            (self.partial / folder).mkdir(exist_ok=True)
 
     @property
     def done(self) -> set[str]:
@@ -115,10 +116,13 @@ class Artefact:
         files = self.partial.glob("model-*.safetensors")
         return {file.stem.removeprefix("model-") for file in files} - {REST}
 
-    def write(
-        self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor], errors: Mapping[str, float] | None = None
-    ) -> None:
-        """Store a part for good. errors: of matrices, by the same names, kept in recipe.json."""
+    @property
+    def states(self) -> Path:
+        """A folder for what a run that is broken off needs to go on: gone in the end."""
+        return self.partial / STATES
+
+    def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
+        """Store a part for good."""
         found: dict[str, Tensor] = {}
         schemes: dict[str, Scheme] = {}
         for name, tensor in tensors.items():
@@ -132,7 +136,6 @@ class Artefact:
         beside = {
             "names": sorted(tensors),
             "schemes": {module: asdict(scheme) for module, scheme in sorted(schemes.items())},
-            "errors": dict(sorted((errors or {}).items())),
         }
         with writing(self.folder):
             put(self.partial / PARTS / f"{part}.json", as_bytes(beside))
@@ -155,7 +158,8 @@ class Artefact:
         with writing(self.folder):
             if not (self.partial / CONFIG).is_file():
                 self._complete()
-            shutil.rmtree(self.partial / PARTS, ignore_errors=True)
+            for folder in (PARTS, STATES):
+                shutil.rmtree(self.partial / folder, ignore_errors=True)
             sync(self.partial)
             old = self.folder.with_name(self.folder.name + ".old")
             if self.folder.exists():
@@ -185,8 +189,6 @@ class Artefact:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
         put(self.partial / INDEX, as_bytes(index))
         copy_companions(self.header.path, self.partial, self.recipe)
-        errors = {name: error for part in beside for name, error in part["errors"].items()}
-        put(self.partial / RECIPE, as_bytes({**self.made_of, "errors": dict(sorted(errors.items()))}))
         config = untied(self.header.config) if TIED_HEAD in names else dict(self.header.config)
         config["quantization_config"] = quantization_config(schemes, kept)
         put(self.partial / CONFIG, as_bytes(config))

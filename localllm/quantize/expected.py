@@ -36,7 +36,7 @@ def is_quantized(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
     return multiplied(name, tensor, config) and not KEPT.fullmatch(name)
 
 
-def check_recipe(header: Header, recipe: Recipe) -> None:
+def check_groups(header: Header, recipe: Recipe) -> None:
     """Raises UsageError for a group that does not divide the rows of every matrix, UnsupportedModel where there is
     no matrix to quantize."""
     config = describe(header.config)

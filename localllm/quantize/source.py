@@ -10,6 +10,8 @@ from typing import Any
 from localllm.hub.folder import weight_files
 from localllm.hub.store import cache_root
 
+PARTIAL = ".partial"  # ends the name of a folder that is being written
+RECIPE = "recipe.json"  # in an artefact: what it was made of, and how
 REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
 
 

@@ -1,0 +1,39 @@
+"""`--quant`: a model rounded to INT8 or INT4 the first time, and found again every later one."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from localllm.checkpoint.header import Header
+from localllm.errors import UsageError
+from localllm.quantize.make import Progress, make
+from localllm.quantize.store import RECIPES, find, locked, place
+
+
+def kept_or_made(
+    header: Header,
+    quant: str,
+    home: Path,
+    on_progress: Progress = lambda part, done, count: None,
+    say: Callable[[str], object] = lambda text: None,
+) -> Path:
+    """The folder of the quantized model. say: takes a line for the person.
+
+    Raises UsageError for a source that is quantized already, and what `make` raises; a run that is broken off goes
+    on the next time.
+    """
+    check_source(header)
+    folder = place(home, header.path, quant)
+    with locked(folder, lambda: say(f"another process is quantizing {header.path}, waiting for that one")):
+        if (found := find(home, header.path, quant)) is not None:
+            return found
+        make(header, RECIPES[quant], folder, on_progress, force=True)
+    return folder
+
+
+def check_source(header: Header) -> None:
+    """Raises UsageError for what can not be quantized, or not again."""
+    if header.gguf is not None or header.quantization:
+        raise UsageError(
+            f"{header.path} is stored as {header.quantization or 'GGUF'}",
+            "leave out --quant, or name the edition in safetensors that is not quantized",
+        )
