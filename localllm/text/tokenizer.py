@@ -106,6 +106,10 @@ class Tokenizer:
         """All of it as a `tokenizer.json` would say it, whichever file it came from."""
         return json.loads(self._backend.to_str())
 
+    def token(self, index: int) -> str | None:
+        """The token of an id as its file spells it, in the vocabulary's own characters; None of no token."""
+        return None if index == self._unwritable else self._backend.id_to_token(index)
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a prompt. Control tokens written in it become control ids: it is no chat message.
 
