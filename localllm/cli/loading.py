@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from localllm.chat import ChatModel
-from localllm.cli.io import status
+from localllm.cli.io import note, status
 from localllm.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve, to_pull
 from localllm.metrics import Metrics
@@ -36,18 +36,26 @@ class Model(ChatModel, Protocol):
 
 
 def load_model(
-    name: str, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
+    name: str,
+    *,
+    device: str | None,
+    dtype: str | None,
+    context: int | None,
+    quant: str | None = None,
+    force: bool = False,
 ) -> Model:
-    """Load a model, with a sign of life on a terminal, and pull it first if it is not here.
+    """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done.
 
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
     settings = Settings.from_environment()
-    fetch_missing(name, settings, device=device, dtype=dtype, context=context, force=force)
+    fetch_missing(name, settings, device=device, dtype=dtype, context=context, quant=quant, force=force)
+    if quant:
+        quantize_missing(name, quant, settings)
     with status(f"loading {name}"):
         from localllm.llm import load
 
-        where = {"device": device or "auto", "dtype": dtype or "auto", "context": context}
+        where = {"device": device or "auto", "dtype": dtype or "auto", "quant": quant, "context": context}
         return load(name, settings=settings, force=force, **where)
 
 
@@ -58,6 +66,7 @@ def fetch_missing(
     device: str | None,
     dtype: str | None,
     context: int | None,
+    quant: str | None = None,
     force: bool = False,
 ) -> None:
     """Pull a model that is not here. Raises what `fetch` and `resolve` raise."""
@@ -65,10 +74,25 @@ def fetch_missing(
         from localllm.cli.progress import shown
         from localllm.fetch import fetch
 
-        wish = Wish(context, dtype=dtype or settings.dtype)
+        wish = Wish(context, quant=quant, dtype=dtype or settings.dtype)
         with shown() as show:
             fetch(repo, show, lambda: free_memory(device or settings.device), wish, force=force)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
+
+
+def quantize_missing(name: str, quant: str, settings: Settings) -> None:
+    """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
+    from localllm.cli.progress import parts
+    from localllm.quantize.store import find
+
+    path = resolve(name).path
+    if not path.is_file() and find(settings.home, path, quant) is None:
+        note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
+        with parts() as show:
+            from localllm.checkpoint.header import read_header
+            from localllm.quantize.keep import kept_or_made
+
+            kept_or_made(read_header(path), quant, settings.home, show.part, note)
 
 
 def free_memory(device: str) -> Space:

@@ -31,6 +31,10 @@ Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar
 DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
 Context = Annotated[int | None, option(text="Room for prompt and answer, in tokens.", metavar="TOKENS")]
 
+Quant = Annotated[
+    str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
+]
+
 Think = Annotated[
     bool | None,
     typer.Option(

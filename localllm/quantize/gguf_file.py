@@ -32,19 +32,18 @@ TYPES = {"q4_0": (Kind.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0), "q8_0": (Kind.Q8_0
 PIECE = 2**22  # elements that are packed at once
 SUFFIX = ".gguf"
 
-Advance = Callable[[int], object]  # told how many bytes more are written
+Progress = Callable[[str, int, int], None]  # tensor, how many are written, of how many
 
 
 def write_gguf(
     header: Header,
     type: str,
     file: Path,
-    advance: Advance = lambda count: None,
-    begin: Advance = lambda total: None,
+    on_progress: Progress = lambda name, done, count: None,
     *,
     force: bool = False,
 ) -> Path:
-    """type: of TYPES; begin: told how many bytes will be written.
+    """type: of TYPES.
 
     Raises UsageError where the file is there, UnsupportedModel for a source, a family or a tokenizer that has no
     GGUF edition here, all before any work; DiskFull; DamagedModel as `Weights` does.
@@ -60,7 +59,6 @@ def write_gguf(
     kinds = kinds_of(header, config, type)
     sizes = {entry: packed_bytes(header.tensors[entry], kind) for entry, kind in kinds.items()}
     check_room(file, sum(sizes.values()))
-    begin(sum(sizes.values()))
     draft = file.with_name(file.name + DRAFT)
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +77,12 @@ def write_gguf(
             if factors:
                 writer.write_tensor_data(np.array(factors, dtype=np.float32))
             weights = Weights(header)
-            for entry, kind in kinds.items():
+            for done, (entry, kind) in enumerate(kinds.items()):
                 tensor = weights.take(entry, header.tensors[entry].shape)
                 check_finite(header.tensors[entry].name, tensor)
                 heads = heads_of(entry, architecture, config)
                 writer.write_tensor_data(packed(side_by_side(tensor, heads) if heads else tensor, kind))
-                advance(sizes[entry])
+                on_progress(entry, done + 1, len(kinds))
         finally:
             writer.close()
         settle(draft, file)
