@@ -33,7 +33,8 @@ from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
 from localllm.plan.runs import Run
-from localllm.quantize.keep import check_source, kept_or_made
+from localllm.quantize.keep import kept_or_made
+from localllm.quantize.store import check_source
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.threads import threads_for
@@ -69,9 +70,9 @@ def load(
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
     device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
-    choice to the settings, and they to the machine); quant: `int8` or `int4`, rounded to nearest the first time and
-    kept under the home folder for the next; context: most tokens of prompt and answer (None: as many as
-    the model knows and memory holds); force: also where it does not fit, at the price of swapping or worse.
+    choice to the settings, and they to the machine); quant: `int8` or `int4`, rounded to nearest the first time
+    and kept under the home folder for the next; context: most tokens of prompt and answer (None: as many as the
+    model knows and memory holds); force: also where it does not fit, at the price of swapping or worse.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """

@@ -82,17 +82,18 @@ def fetch_missing(
 
 def quantize_missing(name: str, quant: str, settings: Settings) -> None:
     """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
+    from localllm.checkpoint.header import read_header
     from localllm.cli.progress import parts
-    from localllm.quantize.store import find
+    from localllm.quantize.store import check_source, find
 
-    path = resolve(name).path
-    if not path.is_file() and find(settings.home, path, quant) is None:
+    header = read_header(resolve(name).path)
+    check_source(header)
+    if find(settings.home, header.path, quant) is None:
         note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
         with parts() as show:
-            from localllm.checkpoint.header import read_header
             from localllm.quantize.keep import kept_or_made
 
-            kept_or_made(read_header(path), quant, settings.home, show.part, note)
+            kept_or_made(header, quant, settings.home, show.part, note)
 
 
 def free_memory(device: str) -> Space:

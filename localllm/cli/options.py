@@ -34,6 +34,9 @@ Context = Annotated[int | None, option(text="Room for prompt and answer, in toke
 Quant = Annotated[
     str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
 ]
+OfQuant = Annotated[
+    str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
+]
 
 Think = Annotated[
     bool | None,

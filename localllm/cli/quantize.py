@@ -123,8 +123,8 @@ def to_folder(
     """Gives the error of each matrix."""
     from localllm.quantize.check import check_recipe  # from here on with torch
     from localllm.quantize.expected import check_groups
-    from localllm.quantize.keep import check_source
     from localllm.quantize.make import make
+    from localllm.quantize.store import check_source
 
     check_source(header)
     check_recipe(recipe)

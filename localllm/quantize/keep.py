@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localllm.checkpoint.header import Header
-from localllm.errors import UsageError
 from localllm.quantize.make import Progress, make
-from localllm.quantize.store import RECIPES, find, locked, place
+from localllm.quantize.store import RECIPES, check_source, find, locked, place
 
 
 def kept_or_made(
@@ -28,12 +27,3 @@ def kept_or_made(
             return found
         make(header, RECIPES[quant], folder, on_progress, force=True)
     return folder
-
-
-def check_source(header: Header) -> None:
-    """Raises UsageError for what can not be quantized, or not again."""
-    if header.gguf is not None or header.quantization:
-        raise UsageError(
-            f"{header.path} is stored as {header.quantization or 'GGUF'}",
-            "leave out --quant, or name the edition in safetensors that is not quantized",
-        )

@@ -30,10 +30,8 @@ def make(
     """
     ids = None
     if recipe.method != "rtn":
-        tokenizer = Tokenizer.from_folder(header.path)
-        ids = windows(
-            tokenizer.encode(default_text() if text is None else text), describe(header.config).max_context
-        )
+        tokens = Tokenizer.from_folder(header.path).encode(default_text() if text is None else text)
+        ids = windows(tokens, describe(header.config).max_context)
     calibration = digest(ids) or None
     with Artefact(folder, header, recipe, calibration=calibration, force=force) as artefact:
         outcome = quantize(header, recipe, ids, artefact, on_progress, artefact.states)

@@ -16,7 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from localllm.errors import DamagedModel, LocalLLMError, UsageError
+from localllm.checkpoint.header import Header
+from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UsageError
 from localllm.files import read_json
 from localllm.quant.recipe import Recipe
 from localllm.quantize.disk import writing
@@ -43,8 +44,8 @@ class Kept:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def remove(self) -> int:
-        """Gives the bytes that were freed. Raises LocalLLMError where something cannot be deleted, UsageError where
-        a process is writing it."""
+        """Gives the bytes that were freed. Raises LocalLLMError where something cannot be deleted, UsageError
+        where a process is writing it."""
         with locked(self.path):
             freed = self.nbytes
             shutil.rmtree(self.path, ignore_errors=True)
@@ -68,6 +69,15 @@ def place(home: Path, model: Path, quant: str) -> Path:
     return home / FOLDER / name / quant
 
 
+def check_source(header: Header) -> None:
+    """Raises UsageError for what can not be quantized, or not again."""
+    if header.gguf is not None or header.quantization:
+        raise UsageError(
+            f"{header.path} is stored as {header.quantization or 'GGUF'}",
+            "leave out --quant, or name the edition in safetensors that is not quantized",
+        )
+
+
 def find(home: Path, model: Path, quant: str) -> Path | None:
     """The artefact of a model's folder as it is now; None where there is none yet, or of another recipe."""
     path = place(home, model, quant)
@@ -86,10 +96,17 @@ def kept(home: Path) -> Iterator[Kept]:
             yield Kept(str(name), quant, path, whole=bool(made) and path.name == quant)
 
 
-def kept_of(home: Path, model: Path) -> list[Kept]:
-    """Those of a model's folder as it is now."""
-    folder = place(home, model, next(iter(RECIPES))).parent
-    return [one for one in kept(home) if one.path.parent == folder]
+def kept_of(home: Path, source: str, quant: str) -> list[Kept]:
+    """Those of a repository, or of the folder at a path, also of what that held before.
+
+    Raises ModelNotFound where there is none.
+    """
+    found = [one for one in kept(home) if (one.source, one.quant) == (source, quant)]
+    if not found:
+        raise ModelNotFound(
+            f"{source} has not been quantized to {quant}", f"`localllm run {source} --quant {quant}` does that"
+        )
+    return found
 
 
 def stated(path: Path) -> dict[str, Any]:
