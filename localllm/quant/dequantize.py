@@ -10,7 +10,7 @@ FORMATS = {
     int8.FORMAT: int8.dequantize,
     int4.FORMAT: int4.dequantize,
     mxfp4.FORMAT: mxfp4.dequantize,
-    **dict.fromkeys(gguf.UNPACK, gguf.dequantize),
+    **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }
 
 

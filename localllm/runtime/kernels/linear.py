@@ -49,7 +49,7 @@ def linear_int8_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> 
 def packed_in_blocks(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if x.device.type != "cpu":
         return "the device has no cache to be spared"
-    return None if weight.format in gguf.UNPACK else f"the weight is {weight.format}"
+    return None if weight.format in gguf.FORMATS else f"the weight is {weight.format}"
 
 
 @kernel("linear", "gguf-tiles", packed_in_blocks)
