@@ -130,7 +130,12 @@ class Artefact:
                 found[self.spelled(name)] = tensor
                 continue
             module = self.spelled(name).removesuffix(".weight")
-            scheme = scheme_of(tensor, activations=self.recipe.activations and name.startswith("layers."))
+            in_layer = name.startswith("layers.")
+            scheme = scheme_of(
+                tensor,
+                activations=self.recipe.activations and in_layer,
+                words=self.recipe.activations and not in_layer,  # so that no reader rounds its inputs, too
+            )
             schemes[module] = scheme
             found |= {f"{module}.{inner}": inner_tensor for inner, inner_tensor in stored(tensor, scheme).items()}
         beside = {

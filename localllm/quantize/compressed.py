@@ -33,10 +33,11 @@ class Scheme:
     symmetric: bool
     ordered: bool  # groups are given by weight_g_idx
     activations: bool  # rounded to INT8 as well, with a scale a token
+    words: bool  # several codes in an int32, else a code in an int8
 
     @property
     def format(self) -> str:
-        return "int-quantized" if self.bits == 8 and not self.group else "pack-quantized"
+        return "pack-quantized" if self.words else "int-quantized"
 
     def described(self, targets: Sequence[str]) -> dict[str, Any]:
         """The entry of `config_groups`."""
@@ -58,13 +59,15 @@ class Scheme:
         }
 
 
-def scheme_of(weight: QuantizedTensor, *, activations: bool) -> Scheme:
+def scheme_of(weight: QuantizedTensor, *, activations: bool, words: bool = False) -> Scheme:
+    """words: also for INT8 with a scale a row, which the plain layout could hold."""
     return Scheme(
         bits=4 if weight.format == INT4 else 8,
         group=weight.group or 0,
         symmetric="zero" not in weight.parts,
         ordered="columns" in weight.parts,
         activations=activations,
+        words=words or weight.format == INT4 or weight.group is not None,
     )
 
 

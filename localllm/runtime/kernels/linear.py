@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localllm.device import dtype_name
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import gguf, int8
+from localllm.quant.formats import gguf, int8, w8a8
 from localllm.quant.packing import VECTOR, reads_packed
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.registry import choose, kernel
@@ -65,6 +65,18 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
             y[..., begin : begin + tile] = F.linear(x, w)
 
     in_parts(some)
+    return y if bias is None else y + bias
+
+
+def eight_bit_products(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    return None if weight.format == w8a8.FORMAT else f"the weight is {weight.format}"
+
+
+@kernel("linear", "w8a8-reference", eight_bit_products)
+def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    tokens, scale = w8a8.quantize_tokens(x)
+    products = F.linear(tokens, weight.parts["q"].float())  # of whole numbers
+    y = (products * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
     return y if bias is None else y + bias
 
 

@@ -32,7 +32,7 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
 
 def test_the_choice_is_explained() -> None:
     weight = quantized(8, 32)
-    [fast, _, reference] = explain("linear", torch.zeros(1, 32), weight, None)
+    [fast, *_, reference] = explain("linear", torch.zeros(1, 32), weight, None)
     assert fast == ("torch-int8-cpu", "32 columns of torch.float32 on cpu, not bfloat16 in vectors of 16 on cpu")
     assert reference == ("reference", "ok")
     assert explain("linear", torch.zeros(192, 32, dtype=torch.bfloat16), weight, None)[0][1].startswith("192 rows")
