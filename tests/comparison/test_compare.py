@@ -14,9 +14,10 @@ import transformers
 
 import localllm
 from localllm import SamplingParams
+from localllm.checkpoint.gguf.header import read_gguf
 from localllm.comparison import subject as subjects
 from localllm.comparison.compare import compare
-from localllm.comparison.subject import Subject, subject
+from localllm.comparison.subject import Subject, subject, vocabulary
 from localllm.errors import DiskFull, DoesNotFit, UsageError
 from localllm.hub.catalog import boxed_folder, catalog
 from localllm.plan.fit import Space, Wish, check
@@ -24,6 +25,7 @@ from localllm.quality import kept
 from localllm.quality.report import Quality
 from localllm.quality.text import EVALUATION, EVALUATION_NAME, windows_of
 from localllm.settings import Settings
+from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
 from tests.tiny import make_checkpoint
 
@@ -118,7 +120,7 @@ def test_one_after_the_other_finds_the_same(
     together = compare(a, b, settings, tokens=200)
     each = [check(one.header, Space("cpu", 2**40), Wish(200, dtype=one.dtype), name="") for one in (a, b)]
     most = max(fit.weights.total for fit in each)
-    monkeypatch.setattr(subjects, "free_bytes", lambda place: 2 * most)  # both weights, and no cache beside
+    monkeypatch.setattr(subjects, "free_bytes", lambda place: most + most // 5)
     notes: list[str] = []
     apart = compare(a, b, settings, tokens=200, note=notes.append)
     assert without_speed(apart) == without_speed(together)
@@ -129,7 +131,7 @@ def test_one_after_the_other_finds_the_same(
     monkeypatch.setattr(subjects, "free_bytes", lambda place: most // 2)
     with pytest.raises(DoesNotFit, match="the weights of demo need"):
         compare(a, b, settings, tokens=200)
-    monkeypatch.setattr(subjects, "free_bytes", lambda place: 2 * most)
+    monkeypatch.setattr(subjects, "free_bytes", lambda place: most + most // 5)
     monkeypatch.setattr(kept, "bytes_of", lambda windows, vocab: 10**18)
     with pytest.raises(DiskFull, match="give fewer --tokens"):
         compare(a, b, settings, tokens=200)
@@ -221,10 +223,20 @@ def test_safetensors_and_gguf_of_one_model_are_the_same(find: Find, settings: Se
     assert all(one.same == one.tokens for one in found.answers)
 
 
-def test_tokenizers_of_two_editions_are_told_to_be_one(find: Find) -> None:
-    pair = [localllm.llm.Tokenizer.from_folder(shared("llama3.2-bpe"))]
-    pair.append(find(shared("stories260K")).tokenizer)
-    assert pair[0].vocab_size != pair[1].vocab_size
+@pytest.mark.parametrize("name", ["llama3.2-bpe", "stories260K"])
+def test_editions_of_one_tokenizer_are_one(name: str, find: Find) -> None:
+    """As a tokenizer.json and inside a GGUF file."""
+    file = shared("llama3.2-bpe/vocab.gguf" if name == "llama3.2-bpe" else "stories260K-f32.gguf")
+    folder = Tokenizer.from_folder(shared(name))
+    demo = find("demo")
+
+    def with_tokenizer(tokenizer: Tokenizer) -> Subject:
+        config = dataclasses.replace(demo.config, vocab_size=folder.vocab_size)
+        return dataclasses.replace(demo, tokenizer=tokenizer, config=config)
+
+    pair = with_tokenizer(folder), with_tokenizer(Tokenizer.from_gguf(read_gguf(file).metadata, file))
+    assert vocabulary(*pair) == folder.vocab_size
+    assert vocabulary(*reversed(pair)) == folder.vocab_size
 
 
 def test_a_prompt_is_answered_as_generate_does(find: Find, settings: Settings) -> None:

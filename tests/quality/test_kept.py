@@ -26,6 +26,9 @@ def test_the_file_is_gone_in_the_end(tmp_path):
 
 
 def test_a_disk_without_room_is_told_before_anything_is_computed(tmp_path):
-    with pytest.raises(DiskFull, match=r"take 1000000 TB in .*, which has .* free; give fewer --tokens"), keeping(tmp_path, int(1e18)):
+    with (
+        pytest.raises(DiskFull, match=r"take 1000000 TB in .*, which has .* free; give fewer --tokens"),
+        keeping(tmp_path, int(1e18)),
+    ):
         pass
     assert list(tmp_path.iterdir()) == []
