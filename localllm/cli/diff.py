@@ -1,5 +1,6 @@
 """`localllm diff`: how far one model is from another."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -8,6 +9,7 @@ from localllm.cli import io, options
 from localllm.cli.io import AnswerWriter, note, status
 from localllm.cli.loading import fetch_missing
 from localllm.cli.quality_page import text_of
+from localllm.quality.report import as_dict
 from localllm.quality.text import EVALUATION_NAME, MOST_TOKENS, WINDOW
 from localllm.settings import Settings
 
@@ -25,6 +27,9 @@ def diff(
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    dtype_b: Annotated[
+        str | None, options.option("--dtype-b", text="The same of OTHER, if it is another.", metavar="DTYPE")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure how far one model is from another.
@@ -37,16 +42,15 @@ def diff(
     out = AnswerWriter()
     settings = Settings.from_environment()
     content, text_name = (None, EVALUATION_NAME) if text is None else (io.read_text(text), io.called(text))
-    for name in (reference, other):
-        fetch_missing(name, settings, device=device, dtype=dtype, context=window)
+    for name, kind in ((reference, dtype), (other, dtype_b or dtype)):
+        fetch_missing(name, settings, device=device, dtype=kind, context=window)
     with status(f"comparing {other} with {reference}"):
         from localllm.comparison.compare import compare
         from localllm.comparison.subject import subject
 
-        where = {"device": device or "auto", "dtype": dtype or "auto"}
         quality = compare(
-            subject(reference, settings, **where),
-            subject(other, settings, **where),
+            subject(reference, settings, device=device, dtype=dtype),
+            subject(other, settings, device=device, dtype=dtype_b or dtype),
             settings,
             content,
             text_name=text_name,
@@ -54,4 +58,4 @@ def diff(
             tokens=tokens,
             note=note,
         )
-    out.write(quality.to_json() if as_json else text_of(quality) + "\n")
+    out.write((json.dumps(as_dict(quality), indent=1) if as_json else text_of(quality)) + "\n")

@@ -106,16 +106,18 @@ def _answers(answers: Answers) -> str:
 
 
 def _estimate(estimate: Estimate) -> str:
-    return f"{_number(estimate.value)} ± {_number(estimate.error)}"
+    return f"{_number(estimate.value)} ± {_number(estimate.error, digits=3)}"
 
 
-def _number(value: float) -> str:
-    """Four digits where they are few, an exponent where they are not."""
-    return "0" if value == 0 else f"{value:.4g}" if abs(value) >= 1e-4 else f"{value:.1e}"
+def _number(value: float, digits: int = 4) -> str:
+    if value == 0:
+        return "0"
+    return f"{value:.{digits}g}" if 1e-3 <= abs(value) < 10**digits else f"{value:.{digits - 1}e}"
 
 
 def _percent(share: float) -> str:
-    return f"{share:.2%}" if abs(share) >= 5e-5 or share == 0 else f"{100 * share:.1e}%"
+    """Two places, and two digits of what is too small for them."""
+    return f"{share:.2%}" if abs(share) >= 1e-3 or share == 0 else f"{100 * share:.2g}%"
 
 
 def _signed(share: float) -> str:

@@ -29,14 +29,12 @@ def compare(
     window: int | None = None,
     tokens: int = MOST_TOKENS,
     note: Callable[[str], None] = lambda line: None,
-    on_window: Callable[[int, int], None] = lambda done, of: None,
 ) -> Quality:
     """All of a report but the recipe and the matrices, which are the quantizer's to add.
 
     text: None is the project's own; window: tokens that are seen at once, None for the usual, or what both models
-    know where that is less; tokens: of the text, at most; note: takes a line for the person; on_window: how many
-    windows are done, of how many. Raises UsageError for models of two vocabularies and a text that is too short,
-    DoesNotFit, DiskFull, and what `load` raises.
+    know where that is less; tokens: of the text, at most; note: takes a line for the person. Raises UsageError for
+    models of two vocabularies and a text that is too short, DoesNotFit, DiskFull, and what `load` raises.
     """
     vocab = vocabulary(reference, other)
     text = EVALUATION.read_text(encoding="utf-8") if text is None else text
@@ -61,7 +59,7 @@ def compare(
             first.close()
         second = held.enter_context(closing(other.load(context)))
         seen_of_other, theirs = look(second, windows, prompts), Reading(second, vocab)
-        distance = measure.distance(logits, theirs, windows, lambda done: on_window(done, len(windows.ids)))
+        distance = measure.distance(logits, theirs, windows)
     return Quality(
         side(reference, seen, ours),
         side(other, seen_of_other, theirs),

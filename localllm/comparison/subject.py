@@ -30,18 +30,18 @@ class Subject:
     load: Callable[[int], api.LLM]  # with room for so many tokens
 
 
-def subject(name: str, settings: Settings, *, device: str = "auto", dtype: str = "auto") -> Subject:
-    """By alias, repository, folder or GGUF file. Raises what `load` raises before it reads weights."""
+def subject(name: str, settings: Settings, *, device: str | None = None, dtype: str | None = None) -> Subject:
+    """By alias, repository, folder or GGUF file; None leaves a choice to the settings. Raises what `load` raises
+    before it reads weights."""
     ref = resolve(name)
     header = read_header(ref.path)
     config = describe(header.config)
     check_quantization(header.config)
+    place, kind = device or settings.device, dtype or settings.dtype
 
     def load(context: int) -> api.LLM:
-        return api.load(name, device=device, dtype=dtype, context=context, settings=settings)
+        return api.load(name, device=place, dtype=kind, context=context, settings=settings)
 
-    place = settings.device if device == "auto" else device
-    kind = settings.dtype if dtype == "auto" else dtype
     return Subject(ref.name, header, config, api.read_tokenizer(header), place, kind, load)
 
 
@@ -69,7 +69,7 @@ def windows_for(reference: Subject, other: Subject, text: str, *, window: int | 
     longest = min(reference.config.max_context, other.config.max_context)
     if window is not None and window > longest:
         raise UsageError(f"a window of {window} tokens is asked for", f"both models know {longest}")
-    size = window or min(WINDOW, longest)
+    size = min(WINDOW, longest) if window is None else window
     ours, theirs = (windows_of(text, one.tokenizer, window=size, tokens=tokens) for one in (reference, other))
     for number, (a, b) in enumerate(zip(ours.ids, theirs.ids, strict=False)):
         if a != b:

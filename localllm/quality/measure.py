@@ -17,7 +17,7 @@ hard in the text is hard for both, and leaves it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,15 +45,11 @@ class Positions:
     same_top: Tensor  # 1 or 0
 
 
-def distance(
-    reference: Logits, other: Logits, windows: Windows, on_window: Callable[[int], None] = lambda done: None
-) -> Distance:
-    """on_window: is told how many windows are done. Raises LocalLLMError where a model computes NaN."""
-    found: list[Positions] = []
-    for done, ids in enumerate(windows.ids, 1):
-        found += score(reference, other, ids, windows.first)
-        on_window(done)
-    return summary(Positions(*(torch.cat(list(column)) for column in zip(*map(_columns, found), strict=True))))
+def distance(reference: Logits, other: Logits, windows: Windows) -> Distance:
+    """Raises LocalLLMError where a model computes NaN or infinity."""
+    found = [rows for ids in windows.ids for rows in score(reference, other, ids, windows.first)]
+    columns = zip(*(vars(rows).values() for rows in found), strict=True)
+    return summary(Positions(*(torch.cat(column) for column in columns)))
 
 
 @torch.inference_mode()
@@ -132,7 +128,3 @@ def output_error(reference: Tensor, other: Tensor) -> float:
     ours = reference.double()
     lengths = ours.norm(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
     return ((other.to(ours.device).double() - ours).norm(dim=-1) / lengths).mean().item()
-
-
-def _columns(positions: Positions) -> Iterator[Tensor]:
-    return iter(vars(positions).values())

@@ -106,12 +106,14 @@ class Quality:
     matrices: tuple[Error, ...] = ()  # that were quantized, the worst first
     recipe: Mapping[str, Plain] | None = None  # how it was quantized
 
-    def to_json(self) -> str:
-        return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1, allow_nan=False) + "\n"
+
+def as_dict(quality: Quality) -> dict[str, Any]:
+    """The object that docs/quality.md describes."""
+    return {"version": VERSION, **dataclasses.asdict(quality)}
 
 
 def write(quality: Quality, folder: Path) -> None:
-    write_whole(folder / FILE, quality.to_json())
+    write_whole(folder / FILE, json.dumps(as_dict(quality), indent=1, allow_nan=False) + "\n")
 
 
 def read(folder: Path) -> Quality | None:
