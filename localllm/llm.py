@@ -33,8 +33,8 @@ from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
 from localllm.plan.runs import Run
-from localllm.quantize.keep import kept_or_made
-from localllm.quantize.store import check_source
+from localllm.quantize.keep import INSTEAD, kept_or_made
+from localllm.quantize.source import check_source
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.threads import threads_for
@@ -87,7 +87,7 @@ def load(
     ref = resolve(str(model))
     header = read_header(ref.path)
     if quant is not None:
-        check_source(header)
+        check_source(header, INSTEAD)
         check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
         ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
         header, wish = read_header(ref.path), replace(wish, quant=None)

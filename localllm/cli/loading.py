@@ -84,10 +84,11 @@ def quantize_missing(name: str, quant: str, settings: Settings) -> None:
     """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
     from localllm.checkpoint.header import read_header
     from localllm.cli.progress import parts
-    from localllm.quantize.store import check_source, find
+    from localllm.quantize.source import check_source
+    from localllm.quantize.store import find
 
     header = read_header(resolve(name).path)
-    check_source(header)
+    check_source(header, "leave out --quant, or ")
     if find(settings.home, header.path, quant) is None:
         note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
         with parts() as show:

@@ -112,9 +112,7 @@ def check_gguf(to: str, flags: dict[str, Any]) -> None:
         raise UsageError(f"there is no format {to!r} to write", "say --to gguf, or leave it out for a folder")
     given = next((name for name, value in flags.items() if value not in (None, False)), None)
     if given:
-        raise UsageError(
-            f"--{given} says how a folder is quantized, and GGUF has types", "say --type q4_0 or q8_0"
-        )
+        raise UsageError(f"--{given} is for folders, and GGUF has types", "say --type q4_0 or q8_0")
 
 
 def to_folder(
@@ -124,7 +122,7 @@ def to_folder(
     from localllm.quantize.check import check_recipe  # from here on with torch
     from localllm.quantize.expected import check_groups
     from localllm.quantize.make import make
-    from localllm.quantize.store import check_source
+    from localllm.quantize.source import check_source
 
     check_source(header)
     check_recipe(recipe)

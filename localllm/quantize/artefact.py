@@ -28,7 +28,7 @@ from torch import Tensor
 
 from localllm import __version__
 from localllm.checkpoint.header import Header, read_tensors
-from localllm.errors import UnsupportedModel, UsageError
+from localllm.errors import UsageError
 from localllm.files import read_json
 from localllm.hub.folder import INDEX, weight_files
 from localllm.quant.recipe import Recipe
@@ -37,7 +37,7 @@ from localllm.quantize.companions import copy_companions
 from localllm.quantize.compressed import Scheme, quantization_config, scheme_of, stored
 from localllm.quantize.disk import DRAFT, check_room, full, put, settle, sync, writing
 from localllm.quantize.expected import artefact_bytes
-from localllm.quantize.source import PARTIAL, RECIPE, identity
+from localllm.quantize.source import PARTIAL, RECIPE, check_source, identity
 
 PARTS, STATES, LOCK, CONFIG = "parts", "states", ".lock", "config.json"
 REST = "rest"  # the part of what is copied
@@ -65,12 +65,8 @@ class Artefact:
         force: bool = False,
     ):
         """Raises UsageError where something else has the name, another process writes it or another recipe has
-        begun it, UnsupportedModel for a source that is no folder of plain weights, DiskFull."""
-        if header.gguf is not None or header.quantization:
-            raise UnsupportedModel(
-                f"{header.path} is stored as {header.quantization or 'GGUF'}",
-                "quantize the edition in safetensors that is not quantized",
-            )
+        begun it, or for a source that is quantized already; DiskFull."""
+        check_source(header)
         self.folder, self.header, self.recipe = folder, header, recipe
         self.partial = folder.with_name(folder.name + PARTIAL)
         self.made_of = {

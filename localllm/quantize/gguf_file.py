@@ -25,6 +25,7 @@ from localllm.hub.card import read_license
 from localllm.quantize.disk import DRAFT, check_room, settle, writing
 from localllm.quantize.gguf_keys import FREQUENCIES, architecture_of, divisors, gguf_name, model_keys
 from localllm.quantize.gguf_vocabulary import vocabulary_keys
+from localllm.quantize.source import check_source
 from localllm.text.tokenizer import Tokenizer
 
 Kind = gguf.GGMLQuantizationType
@@ -92,11 +93,7 @@ def write_gguf(
 def check_file(header: Header, type: str, file: Path, *, force: bool) -> None:
     if type not in TYPES:
         raise UsageError(f"there is no GGUF type {type!r} here", f"name one of {', '.join(TYPES)}")
-    if header.gguf is not None or header.quantization:
-        raise UsageError(
-            f"{header.path} is stored as {header.quantization or 'GGUF'}, and rounding twice loses twice",
-            "name the edition in safetensors that is not quantized",
-        )
+    check_source(header)
     if file.suffix != SUFFIX:
         raise UsageError(f"{file} does not end in {SUFFIX}", f"write for example -o {file.with_suffix(SUFFIX)}")
     if file.exists() and (not force or not file.is_file()):

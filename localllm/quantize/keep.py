@@ -5,7 +5,10 @@ from pathlib import Path
 
 from localllm.checkpoint.header import Header
 from localllm.quantize.make import Progress, make
-from localllm.quantize.store import RECIPES, check_source, find, locked, place
+from localllm.quantize.source import check_source
+from localllm.quantize.store import RECIPES, find, locked, place
+
+INSTEAD = "leave out --quant, or "
 
 
 def kept_or_made(
@@ -20,7 +23,7 @@ def kept_or_made(
     Raises UsageError for a source that is quantized already, and what `make` raises; a run that is broken off goes
     on the next time.
     """
-    check_source(header)
+    check_source(header, INSTEAD)
     folder = place(home, header.path, quant)
     with locked(folder, lambda: say(f"another process is quantizing {header.path}, waiting for that one")):
         if (found := find(home, header.path, quant)) is not None:

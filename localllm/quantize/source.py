@@ -7,12 +7,23 @@ files.
 from pathlib import Path
 from typing import Any
 
+from localllm.checkpoint.header import Header
+from localllm.errors import UsageError
 from localllm.hub.folder import weight_files
 from localllm.hub.store import cache_root
 
 PARTIAL = ".partial"  # ends the name of a folder that is being written
 RECIPE = "recipe.json"  # in an artefact: what it was made of, and how
 REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
+
+
+def check_source(header: Header, instead: str = "") -> None:
+    """Raises UsageError for weights that are quantized already. instead: what else could be done, with a comma."""
+    if header.gguf is not None or header.quantization:
+        raise UsageError(
+            f"{header.path} is stored as {header.quantization or 'GGUF'}, and rounding twice loses twice",
+            f"{instead}name the edition in safetensors that is not quantized",
+        )
 
 
 def identity(model: Path) -> dict[str, Any]:

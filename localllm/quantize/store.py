@@ -16,7 +16,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from localllm.checkpoint.header import Header
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UsageError
 from localllm.files import read_json
 from localllm.quant.recipe import Recipe
@@ -67,15 +66,6 @@ def place(home: Path, model: Path, quant: str) -> Path:
         digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:DIGEST]
         name = f"{UNSAFE.sub('-', Path(made_of['folder']).name)}@{digest}"
     return home / FOLDER / name / quant
-
-
-def check_source(header: Header) -> None:
-    """Raises UsageError for what can not be quantized, or not again."""
-    if header.gguf is not None or header.quantization:
-        raise UsageError(
-            f"{header.path} is stored as {header.quantization or 'GGUF'}",
-            "leave out --quant, or name the edition in safetensors that is not quantized",
-        )
 
 
 def find(home: Path, model: Path, quant: str) -> Path | None:
