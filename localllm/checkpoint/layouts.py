@@ -165,7 +165,7 @@ def compressed_scheme(group: Fields, kind: str) -> tuple[Scheme, bool]:
         raise refused(name, " of what matrices give")
     rows, columns = 1, None
     if strategy == "group":
-        columns = group_size(weights, "group_size", None)
+        columns = weights.size("group_size")
     if strategy == "block":
         rows, columns = block(weights, "block_structure")
     scheme = Scheme(bits, columns, rows, weights.flag("symmetric", True), floats, kind == PACKED)

@@ -40,6 +40,7 @@ PARTS = (
 )
 ORDER_BYTES = 8  # of a column
 
+STACKED = (".k_proj", ".v_proj", ".up_proj")  # below others that read the same columns, in the same order
 NO_MATRIX = (".scales", "_scale", "_scale_inv", ".qzeros", "_zero_point")  # two-dimensional, too
 
 Size = Callable[[str, TensorHeader], int]
@@ -106,6 +107,8 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
         return tensor.nbytes
     module, _, kind = name.rpartition(".")
     if kind in PARTS and (matrix := packed_matrix(header, module)):
+        if kind in ORDERS and module.endswith(STACKED):
+            return 0
         pieces = USED_IN_PIECES.fullmatch(name)
         if not pieces and reads_packed(matrix.format, matrix.columns, dtype, device):
             return part_bytes(matrix, kind)

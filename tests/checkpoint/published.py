@@ -22,7 +22,7 @@ Stored = tuple[dict[str, Tensor], Tensor]
 Writer = Callable[[Tensor], Stored]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-MATRIX = r".*(_proj|\.w[123])\.weight"
+MATRIX = r".*(_proj|_qkvz|\.w[123])\.weight"
 
 
 def in_words(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
@@ -139,6 +139,14 @@ def per_row(weight: Tensor) -> Stored:
     return float8(weight, (1, weight.shape[1]))
 
 
+def stack_of_float8(weight: Tensor) -> Stored:
+    """weight: [experts, out, in], as transformers writes them."""
+    each = [float8(expert, (40, 40)) for expert in weight]
+    parts = {"": [tensors["weight"] for tensors, _ in each], "_scale_inv": [t["weight_scale"] for t, _ in each]}
+    exact = torch.stack([meant for _, meant in each])
+    return {name: torch.stack(tensors) for name, tensors in parts.items()}, exact
+
+
 def compressed(form: str, activations: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
     """The quantization_config of compressed-tensors, with one group."""
     group = {"targets": ["Linear"], "weights": {"symmetric": True, "type": "int"} | weights}
@@ -233,8 +241,10 @@ def write(
         if chosen is None:
             stored[name] = weight
             continue
+        stack = weight.dim() == 3  # of experts, whose names lack `.weight`
         parts, meant[name] = chosen(weight)
-        stored |= {f"{name.removesuffix('.weight')}.{part}": tensor.clone() for part, tensor in parts.items()}
+        module = name.removesuffix(".weight")
+        stored |= {module + (part if stack else f".{part}"): tensor for part, tensor in parts.items()}
     save_file(meant, exact / "model.safetensors", {"format": "pt"})
     save_file(stored, folder / "model.safetensors")
     config = json.loads((exact / "config.json").read_text()) | {"quantization_config": quantization}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.layouts import Quantization
-from localllm.checkpoint.quantized.words import WORDS, assembled, check_whole, codes_of
+from localllm.checkpoint.quantized.words import WORDS, assembled, check_whole, codes_of, take_scales
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.formats import int4
 from localllm.quant.tensor import QuantizedTensor
@@ -24,7 +24,7 @@ def take_awq(weights: Weights, name: str, shape: tuple[int, int], quantization: 
     check_whole(weights, f"{name}.qweight", columns, scheme.group or columns, "columns")
     groups = scheme.groups(columns)
     qweight = weights.take(f"{name}.qweight", (columns, rows // ROWS), WORDS)
-    scales = weights.take(f"{name}.scales", (groups, rows))
+    scales = take_scales(weights, f"{name}.scales", (groups, rows))
     zero = None
     if weights.has(f"{name}.qzeros") or not scheme.symmetric:
         zero = in_order(weights.take(f"{name}.qzeros", (groups, rows // ROWS), WORDS)).T.contiguous()

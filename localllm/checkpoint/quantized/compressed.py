@@ -5,10 +5,17 @@
 Source: compressed-tensors, `compressors/pack_quantized`.
 """
 
-import torch
-
 from localllm.checkpoint.layouts import Quantization, Scheme
-from localllm.checkpoint.quantized.words import WORDS, assembled, codes_of, damaged, order_of, per_word
+from localllm.checkpoint.quantized.words import (
+    WORDS,
+    assembled,
+    bytes_of,
+    codes_of,
+    damaged,
+    order_of,
+    per_word,
+    take_scales,
+)
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.tensor import QuantizedTensor
 
@@ -20,7 +27,7 @@ def take_packed(
     scheme = scheme_of(weights, name, columns, quantization)
     run, groups = per_word(scheme.bits), scheme.groups(columns)
     words = weights.take(f"{name}.weight_packed", (rows, -(-columns // run)), WORDS)
-    scale = weights.take(f"{name}.weight_scale", (rows, groups))
+    scale = take_scales(weights, f"{name}.weight_scale", (rows, groups))
     if weights.has(f"{name}.weight_shape"):
         stated = weights.take(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
         if stated != list(shape):
@@ -34,7 +41,7 @@ def take_packed(
         zeros = weights.take(f"{name}.weight_zero_point", (-(-rows // run), groups), WORDS)
         zero = codes_of(zeros.T, scheme.bits, rows).T.contiguous()
     size = -(-columns // 2) if scheme.bits == 4 else columns
-    packed = words.contiguous().view(torch.uint8)[:, :size]
+    packed = bytes_of(words)[:, :size]
     return assembled(weights, name, shape, scheme, packed, scale, zero, order)
 
 

@@ -65,7 +65,7 @@ def take_scale(
     }
     stored = weights.take_any(name, ((rows, 1), (rows,), *blocks, (1, 1), (1,), ()), (*FLOATS, "F8_E8M0"))
     scale = stored.float() if stored.dtype == torch.float8_e8m0fnu else stored
-    check_finite(weights.spelled(name), scale)
+    check_finite(weights.spelled(name), scale.float())
     if scale.shape in ((rows, 1), (rows,)) or scale.numel() == 1:
         return scale.reshape(-1, 1).expand(rows, 1), None
     tall, wide = blocks[scale.shape[0], scale.shape[1]]

@@ -6,17 +6,17 @@ next zero point where one is 0; so it is added to whole words. Sources: AutoGPTQ
 `convert_gptq_v1_to_v2_format_module`.
 """
 
-import torch
-
 from localllm.checkpoint.layouts import Quantization, Scheme
 from localllm.checkpoint.quantized.words import (
     WORDS,
     assembled,
+    bytes_of,
     check_whole,
     codes_of,
     damaged,
     order_of,
     per_word,
+    take_scales,
 )
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.tensor import QuantizedTensor
@@ -31,14 +31,14 @@ def take_gptq(weights: Weights, name: str, shape: tuple[int, int], quantization:
     check_whole(weights, f"{name}.qweight", rows, run, "rows")
     check_whole(weights, f"{name}.qweight", columns, run, "columns")
     qweight = weights.take(f"{name}.qweight", (columns // run, rows), WORDS)
-    scales = weights.take(f"{name}.scales", (groups, rows))
+    scales = take_scales(weights, f"{name}.scales", (groups, rows))
     qzeros = weights.take(f"{name}.qzeros", (groups, rows // run), WORDS) + quantization.less * ONES[scheme.bits]
     order = None
     if weights.has(f"{name}.g_idx"):
         order = order_of(
             weights.spelled(f"{name}.g_idx"), weights.take(f"{name}.g_idx", (columns,), WORDS), scheme
         )
-    packed = qweight.T.contiguous().view(torch.uint8)
+    packed = bytes_of(qweight.T)
     zero = codes_of(qzeros, scheme.bits, rows).T.contiguous()
     return assembled(weights, name, shape, scheme, packed, scales.T.contiguous(), zero, order)
 

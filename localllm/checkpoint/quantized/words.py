@@ -32,10 +32,21 @@ def per_word(bits: int) -> int:
     return WORD_BITS // bits
 
 
+def bytes_of(words: Tensor) -> Tensor:
+    """int32 [rows, n] -> uint8 [rows, 4 n]"""
+    return words.flatten().view(torch.uint8).view(words.shape[0], 4 * words.shape[1])
+
+
 def codes_of(words: Tensor, bits: int, count: int) -> Tensor:
     """int32 [rows, n] -> uint8 [rows, count], codes of 0 to 15 or to 255."""
-    packed = words.contiguous().view(torch.uint8)
+    packed = bytes_of(words)
     return int4.unpack(packed, count) if bits == 4 else packed[:, :count]
+
+
+def take_scales(weights: Weights, name: str, shape: tuple[int, int]) -> Tensor:
+    scales = weights.take(name, shape)
+    check_finite(weights.spelled(name), scales.float())
+    return scales
 
 
 def assembled(
@@ -49,8 +60,10 @@ def assembled(
     order: Tensor | None = None,
 ) -> QuantizedTensor:
     """packed: uint8 [out, ceil(in / 2)] in INT4's own layout, or [out, in] with codes of 0 to 255; scale: [out,
-    groups]; zero: uint8 [out, groups], in codes; order: [in] int64. Checks the scales and the zero points."""
-    check_finite(weights.spelled(f"{name}.scales"), scale)
+    groups]; zero: uint8 [out, groups], in codes; order: [in] int64.
+
+    Raises DamagedModel for zero points that config.json says there are not.
+    """
     bits, columns = scheme.bits, shape[1]
     if order is not None:
         codes = int4.unpack(packed, columns) if bits == 4 else packed
