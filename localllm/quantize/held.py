@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
+from localllm.quant.dequantize import dequantize
 from localllm.runtime.load import Source
 
 
@@ -37,12 +37,6 @@ class Held(Source):
         self.holding = holding
         self.stack = stack
 
-    @classmethod
-    def of(
-        cls, header: Header, device: torch.device, dtype: torch.dtype, holding: Holding, stack: bool = True
-    ) -> "Held":
-        return cls(Weights(header), device, dtype, holding, stack)
-
     def under(self, name: str) -> "Held":
         return Held(self.weights.under(name), self.device, self.dtype, self.holding, self.stack)
 
@@ -60,6 +54,13 @@ class Held(Source):
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self.kept(name, lambda: super(Held, self).tensor(name, *shape))
+
+    def table(self, name: str, rows: int, columns: int) -> Tensor:
+        def read() -> Tensor:
+            found = super(Held, self).table(name, rows, columns)
+            return found if isinstance(found, Tensor) else dequantize(found, self.dtype)
+
+        return self.kept(f"{name}.weight", read)
 
     def plain(self, name: str, rows: int, columns: int) -> Tensor:
         return self.kept(f"{name}.weight", lambda: super(Held, self).plain(name, rows, columns))
