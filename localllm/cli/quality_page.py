@@ -112,7 +112,7 @@ def _estimate(estimate: Estimate) -> str:
 def _number(value: float, digits: int = 4) -> str:
     if value == 0:
         return "0"
-    return f"{value:.{digits}g}" if 1e-3 <= abs(value) < 10**digits else f"{value:.{digits - 1}e}"
+    return f"{value:.{digits}g}" if 1e-4 <= abs(value) < 10**digits else f"{value:.{digits - 1}e}"
 
 
 def _percent(share: float) -> str:

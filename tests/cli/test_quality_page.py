@@ -26,7 +26,7 @@ def test_every_number_is_on_the_page() -> None:
     assert page["text, one run"] == "123 tokens/s 130 tokens/s"
     assert page["decoding, one run"] == "21.5 tokens/s 40.2 tokens/s"
     assert page["perplexity changes by"] == "+1.26% ± 0.21%"
-    assert page["KL divergence, nats"] == "0.0123 ± 4.00e-04 on average"
+    assert page["KL divergence, nats"] == "0.0123 ± 0.0004 on average"
     assert "0.0045 median, 0.123 at 99%" in text_of(QUALITY)
     assert "1.75 at most" in text_of(QUALITY)
     assert page["same likeliest token"] == "95.10% ± 0.42%"

@@ -118,6 +118,19 @@ def test_logits_far_apart_and_far_from_zero_keep_their_digits() -> None:
     assert measure.score_rows(*close, torch.tensor([0])).divergence.item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_smallest_divergences_keep_their_digits() -> None:
+    """Logarithms in float32 would err by a hundred times what is measured here."""
+    random = torch.Generator().manual_seed(0)
+    reference = torch.randn(3, 5000, generator=random) * 3
+    other = reference + torch.randn(3, 5000, generator=random) * 1e-4
+    found = measure.score_rows(reference, other, torch.tensor([0, 1, 2])).divergence
+    for ours, theirs, divergence in zip(reference.tolist(), other.tolist(), found.tolist(), strict=True):
+        p, q = softmax(ours), softmax(theirs)
+        expected = math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+        assert 1e-9 < expected < 1e-8
+        assert divergence == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_model_beside_itself_is_no_distance_away() -> None:
     found = distance(Table(3), Table(3), WINDOWS)
     assert (found.divergence.max, found.log_ratio.value, found.right_token_rms) == (0, 0, 0)
