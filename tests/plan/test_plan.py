@@ -190,12 +190,8 @@ def test_a_remedy_is_not_named_where_it_would_not_help(tmp_path: Path, family: s
                     assert check(header, room, Wish(128, int(count)), name="tiny").fits
                 case ["--users", "1", "--context", tokens, "fits"]:
                     assert check(header, room, Wish(int(tokens)), name="tiny").fits
-                case ["a", "GGUF", *_, "fits"]:
-                    fits = [
-                        check(header, room, Wish(128, users, quant), name="t", force=True).fits
-                        for quant in ("q8_0", "q4_k_m")
-                    ]
-                    assert any(fits)
+                case ["--quant", quant, "takes", *_, "fits"]:
+                    assert check(header, room, Wish(128, users, quant), name="t").fits
                 case words:
                     assert words[:2] in (["name", "a"], ["free", "memory"])
 
@@ -203,7 +199,6 @@ def test_a_remedy_is_not_named_where_it_would_not_help(tmp_path: Path, family: s
 def test_the_best_quantization_is_the_finest_that_fits() -> None:
     found = plan_of(LLAMA_70B, context=4096)
     assert found.best and found.best.fit.quant == "int8"
-    assert found.best_today and found.best_today.fit.quant == "q8_0"
     assert [c.fit.quant for c in found.choices] == [None, "q8_0", "int8", "q4_k_m", "int4"]
     taken = [c.fit.weights.total for c in found.choices]
     assert taken == sorted(taken, reverse=True)
