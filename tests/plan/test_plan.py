@@ -150,10 +150,9 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would() -> None:
     with pytest.raises(DoesNotFit) as refused:
         check(header, H100, Wish(4096), name="llama")
     assert str(refused.value) == (
-        "the weights of llama need 141 GB in bfloat16, 79.5 GB are free; "
-        "a GGUF file of it in Q8_0 takes about 75.0 GB and fits"
+        "the weights of llama need 141 GB in bfloat16, 79.5 GB are free; --quant int8 takes 71.6 GB and fits"
     )
-    with pytest.raises(DoesNotFit, match=r"in Q4_K_M takes about 42\.5 GB and fits"):
+    with pytest.raises(DoesNotFit, match=r"--quant int4 takes 38\.5 GB and fits"):
         check(header, H100, Wish(32_768), name="llama")
     assert not check(header, H100, Wish(4096), name="llama", force=True).fits
     with pytest.raises(DoesNotFit, match="name a smaller model"):
