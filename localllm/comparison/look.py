@@ -30,7 +30,7 @@ class Reading:
 
     def __call__(self, ids: Sequence[int]) -> Iterator[Tensor]:
         worker = self.llm.worker
-        pieces = logits_in_pieces(worker.engine, ids, max(1, PIECE // self.llm.config.vocab_size))
+        pieces = logits_in_pieces(worker.engine, ids, max(1, PIECE // self.vocab))
         try:
             while True:
                 start = time.perf_counter()

@@ -27,7 +27,7 @@ from localllm.errors import LocalLLMError
 from localllm.quality.report import Distance, Divergence, Estimate
 from localllm.quality.text import Windows
 
-ELEMENTS = 2**22  # logits that are looked at at once: 32 MiB in float64, and some copies
+ELEMENTS = 2**20  # logits that are looked at at once: 8 MiB in float64, and some copies
 PERCENT = 99
 
 Logits = Callable[[Sequence[int]], Iterable[Tensor]]

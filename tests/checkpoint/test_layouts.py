@@ -41,7 +41,7 @@ def load(tensors: dict[str, Tensor], quantization: Any, rows: int, columns: int)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, 40), columns=st.integers(1, 150), seed=st.integers(0, 99))
 def test_a_product_is_that_with_the_weight_it_stands_for(layout: str, rows: int, columns: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -141,7 +141,7 @@ NOT_STATED = "has zero points, which config.json says that it has not"
             lambda t: t | {"weight_zero_point": torch.ones(24, 1, dtype=torch.int8)},
             NOT_STATED,
         ),
-        ("float-quantized, rows", changed("weight", nan_of), "'x.weight' holds NaN"),
+        ("float-quantized, rows", changed("weight", nan_of), "'x.weight' is NaN or infinite at 1 of 1536"),
         ("float-quantized, rows", changed("weight", lambda w: w[:-1]), "'x.weight' has shape [23, 64]"),
         ("fp8, blocks", changed("weight_scale_inv", lambda s: s[:, [0] * 3]), "_inv' has shape [1, 3]"),
         ("fp8, blocks", changed("weight_scale_inv", with_first(torch.inf)), "is NaN or infinite"),

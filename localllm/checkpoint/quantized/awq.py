@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.layouts import Quantization
-from localllm.checkpoint.quantized.words import WORDS, assembled, check_whole, codes_of, take_scales
+from localllm.checkpoint.quantized.words import WORDS, assembled, bytes_of, check_whole, codes_of, take_scales
 from localllm.checkpoint.safetensors import Weights
-from localllm.quant.formats import int4
 from localllm.quant.tensor import QuantizedTensor
 
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble in which each of eight rows lies
@@ -28,8 +27,19 @@ def take_awq(weights: Weights, name: str, shape: tuple[int, int], quantization: 
     zero = None
     if weights.has(f"{name}.qzeros") or not scheme.symmetric:
         zero = in_order(weights.take(f"{name}.qzeros", (groups, rows // ROWS), WORDS)).T.contiguous()
-    packed = int4.pack(in_order(qweight).T.contiguous())
-    return assembled(weights, name, shape, scheme, packed, scales.T.contiguous(), zero)
+    return assembled(weights, name, shape, scheme, packed_rows(qweight), scales.T.contiguous(), zero)
+
+
+def packed_rows(words: Tensor) -> Tensor:
+    """int32 [in, out / 8] -> INT4's own layout, uint8 [out, ceil(in / 2)]. In whole bytes, as a checkpoint has
+    billions of codes."""
+    words = torch.nn.functional.pad(words, (0, 0, 0, len(words) % 2))
+    first, second = (bytes_of(half.T).unflatten(1, (-1, 4)) for half in (words[::2], words[1::2]))
+    nibbles = (first & 15) | (second << 4), (first >> 4) | (second & 0xF0)  # each [out / 8, ceil(in / 2), 4]
+    packed = torch.empty(len(first), ROWS, first.shape[1], dtype=torch.uint8)
+    for row, place in enumerate(PLACES):
+        packed[:, row] = nibbles[place % 2][..., place // 2]
+    return packed.flatten(0, 1)
 
 
 def in_order(words: Tensor) -> Tensor:

@@ -42,8 +42,6 @@ def take_bytes(weights: Weights, name: str, shape: tuple[int, int], quantization
             f"the tensor {stored.name!r} is stored as {stored.dtype}, which config.json does not tell of"
         )
     scale, group = take_scale(weights, scale_at, shape, schemes)
-    if floats and fp8.is_nan(q).any():
-        raise damaged(f"the tensor {stored.name!r} holds NaN")
     for unused in OF_ACTIVATIONS:
         if floats and weights.has(f"{name}.{unused}"):
             weights.take_any(f"{name}.{unused}", ((), (1,)))

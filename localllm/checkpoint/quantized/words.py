@@ -34,7 +34,7 @@ def per_word(bits: int) -> int:
 
 def bytes_of(words: Tensor) -> Tensor:
     """int32 [rows, n] -> uint8 [rows, 4 n]"""
-    return words.flatten().view(torch.uint8).view(words.shape[0], 4 * words.shape[1])
+    return words.flatten().contiguous().view(torch.uint8).view(words.shape[0], 4 * words.shape[1])
 
 
 def codes_of(words: Tensor, bits: int, count: int) -> Tensor:

@@ -12,11 +12,6 @@ from localllm.quant.packing import FP8
 from localllm.quant.tensor import QuantizedTensor
 
 FORMAT = FP8
-NAN = 0x7F  # with either sign
-
-
-def is_nan(q: Tensor) -> Tensor:
-    return (q.view(torch.uint8) & 0x7F) == NAN
 
 
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
