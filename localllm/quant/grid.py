@@ -1,7 +1,7 @@
 """The numbers that a group of weights may become: 2^bits codes, a scale and maybe a zero point a group.
 
 Fitting a grid to a matrix is a search over how much of each group's range is cut off: for c of SHARES the scale is
-c * largest / LARGEST (symmetric) or c * (highest - lowest) / steps, and the one with the least error is kept, group
+c * largest / steps (symmetric) or c * (highest - lowest) / steps, and the one with the least error is kept, group
 by group. The error is the sum of squares, or, where the inputs' second moments are known, the group's part of the
 output's error, d^T (X^T X) d with d = Q(w) - w (the clipping search of AWQ, Lin et al. 2023, section 3.2).
 """

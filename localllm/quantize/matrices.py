@@ -87,8 +87,8 @@ class Calibrated:
         self.packed: dict[str, QuantizedTensor] = {}
 
     def quantize(self, outcome: Outcome) -> dict[str, Tensor | QuantizedTensor]:
-        """Runs the stream through the quantized layer -> the layer's tensors. Raises DamagedModel where inputs are not
-        finite."""
+        """Runs the stream through the quantized layer -> the layer's tensors. Raises DamagedModel where inputs are
+        not finite."""
         build(self.header, self.config, self.index, self.holding, torch.float32, stack=False)
         for products in self.rounds():
             self.hear(products)
@@ -104,8 +104,8 @@ class Calibrated:
         }
 
     def rounds(self) -> list[list[tuple[str, ...]]]:
-        """The products that are heard in one run of the layer: GPTQ's X^T X of a round take no more memory than the
-        layer, or than one of them. Those of a later round hear what the quantized ones before them give."""
+        """The products that are heard in one run of the layer: GPTQ's X^T X of a round take no more memory than
+        the layer, or than one. Those of a later round hear what the quantized ones before them give."""
         products = self.holding.matrices()
         if self.recipe.method != "gptq":
             return [products]

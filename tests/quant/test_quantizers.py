@@ -10,7 +10,9 @@ from localllm.quant.formats import int8
 from localllm.quant.grid import Grid, fit, moments_of
 from localllm.quant.inputs import ROWS, Inputs
 
-GRIDS = [Grid(bits, group, symmetric) for bits in (4, 8) for group in (32, 128, None) for symmetric in (True, False)]
+GRIDS = [
+    Grid(bits, group, symmetric) for bits in (4, 8) for group in (32, 128, None) for symmetric in (True, False)
+]
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -122,7 +124,9 @@ def test_gptq_is_the_column_by_column_rule(grid: Grid) -> None:
     same = (made - expected).abs() < 1e-5
     assert same.float().mean() > 0.99  # float32 against float64: what lies halfway may fall to either side
     assert outputs_off(x, made, weight) < 1.01 * outputs_off(x, expected, weight)
-    assert outputs_off(x, made, weight) < 0.8 * outputs_off(x, dequantize(rtn.quantize(weight, grid), x.dtype), weight)
+    assert outputs_off(x, made, weight) < 0.8 * outputs_off(
+        x, dequantize(rtn.quantize(weight, grid), x.dtype), weight
+    )
 
 
 def outputs_off(x: Tensor, made: Tensor, weight: Tensor) -> float:
@@ -143,7 +147,9 @@ def test_fewer_inputs_than_columns_are_damped_until_there_is_an_inverse() -> Non
     weight, x = drawn(8, 96), correlated(3, 96) * 1e4
     made = dequantize(gptq.quantize(weight, x.T @ x, Grid(4, 32)), torch.float32)
     assert torch.isfinite(made).all()
-    assert outputs_off(x, made, weight) < outputs_off(x, dequantize(rtn.quantize(weight, Grid(4, 32)), x.dtype), weight)
+    assert outputs_off(x, made, weight) < outputs_off(
+        x, dequantize(rtn.quantize(weight, Grid(4, 32)), x.dtype), weight
+    )
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from localllm.arch.config import ModelConfig
 from localllm.checkpoint.header import Header
 from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor

@@ -119,7 +119,9 @@ def test_another_text_or_damaged_states_begin_again(header: Header, tmp_path: Pa
 def test_progress_counts_every_part_once(header: Header) -> None:
     seen: list[tuple[str, int, int]] = []
     quantize(header, Recipe("rtn", 8, None), None, Kept(), lambda *step: seen.append(step))
-    assert seen == [(part, i + 1, 5) for i, part in enumerate(("tables", "layers.0", "layers.1", "layers.2", "head"))]
+    assert seen == [
+        (part, i + 1, 5) for i, part in enumerate(("tables", "layers.0", "layers.1", "layers.2", "head"))
+    ]
 
 
 def test_what_is_not_quantized_keeps_its_dtype_and_a_tied_head_becomes_its_own(tmp_path: Path) -> None:
@@ -173,20 +175,16 @@ def test_layers_hear_what_the_quantized_ones_before_them_give(header: Header, tm
 def test_experts_that_hardly_a_token_reached_are_rounded_and_named(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Qwen3Moe", num_experts=16, num_experts_per_tok=1, moe_intermediate_size=40)
     header = read_header(tmp_path)
-    for recipe in CALIBRATED[:2]:
-        kept = Kept()
-        outcome = quantize(header, recipe, text(3, 30), kept, silent)
-        assert outcome.rounded
-        assert all(".mlp.experts." in name for name in outcome.rounded)
-        if recipe.method == "gptq":
-            name = f"{outcome.rounded[0]}.weight"
-            stored = load_file(tmp_path / "model.safetensors")
-            [expected] = [
-                tensor
-                for key, tensor in stored.items()
-                if tensor.dim() == 2 and torch.equal(plain(kept.tensors[name]), plain(rtn.quantize(tensor, Grid(4, 32))))
-            ] or [None]
-            assert expected is not None or any(tensor.dim() == 3 for tensor in stored.values())
+    nearest = Kept()
+    quantize(header, Recipe("rtn", 4, 32), None, nearest, silent)
+    kept = Kept()
+    outcome = quantize(header, CALIBRATED[0], text(8, 48), kept, silent)
+    experts = [name for name in outcome.errors if ".mlp.experts." in name]
+    assert 0 < len(outcome.rounded) < len(experts)
+    assert set(outcome.rounded) <= set(experts)
+    for name in experts:
+        as_nearest = torch.equal(plain(nearest.tensors[f"{name}.weight"]), plain(kept.tensors[f"{name}.weight"]))
+        assert as_nearest == (name in outcome.rounded)
 
 
 @pytest.mark.parametrize(
@@ -213,10 +211,14 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(header: Header, rec
     assert not kept.parts
 
 
-def test_too_little_memory_is_said_before_anything_is_read(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_said_before_anything_is_read(
+    header: Header, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check, "free_memory", lambda: 10_000_000)
     kept = Kept()
-    with pytest.raises(DoesNotFit, match=r"quantizing with awq takes \d+ MB and 10.0 MB are free; free memory, or"):
+    with pytest.raises(
+        DoesNotFit, match=r"quantizing with awq takes \d+ MB and 10.0 MB are free; free memory, or"
+    ):
         quantize(header, CALIBRATED[1], text(), kept, silent)
     assert not kept.parts
 
@@ -250,7 +252,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 torch.set_num_threads(1)
-header, ids = read_header(Path(sys.argv[1])), torch.randint(1, 320, (16, 256))
+header, ids = read_header(Path(sys.argv[1])), torch.randint(1, 320, (8, 256))
 config = describe(header.config)
 recipe = Recipe(sys.argv[2], 4, 128)
 quantize(read_header(Path(sys.argv[3])), recipe, ids[:4], Nowhere(), lambda *_: None)  # what torch takes once
@@ -261,11 +263,11 @@ print(peak() - before, needed_bytes(header, config, recipe, ids.numel()) - TRANS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["rtn", "awq", "gptq"])
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
 def test_memory_is_that_of_a_layer_whatever_the_model_has(method: str, tmp_path: Path) -> None:
     """Mapped pages of the file count, too, as long as the system has no other use for them."""
     sizes = {"hidden_size": 640, "intermediate_size": 1792, "head_dim": 64, "num_attention_heads": 10}
-    make_checkpoint(tmp_path / "model", "Llama", **sizes, num_hidden_layers=12)
+    make_checkpoint(tmp_path / "model", "Llama", **sizes, num_hidden_layers=8)
     make_checkpoint(tmp_path / "small", "Llama")
     arguments = [tmp_path / "model", method, tmp_path / "small"]
     done = subprocess.run(
