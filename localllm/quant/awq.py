@@ -1,7 +1,7 @@
 """AWQ: columns that meet large inputs are scaled up before rounding, what comes before scales them down again.
 
-Lin et al. 2023, "AWQ: Activation-aware Weight Quantization", section 3.2: with s = mean|x|^a, the exponent a of the
-grid 0, 1/20, ... whose output is nearest to the original,
+Lin et al. 2023, "AWQ: Activation-aware Weight Quantization", section 3.2: with s = mean|x|^a, the exponent a of
+0, 1/20, 2/20, ... whose output is nearest to the original,
 
     L(s) = || Q(W diag(s)) diag(s)^-1 X - W X ||^2,
 
@@ -24,8 +24,8 @@ SMALLEST = 1e-4
 
 
 def scale_of(weights: Sequence[Tensor], inputs: Inputs, grid: Grid, allowed: Callable[[Tensor], Tensor]) -> Tensor:
-    """weights: [out, in] each, that read these inputs; allowed: takes an s to the nearest that what comes before can
-    be divided by -> s [in] float32, ones where nothing is better."""
+    """weights: [out, in] each, that read these inputs; allowed: takes an s to the nearest that what comes before
+    can be divided by -> s [in] float32, ones where nothing is better."""
     rows, magnitude = inputs.rows, inputs.mean.clamp(min=SMALLEST)
     best, chosen = torch.inf, torch.ones_like(magnitude)
     for exponent in EXPONENTS:

@@ -1,7 +1,7 @@
 """GPTQ: column after column, each rounding error is made up for by the columns that are still to come.
 
-Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", section 3.3:
-with H = X^T X + damping * mean(diag(X^T X)) * I and U the upper Cholesky factor of H^-1, for each column j
+Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", section
+3.3: with H = X^T X + damping * mean(diag(X^T X)) * I and U the upper Cholesky factor of H^-1, for each column j
 
     error = (w_j - Q(w_j)) / U_jj,    w_k -= error * U_jk for all k > j.
 
@@ -36,8 +36,8 @@ def quantize(weight: Tensor, hessian: Tensor, grid: Grid) -> QuantizedTensor:
 
 
 def compensated(weight: Tensor, upper: Tensor, fitted: Fitted, order: list[int]) -> Tensor:
-    """The codes of the columns as they are taken. weight: [out, in] float32, changed; upper: [in, in]; order: which
-    column of the matrix each is -> [out, in]"""
+    """The codes of the columns as they are taken. weight: [out, in] float32, changed; upper: [in, in]; order:
+    which column of the matrix each is -> [out, in]"""
     columns = len(order)
     codes = torch.empty_like(weight)
     for begin in range(0, columns, BLOCK):

@@ -30,8 +30,8 @@ def by_token(x: Tensor) -> Tensor:
 
 
 def scale_of(weights: Sequence[Tensor], inputs: Inputs, grid: Grid, allowed: Callable[[Tensor], Tensor]) -> Tensor:
-    """weights: [out, in] each, that read these inputs; allowed: takes an s to the nearest that what comes before can
-    be divided by -> s [in] float32, ones where nothing is better."""
+    """weights: [out, in] each, that read these inputs; allowed: takes an s to the nearest that what comes before
+    can be divided by -> s [in] float32, ones where nothing is better."""
     rows, magnitude = inputs.rows, inputs.largest
     largest = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0)
     candidates = [torch.ones_like(magnitude)]

@@ -40,8 +40,9 @@ def needed_bytes(header: Header, config: ModelConfig, recipe: Recipe, tokens: in
     """Most memory at a time, for calibration windows of so many tokens in all.
 
     Round to nearest: one layer as it is stored, and quantized, and a tile. Others: one layer twice in float32 (its
-    tensors, and those that are read together stacked); the hidden states; of each product's inputs ROWS rows; GPTQ's
-    X^T X of as many products as have the bytes of the layer, or of one, and three more of the largest to invert it.
+    tensors, and those that are read together stacked); the hidden states; of each product's inputs ROWS rows;
+    GPTQ's X^T X of as many products as have the bytes of the layer, or of one, and three more of the largest to
+    invert it.
     """
     layers: dict[str, int] = {}
     widest = 0

@@ -1,7 +1,7 @@
 """A model into fewer bits, layer by layer: read one, hear its inputs, quantize it, hand it on, run what it became.
 
-Knows nothing of files but the checkpoint it reads: an `Artefact` takes the finished tensors by their runtime names,
-under parts `tables`, `layers.0`, `layers.1`, ... and `head`. Memory is one layer's and that of the hidden states;
+Knows nothing of files but the checkpoint it reads: an `Artefact` takes the finished tensors by their runtime names
+in parts `tables`, `layers.0`, `layers.1`, ... and `head`. Memory is one layer's and that of the hidden states:
 `quantize.check` has the formula.
 """
 
@@ -54,8 +54,8 @@ def quantize(
     on_progress: Progress,
     states_at: Path | None = None,
 ) -> Outcome:
-    """ids: calibration windows [windows, T] int64, which `rtn` does without; states_at: the folder for what a later
-    call needs to go on after this one was killed: without it, that begins at the first layer.
+    """ids: calibration windows [windows, T] int64, which `rtn` does without; states_at: the folder for what a
+    later call needs to go on after this one was killed: without it, that begins at the first layer.
 
     Raises UsageError for a recipe that contradicts itself or lacks its text, DoesNotFit, and what reading a
     checkpoint raises; DamagedModel where a layer gives NaN or infinite numbers.

@@ -1,14 +1,14 @@
-"""Where the columns of a layer's matrices can be multiplied by s, because what makes their inputs can be divided by it.
+"""Where columns of a layer's matrices can be multiplied by s, as what makes their inputs can be divided by it.
 
     norm -> the matrices that read it      its weight is divided, whatever it is stored less
     v -> o                                 rows of v; query heads that share a head of v share its s
     up -> down                             rows of up, but where it is clamped and a one added (gpt-oss)
     gate -> out of a short convolution     the rows of its input's second third
 
-Without a fold: matrices that read the residual itself (no norm before them: OLMo 2; per-layer gates), o of a normed v
-and of latent attention, out of a delta net, experts behind a norm of their own. They are rounded as they are. Where
-a router, or another matrix that stays as it is, reads the same norm, s are powers of two: multiplied by those a
-number keeps all its bits.
+Without a fold: matrices that read the residual itself (no norm before them: OLMo 2; per-layer gates), o of a
+normed v and of latent attention, out of a delta net, experts behind a norm of their own. They are rounded as they
+are. Where a router, or another matrix that stays as it is, reads the same norm, s are powers of two: multiplied by
+those a number keeps all its bits.
 """
 
 from collections.abc import Mapping
@@ -107,8 +107,9 @@ class Places:
             return [Fold((out,), maker=into, first=mixer.channels)]
         if isinstance(mixer, LatentConfig):
             return self.behind("self_attn.q_a_norm", self.there("self_attn.", "q_b_proj"))
-        own = isinstance(mixer, AttentionConfig) and mixer.kv_source is None
-        if not own or mixer.keys_as_values or mixer.value_norm:
+        if not isinstance(mixer, AttentionConfig) or mixer.kv_source is not None:
+            return []
+        if mixer.keys_as_values or mixer.value_norm:
             return []
         share = mixer.heads // mixer.kv_heads
         [out] = self.there("self_attn.", "o_proj")
@@ -138,7 +139,7 @@ def folds(config: LayerConfig, prefix: str, tensors: Mapping[str, Tensor], other
 
 
 def apply(fold: Fold, s: Tensor, tensors: dict[str, Tensor], norm_offset: float) -> None:
-    """Multiplies the columns and divides what makes them. s: [in]; tensors: new ones take the places of the old."""
+    """Multiplies the columns and divides what makes them. s: [in]; tensors: new ones replace the old."""
     for name in fold.readers:
         tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * s
     if fold.norm:

@@ -1,4 +1,4 @@
-"""A source of weights that keeps what it has read, so that a layer can be built again of tensors that were changed.
+"""A source of weights that keeps what it has read: a layer can be built again of tensors that were changed.
 
 A layer asks it for its weights as it asks any source; what it asked for, by its runtime name and as the file would
 store it plain, is in `tensors` from then on, however the file stores it.

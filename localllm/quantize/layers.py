@@ -1,6 +1,7 @@
 """One layer at a time over the calibration text: runtime's own layers, with an ear at every product.
 
-All windows have one length and stand at positions 0 to T - 1, so that one batch serves them all. Computes in float32.
+All windows have one length and stand at positions 0 to T - 1, so that one batch serves them all. Computes in
+float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -71,8 +72,8 @@ def linears(part: Any) -> Iterator[tuple[Any, str, Linear]]:
 class Stream:
     """The hidden states of all windows between two layers.
 
-    ids: [windows, T] int64; hidden: [windows, T, hidden] float32; shared: keys and values that later layers read, by
-    layer and window.
+    ids: [windows, T] int64; hidden: [windows, T, hidden] float32; shared: keys and values that later layers
+    read, by layer and window.
     """
 
     def __init__(self, header: Header, config: ModelConfig, ids: Tensor):

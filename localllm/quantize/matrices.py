@@ -1,6 +1,7 @@
 """The matrices of one layer that has heard a calibration text, quantized by a recipe."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from localllm.errors import DamagedModel
 from localllm.plan.weights import KEPT
 from localllm.quant import awq, gptq, rtn, smooth
 from localllm.quant.dequantize import dequantize
-from localllm.quant.grid import Grid
+from localllm.quant.grid import Grid, tiles
 from localllm.quant.inputs import Inputs
 from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
@@ -19,6 +20,7 @@ from localllm.quantize.folds import Fold, apply, folds
 from localllm.quantize.held import Holding
 from localllm.quantize.layers import See, Stream, build, watch
 from localllm.quantize.states import Outcome
+from localllm.runtime.kernels.threads import in_parts
 
 LEAST_ROWS = 64  # inputs that a matrix must have seen to be fitted to them
 MOST_READERS = 8  # matrices that a scale is searched for, spread over all where more read the same inputs
@@ -32,20 +34,32 @@ def quantized(holding: Holding) -> list[str]:
 
 
 def rounded(weight: Tensor, grid: Grid) -> tuple[QuantizedTensor, float]:
-    """To nearest, and |Q(W) - W| / |W|. weight: [out, in]"""
-    made = rtn.quantize(weight, grid)
-    off, whole, begin = 0.0, 0.0, 0
-    for rows in weight.split(max(1, 2**20 // weight.shape[1])):
-        end = begin + len(rows)
-        parts = {name: part[begin:end] for name, part in made.parts.items()}
-        exact = rows.float()
-        some = dequantize(
-            QuantizedTensor(made.format, (len(rows), weight.shape[1]), parts, made.group), torch.float32
-        )
-        off += (some - exact).square_().sum().item()
-        whole += exact.square_().sum().item()
-        begin = end
-    return made, (off / whole) ** 0.5 if whole else 0.0
+    """To nearest, and |Q(W) - W| / |W|. weight: [out, in], of any float dtype"""
+    made: dict[int, QuantizedTensor] = {}
+    squares: dict[int, Tensor] = {}  # of what is off, and of the whole
+
+    def some(part: int, parts: int) -> None:
+        rows = weight.tensor_split(parts)[part]
+        made[part] = rtn.quantize(rows, grid)
+        squares[part] = distance(rows, made[part])
+
+    in_parts(some)
+    each = [made[part] for part in sorted(made)]
+    parts = {name: torch.cat([some.parts[name] for some in each]) for name in each[0].parts}
+    off, whole = sum(squares.values(), torch.zeros(2)).tolist()
+    shape = (weight.shape[0], weight.shape[1])
+    return QuantizedTensor(grid.format, shape, parts, grid.group), (off / whole) ** 0.5 if whole else 0.0
+
+
+def distance(weight: Tensor, made: QuantizedTensor) -> Tensor:
+    """[2] float32: |Q(W) - W|^2 and |W|^2, a few rows at a time."""
+    found, begin = torch.zeros(2), 0
+    for rows in tiles(weight):
+        parts = {name: part[begin : begin + len(rows)] for name, part in made.parts.items()}
+        became = dequantize(replace(made, shape=(len(rows), weight.shape[1]), parts=parts), torch.float32)
+        found += torch.stack(((became - rows).square().sum(), rows.float().square().sum()))
+        begin += len(rows)
+    return found
 
 
 class Calibrated:
@@ -73,8 +87,8 @@ class Calibrated:
         self.packed: dict[str, QuantizedTensor] = {}
 
     def quantize(self, outcome: Outcome) -> dict[str, Tensor | QuantizedTensor]:
-        """Runs the stream through the quantized layer -> the layer's tensors. Raises DamagedModel where inputs are not
-        finite."""
+        """Runs the stream through the quantized layer -> the layer's tensors. Raises DamagedModel where inputs are
+        not finite."""
         build(self.header, self.config, self.index, self.holding, torch.float32, stack=False)
         for products in self.rounds():
             self.hear(products)
@@ -90,8 +104,8 @@ class Calibrated:
         }
 
     def rounds(self) -> list[list[tuple[str, ...]]]:
-        """The products that are heard in one run of the layer: GPTQ's X^T X of a round take no more memory than the
-        layer, or than one of them. Those of a later round hear what the quantized ones before them give."""
+        """The products that are heard in one run of the layer: GPTQ's X^T X of a round take no more memory than
+        the layer, or than one. Those of a later round hear what the quantized ones before them give."""
         products = self.holding.matrices()
         if self.recipe.method != "gptq":
             return [products]

@@ -1,7 +1,8 @@
 """What a run that was killed needs to go on at a layer: the hidden states before it, and what was measured so far.
 
-One safetensors file in the folder of what is being written, renamed into place before the layer's shard is written,
-and removed when the next one is there. Without it, or with one of other token ids, a run begins at the first layer.
+One safetensors file in the folder of what is being written, renamed into place before the shard of the layer
+before it is written; the file before it is removed after that. Without it, or with one of other token ids, a run
+begins at the first layer.
 """
 
 import hashlib
@@ -20,8 +21,8 @@ NAME = "states-{}.safetensors"
 
 @dataclass
 class Outcome:
-    """errors: of each matrix, |X Q(W)^T - X W^T| / |X W^T| over calibration inputs X, or |Q(W) - W| / |W| where there
-    are none; rounded: matrices of experts that too few tokens reached, rounded to nearest instead."""
+    """errors: of each matrix, |X Q(W)^T - X W^T| / |X W^T| over calibration inputs X, or |Q(W) - W| / |W| where
+    there are none; rounded: matrices of experts that too few tokens reached, rounded to nearest instead."""
 
     errors: dict[str, float] = field(default_factory=dict)
     rounded: list[str] = field(default_factory=list)

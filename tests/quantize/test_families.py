@@ -111,4 +111,6 @@ def test_every_method_takes_every_family(header: Header, recipe: Recipe) -> None
     assert not any(kept_as_it_is(name) for name in packed)
     assert all(torch.isfinite(plain(made[f"{name}.weight"])).all() for name in packed)
     limit = 0.3 if recipe.bits == 4 else 0.1
-    assert all(0 < error < limit for error in outcome.errors.values()), max(outcome.errors.items(), key=lambda e: e[1])
+    assert all(0 < error < limit for error in outcome.errors.values()), max(
+        outcome.errors.items(), key=lambda e: e[1]
+    )
