@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex, cast
@@ -33,6 +34,8 @@ from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
 from localllm.plan.runs import Run
 from localllm.quant.vectors import FORMS
+from localllm.quantize.keep import INSTEAD, kept_or_made
+from localllm.quantize.source import check_source
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.threads import threads_for
@@ -70,18 +73,17 @@ def load(
 
     device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
     choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
-    settings say, else the model's dtype), `int8`, `fp8` or that dtype; context: most tokens of prompt and answer
-    (None: as many as the model knows and memory holds); force: also where it does not fit, at the price of
-    swapping or worse.
+    settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
+    the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
+    many as the model knows and memory holds); force: also where it does not fit, at the price of swapping.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
     settings = settings or Settings.from_environment()
-    if quant is not None:
-        raise UsageError(f"quantizing to {quant} while loading is not there yet", "load one stored as INT8")
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(
         context,
+        quant=quant,
         dtype=settings.dtype if dtype == "auto" else dtype,
         kv_dtype=settings.kv_dtype if kv_dtype == "auto" else kv_dtype,
     )
@@ -92,6 +94,11 @@ def load(
     start = time.perf_counter()
     ref = resolve(str(model))
     header = read_header(ref.path)
+    if quant is not None:
+        check_source(header, INSTEAD)
+        check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+        ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
+        header, wish = read_header(ref.path), replace(wish, quant=None)
     config = describe(header.config)
     check_quantization(header.config)
     default_params = SamplingParams.from_generation_config(header.generation_config)

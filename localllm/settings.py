@@ -11,7 +11,8 @@ from localllm.errors import UsageError
 @dataclass(frozen=True)
 class Settings:
     home: Path
-    """LOCALLLM_HOME: where saved chats, the prompt history, measured rates and names given to models live.
+    """LOCALLLM_HOME: where saved chats, the prompt history, measured rates, names given to models and what
+    `--quant` makes live.
     Default: ~/.localllm"""
 
     device: str

@@ -283,7 +283,7 @@ def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypa
         ({"context": 64.5}, UsageError),
         ({"context": True}, UsageError),
         ({"device": "cpu:1"}, UsageError),
-        ({"quant": "int4"}, UsageError),
+        ({"quant": "int3"}, UsageError),
     ],
     ids=str,
 )

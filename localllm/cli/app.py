@@ -17,6 +17,7 @@ from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
+from localllm.cli.quantize import quantize
 from localllm.cli.run import run
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
@@ -33,6 +34,7 @@ app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
 app.command()(plan)
+app.command()(quantize)
 app.command()(diff)
 app.command()(rm)
 app.command()(verify)

@@ -19,6 +19,7 @@ VALUES = {  # of what the help calls so
     "DEVICE": ("auto", "cpu", "cuda"),
     "DTYPE": ("auto", "float32", "bfloat16", "float16"),
     "KV": ("auto", "int8", "fp8"),
+    "QUANT": ("int8", "int4"),
     "SHELL": ("bash", "zsh", "fish"),
 }
 AS_A_PATH = ("/", ".", "~")  # words that begin so are left to the shell

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from localllm.chat import ChatModel
-from localllm.cli.io import status
+from localllm.cli.io import note, status
 from localllm.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve, to_pull
 from localllm.metrics import Metrics
@@ -44,19 +44,23 @@ def load_model(
     dtype: str | None,
     context: int | None,
     kv_dtype: str | None = None,
+    quant: str | None = None,
     force: bool = False,
 ) -> Model:
-    """Load a model, with a sign of life on a terminal, and pull it first if it is not here.
+    """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done.
 
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
     settings = Settings.from_environment()
-    fetch_missing(name, settings, device=device, dtype=dtype, context=context, kv_dtype=kv_dtype, force=force)
+    missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
+    fetch_missing(name, settings, device=device, force=force, **missing)
+    if quant:
+        quantize_missing(name, quant, settings)
     with status(f"loading {name}"):
         from localllm.llm import load
 
         where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
-        return load(name, settings=settings, context=context, force=force, **where)
+        return load(name, settings=settings, quant=quant, context=context, force=force, **where)
 
 
 def fetch_missing(
@@ -67,6 +71,7 @@ def fetch_missing(
     dtype: str | None,
     context: int | None,
     kv_dtype: str | None = None,
+    quant: str | None = None,
     force: bool = False,
 ) -> None:
     """Pull a model that is not here. Raises what `fetch` and `resolve` raise."""
@@ -74,10 +79,28 @@ def fetch_missing(
         from localllm.cli.progress import shown
         from localllm.fetch import fetch
 
-        wish = Wish(context, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype)
+        kinds = {"dtype": dtype or settings.dtype, "kv_dtype": kv_dtype or settings.kv_dtype}
+        wish = Wish(context, quant=quant, **kinds)
         with shown() as show:
             fetch(repo, show, lambda: free_memory(device or settings.device), wish, force=force)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
+
+
+def quantize_missing(name: str, quant: str, settings: Settings) -> None:
+    """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
+    from localllm.checkpoint.header import read_header
+    from localllm.cli.progress import parts
+    from localllm.quantize.source import check_source
+    from localllm.quantize.store import find
+
+    header = read_header(resolve(name).path)
+    check_source(header, "leave out --quant, or ")
+    if find(settings.home, header.path, quant) is None:
+        note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
+        with parts() as show:
+            from localllm.quantize.keep import kept_or_made
+
+            kept_or_made(header, quant, settings.home, show.part, note)
 
 
 def free_memory(device: str) -> Space:

@@ -20,19 +20,22 @@ from localllm.hub.names import RepoName, is_path, parse, repo_of
 from localllm.hub.resolve import model_in_cache, resolve
 from localllm.hub.store import cached_models
 from localllm.quality.report import Quality, as_dict, read
+from localllm.quantize.store import Kept, kept, kept_of
 from localllm.request import SamplingParams
+from localllm.settings import Settings
 
 
 class State(StrEnum):
     """Where a model is."""
 
+    QUANTIZED = "quantized"  # by --quant, kept under the home folder
     BOXED = "boxed"  # comes with the program
     DOWNLOADED = "downloaded"  # in the Hugging Face cache
     FOLDER = "folder"  # given as a path
     FILE = "file"  # of GGUF, given as a path
     DAMAGED = "damaged"  # a file contradicts its format
     UNSUPPORTED = "unsupported"  # pickled weights, or a format that does not run
-    INCOMPLETE = "incomplete"  # a download that was broken off
+    INCOMPLETE = "incomplete"  # a download or a quantization that was broken off
     ABSENT = "not here"
 
 
@@ -85,14 +88,14 @@ def list_models(
         note(f"{len(found) - len(models)} more are known by name: `localllm list --all`")
 
 
-def show(model: options.ModelName, as_json: options.Json = False) -> None:
+def show(model: options.ModelName, quant: options.OfQuant = None, as_json: options.Json = False) -> None:
     """Show what is known of a model.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights
     and downloads nothing.
     """
     out = AnswerWriter()
-    entry = _find(model)
+    entry = _find(model) if quant is None else _from_kept(kept_of(_home(), source_of(model), quant)[-1])
     if entry.fault:
         raise entry.fault
     if as_json:
@@ -103,6 +106,21 @@ def show(model: options.ModelName, as_json: options.Json = False) -> None:
         out.write("\n" + text_of(quality) + "\n")
 
 
+def _home() -> Path:
+    return Settings.from_environment().home
+
+
+def source_of(model: str) -> str:
+    """What an artefact says it was made of: a repository, or the path of a folder. Raises ModelNotFound."""
+    match parse(model):
+        case RepoName() as repo:
+            return repo.repo
+        case CatalogEntry() as entry:
+            return str(boxed_folder(entry))
+        case Path() as path:
+            return str(path.resolve())
+
+
 def _models() -> Iterator[Entry]:
     known = [_from_catalog(entry) for entry in entries()]
     yield from known
@@ -111,6 +129,7 @@ def _models() -> Iterator[Entry]:
         if path not in shown:
             yield _here(name, State.DOWNLOADED, path, name.partition(":")[0])
     yield from map(_from_alias, aliases())
+    yield from map(_from_kept, kept(_home()))
 
 
 def _find(model: str) -> Entry:
@@ -130,6 +149,16 @@ def _from_catalog(entry: CatalogEntry) -> Entry:
     if path is None or not path.exists():
         return _stated(entry.name, State.ABSENT, entry.repo, None, entry)
     return _here(entry.name, State.DOWNLOADED if repo else State.BOXED, path, entry.repo, entry)
+
+
+def _from_kept(one: Kept) -> Entry:
+    """What `--quant` has made of a model, by the words that run it."""
+    name = f"{one.source} --quant {one.quant}"
+    return (
+        _here(name, State.QUANTIZED, one.path)
+        if one.whole
+        else _stated(name, State.INCOMPLETE, None, one.path, None)
+    )
 
 
 def _stated(name: str, state: State, repo: str | None, path: Path | None, known: CatalogEntry | None) -> Entry:

@@ -32,6 +32,13 @@ DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or
 KVDType = Annotated[str | None, option("--kv-dtype", text="Of keys and values: auto, int8 or fp8.", metavar="KV")]
 Context = Annotated[int | None, option(text="Room for prompt and answer, in tokens.", metavar="TOKENS")]
 
+Quant = Annotated[
+    str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
+]
+OfQuant = Annotated[
+    str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
+]
+
 Think = Annotated[
     bool | None,
     typer.Option(

@@ -123,7 +123,6 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "expectation": plan.expectation.source if plan.expectation else None,
         "quantizations": [_choice_as_dict(choice) for choice in plan.choices],
         "best": _short(plan.best, plan),
-        "best_today": _short(plan.best_today, plan),
     }
 
 
@@ -139,7 +138,6 @@ def _choice_as_dict(choice: Choice) -> dict[str, Any]:
         "dtype": fit.dtype,
         "weight_bytes": fit.weights.total,
         "fits": fit.fits,
-        "runs_today": fit.runs_today,
         "most_context": fit.most_context,
         "ceiling": vars(choice.ceiling),
     }

@@ -11,7 +11,7 @@ from localllm.plan.weights import GGUF_BITS
 
 VALUE_WIDTH = 62  # characters beside the longest name
 LIMITS = {"memory": "reading memory", "compute": "computing"}
-NOT_YET = "localllm does not quantize yet; a GGUF file of about this size runs today"
+ABOUT = "of a published GGUF file, where there is one; --quant makes the others"
 OWN_CONTEXTS = "decoding is with each row's own context in the cache; --context N compares them"
 
 Rows = list[tuple[str, str]]
@@ -115,8 +115,8 @@ def _quantizations(plan: Plan) -> list[str]:
         )
         for choice in plan.choices
     ]
-    best = _kind_of(plan.best_today, plan) if plan.best_today else "none"
-    last = [f"best that fits and runs today: {best}", f"* {NOT_YET}"]
+    best = _kind_of(plan.best, plan) if plan.best else "none"
+    last = [f"best that fits: {best}", f"* {ABOUT}"]
     if len({choice.fit.context for choice in plan.choices}) > 1:
         last.insert(0, OWN_CONTEXTS)
     return [report.table([head, *rows]), "\n".join(last)]
@@ -131,8 +131,8 @@ def _kind_of(choice: Choice, plan: Plan) -> str:
 
 
 def _marked(choice: Choice, plan: Plan) -> str:
-    """With a sign where localllm cannot do it yet."""
-    return _kind_of(choice, plan) + ("" if choice.fit.runs_today else " *")
+    """With a sign where somebody else must have made it."""
+    return _kind_of(choice, plan) + (" *" if choice.fit.quant in GGUF_BITS else "")
 
 
 def _wrapped(name: str, text: str) -> Rows:

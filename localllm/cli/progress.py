@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -163,6 +164,52 @@ def shown() -> Iterator[Show]:
                 yield Bars(progress)
         else:
             yield Lines()
+    except KeyboardInterrupt:
+        note("broken off; the same command goes on where it stopped")
+        raise
+
+
+class Parts:
+    """Of a model that is quantized: a bar on a terminal, else a line now and then, or an event each."""
+
+    def __init__(self, progress: Progress | None = None, events: Events | None = None):
+        self.progress = progress
+        self.events = events
+        self.task: TaskID | None = None
+        self.last = time.monotonic()
+
+    def part(self, name: str, done: int, count: int) -> None:
+        """One more is whole."""
+        if self.events:
+            self.events.write("part", part=name, done=done, of=count)
+        elif self.progress:
+            if self.task is None:
+                self.task = self.progress.add_task("quantizing", total=count)
+            self.progress.update(self.task, completed=done)
+        elif time.monotonic() - self.last >= LINE_EVERY_S:
+            self.last = time.monotonic()
+            note(f"{done} of {count} parts are done")
+
+    def write(self, event: str, **fields: Any) -> None:
+        """An event of another kind."""
+        assert self.events
+        self.events.write(event, **fields)
+
+
+@contextmanager
+def parts(*, as_json: bool = False) -> Iterator[Parts]:
+    """Told of each part of a model that is quantized."""
+    try:
+        if as_json:
+            yield Parts(events=Events())
+        elif is_terminal(sys.stderr):
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
+            with Progress(
+                *columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), transient=True
+            ) as progress:
+                yield Parts(progress)
+        else:
+            yield Parts()
     except KeyboardInterrupt:
         note("broken off; the same command goes on where it stopped")
         raise

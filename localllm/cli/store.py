@@ -9,11 +9,14 @@ import typer
 
 from localllm.cli import options
 from localllm.cli.io import AnswerWriter
+from localllm.cli.models import source_of
 from localllm.errors import ModelNotFound, UsageError
 from localllm.hub.aliases import aliases, set_alias
 from localllm.hub.catalog import CatalogEntry, catalog
 from localllm.hub.names import ALIAS, RepoName, is_path, parse
 from localllm.hub.remove import Removal, plan_removal
+from localllm.quantize.store import kept_of
+from localllm.settings import Settings
 from localllm.units import size
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)]
@@ -22,13 +25,18 @@ DryRun = Annotated[bool, options.switch("--dry-run", text="Say what would be rem
 CheckOnly = Annotated[bool, options.switch("--check", text="Fetch nothing again.")]
 
 
-def rm(model: Models, dry_run: DryRun = False, as_json: options.JsonList = False) -> None:
+def rm(
+    model: Models, quant: options.OfQuant = None, dry_run: DryRun = False, as_json: options.JsonList = False
+) -> None:
     """Remove models from this machine.
 
     MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
     repository of GGUF files. What other revisions use stays. Of a name that you gave with `localllm cp`, the name
-    alone is removed.
+    alone is removed. With --quant the model stays, and what was quantized from it goes.
     """
+    if quant:
+        _rm_kept(model, quant, dry_run, as_json)
+        return
     out, known = AnswerWriter(), aliases()
     targets = [None if name in known else _removable(name) for name in model]  # before anything is removed
     for target in targets:
@@ -48,6 +56,20 @@ def rm(model: Models, dry_run: DryRun = False, as_json: options.JsonList = False
             text = _told(plan, freed)
         if not as_json:
             out.write(f"{'would remove' if dry_run else 'removed'} {text}\n")
+    if as_json:
+        out.write(json.dumps(done, indent=1) + "\n")
+
+
+def _rm_kept(models: list[str], quant: str, dry_run: bool, as_json: bool) -> None:
+    out, home = AnswerWriter(), Settings.from_environment().home
+    found = [(name, kept_of(home, source_of(name), quant)) for name in models]  # before anything is removed
+    done: list[dict[str, object]] = []
+    for name, each in found:
+        freed = sum(one.nbytes if dry_run else one.remove() for one in each)
+        paths = [str(one.path) for one in each]
+        done.append({"name": name, "quant": quant, "paths": paths, "freed_bytes": freed, "dry_run": dry_run})
+        if not as_json:
+            out.write(f"{'would remove' if dry_run else 'removed'} {name} --quant {quant}, frees {size(freed)}\n")
     if as_json:
         out.write(json.dumps(done, indent=1) + "\n")
 

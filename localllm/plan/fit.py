@@ -85,11 +85,6 @@ class Fit:
         return self.refusal is None
 
     @property
-    def runs_today(self) -> bool:
-        """localllm reads GGUF files and does not quantize yet."""
-        return self.quant not in QUANTS
-
-    @property
     def engine_users(self) -> int:
         """Of `most_users` those whose whole contexts the engine keeps and computes at once."""
         return min(self.most_users, CACHED_CONTEXTS, MAX_RUNNING)
@@ -103,21 +98,20 @@ def check(header: Header, room: Room, wish: Wish, *, name: str, force: bool = Fa
     config = describe(header.config)
     found = fit(header, config, room, wish, name=name)
     if found.refusal and not force:
-        quants = () if header.quantization else GGUF_BITS
+        quants = () if header.quantization else QUANTS
         others = [fit(header, config, room, replace(wish, quant=quant), name=name) for quant in quants]
         raise DoesNotFit(found.refusal.message, remedy(found, others))
     return found
 
 
 def remedy(found: Fit, others: Iterable[Fit]) -> str:
-    """What would fit instead of what does not, the finest that can be had today first."""
+    """What would fit instead of what does not, the finest first."""
     assert found.refusal
     if found.most_context and found.refusal.remedy:
         return found.refusal.remedy  # the weights fit: the context was too long, or the users too many
-    gguf = next((other for other in others if other.quant in GGUF_BITS and other.fits), None)
-    if gguf and gguf.quant:
-        taken = size(gguf.weights.total)
-        return f"a GGUF file of it in {gguf.quant.upper()} takes about {taken} and fits"
+    less = next((other for other in others if other.quant in QUANTS and other.fits), None)
+    if less:
+        return f"--quant {less.quant} takes {size(less.weights.total)} and fits"
     return "name a smaller model, or a device with more free memory"
 
 

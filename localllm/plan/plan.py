@@ -93,12 +93,8 @@ class Plan:
 
     @property
     def best(self) -> Choice | None:
-        """The finest quantization that fits, whether it can be had today or not."""
+        """The finest that fits of the model as it is stored and what `--quant` makes of it."""
         return next((c for c in self.choices if c.fit.fits and c.fit.quant not in GGUF_BITS), None)
-
-    @property
-    def best_today(self) -> Choice | None:
-        return next((c for c in self.choices if c.fit.fits and c.fit.runs_today), None)
 
 
 def plan(

@@ -5,6 +5,7 @@ Knows headers alone; `runtime/load.py` and the layers do what is told here, and 
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
@@ -25,7 +26,7 @@ GGUF_BITS = {
 K_BLOCK = 256
 UNEVEN_BITS = {"layers": 5.5, "experts": 5.5, "head": 8.5, "tables": 5.5}
 GROUP = 128  # columns that share a scale in INT4
-SCALE_BYTES = 2
+WORD_CODES, WORD_BYTES = 8, 4  # of INT4
 EXACT_BYTES = 4  # norms, taps of convolutions, what decides between experts: float32, whatever the dtype
 IN_DTYPE = ("bias", "sinks")  # vectors that are not
 USED_IN_PIECES = re.compile(r".*\.(kv_b_proj|k_b_proj|v_b_proj)\.\w+")
@@ -63,22 +64,29 @@ def weight_bytes(
 ) -> WeightBytes:
     """What the weights take in memory on a kind of device; with `quant`, what they would take quantized so.
 
-    quant: of QUANTS, or of GGUF_BITS for about what a published GGUF file of the model takes. Raises UsageError
-    for one that is not known, or for weights that are stored quantized.
+    quant: of QUANTS, which is what `--quant` makes of them, or of GGUF_BITS for about what a published GGUF file
+    of the model takes. Raises UsageError for one that is not known, or for weights that are stored quantized.
     """
     if quant is not None and quant not in (*QUANTS, *GGUF_BITS):
         raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join((*QUANTS, *GGUF_BITS))}")
     if quant is not None and header.quantization:
         raise UsageError(f"these weights are stored as {header.quantization}", "leave out --quant")
 
+    scale = DTYPE_BYTES[stored_dtype(header, device)] if quant in QUANTS else 0
+
     def size(name: str, tensor: TensorHeader) -> int:
         if quant in GGUF_BITS and len(tensor.shape) == 2:
             return gguf_bytes(tensor, quant, use_of(name, config.tie_embeddings))
         if quant in QUANTS and multiplied(name, tensor, config) and not KEPT.fullmatch(name):
-            return quantized_bytes(tensor, quant if name.startswith("layers.") else INT8)
+            return quantized_bytes(tensor, quant if name.startswith("layers.") else INT8, scale, dtype, device)
         return loaded_bytes(header, name, tensor, dtype, device)
 
-    return by_use(header, config, size)
+    found = by_use(header, config, size)
+    if quant not in QUANTS or not config.tie_embeddings:
+        return found
+    embedding = "embed_tokens.weight"  # the head is apart from it once it is quantized
+    table = loaded_bytes(header, embedding, header.tensors[embedding], dtype, device)
+    return replace(found, tables=found.tables + table)
 
 
 def by_use(header: Header, config: ModelConfig, size: Size) -> WeightBytes:
@@ -140,12 +148,19 @@ def multiplied(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
     return matrix and (name.startswith("layers.") or use_of(name, config.tie_embeddings) == "head")
 
 
-def quantized_bytes(tensor: TensorHeader, quant: str) -> int:
-    """int8: a byte an element and a scale a row. int4: half a byte, and a scale for each 128 of a row."""
+def quantized_bytes(tensor: TensorHeader, quant: str, scale: int, dtype: str, device: str) -> int:
+    """int8: a byte an element and a scale a row. int4: half a byte, in whole words, and a scale for each 128 of a
+    row.
+
+    scale: bytes of one. What a CPU does not read packed it dequantizes when it is loaded; GPUs are planned as if
+    they read all.
+    """
     rows, columns = tensor.shape
-    if quant == INT8:
-        return rows * (columns + SCALE_BYTES)
-    return rows * (-(-columns // 2) + -(-columns // GROUP) * SCALE_BYTES)
+    if quant != INT8:
+        return rows * (-(-columns // WORD_CODES) * WORD_BYTES + -(-columns // GROUP) * scale)
+    if device == "cpu" and not reads_packed(INT8, columns, dtype, device):
+        return tensor.elements * ELEMENT_BYTES[dtype]
+    return rows * (columns + scale)
 
 
 def gguf_bytes(tensor: TensorHeader, quant: str, use: str) -> int:

@@ -1,5 +1,6 @@
 """Text to token ids and back, by the model's own tokenizer. Knows nothing of Jinja or of streams."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -100,6 +101,10 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """How many tokens there are, added ones among them. A model's embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True) - (self._unwritable is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as a `tokenizer.json` would say it, whichever file it came from."""
+        return json.loads(self._backend.to_str())
 
     def token(self, index: int) -> str | None:
         """The token of an id as its file spells it, in the vocabulary's own characters; None of no token."""

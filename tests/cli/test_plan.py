@@ -30,7 +30,7 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
     assert "3 at once with 8192 tokens each" in lines["users"]
     assert lines["with 8192 tokens in the cache"].endswith(" tokens/s")
     assert lines["bound by"].endswith("  reading memory")
-    assert "best that fits and runs today: as stored (bfloat16)" in out
+    assert "best that fits: as stored (bfloat16)" in out
     assert "EXPECTED" not in out  # nothing was measured on that GPU
 
 
@@ -53,9 +53,9 @@ def test_a_model_that_does_not_fit_is_planned_and_exits_with_3(localllm, tmp_pat
     assert (code, err) == (3, "")
     verdict = " ".join(out.split())
     assert "fits no: the weights of llama-70b need 141 GB in bfloat16, 79.5 GB are free" in verdict
-    assert "a GGUF file of it in Q8_0 takes about 75.0 GB and fits" in verdict
+    assert "--quant int8 takes 71.6 GB and fits" in verdict
     assert "1.34 GB for 4096 tokens" in out
-    assert "localllm does not quantize yet" in out
+    assert "best that fits: INT8" in out
 
 
 def test_json_has_every_number(localllm, llama):
@@ -66,7 +66,7 @@ def test_json_has_every_number(localllm, llama):
     assert plan["kv_bytes"] == 4 * plan["kv_bytes_per_sequence"] == 4 * plan["context"] * 131_072
     assert [choice["quant"] for choice in plan["quantizations"]] == [None, "q8_0", "int8", "q4_k_m", "int4"]
     assert plan["quantizations"][0]["ceiling"] == plan["ceiling"]
-    assert (plan["best"], plan["best_today"]) == ("bfloat16", "bfloat16")
+    assert plan["best"] == "bfloat16"
     code, out, _ = localllm("plan", llama, "--gpu", "a100 40gb", "--context", "131072", "--users", "2", "--json")
     plan = json.loads(out)
     assert (code, plan["fits"], plan["allocated_bytes"]) == (3, False, None)

@@ -6,8 +6,12 @@ import pytest
 import tokenizers
 
 import localllm
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit, UsageError
 from localllm.plan.memory import check_context, plan_context, plan_rows
+from localllm.plan.weights import weight_bytes
+from localllm.quantize.keep import kept_or_made
 from tests.checkpoint import published
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
@@ -119,3 +123,17 @@ def test_a_context_that_the_model_does_not_have() -> None:
     for asked in (0, 513, 64.5, True):
         with pytest.raises(UsageError, match="up to 512"):
             check_context(512, asked)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["Llama, tied", "Qwen3", "Mixtral"])
+def test_what_quant_makes_of_a_model_holds_what_was_planned(
+    tmp_path: Path, family: str, quant: str, dtype: str
+) -> None:
+    header = read_header(write_model(tmp_path / "model", family))
+    told = weight_bytes(header, describe(header.config), dtype, "cpu", quant)
+    small = kept_or_made(header, quant, tmp_path / "home")
+    found = read_header(small)
+    assert weight_bytes(found, describe(found.config), dtype, "cpu") == told
+    check_held(small, dtype)

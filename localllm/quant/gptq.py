@@ -1,0 +1,70 @@
+"""GPTQ: column after column, each rounding error is made up for by the columns that are still to come.
+
+Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", section
+3.3: with H = X^T X + damping * mean(diag(X^T X)) * I and U the upper Cholesky factor of H^-1, for each column j
+
+    error = (w_j - Q(w_j)) / U_jj,    w_k -= error * U_jk for all k > j.
+
+Columns are taken in the order of falling diag(H) ("act-order"): what matters most is rounded first. The grids are
+fitted before that to the original groups ("static groups"), so that groups stay neighbours and no order is stored.
+A column that no input ever reached has no effect on the others and is rounded to nearest.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.quant.grid import Fitted, Grid, fit, grouped
+from localllm.quant.tensor import QuantizedTensor
+
+DAMPING = 0.01  # of the mean of the diagonal, as in the paper
+MOST_DAMPING = 1.0
+BLOCK = 128  # columns after which the rest is updated in one product
+
+
+class Singular(ArithmeticError):
+    """X^T X has no inverse, however much it is damped: it is not finite."""
+
+
+def quantize(weight: Tensor, hessian: Tensor, grid: Grid) -> QuantizedTensor:
+    """weight: [out, in]; hessian: [in, in] float32, X^T X of the inputs. Raises Singular."""
+    fitted = fit(weight, grid, grouped(hessian.diagonal()[None], grid.group or weight.shape[1])[0])
+    order = hessian.diagonal().argsort(descending=True, stable=True)
+    upper = inverse_factor(hessian[order][:, order])
+    codes = torch.empty(weight.shape)
+    codes[:, order] = compensated(weight.float()[:, order], upper, fitted, order.tolist())
+    return fitted.packed(codes)
+
+
+def compensated(weight: Tensor, upper: Tensor, fitted: Fitted, order: list[int]) -> Tensor:
+    """The codes of the columns as they are taken. weight: [out, in] float32, changed; upper: [in, in]; order:
+    which column of the matrix each is -> [out, in]"""
+    columns = len(order)
+    codes = torch.empty_like(weight)
+    for begin in range(0, columns, BLOCK):
+        end = min(begin + BLOCK, columns)
+        errors = torch.empty_like(weight[:, begin:end])
+        for j in range(begin, end):
+            scale, zero = fitted.column(order[j], columns)
+            codes[:, j] = fitted.codes(weight[:, j] / scale, zero)
+            errors[:, j - begin] = (weight[:, j] - (codes[:, j] - zero) * scale) / upper[j, j]
+            weight[:, j + 1 : end].addr_(errors[:, j - begin], upper[j, j + 1 : end], alpha=-1)
+        weight[:, end:].addmm_(errors, upper[begin:end, end:], alpha=-1)
+    return codes
+
+
+def inverse_factor(hessian: Tensor) -> Tensor:
+    """U with U^T U = H^-1, upper, where H is damped tenfold more each time that it is not positive definite.
+    hessian: [in, in]. Raises Singular."""
+    diagonal = hessian.diagonal()
+    dead = diagonal == 0
+    mean = diagonal[~dead].mean() if (~dead).any() else torch.ones(())
+    damping = DAMPING
+    while damping <= MOST_DAMPING:
+        damped = hessian + torch.diag(torch.where(dead, mean, damping * mean))
+        lower, fault = torch.linalg.cholesky_ex(damped)
+        if not fault:
+            upper, fault = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+        if not fault and torch.isfinite(upper).all():
+            return upper
+        damping *= 10
+    raise Singular

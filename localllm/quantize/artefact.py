@@ -1,0 +1,269 @@
+"""A quantized model as a Hugging Face folder that others read, too: written part by part, whole or not at all.
+
+    NAME.partial/model-PART.safetensors   the parts that are done, each renamed into place when it is on the disk
+    NAME.partial/parts/PART.json          how the matrices of a part are stored
+    NAME.partial/states/                  what the quantizer needs to go on
+    NAME.partial/recipe.json              what is made of what: a run that is broken off goes on by it
+    NAME.partial/config.json              the last of all: with it the folder is whole, and becomes NAME
+
+Tensors come under the names of `arch/layout.py`, as `Weights.take` gives them (a norm as it is stored), and leave
+under those of the source's files. Experts that the source stacks are stored one by one. What no part brings is
+copied. Knows nothing of how weights are quantized.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from localllm import __version__
+from localllm.checkpoint.header import Header, read_tensors
+from localllm.errors import UsageError
+from localllm.files import read_json
+from localllm.hub.folder import INDEX, weight_files
+from localllm.quant.recipe import Recipe
+from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize.companions import copy_companions
+from localllm.quantize.compressed import Scheme, quantization_config, scheme_of, stored
+from localllm.quantize.disk import DRAFT, check_room, full, put, settle, sync, writing
+from localllm.quantize.expected import artefact_bytes
+from localllm.quantize.source import PARTIAL, RECIPE, check_source, identity
+
+PARTS, STATES, LOCK, CONFIG = "parts", "states", ".lock", "config.json"
+REST = "rest"  # the part of what is copied
+STACKED_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<matrix>\w+_proj)(?:[._](?P<kind>weight|bias))?")
+TIED_HEAD = "lm_head.weight"
+WHOLE_OF_SEVERAL = (
+    "language_model.model."  # begins the names of a model within one that sees, which keeps its head
+)
+
+
+class Artefact:
+    """One that is being written, by this process alone; `with` lets go of it.
+
+    calibration: a digest of the text that statistics come from, where the recipe uses any; force: also in place of
+    an artefact that is there, and instead of one that another recipe has begun.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        header: Header,
+        recipe: Recipe,
+        *,
+        calibration: str | None = None,
+        force: bool = False,
+    ):
+        """Raises UsageError where something else has the name, another process writes it or another recipe has
+        begun it, or for a source that is quantized already; DiskFull."""
+        check_source(header)
+        self.folder, self.header, self.recipe = folder, header, recipe
+        self.partial = folder.with_name(folder.name + PARTIAL)
+        self.made_of = {
+            **{"localllm": __version__, "source": identity(header.path), "recipe": asdict(recipe)},
+            "calibration": calibration,
+        }
+        self.force = force
+        check_target(folder, force=force)
+        with writing(self.partial):
+            self.partial.mkdir(parents=True, exist_ok=True)
+            self.lock = FileLock(self.partial / LOCK, timeout=0)
+            try:
+                self.lock.acquire()
+            except Timeout:
+                raise UsageError(f"another process is writing {folder}", "wait for it, or end it") from None
+            try:
+                self._begin()
+            except BaseException:
+                self.close()
+                raise
+
+    def _begin(self) -> None:
+        begun = read_json(self.partial / RECIPE)
+        strange = [file.name for file in self.partial.iterdir() if file.name != LOCK and file.suffix != DRAFT]
+        if strange and not begun:
+            raise UsageError(f"{self.partial} is there and was not begun by localllm", "name another folder")
+        if begun and begun != self.made_of and not self.force:
+            raise UsageError(
+                f"{self.partial} was begun from another source or with another recipe",
+                f"--force begins anew; to keep it, name another folder than {self.folder}",
+            )
+        if begun != self.made_of:
+            clear(self.partial)
+            put(self.partial / RECIPE, as_bytes(self.made_of))
+        written = sum(file.stat().st_size for file in self.partial.glob("*.safetensors"))
+        check_room(self.partial, artefact_bytes(self.header, self.recipe) - written)
+        for folder in (PARTS, STATES):
+            (self.partial / folder).mkdir(exist_ok=True)
+
+    @property
+    def done(self) -> set[str]:
+        """The parts that are whole."""
+        files = self.partial.glob("model-*.safetensors")
+        return {file.stem.removeprefix("model-") for file in files} - {REST}
+
+    @property
+    def states(self) -> Path:
+        """A folder for what a run that is broken off needs to go on: gone in the end."""
+        return self.partial / STATES
+
+    def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
+        """Store a part for good."""
+        found: dict[str, Tensor] = {}
+        schemes: dict[str, Scheme] = {}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor):
+                found[self.spelled(name)] = tensor
+                continue
+            module = self.spelled(name).removesuffix(".weight")
+            in_layer = name.startswith("layers.")
+            scheme = scheme_of(
+                tensor,
+                activations=self.recipe.activations and in_layer,
+                words=self.recipe.activations and not in_layer,  # so that no reader rounds its inputs, too
+            )
+            schemes[module] = scheme
+            found |= {f"{module}.{inner}": inner_tensor for inner, inner_tensor in stored(tensor, scheme).items()}
+        beside = {
+            "names": sorted(tensors),
+            "schemes": {module: asdict(scheme) for module, scheme in sorted(schemes.items())},
+        }
+        with writing(self.folder):
+            put(self.partial / PARTS / f"{part}.json", as_bytes(beside))
+            self._save(part, found)
+
+    def _save(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        file = self.partial / f"model-{part}.safetensors"
+        draft = file.with_suffix(DRAFT)
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+        try:
+            save_file(whole, draft, metadata={"format": "pt"})
+        except SafetensorError as error:
+            if "os error 28" in str(error):  # ENOSPC
+                raise full(self.folder) from error
+            raise
+        settle(draft, file)
+
+    def finish(self) -> Path:
+        """Copy what no part brought, say in config.json what is quantized, and give the folder its name."""
+        with writing(self.folder):
+            if not (self.partial / CONFIG).is_file():
+                self._complete()
+            for folder in (PARTS, STATES):
+                shutil.rmtree(self.partial / folder, ignore_errors=True)
+            sync(self.partial)
+            old = self.folder.with_name(self.folder.name + ".old")
+            if self.folder.exists():
+                check_target(self.folder, force=self.force)
+                shutil.rmtree(old, ignore_errors=True)
+                self.folder.rename(old)
+            (self.partial / LOCK).unlink(missing_ok=True)
+            self.partial.rename(self.folder)
+            sync(self.folder.parent)
+            shutil.rmtree(old, ignore_errors=True)
+        self.close()
+        return self.folder
+
+    def _complete(self) -> None:
+        beside = [read_json(file) for file in sorted((self.partial / PARTS).glob("*.json"))]
+        names = {name for part in beside for name in part["names"]}
+        schemes = {module: Scheme(**fields) for part in beside for module, fields in part["schemes"].items()}
+        rest = self._rest(names)
+        self._save(REST, rest)
+        kept = [name.removesuffix(".weight") for name, tensor in rest.items() if is_matrix(name, tensor)]
+        placed = {
+            name: file.name
+            for file in sorted(self.partial.glob("model-*.safetensors"))
+            for name in read_tensors(file)
+        }
+        total = sum(file.stat().st_size for file in self.partial.glob("model-*.safetensors"))
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
+        put(self.partial / INDEX, as_bytes(index))
+        copy_companions(self.header.path, self.partial, self.recipe)
+        config = untied(self.header.config) if TIED_HEAD in names else dict(self.header.config)
+        config["quantization_config"] = quantization_config(schemes, kept)
+        put(self.partial / CONFIG, as_bytes(config))
+
+    def _rest(self, names: set[str]) -> dict[str, Tensor]:
+        """What the source stores and no part brought, by the names of its files: mapped, not read."""
+        written = {entry.name for name, entry in self.header.tensors.items() if name in names}
+        cut = sorted(
+            name for name, entry in self.header.tensors.items() if entry.name in written and name not in names
+        )
+        assert not cut, f"of a stack of experts some were written, and not {cut[0]}"
+        found: dict[str, Tensor] = {}
+        for file in (self.header.path / name for name in weight_files(self.header.path)):
+            with safe_open(file, framework="pt") as tensors:
+                found |= {name: tensors.get_tensor(name) for name in tensors.keys() if name not in written}  # noqa: SIM118
+        return found
+
+    def spelled(self, name: str) -> str:
+        """What the artefact calls a tensor: as the source's files do."""
+        entry = self.header.tensors.get(name)
+        if entry is None:
+            embedding = self.header.tensors["embed_tokens.weight"].name
+            assert name == TIED_HEAD, f"the source has no tensor {name}"
+            return f"language_model.{name}" if embedding.startswith(WHOLE_OF_SEVERAL) else name
+        if entry.expert is None:
+            return entry.name
+        stacked = STACKED_EXPERT.fullmatch(entry.name)
+        assert stacked, f"{entry.name} holds experts under a name that is not known"
+        return f"{stacked['experts']}.{entry.expert}.{stacked['matrix']}.{stacked['kind'] or 'weight'}"
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.lock.release()
+
+    def __enter__(self) -> "Artefact":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def clear(partial: Path) -> None:
+    """Empties a folder that is being written, but for its lock."""
+    for file in partial.iterdir():
+        if file.is_dir():
+            shutil.rmtree(file)
+        elif file.name != LOCK:
+            file.unlink()
+
+
+def check_target(folder: Path, *, force: bool) -> None:
+    """Raises UsageError where something is at this place that an artefact must not replace."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / RECIPE).is_file():
+        raise UsageError(f"{folder} is there and no model that localllm quantized", "name another folder")
+    if not force:
+        raise UsageError(f"{folder} is there", "name another folder, or add --force to replace it")
+
+
+def is_matrix(name: str, tensor: Tensor) -> bool:
+    """One that a reader could take for a quantized module's."""
+    return name.endswith(".weight") and tensor.dim() == 2 and not name.endswith("embed_tokens.weight")
+
+
+def untied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The head is stored by itself, quantized; the embedding is not."""
+    found: dict[str, Any] = {**config, "tie_word_embeddings": False}
+    if isinstance(config.get("text_config"), dict):
+        found["text_config"] = {**config["text_config"], "tie_word_embeddings": False}
+    return found
+
+
+def as_bytes(fields: Mapping[str, Any]) -> bytes:
+    return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,76 @@
+"""Which recipes can be followed, and what that takes in memory: said before any weight is read."""
+
+from localllm.arch.config import ModelConfig
+from localllm.checkpoint.header import Header
+from localllm.device import free_memory
+from localllm.errors import DoesNotFit, UsageError
+from localllm.quant.inputs import ROWS
+from localllm.quant.recipe import METHODS, Recipe
+from localllm.units import size
+
+GROUPS = (32, 64, 128)  # columns
+FLOAT = 4  # bytes
+TRANSIENT = 2**28  # bytes: the program itself, tiles, one window's attention
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises UsageError for a recipe that contradicts itself."""
+    if recipe.method not in METHODS:
+        raise UsageError(f"there is no method {recipe.method!r}", f"name one of {', '.join(METHODS)}")
+    if recipe.bits not in (4, 8):
+        raise UsageError(f"{recipe.bits} bits are not supported", "4 and 8 are")
+    if recipe.head_bits not in (8, 16):
+        raise UsageError(f"a head of {recipe.head_bits} bits is not supported", "8 and 16 are")
+    if recipe.group is not None and recipe.group not in GROUPS:
+        raise UsageError(
+            f"groups of {recipe.group} are not supported", f"{', '.join(map(str, GROUPS))} and whole rows are"
+        )
+    if recipe.activations and (recipe.bits, recipe.group, recipe.symmetric) != (8, None, True):
+        raise UsageError(
+            "activations can be rounded only where weights are symmetric INT8 with a scale for each row",
+            "leave out --group, and take --bits 8",
+        )
+    if recipe.method == "smoothquant" and not recipe.activations:
+        raise UsageError("smoothquant prepares activations to be rounded", "quantize them, too, or take awq")
+    if recipe.method == "awq" and recipe.activations:
+        raise UsageError("awq rounds weights only", "take smoothquant where activations are rounded")
+
+
+def needed_bytes(header: Header, config: ModelConfig, recipe: Recipe, tokens: int) -> int:
+    """Most memory at a time, for calibration windows of so many tokens in all.
+
+    Round to nearest: one layer as it is stored, and quantized, and a tile. Others: one layer twice in float32 (its
+    tensors, and those that are read together stacked); the hidden states; of each product's inputs ROWS rows;
+    GPTQ's X^T X of as many products as have the bytes of the layer, or of one, and three more of the largest to
+    invert it.
+    """
+    layers: dict[str, int] = {}
+    widest = 0
+    for name, tensor in header.tensors.items():
+        if name.startswith("layers."):
+            layer = name.split(".", 2)[1]
+            layers[layer] = layers.get(layer, 0) + tensor.elements
+            widest = max(widest, tensor.shape[-1] if len(tensor.shape) == 2 else 0)
+    largest = max(layers.values(), default=0) * FLOAT
+    if recipe.method == "rtn":
+        return largest * 2 + TRANSIENT
+    products = 4 * most_experts(config)
+    needed = 2 * largest + tokens * config.hidden_size * FLOAT + products * ROWS * widest * FLOAT
+    if recipe.method == "gptq":
+        one = widest**2 * FLOAT
+        needed += max(largest, one) + 3 * one
+    return needed + TRANSIENT
+
+
+def most_experts(config: ModelConfig) -> int:
+    return max((getattr(layer.ffn, "experts", 0) + 1 for layer in config.layers), default=1)
+
+
+def check_memory(header: Header, config: ModelConfig, recipe: Recipe, tokens: int) -> None:
+    """Raises DoesNotFit."""
+    needed, free = needed_bytes(header, config, recipe, tokens), free_memory()
+    if needed > free:
+        raise DoesNotFit(
+            f"quantizing with {recipe.method} takes {size(needed)} and {size(free)} are free",
+            "free memory, or take --method rtn" if recipe.method != "rtn" else "free memory",
+        )

@@ -1,0 +1,67 @@
+"""Files that are on the disk before anybody sees them, and a disk's faults as sentences. No torch."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from localllm.errors import DiskFull, LocalLLMError
+from localllm.units import size
+
+DRAFT = ".draft"  # ends the name of a file that is being written
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raises DiskFull or LocalLLMError for what the disk says."""
+    try:
+        yield
+    except OSError as error:
+        match error.errno:
+            case errno.ENOSPC | errno.EDQUOT:
+                raise full(folder) from error
+            case errno.EROFS | errno.EACCES | errno.EPERM:
+                raise LocalLLMError(
+                    f"{folder} cannot be written ({error.strerror})", "name a folder that can"
+                ) from error
+        raise
+
+
+def full(folder: Path) -> DiskFull:
+    return DiskFull(f"the disk with {folder} is full", "make room, then run the same command again: it goes on")
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raises DiskFull where the disk that is to hold `folder` has fewer than `needed` bytes."""
+    here = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(here).free
+    if free < needed:
+        raise DiskFull(
+            f"{folder} will take about {size(needed)} and the disk has {size(free)} left",
+            "make room, or name a folder on another disk",
+        )
+
+
+def put(path: Path, content: bytes) -> None:
+    """The whole file or none; once this returns, a power cut leaves it whole."""
+    draft = path.with_name(path.name + DRAFT)
+    draft.write_bytes(content)
+    settle(draft, path)
+
+
+def settle(draft: Path, path: Path) -> None:
+    """Give a file that is written its name."""
+    sync(draft)
+    os.replace(draft, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Of a folder, the names in it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,203 @@
+"""A model into fewer bits, layer by layer: read one, hear its inputs, quantize it, hand it on, run what it became.
+
+Knows nothing of files but the checkpoint it reads: an `Artefact` takes the finished tensors by their runtime names
+in parts `tables`, `layers.0`, `layers.1`, ... and `head`. Memory is one layer's and that of the hidden states:
+`quantize.check` has the formula.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from localllm.arch.config import ModelConfig
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import Header
+from localllm.checkpoint.safetensors import Weights
+from localllm.errors import UsageError
+from localllm.plan.weights import stored_dtype
+from localllm.quant.grid import Grid
+from localllm.quant.recipe import Recipe
+from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize import states
+from localllm.quantize.check import check_memory, check_recipe
+from localllm.quantize.held import Held, Holding
+from localllm.quantize.layers import CPU, Stream, build
+from localllm.quantize.matrices import Calibrated, quantized, rounded
+from localllm.quantize.states import Outcome
+from localllm.runtime.layers.embedding import Embedding
+from localllm.runtime.layers.norm import load_norm
+from localllm.runtime.layers.per_layer import PerLayerInputs
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+Progress = Callable[[str, int, int], None]  # part, how many are whole, of how many
+
+
+class Artefact(Protocol):
+    """`done`: parts that are whole. A part may be written again."""
+
+    @property
+    def done(self) -> set[str]: ...
+
+    def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None: ...
+
+
+@torch.inference_mode()
+def quantize(
+    header: Header,
+    recipe: Recipe,
+    ids: Tensor | None,
+    artefact: Artefact,
+    on_progress: Progress,
+    states_at: Path | None = None,
+) -> Outcome:
+    """ids: calibration windows [windows, T] int64, which `rtn` does without; states_at: the folder for what a
+    later call needs to go on after this one was killed: without it, that begins at the first layer.
+
+    Raises UsageError for a recipe that contradicts itself or lacks its text, DoesNotFit, and what reading a
+    checkpoint raises; DamagedModel where a layer gives NaN or infinite numbers.
+    """
+    check_recipe(recipe)
+    config = describe(header.config)
+    if recipe.method == "rtn":
+        ids = None
+    elif ids is None:
+        raise UsageError(f"{recipe.method} needs a calibration text", "give one, or take rtn")
+    check_memory(header, config, recipe, 0 if ids is None else ids.numel())
+    run = Run(header, config, recipe, ids, artefact, on_progress, states_at)
+    run.tables()
+    run.layers()
+    run.head()
+    return run.outcome
+
+
+class Run:
+    def __init__(
+        self,
+        header: Header,
+        config: ModelConfig,
+        recipe: Recipe,
+        ids: Tensor | None,
+        artefact: Artefact,
+        on_progress: Progress,
+        states_at: Path | None,
+    ):
+        self.header = header
+        self.config = config
+        self.recipe = recipe
+        self.ids = ids
+        self.artefact = artefact
+        self.on_progress = on_progress
+        self.states_at = states_at
+        self.text = states.digest(ids)
+        self.outcome = Outcome()
+        self.dtype = DTYPES[stored_dtype(header, "cuda")]  # of scales, and of what was not stored plain
+        self.parts = len(config.layers) + (2 if self.writes_head else 1)
+        self.finished = 0
+
+    @property
+    def writes_head(self) -> bool:
+        """A tied head that stays as it is is the embedding."""
+        return self.recipe.head_bits == 8 or not self.config.tie_embeddings
+
+    def grid(self) -> Grid:
+        recipe = self.recipe
+        return Grid(recipe.bits, recipe.group, recipe.symmetric, self.dtype)
+
+    def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
+        self.artefact.write(part, {name: self.as_stored(name, tensor) for name, tensor in tensors.items()})
+
+    def as_stored(self, name: str, tensor: Tensor | QuantizedTensor) -> Tensor | QuantizedTensor:
+        """What is not quantized, in the dtype that the file has it in."""
+        if isinstance(tensor, QuantizedTensor):
+            return tensor
+        return tensor.to(self.dtype_of(name))
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        entry = self.header.tensors.get(name)
+        return DTYPES.get(entry.dtype, self.dtype) if entry else self.dtype
+
+    def whole(self, part: str) -> None:
+        self.finished += 1
+        self.on_progress(part, self.finished, self.parts)
+
+    def tables(self) -> None:
+        """What stands before and behind the layers and stays as it is."""
+        if "tables" not in self.artefact.done:
+            c, holding = self.config, Holding()
+            source = Held(Weights(self.header), CPU, self.dtype, holding)
+            Embedding(source, "embed_tokens", c.vocab_size, c.hidden_size)
+            if c.per_layer:
+                PerLayerInputs(c.per_layer, c, source)
+            load_norm(source, "norm", c.hidden_size, c)
+            self.write("tables", holding.tensors)
+        self.whole("tables")
+
+    def head(self) -> None:
+        if not self.writes_head:
+            return
+        if "head" not in self.artefact.done:
+            c = self.config
+            source = Held(Weights(self.header), CPU, self.dtype, Holding())
+            name = "embed_tokens" if c.tie_embeddings else "lm_head"
+            weight: Tensor | QuantizedTensor = source.plain(name, c.vocab_size, c.hidden_size)
+            if self.recipe.head_bits == 8:
+                weight, error = rounded(weight, Grid(8, None, True, self.dtype))
+                self.outcome.errors["lm_head"] = error
+            self.write("head", {"lm_head.weight": weight})
+        self.whole("head")
+
+    def layers(self) -> None:
+        first, stream = self.begin()
+        for index in range(len(self.config.layers)):
+            part = f"layers.{index}"
+            if index >= first:
+                tensors = self.rounded_layer(index) if stream is None else self.calibrated_layer(index, stream)
+                self.save(index + 1, stream)
+                self.write(part, tensors)
+                if self.states_at:
+                    states.remove(self.states_at, index)
+            self.whole(part)
+
+    def begin(self) -> tuple[int, Stream | None]:
+        """The first layer that is to be made, and the hidden states before it."""
+        done = self.artefact.done
+        stream = None if self.ids is None else Stream(self.header, self.config, self.ids)
+        first = next((i for i in range(len(self.config.layers)) if f"layers.{i}" not in done), -1)
+        first = len(self.config.layers) if first < 0 else first
+        found = states.load(self.states_at, first, self.text) if self.states_at and first else None
+        if found is None:
+            return 0, stream
+        self.outcome, tensors = found
+        if stream:
+            stream.restore(tensors)
+        return first, stream
+
+    def save(self, layer: int, stream: Stream | None) -> None:
+        if self.states_at:
+            states.save(self.states_at, layer, self.text, self.outcome, stream.tensors() if stream else {})
+
+    def rounded_layer(self, index: int) -> dict[str, Tensor | QuantizedTensor]:
+        """Each matrix rounded to nearest, in the dtype it is stored in, a few rows at a time."""
+        holding = Holding()
+        build(self.header, self.config, index, holding, self.dtype, stack=False)
+        found: dict[str, Tensor | QuantizedTensor] = {**holding.tensors}
+        for name in quantized(holding):
+            weight, self.outcome.errors[name] = rounded(holding.tensors[f"{name}.weight"], self.grid())
+            found[f"{name}.weight"] = self.named(weight)
+        return found
+
+    def calibrated_layer(self, index: int, stream: Stream) -> dict[str, Tensor | QuantizedTensor]:
+        layer = Calibrated(self.header, self.config, self.recipe, self.grid(), index, stream, self.dtype_of)
+        found = layer.quantize(self.outcome)
+        return {
+            name: self.named(tensor) if isinstance(tensor, QuantizedTensor) else tensor
+            for name, tensor in found.items()
+        }
+
+    def named(self, weight: QuantizedTensor) -> QuantizedTensor:
+        """INT8 whose inputs are rounded, too, is a format of its own."""
+        return replace(weight, format="w8a8") if self.recipe.activations else weight

@@ -1,0 +1,156 @@
+"""A model as one GGUF file in Q4_0 or Q8_0, rounded as ggml rounds, which llama.cpp loads.
+
+Matrices are packed one after another, so that memory holds a piece of one. The head, or an embedding that is one,
+is Q8_0; norms and biases are F32, and so is a matrix whose rows are no whole blocks. The file is whole or not
+there.
+Source: ggml's `quantize_row_q4_0_ref` and `quantize_row_q8_0_ref`, as the `gguf` package has them.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from localllm.arch.config import AttentionConfig, ModelConfig
+from localllm.arch.describe import describe
+from localllm.checkpoint.gguf.names import PAIRS_SIDE_BY_SIDE
+from localllm.checkpoint.header import Header, TensorHeader
+from localllm.checkpoint.safetensors import Weights, check_finite
+from localllm.errors import UsageError
+from localllm.hub.card import read_license
+from localllm.quantize.disk import DRAFT, check_room, settle, writing
+from localllm.quantize.gguf_keys import FREQUENCIES, architecture_of, divisors, gguf_name, model_keys
+from localllm.quantize.gguf_vocabulary import vocabulary_keys
+from localllm.quantize.source import check_source
+from localllm.text.tokenizer import Tokenizer
+
+Kind = gguf.GGMLQuantizationType
+TYPES = {"q4_0": (Kind.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0), "q8_0": (Kind.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0)}
+PIECE = 2**22  # elements that are packed at once
+SUFFIX = ".gguf"
+
+Progress = Callable[[str, int, int], None]  # tensor, how many are written, of how many
+
+
+def write_gguf(
+    header: Header,
+    type: str,
+    file: Path,
+    on_progress: Progress = lambda name, done, count: None,
+    *,
+    force: bool = False,
+) -> Path:
+    """type: of TYPES.
+
+    Raises UsageError where the file is there, UnsupportedModel for a source, a family or a tokenizer that has no
+    GGUF edition here, all before any work; DiskFull; DamagedModel as `Weights` does.
+    """
+    check_file(header, type, file, force=force)
+    architecture, config = architecture_of(header), describe(header.config)
+    name = header.path.resolve().name
+    keys = {f"tokenizer.{key}": value for key, value in tokenizer_keys(header, config.vocab_size, name).items()}
+    keys |= {f"{architecture}.{key}": value for key, value in model_keys(config).items()}
+    keys |= {"general.name": name, "general.file_type": int(TYPES[type][1]), "general.quantization_version": 2}
+    if license := read_license(header.path):
+        keys["general.license"] = license
+    kinds = kinds_of(header, config, type)
+    sizes = {entry: packed_bytes(header.tensors[entry], kind) for entry, kind in kinds.items()}
+    check_room(file, sum(sizes.values()))
+    draft = file.with_name(file.name + DRAFT)
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        writer = gguf.GGUFWriter(draft, architecture)
+        try:
+            add_keys(writer, keys)
+            factors = divisors(config)
+            if factors:
+                writer.add_tensor_info(FREQUENCIES, [len(factors)], np.dtype(np.float32), 4 * len(factors))
+            for entry, kind in kinds.items():
+                shape = header.tensors[entry].shape
+                writer.add_tensor_info(gguf_name(entry), shape, np.dtype(np.float32), sizes[entry], kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            if factors:
+                writer.write_tensor_data(np.array(factors, dtype=np.float32))
+            weights = Weights(header)
+            for done, (entry, kind) in enumerate(kinds.items()):
+                tensor = weights.take(entry, header.tensors[entry].shape)
+                check_finite(header.tensors[entry].name, tensor)
+                heads = heads_of(entry, architecture, config)
+                writer.write_tensor_data(packed(side_by_side(tensor, heads) if heads else tensor, kind))
+                on_progress(entry, done + 1, len(kinds))
+        finally:
+            writer.close()
+        settle(draft, file)
+    return file
+
+
+def check_file(header: Header, type: str, file: Path, *, force: bool) -> None:
+    if type not in TYPES:
+        raise UsageError(f"there is no GGUF type {type!r} here", f"name one of {', '.join(TYPES)}")
+    check_source(header)
+    if file.suffix != SUFFIX:
+        raise UsageError(f"{file} does not end in {SUFFIX}", f"write for example -o {file.with_suffix(SUFFIX)}")
+    if file.exists() and (not force or not file.is_file()):
+        raise UsageError(f"{file} is there", "name another file, or add --force to replace it")
+
+
+def tokenizer_keys(header: Header, rows: int, name: str) -> dict[str, Any]:
+    return vocabulary_keys(Tokenizer.from_folder(header.path), rows, name)
+
+
+def kinds_of(header: Header, config: ModelConfig, type: str) -> dict[str, Kind]:
+    """How each tensor is stored; a head that is the embedding is stored once."""
+    head = "embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+    found: dict[str, Kind] = {}
+    for name, tensor in header.tensors.items():
+        kind = Kind.Q8_0 if name == head else TYPES[type][0]
+        blocks = len(tensor.shape) > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+        if not (config.tie_embeddings and name.startswith("lm_head.")):
+            found[name] = kind if blocks else Kind.F32
+    return found
+
+
+def packed_bytes(tensor: TensorHeader, kind: Kind) -> int:
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    return tensor.elements // elements * size
+
+
+def heads_of(name: str, architecture: str, config: ModelConfig) -> int | None:
+    """How many heads make up a matrix or bias whose rotary pairs the format wants side by side."""
+    mixer = config.layers[0].mixer
+    if architecture not in PAIRS_SIDE_BY_SIDE or not isinstance(mixer, AttentionConfig):
+        return None
+    return {"q_proj": mixer.heads, "k_proj": mixer.kv_heads}.get(name.split(".")[-2])
+
+
+def side_by_side(rows: Tensor, heads: int) -> Tensor:
+    """The two values of a rotary pair become neighbours. Source: `LlamaModel.permute` of llama.cpp."""
+    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def packed(tensor: Tensor, kind: Kind) -> np.ndarray[Any, Any]:
+    """In pieces of whole rows, of which each has its own scales."""
+    rows = tensor if tensor.dim() > 1 else tensor[None]
+    pieces = rows.split(max(1, PIECE // rows.shape[-1]))
+    return np.concatenate([gguf.quantize(piece.to(torch.float32).numpy(), kind) for piece in pieces])
+
+
+def add_keys(writer: gguf.GGUFWriter, keys: Mapping[str, Any]) -> None:
+    for key, value in keys.items():
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case _:
+                writer.add_array(key, value)

@@ -1,0 +1,131 @@
+"""A model's description as the metadata of a GGUF file, and which tensor is called what there. No torch.
+
+Source: llama.cpp's `conversion/*.py` and `src/models/*.cpp`. A model that differs from what those read is refused.
+"""
+
+import math
+from typing import Any
+
+from localllm.arch.config import (
+    AttentionConfig,
+    LayerConfig,
+    LinearScaling,
+    Llama3Scaling,
+    MLPConfig,
+    ModelConfig,
+    RopeConfig,
+)
+from localllm.arch.describe import describe
+from localllm.checkpoint.gguf.names import BLOCK, INNER, OUTER
+from localllm.checkpoint.header import Header
+from localllm.errors import UnsupportedModel
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+FREQUENCIES = "rope_freqs.weight"
+OUTER_NAMES = {ours: theirs for theirs, ours in reversed(OUTER.items())}
+INNER_NAMES = {ours: theirs for theirs, ours in reversed(INNER.items())}
+
+
+def architecture_of(header: Header) -> str:
+    """Its name in the format. Raises UnsupportedModel for a model that no name describes."""
+    [family, *_] = header.config["architectures"]
+    if family not in ARCHITECTURES:
+        known = ", ".join(name.removesuffix("ForCausalLM") for name in ARCHITECTURES)
+        raise refused(f"{family} models", f"these families can: {known}")
+    config = describe(header.config)
+    if config != plainly(config, ARCHITECTURES[family]):
+        raise refused(
+            f"a {family} model with windows, scales or a rope of its own kind",
+            "leave out --to gguf: a folder keeps them",
+        )
+    return ARCHITECTURES[family]
+
+
+def plainly(config: ModelConfig, architecture: str) -> ModelConfig:
+    """The model that llama.cpp would take the keys for: where it is not this one, the keys cannot say it."""
+    mixer, ffn = config.layers[0].mixer, config.layers[0].ffn
+    rope = mixer.rope if isinstance(mixer, AttentionConfig) else None
+    if not isinstance(mixer, AttentionConfig) or not isinstance(ffn, MLPConfig) or rope is None:
+        raise refused(f"{architecture} models of this kind", "leave out --to gguf")
+    scaling = rope.scaling if isinstance(rope.scaling, LinearScaling | Llama3Scaling) else None
+    layer = LayerConfig(
+        AttentionConfig(
+            heads=mixer.heads,
+            kv_heads=mixer.kv_heads,
+            head_dim=mixer.head_dim,
+            rope=RopeConfig(rope.theta, mixer.head_dim, scaling),
+            scale=mixer.head_dim**-0.5,
+            qk_norm="per_head" if architecture == "qwen3" else None,
+            qkv_bias=mixer.qkv_bias and architecture != "qwen3",
+            out_bias=mixer.out_bias and architecture == "llama",
+        ),
+        MLPConfig(ffn.intermediate_size, bias=ffn.bias and architecture == "llama"),
+    )
+    return ModelConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        layers=(layer,) * len(config.layers),
+        norm_eps=config.norm_eps,
+        tie_embeddings=config.tie_embeddings,
+        max_context=config.max_context,
+        default_context=config.default_context,
+        eos_ids=config.eos_ids,
+    )
+
+
+def model_keys(config: ModelConfig) -> dict[str, Any]:
+    """The keys after the architecture, of a model that `architecture_of` has named."""
+    mixer, ffn = config.layers[0].mixer, config.layers[0].ffn
+    assert isinstance(mixer, AttentionConfig) and isinstance(ffn, MLPConfig) and mixer.rope
+    found: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_context,
+        "embedding_length": config.hidden_size,
+        "block_count": len(config.layers),
+        "feed_forward_length": ffn.intermediate_size,
+        "attention.head_count": mixer.heads,
+        "attention.head_count_kv": mixer.kv_heads,
+        "attention.key_length": mixer.head_dim,
+        "attention.value_length": mixer.head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+        "rope.dimension_count": mixer.rope.dim,
+        "rope.freq_base": float(mixer.rope.theta),
+    }
+    if isinstance(mixer.rope.scaling, LinearScaling):
+        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(mixer.rope.scaling.factor)}
+    return found
+
+
+def divisors(config: ModelConfig) -> list[float] | None:
+    """What Llama 3.1's scaling divides each frequency by, which the format stores as a tensor; None without it."""
+    mixer = config.layers[0].mixer
+    rope = mixer.rope if isinstance(mixer, AttentionConfig) else None
+    if rope is None or not isinstance(scaling := rope.scaling, Llama3Scaling):
+        return None
+    found: list[float] = []
+    for pair in range(0, rope.dim, 2):
+        turns = scaling.original_context / (2 * math.pi * rope.theta ** (pair / rope.dim))
+        ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        smooth = min(1.0, max(0.0, ramp))
+        found.append(1 / ((1 - smooth) / scaling.factor + smooth))
+    return found
+
+
+def gguf_name(name: str) -> str:
+    """Of a tensor, by the runtime's name."""
+    if name in OUTER_NAMES:
+        return OUTER_NAMES[name]
+    _, layer, inner = name.split(".", 2)
+    stem, _, kind = inner.rpartition(".")
+    found = f"blk.{layer}.{INNER_NAMES[stem]}.{kind}"
+    assert BLOCK.fullmatch(found)
+    return found
+
+
+def refused(what: str, remedy: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{what} cannot be written as GGUF", remedy)

@@ -1,0 +1,78 @@
+"""A source of weights that keeps what it has read: a layer can be built again of tensors that were changed.
+
+A layer asks it for its weights as it asks any source; what it asked for, by its runtime name and as the file would
+store it plain, is in `tensors` from then on, however the file stores it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from localllm.checkpoint.safetensors import Weights
+from localllm.quant.dequantize import dequantize
+from localllm.runtime.load import Source
+
+
+@dataclass
+class Holding:
+    """tensors: by runtime name; joined: the matrices that each product reads at once, by the id of their stack."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    joined: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def matrices(self) -> list[tuple[str, ...]]:
+        """The names of matrices, without `.weight`, those of one product together."""
+        return list(self.joined.values())
+
+
+class Held(Source):
+    """`stack`: a layer is to run; otherwise nothing is stacked, and it only tells what it has."""
+
+    def __init__(
+        self, weights: Weights, device: torch.device, dtype: torch.dtype, holding: Holding, stack: bool = True
+    ):
+        super().__init__(weights, device, dtype)
+        self.holding = holding
+        self.stack = stack
+
+    def under(self, name: str) -> "Held":
+        return Held(self.weights.under(name), self.device, self.dtype, self.holding, self.stack)
+
+    def spelled(self, name: str) -> str:
+        return self.weights.prefix + name
+
+    def kept(self, name: str, read: Callable[[], Tensor]) -> Tensor:
+        tensors, full = self.holding.tensors, self.spelled(name)
+        if full not in tensors:
+            tensors[full] = read()
+        return tensors[full]
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        return self.kept(name, lambda: super(Held, self).exact(name, *shape)).float()
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        return self.kept(name, lambda: super(Held, self).tensor(name, *shape))
+
+    def table(self, name: str, rows: int, columns: int) -> Tensor:
+        def read() -> Tensor:
+            found = super(Held, self).table(name, rows, columns)
+            return found if isinstance(found, Tensor) else dequantize(found, self.dtype)
+
+        return self.kept(f"{name}.weight", read)
+
+    def plain(self, name: str, rows: int, columns: int) -> Tensor:
+        return self.kept(f"{name}.weight", lambda: super(Held, self).plain(name, rows, columns))
+
+    def matrices(
+        self, names: dict[str, int], columns: int, order: Callable[[], Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        each = [self.plain(name, rows, columns) for name, rows in names.items()]
+        if not self.stack:
+            stacked = torch.empty(0)
+        else:
+            stacked = torch.cat(each) if len(each) > 1 else each[0]
+            stacked = stacked if order is None else stacked[order()]
+        self.holding.joined[id(stacked)] = tuple(map(self.spelled, names))
+        return (stacked,)

@@ -1,0 +1,39 @@
+"""One run of the quantizer: a model's folder and a recipe become an artefact, or go on becoming one."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import Header
+from localllm.quant.recipe import Recipe
+from localllm.quantize.artefact import Artefact
+from localllm.quantize.calibrate import default_text, windows
+from localllm.quantize.driver import quantize
+from localllm.quantize.states import Outcome, digest
+from localllm.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]  # part, how many are whole, of how many
+
+
+def make(
+    header: Header,
+    recipe: Recipe,
+    folder: Path,
+    on_progress: Progress,
+    *,
+    text: str | None = None,
+    force: bool = False,
+) -> Outcome:
+    """text: for statistics, where the recipe uses any; None is the project's own.
+
+    Raises what `Artefact` and `quantize` raise, UsageError for a text that is too short.
+    """
+    ids = None
+    if recipe.method != "rtn":
+        tokens = Tokenizer.from_folder(header.path).encode(default_text() if text is None else text)
+        ids = windows(tokens, describe(header.config).max_context)
+    calibration = digest(ids) or None
+    with Artefact(folder, header, recipe, calibration=calibration, force=force) as artefact:
+        outcome = quantize(header, recipe, ids, artefact, on_progress, artefact.states)
+        artefact.finish()
+    return outcome

@@ -1,0 +1,47 @@
+"""Which model an artefact was made of, so that it is found again and never taken for that of another. No torch.
+
+A revision of the Hub is its commit; a folder of the person's own is its place with the sizes and times of its
+files.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from localllm.checkpoint.header import Header
+from localllm.errors import UsageError
+from localllm.hub.folder import weight_files
+from localllm.hub.store import cache_root
+
+PARTIAL = ".partial"  # ends the name of a folder that is being written
+RECIPE = "recipe.json"  # in an artefact: what it was made of, and how
+REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
+
+
+def check_source(header: Header, instead: str = "") -> None:
+    """Raises UsageError for weights that are quantized already. instead: what else could be done, with a comma."""
+    if header.gguf is not None or header.quantization:
+        raise UsageError(
+            f"{header.path} is stored as {header.quantization or 'GGUF'}, and rounding twice loses twice",
+            f"{instead}name the edition in safetensors that is not quantized",
+        )
+
+
+def identity(model: Path) -> dict[str, Any]:
+    """Of a Hugging Face folder, as JSON holds it. Raises as `weight_files`."""
+    if revision := hub_revision(model):
+        repo, commit = revision
+        return {"repo": repo, "commit": commit}
+    states = {name: (model / name).stat() for name in ("config.json", *weight_files(model))}
+    return {
+        "folder": str(model.resolve()),
+        "files": {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()},
+    }
+
+
+def hub_revision(model: Path) -> tuple[str, str] | None:
+    """Repository and commit of a snapshot in the cache; None for any other folder."""
+    folder, root = model.absolute(), cache_root().absolute()
+    inner = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
+    if len(inner) != 3 or inner[1] != "snapshots" or not inner[0].startswith(REPO_FOLDER):
+        return None
+    return inner[0].removeprefix(REPO_FOLDER).replace("--", "/", 1), inner[2]

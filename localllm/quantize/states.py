@@ -1,0 +1,62 @@
+"""What a run that was killed needs to go on at a layer: the hidden states before it, and what was measured so far.
+
+One safetensors file in the folder of what is being written, renamed into place before the shard of the layer
+before it is written; the file before it is removed after that. Without it, or with one of other token ids, a run
+begins at the first layer.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+NAME = "states-{}.safetensors"
+
+
+@dataclass
+class Outcome:
+    """errors: of each matrix, |X Q(W)^T - X W^T| / |X W^T| over calibration inputs X, or |Q(W) - W| / |W| where
+    there are none; rounded: matrices of experts that too few tokens reached, rounded to nearest instead."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    rounded: list[str] = field(default_factory=list)
+
+
+def digest(ids: Tensor | None) -> str:
+    """Of token ids: those that states belong to."""
+    return "" if ids is None else hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest()
+
+
+def save(folder: Path, layer: int, text: str, outcome: Outcome, tensors: Mapping[str, Tensor]) -> None:
+    """What is there before this layer runs. text: the digest of the token ids."""
+    fields = {"errors": json.dumps(outcome.errors), "rounded": json.dumps(outcome.rounded), "text": text}
+    file = folder / NAME.format(layer)
+    partial = file.with_suffix(".new")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=fields)
+    os.replace(partial, file)
+
+
+def remove(folder: Path, layer: int) -> None:
+    (folder / NAME.format(layer)).unlink(missing_ok=True)
+
+
+def load(folder: Path, layer: int, text: str) -> tuple[Outcome, dict[str, Tensor]] | None:
+    """None where there are none for this layer and these token ids."""
+    file = folder / NAME.format(layer)
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="pt") as opened:
+            fields = opened.metadata() or {}
+            if fields.get("text") != text:
+                return None
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no iterator
+        return Outcome(json.loads(fields["errors"]), json.loads(fields["rounded"])), tensors
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None  # damaged: it is made again

@@ -1,0 +1,213 @@
+"""`localllm quantize` as real processes: what it prints, exits with and leaves behind, however it ends."""
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localllm
+from localllm.checkpoint.header import read_header
+from localllm.cli.app import main
+from localllm.errors import ModelNotFound
+from localllm.hub.resolve import resolve
+from localllm.quantize.store import find
+from localllm.request import SamplingParams
+from tests.shared import shared
+from tests.tiny import make_checkpoint
+
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+    make_checkpoint(
+        folder, "Llama", vocab_size=512, num_hidden_layers=LAYERS, max_position_embeddings=512, **sizes
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shared("stories260K") / name, folder)
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[str]:
+    """The flags that name short texts to calibrate and to measure on."""
+    whole = shared("text/tiny.txt").read_text(encoding="utf-8")
+    (tmp_path / "calib.txt").write_text(whole[:12_000], encoding="utf-8")
+    (tmp_path / "eval.txt").write_text(whole[20_000:22_000], encoding="utf-8")
+    return ["--calib", str(tmp_path / "calib.txt"), "--eval", str(tmp_path / "eval.txt")]
+
+
+def begin(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "localllm", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    process = begin(*arguments)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def events(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All but the report, in which times stand."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "quality.json"}
+
+
+def test_a_folder_that_runs_and_the_report_that_is_kept_in_it(
+    tiny: Path, tmp_path: Path, texts: list[str]
+) -> None:
+    target = tmp_path / "small"
+    code, out, err = run("quantize", tiny, "-o", target, "--method", "rtn", "--bits", 8, *texts)
+    assert (code, err) == (0, "")
+    assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "method rtn, bits 8" in out
+    report = json.loads((target / "quality.json").read_text())
+    assert report["recipe"]["method"] == "rtn" and report["matrices"][0]["relative"] < 0.02
+    assert read_header(resolve(str(target)).path).quantization == "int-quantized"
+    with localllm.load(target) as llm:
+        assert llm.generate("Once", SamplingParams(max_tokens=3)).token_ids
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_bytes(
+    tiny: Path, tmp_path: Path, texts: list[str]
+) -> None:
+    flags = ["--method", "gptq", "--group", 32, *texts, "--json"]
+    code, out, _ = run("quantize", tiny, "-o", tmp_path / "once", *flags)
+    assert code == 0
+    parts = [event["part"] for event in events(out) if event["event"] == "part"]
+    assert len(parts) == LAYERS + 2
+    draw, target, reached = random.Random(0), tmp_path / "often", -1
+    while reached < len(parts) - 2:
+        process = begin("quantize", tiny, "-o", target, *flags)
+        assert process.stdout
+        seen = 0
+        while seen <= reached + 1 + draw.randrange(2) and process.stdout.readline():
+            seen += 1
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert not target.exists() and not (tmp_path / "often.partial" / "config.json").exists()
+        with pytest.raises(ModelNotFound):
+            resolve(str(tmp_path / "often.partial"))
+        reached = max(seen, reached + 1)
+    code, out, err = run("quantize", tiny, "-o", target, *flags)
+    assert (code, err) == (0, "")
+    assert content(target) == content(tmp_path / "once")
+    assert not (tmp_path / "often.partial").exists()
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tiny: Path, tmp_path: Path, texts: list[str]) -> None:
+    target = tmp_path / "small"
+    process = begin("quantize", tiny, "-o", target, "--method", "gptq", "--group", 32, *texts, "--json")
+    assert process.stdout and json.loads(process.stdout.readline())["event"] == "part"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "broken off; the same command goes on where it stopped\n")
+    assert (tmp_path / "small.partial" / "recipe.json").is_file() and not target.exists()
+
+
+def test_a_gguf_file_and_how_far_it_is_from_its_source(tiny: Path, tmp_path: Path, texts: list[str]) -> None:
+    file = tmp_path / "small.gguf"
+    code, out, err = run("quantize", tiny, "-o", file, "--to", "gguf", "--type", "q4_0", *texts[2:], "--json")
+    assert (code, err) == (0, "")
+    *parts, done = events(out)
+    assert (done["event"], done["path"]) == ("done", str(file)) and parts[-1]["done"] == parts[-1]["of"]
+    assert done["quality"]["distance"]["divergence"]["mean"]["value"] > 0
+    assert read_header(file).quantization == "gguf"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "sentence"),
+    [
+        (["--method", "magic"], 2, "there is no method 'magic'; name one of rtn, gptq, awq, smoothquant"),
+        (["--bits", "3"], 2, "3 bits are not supported"),
+        (["--group", "48"], 2, "groups of 48 are not supported"),
+        (["--activations", "fp4"], 2, "activations cannot be 'fp4'"),
+        (["--activations", "int8", "--bits", "4"], 2, "activations can be rounded only where"),
+        (["--method", "awq", "--activations", "int8"], 2, "awq rounds weights only"),
+        (["--to", "onnx"], 2, "there is no format 'onnx' to write"),
+        (["--to", "gguf", "--type", "q5_k"], 2, "there is no GGUF type 'q5_k'"),
+        (["--to", "gguf", "--bits", "4"], 2, "--bits is for folders"),
+        (["--type", "q4_0"], 2, "--type is for --to gguf"),
+        (["--calib", "nowhere.txt"], 2, "nowhere.txt cannot be read"),
+    ],
+)
+def test_wishes_that_make_no_sense_are_refused_before_any_work(
+    flags: list[str], code: int, sentence: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(tiny), "-o", str(tmp_path / "small.gguf"), *flags]) == code
+    captured = capsys.readouterr()
+    assert captured.out == "" and sentence in captured.err and captured.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_group_that_does_not_divide_and_a_text_that_is_too_short(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(tiny), "-o", str(tmp_path / "small")]) == 2
+    assert "groups of 128 do not divide the 64 columns of" in capsys.readouterr().err
+    (tmp_path / "short.txt").write_text("Once.")
+    flags = ["--group", "32", "--calib", str(tmp_path / "short.txt")]
+    assert main(["quantize", str(tiny), "-o", str(tmp_path / "small"), *flags]) == 2
+    assert "the calibration text has" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_models_that_are_quantized_already_or_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "small")
+    for model, code, sentence in (
+        ("demo", 2, "is stored as int-quantized, and rounding twice loses twice; name the edition"),
+        (str(shared("stories260K-f32.gguf")), 2, "is stored as GGUF"),
+        ("org/nothing", 8, "run `localllm pull org/nothing`"),
+    ):
+        assert main(["quantize", model, "-o", target, "--bits", "8"]) == code
+        assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_replaced_only_if_asked(
+    tiny: Path, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["quantize", str(tiny), "-o", str(tmp_path / "small"), "--method", "rtn", "--bits", "8", *texts[2:]]
+    assert main(command) == 0
+    assert main(command) == 2
+    assert "add --force to replace it" in capsys.readouterr().err
+    assert main([*command, "--force", "--asymmetric"]) == 0
+    assert json.loads((tmp_path / "small" / "recipe.json").read_text())["recipe"]["symmetric"] is False
+    assert main([*command[:3], str(tiny), *command[4:], "--force"]) == 2
+    assert "no model that localllm quantized" in capsys.readouterr().err
+    assert read_header(tiny).quantization is None
+
+
+def test_quant_is_kept_listed_shown_and_removed(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, home = str(tiny.resolve()), tmp_path / "home"
+    command = ["run", source, "Once", "--raw", "--max-tokens", "2", "--seed", "1", "--quant", "int4"]
+    for told in (f"quantizing {source} to INT4; it is kept for the next time\n", ""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        assert (main(command), capsys.readouterr().err) == (0, told)
+    assert main(["list", "--json"]) == 0
+    [listed] = [entry for entry in json.loads(capsys.readouterr().out) if entry["state"] == "quantized"]
+    assert listed["name"] == f"{source} --quant int4" and listed["path"] == str(find(home, tiny, "int4"))
+    assert main(["show", source, "--quant", "int4"]) == 0
+    assert "mixed-precision" in capsys.readouterr().out
+    assert main(["rm", source, "--quant", "int4", "--json"]) == 0
+    [removed] = json.loads(capsys.readouterr().out)
+    assert removed["freed_bytes"] > 100_000 and find(home, tiny, "int4") is None
+    assert main(["rm", source, "--quant", "int4"]) == 8
+    assert "has not been quantized to int4" in capsys.readouterr().err

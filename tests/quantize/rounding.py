@@ -1,0 +1,56 @@
+"""The least that quantizes a model: every matrix rounded to nearest, for tests of what becomes of the result."""
+
+import torch
+
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import Header
+from localllm.checkpoint.safetensors import Weights
+from localllm.quant.formats import int4, int8
+from localllm.quant.formats.groups import grouped, spread
+from localllm.quant.recipe import Recipe
+from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize.artefact import Artefact
+from localllm.quantize.expected import is_quantized
+
+
+def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantizedTensor:
+    """weight: [out, in]; INT4 with or without zero points, INT8 symmetric."""
+    rows, columns = weight.shape
+    if recipe.bits == 8:
+        return int8.quantize(weight, weight.dtype, recipe.group)
+    groups = grouped(weight, recipe.group or columns)
+    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    zero = None
+    if recipe.symmetric:
+        scale = torch.maximum(-low / 8, high / 7)
+    else:
+        scale = (high - low) / int4.LARGEST
+        zero = (-low / scale).round()
+    scale = scale.to(weight.dtype)
+    steps = weight.float() / spread(scale.float(), recipe.group or columns, columns)
+    middle = int4.MIDDLE if zero is None else spread(zero, recipe.group or columns, columns)
+    codes = (steps.round() + middle).clamp(0, int4.LARGEST).to(torch.uint8)
+    parts = {"q": int4.pack(codes), "scale": scale} | ({} if zero is None else {"zero": zero.to(torch.uint8)})
+    return QuantizedTensor(int4.FORMAT, (rows, columns), parts, recipe.group)
+
+
+def quantized_parts(header: Header, recipe: Recipe) -> dict[str, dict[str, QuantizedTensor]]:
+    """Every matrix of the layers as the recipe says, by layer, and the head in INT8."""
+    weights, config = Weights(header), describe(header.config)
+    parts: dict[str, dict[str, QuantizedTensor]] = {}
+    for name, entry in header.tensors.items():
+        if not is_quantized(name, entry, config):
+            continue
+        weight = weights.take(name, entry.shape)
+        if name.startswith("layers."):
+            parts.setdefault(".".join(name.split(".")[:2]), {})[name] = rounded(weight, recipe)
+        else:
+            parts["head"] = {"lm_head.weight": int8.quantize(weight, weight.dtype)}
+    return parts
+
+
+def write_rounded(artefact: Artefact) -> None:
+    for part, tensors in quantized_parts(artefact.header, artefact.recipe).items():
+        if part not in artefact.done:
+            artefact.write(part, tensors)
+    artefact.finish()

@@ -1,0 +1,158 @@
+"""Method by bits by group: what each costs in quality, on two real models.
+
+python -m tests.quantize.table     prints the tables of docs/quantize.md
+
+Calibration and evaluation text are parts of one file that do not touch. The quantized model is written out as the
+float32 numbers that it stands for, and run by the engine like any model.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import tokenizers
+import torch
+from torch import Tensor
+
+import localllm
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import read_header
+from localllm.quant.recipe import Recipe
+from localllm.quant.smooth import by_token
+from localllm.quantize import calibrate
+from localllm.quantize.driver import quantize
+from localllm.quantize.layers import linears
+from localllm.runtime.layers.linear import Linear
+from localllm.text.tokenizer import Tokenizer
+from tests.quantize.plain import Kept, write_plain
+from tests.shared import DATA
+from tests.tiny import make_engine
+from tools.demo_model.chat import encode
+from tools.demo_model.text import conversations
+
+DEMO = Path(localllm.__file__).parent / "boxed/demo"
+WINDOW = 256  # tokens
+WINDOWS = 48  # that are judged
+CALIBRATION, EVALUATION = slice(0, 60_000), slice(100_000, 200_000)  # characters of the text
+
+WEIGHTS_ONLY = [
+    Recipe("rtn", 8, None),
+    Recipe("rtn", 8, 128),
+    Recipe("gptq", 8, None),
+    *(Recipe(method, 4, group) for group in (32, 64, 128) for method in ("rtn", "gptq", "awq")),
+    *(Recipe(method, 4, 32, symmetric=False) for method in ("rtn", "gptq", "awq")),
+]
+W8A8 = [Recipe("rtn", 8, None, activations=True), Recipe("smoothquant", 8, None, activations=True)]
+
+
+@dataclass(frozen=True)
+class Quality:
+    perplexity: float
+    divergence: float  # mean KL divergence from the model that was not quantized, nats
+    nbytes: int
+
+
+@dataclass
+class Judged:
+    """A model, and what it says of a text that it was not calibrated with."""
+
+    folder: Path
+    calibration: list[int]
+    evaluation: list[int]
+    folders: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
+
+    @cached_property
+    def windows(self) -> Tensor:
+        """[windows, T]"""
+        count = min(WINDOWS, len(self.evaluation) // WINDOW)
+        return torch.tensor(self.evaluation[: count * WINDOW]).view(count, WINDOW)
+
+    @cached_property
+    def exact(self) -> list[Tensor]:
+        return self.logprobs(self.folder, rounds=False)
+
+    def logprobs(self, folder: Path, rounds: bool) -> list[Tensor]:
+        """[T, vocab] of each window. rounds: the layers' inputs, to INT8."""
+        engine = make_engine(folder)
+        if rounds:
+            for layer in engine.runner.model.layers:
+                for owner, attribute, linear in list(linears(layer)):
+                    setattr(owner, attribute, Rounding(linear))
+        return [engine.logits(window.tolist()).float().log_softmax(-1) for window in self.windows]
+
+    def perplexity(self, logprobs: list[Tensor]) -> float:
+        """exp of the mean negative log-likelihood of each window's tokens but the first."""
+        pairs = zip(logprobs, self.windows, strict=True)
+        return torch.cat([-found[:-1].gather(1, ids[1:, None]) for found, ids in pairs]).mean().exp().item()
+
+    def quality(self, recipe: Recipe) -> Quality:
+        header, kept = read_header(self.folder), Kept()
+        windows = calibrate.windows(self.calibration, describe(header.config).max_context)
+        quantize(header, recipe, windows, kept, lambda *_: None)
+        folder = write_plain(kept, header, Path(tempfile.mkdtemp(dir=self.folders.name)) / "model")
+        found = self.logprobs(folder, recipe.activations)
+        divergences = [
+            (exact.exp() * (exact - other)).sum(-1) for exact, other in zip(self.exact, found, strict=True)
+        ]
+        return Quality(self.perplexity(found), torch.cat(divergences).mean().item(), kept.nbytes)
+
+
+class Rounding:
+    """A Linear of W8A8."""
+
+    def __init__(self, linear: Linear):
+        self.linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.linear(by_token(x))
+
+
+def of_stories(folder: Path) -> Judged:
+    text, tokenizer = (DATA / "text/tiny.txt").read_text(), Tokenizer.from_folder(folder)
+    return Judged(folder, tokenizer.encode(text[CALIBRATION]), tokenizer.encode(text[EVALUATION]))
+
+
+def of_conversations() -> Judged:
+    """The boxed model on text of its own grammar."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+    def drawn(seed: int) -> list[int]:
+        some = islice(conversations(seed, "everything"), 200)
+        return [token for each in some for token in encode(tokenizer, each.messages)[0]]
+
+    return Judged(DEMO, drawn(7001), drawn(7002))
+
+
+def rows(judged: Judged) -> Iterator[str]:
+    """Lines of Markdown."""
+    yield "| method | bits | group | zero points | perplexity | change | mean KL (nats) | bytes of float32 |"
+    yield "|---|---|---|---|---|---|---|---|"
+    before = judged.perplexity(judged.exact)
+    yield f"| float32 | 32 | | | {before:.4g} | | | 100% |"
+    whole = sum(4 * tensor.elements for tensor in read_header(judged.folder).tensors.values())
+    for recipe in [*WEIGHTS_ONLY, *W8A8]:
+        found = judged.quality(recipe)
+        bits = "W8A8" if recipe.activations else str(recipe.bits)
+        cells = [recipe.method, bits, str(recipe.group or "row"), "" if recipe.symmetric else "yes"]
+        change = f"{found.perplexity / before - 1:+.2%}"
+        cells += [f"{found.perplexity:.4g}", change, f"{found.divergence:.5f}", f"{found.nbytes / whole:.0%}"]
+        yield f"| {' | '.join(cells)} |"
+
+
+@torch.inference_mode()
+def main() -> None:
+    for title, judged in (
+        ("stories260K, children's stories", of_stories(DATA / "stories260K")),
+        ("demo, conversations of its own kind", of_conversations()),
+        ("demo, children's stories", of_stories(DEMO)),
+    ):
+        print(f"\n### {title}\n", flush=True)
+        for row in rows(judged):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

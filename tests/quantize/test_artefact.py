@@ -1,0 +1,289 @@
+"""An artefact holds the words that the layout of compressed-tensors asks for, and is whole or not there."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from localllm.checkpoint.header import Header, read_header, read_tensors
+from localllm.errors import DiskFull, UsageError
+from localllm.quant.dequantize import dequantize
+from localllm.quant.formats import int4, int8
+from localllm.quant.recipe import Recipe
+from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize.artefact import Artefact
+from localllm.quantize.compressed import quantization_config, scheme_of, stored
+from localllm.quantize.expected import check_groups
+from tests.quantize.rounding import quantized_parts, write_rounded
+from tests.shared import shared
+from tests.tiny import make_checkpoint, make_engine
+
+IDS = list(range(3, 40))
+INT4 = Recipe("rtn", 4, 32)
+RECIPES = {
+    "INT4, groups of 32": INT4,
+    "INT4, zero points": Recipe("rtn", 4, 64, symmetric=False),
+    "INT4, whole rows": Recipe("rtn", 4, None),
+    "INT8, whole rows": Recipe("rtn", 8, None),
+    "INT8, groups of 64": Recipe("rtn", 8, 64),
+}
+
+
+def make_model(folder: Path, kind: str = "Llama", **changes: Any) -> tuple[Header, Any]:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+    model = make_checkpoint(folder, kind, **sizes | changes)
+    return read_header(folder), model
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_are_those_of_the_dequantized_weights(recipe: Recipe, tied: bool, tmp_path: Path) -> None:
+    header, model = make_model(tmp_path / "model", tie_word_embeddings=tied)
+    parts = quantized_parts(header, recipe).values()
+    weights = {name: dequantize(weight, torch.float32) for part in parts for name, weight in part.items()}
+    model.lm_head.weight = torch.nn.Parameter(weights["lm_head.weight"])  # the embedding stays
+    for name, parameter in model.named_parameters():
+        parameter.data = weights.get(name.removeprefix("model."), parameter.data)
+    with Artefact(tmp_path / "small", header, recipe) as artefact:
+        write_rounded(artefact)
+    expected = model(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(make_engine(tmp_path / "small").logits(IDS), expected, atol=1e-4, rtol=0)
+
+
+def test_int4_lies_in_words_of_eight_codes_and_zero_points_along_the_rows() -> None:
+    codes = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 15], [8, 8, 8, 8, 8, 8, 8, 8, 9]], dtype=torch.uint8)
+    zero = torch.tensor([[7], [9]], dtype=torch.uint8)
+    parts = {"q": int4.pack(codes), "scale": torch.tensor([[0.5], [2.0]]), "zero": zero}
+    weight = QuantizedTensor(int4.FORMAT, (2, 9), parts, 16)
+    found = stored(weight, scheme_of(weight, activations=False))
+    words = [[0x76543210, 0x0000000F], [0x88888888, 0x00000009]]
+    assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == words
+    assert found["weight_zero_point"].tolist() == [[0x97]]
+    assert found["weight_shape"].tolist() == [2, 9]
+    assert found["weight_packed"].dtype == found["weight_zero_point"].dtype == torch.int32
+
+
+def test_int8_in_groups_lies_in_words_of_four_codes() -> None:
+    q = torch.tensor([[-128, -1, 0, 127, 5]], dtype=torch.int8)
+    weight = QuantizedTensor(int8.FORMAT, (1, 5), {"q": q, "scale": torch.ones(1, 2)}, 4)
+    found = stored(weight, scheme_of(weight, activations=False))
+    assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == [[0xFF807F00, 0x00000085]]
+
+
+def test_columns_that_were_put_in_another_order_are_put_back_and_name_their_groups() -> None:
+    order = torch.tensor([2, 0, 3, 1])
+    parts = {"q": int4.pack(torch.tensor([[1, 2, 3, 4]], dtype=torch.uint8)), "scale": torch.ones(1, 2)}
+    weight = QuantizedTensor(int4.FORMAT, (1, 4), {**parts, "columns": order}, 2)
+    scheme = scheme_of(weight, activations=False)
+    found = stored(weight, scheme)
+    assert found["weight_packed"].tolist() == [[0x3142]]
+    assert found["weight_g_idx"].tolist() == [0, 1, 0, 1]
+    assert scheme.described(["Linear"])["weights"]["actorder"] == "group"
+
+
+def test_config_json_says_what_is_stored_how_and_what_is_not(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model", tie_word_embeddings=True)
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        write_rounded(artefact)
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    layout = config["quantization_config"]
+    assert config["tie_word_embeddings"] is False
+    assert (layout["quant_method"], layout["format"]) == ("compressed-tensors", "mixed-precision")
+    layers, head = layout["config_groups"]["group_0"], layout["config_groups"]["group_1"]
+    assert (layers["targets"], layers["format"]) == (["Linear"], "pack-quantized")
+    assert layers["weights"] == {
+        **{"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False},
+        **{"strategy": "group", "group_size": 32, "actorder": None},
+    }
+    assert (head["targets"], head["format"], head["weights"]["num_bits"]) == (["lm_head"], "int-quantized", 8)
+    index = json.loads((tmp_path / "small" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index["model.layers.1.mlp.up_proj.weight_packed"] == "model-layers.1.safetensors"
+    assert index["model.embed_tokens.weight"] == "model-rest.safetensors"
+
+
+def test_activations_in_int8_are_those_of_the_layers_alone(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    with Artefact(tmp_path / "small", header, Recipe("smoothquant", 8, None, activations=True)) as artefact:
+        write_rounded(artefact)
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    layers, head = config["quantization_config"]["config_groups"].values()
+    assert (layers["format"], layers["input_activations"]["strategy"]) == ("int-quantized", "token")
+    assert (head["format"], head["input_activations"]) == ("pack-quantized", None)
+
+
+def test_what_stays_as_it_is_is_named_and_keeps_every_bit(tmp_path: Path) -> None:
+    kinds = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    header, _ = make_model(tmp_path / "model", "Qwen3Moe", **kinds)
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        write_rounded(artefact)
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    after = load_file(tmp_path / "small" / "model-rest.safetensors")
+    assert len(after) == len(before) - sum(len(p) for p in quantized_parts(header, INT4).values())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert config["quantization_config"]["ignore"] == [f"model.layers.{i}.mlp.gate" for i in range(3)]
+
+
+def test_experts_that_are_stacked_are_stored_one_by_one(tmp_path: Path) -> None:
+    header, model = make_model(
+        tmp_path / "model",
+        "GptOss",
+        **{
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    )
+    with Artefact(tmp_path / "small", header, Recipe("rtn", 8, None)) as artefact:
+        write_rounded(artefact)
+    names = {name for file in (tmp_path / "small").glob("*.safetensors") for name in read_tensors(file)}
+    assert {f"model.layers.0.mlp.experts.{e}.gate_up_proj.weight_scale" for e in range(4)} <= names
+    exact = model(torch.tensor([IDS])).logits[0]
+    assert (make_engine(tmp_path / "small").logits(IDS) - exact).abs().mean() < exact.abs().mean() / 10
+
+
+def test_tokenizer_templates_and_the_licence_come_along_and_no_program(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    (tmp_path / "model" / "additional_chat_templates").mkdir()
+    files = {"tokenizer.json": "{}", "chat_template.jinja": "x", "LICENSE": "y", "run.py": "z", "old.bin": "w"}
+    files |= {"additional_chat_templates/rag.jinja": "r", "README.md": "---\nlicense: mit\n---\nHello"}
+    for name, text in files.items():
+        (tmp_path / "model" / name).write_text(text)
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        write_rounded(artefact)
+    found = content(tmp_path / "small")
+    assert found["additional_chat_templates/rag.jinja"] == b"r" and found["LICENSE"] == b"y"
+    assert {"tokenizer.json", "chat_template.jinja", "generation_config.json"} <= found.keys()
+    assert not {"run.py", "old.bin"} & found.keys()
+    assert (
+        found["README.md"].startswith(b"---\nlicense: mit\n---\n")
+        and b"INT4 in groups of 32" in found["README.md"]
+    )
+
+
+def test_a_run_that_is_broken_off_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    parts = quantized_parts(header, INT4)
+    with Artefact(tmp_path / "once", header, INT4) as artefact:
+        write_rounded(artefact)
+    for part in parts:
+        with Artefact(tmp_path / "often", header, INT4) as artefact:
+            artefact.write(part, parts[part])
+        assert not (tmp_path / "often").exists()
+    with Artefact(tmp_path / "often", header, INT4) as artefact:
+        assert artefact.done == set(parts)
+        artefact.finish()
+    assert content(tmp_path / "often") == content(tmp_path / "once")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "often", "once"]
+
+
+def test_what_another_recipe_or_source_has_begun_is_not_gone_on_with(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    other, _ = make_model(tmp_path / "other", seed=1)
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        artefact.write("layers.0", quantized_parts(header, INT4)["layers.0"])
+    for wrong in ((header, Recipe("rtn", 8, None)), (other, INT4)):
+        with pytest.raises(UsageError, match="begun from another source or with another recipe"):
+            Artefact(tmp_path / "small", *wrong)
+    with Artefact(tmp_path / "small", other, INT4, force=True) as artefact:
+        assert artefact.done == set()
+
+
+def test_a_source_that_has_changed_is_another(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        artefact.write("layers.0", quantized_parts(header, INT4)["layers.0"])
+    os.utime(tmp_path / "model" / "model.safetensors", ns=(0, 0))
+    with pytest.raises(UsageError, match="begun from another source"):
+        Artefact(tmp_path / "small", header, INT4)
+
+
+def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    with Artefact(tmp_path / "small", header, INT4), pytest.raises(UsageError, match="another process is writing"):
+        Artefact(tmp_path / "small", header, INT4)
+
+
+def test_nothing_of_somebody_else_is_replaced(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    before = content(tmp_path / "model")
+    for force in (False, True):
+        with pytest.raises(UsageError, match="no model that localllm quantized"):
+            Artefact(tmp_path / "model", header, INT4, force=force)
+    (tmp_path / "small.partial").mkdir()
+    (tmp_path / "small.partial" / "letter.txt").write_text("Dear")
+    with pytest.raises(UsageError, match="was not begun by localllm"):
+        Artefact(tmp_path / "small", header, INT4, force=True)
+    assert content(tmp_path / "model") == before
+    assert (tmp_path / "small.partial" / "letter.txt").read_text() == "Dear"
+
+
+def test_an_artefact_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        write_rounded(artefact)
+    before = content(tmp_path / "small")
+    with pytest.raises(UsageError, match="--force"):
+        Artefact(tmp_path / "small", header, INT4)
+    with Artefact(tmp_path / "small", header, Recipe("rtn", 8, None), force=True) as artefact:
+        artefact.write("layers.0", quantized_parts(header, Recipe("rtn", 8, None))["layers.0"])
+        assert content(tmp_path / "small") == before
+        write_rounded(artefact)
+    assert json.loads((tmp_path / "small" / "recipe.json").read_text())["recipe"]["bits"] == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "small"]
+
+
+def test_a_disk_that_is_too_small_is_told_before_any_work(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", tie_word_embeddings=True)
+    file = tmp_path / "model" / "model.safetensors"
+    save_file({name: t for name, t in load_file(file).items() if "embed_tokens" not in name}, file)
+    rows = 2**34  # of 64 numbers: more than any disk of a test has, in a file that is all hole
+    entry = {"dtype": "F32", "shape": [rows, 64], "data_offsets": [0, rows * 256]}
+    header = json.dumps({"model.embed_tokens.weight": entry}).encode()
+    with (tmp_path / "model" / "model-2.safetensors").open("wb") as sparse:
+        sparse.write(len(header).to_bytes(8, "little") + header)
+        sparse.truncate(8 + len(header) + rows * 256)
+    placed = {name: file.name for name in read_tensors(file)} | {
+        "model.embed_tokens.weight": "model-2.safetensors"
+    }
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    with pytest.raises(DiskFull, match=r"will take about \d.* and the disk has"):
+        Artefact(tmp_path / "small", read_header(tmp_path / "model"), INT4)
+    assert not (tmp_path / "small").exists()
+
+
+def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stored as GGUF"):
+        Artefact(tmp_path / "small", read_header(shared("stories260K-f32.gguf")), INT4)
+    header, _ = make_model(tmp_path / "model")
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        write_rounded(artefact)
+    with pytest.raises(UsageError, match="stored as mixed-precision"):
+        Artefact(tmp_path / "smaller", read_header(tmp_path / "small"), INT4)
+
+
+def test_groups_that_do_not_divide_the_rows_are_refused_with_those_that_do(tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model", intermediate_size=96)
+    check_groups(header, INT4)
+    check_groups(header, Recipe("rtn", 8, None))
+    with pytest.raises(UsageError, match=r"groups of 128 do not divide the (64|96) columns .* --group 32 does"):
+        check_groups(header, Recipe("rtn", 4, 128))
+    uneven, _ = make_model(tmp_path / "uneven", intermediate_size=100)
+    with pytest.raises(UsageError, match="--bits 8 --group 0"):
+        check_groups(uneven, INT4)
+
+
+def test_most_modules_are_the_target_and_the_others_are_listed() -> None:
+    weight = QuantizedTensor(int8.FORMAT, (1, 4), {"q": torch.zeros(1, 4), "scale": torch.ones(1, 1)})
+    whole, grouped = scheme_of(weight, activations=False), scheme_of(weight, activations=False, words=True)
+    found = quantization_config({"a": whole, "b": grouped, "c": whole}, ["d"])
+    assert [group["targets"] for group in found["config_groups"].values()] == [["Linear"], ["b"]]
+    assert found["ignore"] == ["d"]

@@ -1,0 +1,278 @@
+"""A whole run: resumed where it was killed, within its memory, refused where it cannot be followed."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import Header, read_header
+from localllm.errors import DamagedModel, DoesNotFit, UsageError
+from localllm.quant import gptq, rtn
+from localllm.quant.grid import Grid
+from localllm.quant.recipe import Recipe
+from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize import check
+from localllm.quantize.driver import quantize
+from tests.models.families import FAMILIES
+from tests.quantize.plain import Kept, plain, write_plain
+from tests.tiny import make_checkpoint, make_engine
+
+CALIBRATED = [
+    Recipe("gptq", 4, 32),
+    Recipe("awq", 4, 32, symmetric=False),
+    Recipe("smoothquant", 8, None, activations=True),
+]
+
+
+def text(windows: int = 4, length: int = 48) -> Tensor:
+    return torch.randint(1, 320, (windows, length), generator=torch.Generator().manual_seed(3))
+
+
+def silent(*_: object) -> None:
+    pass
+
+
+@pytest.fixture
+def header(tmp_path: Path) -> Header:
+    make_checkpoint(tmp_path / "model", "Llama")
+    return read_header(tmp_path / "model")
+
+
+class Killed(Exception):
+    pass
+
+
+class Dying(Kept):
+    """An artefact that is killed before a part is whole."""
+
+    def __init__(self, at: str):
+        super().__init__()
+        self.at = at
+
+    def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
+        if part == self.at:
+            self.at = ""
+            raise Killed
+        super().write(part, tensors)
+
+
+def same(a: Kept, b: Kept) -> bool:
+    return a.tensors.keys() == b.tensors.keys() and all(
+        torch.equal(plain(a.tensors[name]), plain(b.tensors[name])) for name in a.tensors
+    )
+
+
+@pytest.mark.parametrize("recipe", [Recipe("rtn", 4, 32), *CALIBRATED], ids=lambda recipe: recipe.method)
+@pytest.mark.parametrize("kind", ["Llama, biases", "Gemma 4, like E2B"])
+def test_a_run_that_was_killed_goes_on_at_its_layer(kind: str, recipe: Recipe, tmp_path: Path) -> None:
+    family, changes = FAMILIES[kind]
+    make_checkpoint(tmp_path / "model", family, **changes)
+    header = read_header(tmp_path / "model")
+    count = len(describe(header.config).layers)
+    whole, at = Kept(), tmp_path / "states"
+    at.mkdir()
+    expected = quantize(header, recipe, text(), whole, silent)
+    for part in ("layers.0", f"layers.{count - 1}", "head"):
+        dying = Dying(part)
+        with pytest.raises(Killed):
+            quantize(header, recipe, text(), dying, silent, at)
+        written: list[str] = []
+
+        class Noting(Kept):
+            def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
+                written.append(part)  # noqa: B023 - used within the round
+                super().write(part, tensors)
+
+        second = Noting()
+        second.parts = dying.parts
+        found = quantize(header, recipe, text(), second, silent, at)
+        assert written[0] == part
+        assert same(whole, second)
+        assert found == expected
+        assert [file.name for file in at.iterdir()] == [f"states-{count}.safetensors"]
+        for file in at.iterdir():
+            file.unlink()
+
+
+def test_another_text_or_damaged_states_begin_again(header: Header, tmp_path: Path) -> None:
+    other = torch.randint(1, 320, (4, 48), generator=torch.Generator().manual_seed(9))
+    expected = Kept()
+    quantize(header, CALIBRATED[0], other, expected, silent)
+    for damage in (False, True):
+        dying = Dying("layers.2")
+        with pytest.raises(Killed):
+            quantize(header, CALIBRATED[0], other if damage else text(), dying, silent, tmp_path)
+        if damage:
+            (tmp_path / "states-2.safetensors").write_bytes(b"\x09" * 40)
+        quantize(header, CALIBRATED[0], other, dying, silent, tmp_path)
+        assert same(expected, dying)
+
+
+def test_progress_counts_every_part_once(header: Header) -> None:
+    seen: list[tuple[str, int, int]] = []
+    quantize(header, Recipe("rtn", 8, None), None, Kept(), lambda *step: seen.append(step))
+    assert seen == [
+        (part, i + 1, 5) for i, part in enumerate(("tables", "layers.0", "layers.1", "layers.2", "head"))
+    ]
+
+
+def test_what_is_not_quantized_keeps_its_dtype_and_a_tied_head_becomes_its_own(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "Llama", tie_word_embeddings=True)
+    model.bfloat16().save_pretrained(tmp_path / "model")
+    header = read_header(tmp_path / "model")
+    for recipe, has_head in ((Recipe("awq", 4, 32), True), (Recipe("rtn", 4, 32, head_bits=16), False)):
+        kept = Kept()
+        quantize(header, recipe, text(), kept, silent)
+        assert ("lm_head.weight" in kept.tensors) == has_head
+        for name, tensor in kept.tensors.items():
+            if isinstance(tensor, QuantizedTensor):
+                assert tensor.parts["scale"].dtype == torch.bfloat16
+                assert tensor.format == ("int8" if name == "lm_head.weight" else "int4")
+            else:
+                assert tensor.dtype == torch.bfloat16
+    head = Kept()
+    quantize(header, Recipe("rtn", 4, 32), None, head, silent)
+    written = head.tensors["lm_head.weight"]
+    embedding = load_file(tmp_path / "model/model.safetensors")["model.embed_tokens.weight"]
+    torch.testing.assert_close(
+        plain(written), plain(rtn.quantize(embedding, Grid(8, None, scale_dtype=torch.bfloat16)))
+    )
+
+
+def test_layers_hear_what_the_quantized_ones_before_them_give(header: Header, tmp_path: Path) -> None:
+    """The second layer's GPTQ, of inputs that the first layer as written gives in the engine's own layers."""
+    recipe, kept = Recipe("gptq", 4, 32, head_bits=16), Kept()
+    quantize(header, recipe, text(), kept, silent)
+    engine = make_engine(write_plain(kept, header, tmp_path / "plain"))
+    original = make_engine(header.path).runner.model
+    layer, heard = engine.runner.model.layers[1], []
+    inner = original.layers[1].mixer.qkv.weights[0]
+    qkv = layer.mixer.qkv
+
+    def listen(x: Tensor) -> Tensor:
+        heard.append(x)
+        return qkv(x)
+
+    layer.mixer.qkv = listen
+    for window in text():
+        engine.logits(window.tolist())
+    x = torch.cat(heard)
+    expected = torch.cat(
+        [plain(gptq.quantize(w, x.T @ x, Grid(4, 32))) for w in inner.split([60, 20, 20])]  # q, k, v
+    )
+    near = (qkv.weights[0] - expected).abs() < 1e-5
+    assert near.float().mean() > 0.99
+
+
+def test_experts_that_hardly_a_token_reached_are_rounded_and_named(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "Qwen3Moe", num_experts=16, num_experts_per_tok=1, moe_intermediate_size=40)
+    header = read_header(tmp_path)
+    nearest = Kept()
+    quantize(header, Recipe("rtn", 4, 32), None, nearest, silent)
+    kept = Kept()
+    outcome = quantize(header, CALIBRATED[0], text(8, 48), kept, silent)
+    experts = [name for name in outcome.errors if ".mlp.experts." in name]
+    assert 0 < len(outcome.rounded) < len(experts)
+    assert set(outcome.rounded) <= set(experts)
+    for name in experts:
+        as_nearest = torch.equal(plain(nearest.tensors[f"{name}.weight"]), plain(kept.tensors[f"{name}.weight"]))
+        assert as_nearest == (name in outcome.rounded)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (Recipe("rtn", 3), "3 bits are not supported; 4 and 8 are"),
+        (Recipe("rtn", 4, 48), "groups of 48 are not supported; 32, 64, 128 and whole rows are"),
+        (Recipe("rtn", 4, 0), "groups of 0 are not supported"),
+        (Recipe("gptq", 4, -32), "groups of -32 are not supported"),
+        (Recipe("rtn", 8, None, head_bits=4), "a head of 4 bits is not supported"),
+        (Recipe("rtn", 8, 128, activations=True), "activations can be rounded only where"),
+        (Recipe("gptq", 4, None, activations=True), "activations can be rounded only where"),
+        (Recipe("smoothquant", 8, None), "smoothquant prepares activations to be rounded"),
+        (Recipe("awq", 8, None, activations=True), "awq rounds weights only"),
+        (Recipe("gptq", 4, 128), "gptq needs a calibration text"),
+        (replace(Recipe(), method="hqq"), "there is no method 'hqq'"),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_said_before_anything_is_read(header: Header, recipe: Recipe, words: str) -> None:
+    kept = Kept()
+    with pytest.raises(UsageError, match=re.escape(words)):
+        quantize(header, recipe, None, kept, silent)
+    assert not kept.parts
+
+
+def test_too_little_memory_is_said_before_anything_is_read(
+    header: Header, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "free_memory", lambda: 10_000_000)
+    kept = Kept()
+    with pytest.raises(
+        DoesNotFit, match=r"quantizing with awq takes \d+ MB and 10.0 MB are free; free memory, or"
+    ):
+        quantize(header, CALIBRATED[1], text(), kept, silent)
+    assert not kept.parts
+
+
+@pytest.mark.parametrize("recipe", CALIBRATED, ids=lambda recipe: recipe.method)
+def test_activations_that_are_not_finite_name_their_matrix(tmp_path: Path, recipe: Recipe) -> None:
+    make_checkpoint(tmp_path, "Llama")
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][:] = 3e38  # finite, but not what it gives
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DamagedModel, match=r"the inputs of layers.1.mlp.down_proj are NaN or infinite"):
+        quantize(read_header(tmp_path), recipe, text(), Kept(), silent)
+
+
+MEASURED = """
+import resource, sys
+import torch
+from pathlib import Path
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import read_header
+from localllm.quant.recipe import Recipe
+from localllm.quantize.check import TRANSIENT, needed_bytes
+from localllm.quantize.driver import quantize
+
+class Nowhere:
+    done = set()
+    def write(self, part, tensors):
+        pass
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+torch.set_num_threads(1)
+header, ids = read_header(Path(sys.argv[1])), torch.randint(1, 320, (8, 256))
+config = describe(header.config)
+recipe = Recipe(sys.argv[2], 4, 128)
+quantize(read_header(Path(sys.argv[3])), recipe, ids[:4], Nowhere(), lambda *_: None)  # what torch takes once
+before = peak()
+quantize(header, recipe, ids, Nowhere(), lambda *_: None)
+print(peak() - before, needed_bytes(header, config, recipe, ids.numel()) - TRANSIENT, header.stored_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_memory_is_that_of_a_layer_whatever_the_model_has(method: str, tmp_path: Path) -> None:
+    """Mapped pages of the file count, too, as long as the system has no other use for them."""
+    sizes = {"hidden_size": 640, "intermediate_size": 1792, "head_dim": 64, "num_attention_heads": 10}
+    make_checkpoint(tmp_path / "model", "Llama", **sizes, num_hidden_layers=8)
+    make_checkpoint(tmp_path / "small", "Llama")
+    arguments = [tmp_path / "model", method, tmp_path / "small"]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    taken, needed, stored = map(int, done.stdout.split())
+    assert taken < needed + 2**26  # tiles, and what the allocator keeps
+    assert needed < stored

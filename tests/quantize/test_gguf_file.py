@@ -1,0 +1,191 @@
+"""An exported GGUF file holds what ggml's own rounding makes of the weights, and llama.cpp runs it as we do."""
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import localllm
+from localllm.arch.config import DividedScaling, Llama3Scaling, ModelConfig
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import read_header
+from localllm.errors import DamagedModel, UnsupportedModel, UsageError
+from localllm.quantize.gguf_file import write_gguf
+from localllm.request import SamplingParams
+from tests.models.families import FAMILIES
+from tests.shared import shared
+from tests.tiny import make_checkpoint, make_engine
+
+PROMPT = "Once upon a time, there was a little girl named"
+WINDOW = 400  # tokens of each stretch whose perplexity is taken
+IDS = list(range(3, 40))
+EXPORTED = [name for name in FAMILIES if name.startswith(("Llama", "Qwen3", "Qwen2", "Mistral"))]
+REFUSED = ("some windows", "Mistral, window", "Qwen3-MoE", "Qwen3-Next", "Qwen3.5")
+
+
+def with_tokenizer(folder: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shared("stories260K") / name, folder)
+    return folder
+
+
+def stored(file: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors, dequantized by the `gguf` package."""
+    tensors = gguf.GGUFReader(file).tensors
+    return {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
+
+
+@pytest.mark.parametrize("name", [n for n in EXPORTED if not any(word in n for word in REFUSED)])
+def test_the_file_describes_the_same_model(name: str, tmp_path: Path) -> None:
+    kind, changes = FAMILIES[name]
+    make_checkpoint(tmp_path / "model", kind, **{"vocab_size": 512, **changes})
+    header = read_header(with_tokenizer(tmp_path / "model"))
+    file = write_gguf(header, "q8_0", tmp_path / "model.gguf")
+    ours, theirs = described(header.config), described(read_header(file).config)
+    assert theirs == ours
+    exact = make_engine(tmp_path / "model").logits(IDS)
+    assert (make_engine(file).logits(IDS) - exact).abs().mean() < exact.abs().mean() / 10
+
+
+def described(config: Any) -> ModelConfig:
+    """Without what the format has no place for, numbers as float32, in which it keeps them."""
+    found = describe(config)
+    return dataclasses.replace(
+        found,
+        eos_ids=(),
+        norm_eps=float(np.float32(found.norm_eps)),
+        layers=tuple(
+            dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, rope=rounded(layer.mixer.rope)))  # type: ignore
+            for layer in found.layers
+        ),
+    )
+
+
+def rounded(rope: Any) -> Any:
+    if isinstance(rope.scaling, Llama3Scaling | DividedScaling):
+        return dataclasses.replace(rope, scaling=None)  # their logits are compared
+    return rope
+
+
+@pytest.mark.parametrize("name", [n for n in EXPORTED if any(word in n for word in REFUSED)])
+def test_a_model_that_the_keys_cannot_say_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
+    kind, changes = FAMILIES[name]
+    make_checkpoint(tmp_path / "model", kind, **changes)
+    with pytest.raises(UnsupportedModel, match="cannot be written as GGUF"):
+        write_gguf(read_header(tmp_path / "model"), "q8_0", tmp_path / "model.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("type", ["q4_0", "q8_0"])
+def test_matrices_are_rounded_as_the_package_rounds_them(type: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "model", "Qwen3", hidden_size=64, intermediate_size=96, vocab_size=512)
+    header = read_header(with_tokenizer(tmp_path / "model"))
+    found = stored(write_gguf(header, type, tmp_path / "model.gguf"))
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    kind = gguf.GGMLQuantizationType[type.upper()]
+    for theirs, ours, packed in (
+        ("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight", kind),
+        ("token_embd.weight", "model.embed_tokens.weight", kind),
+        ("output.weight", "lm_head.weight", gguf.GGMLQuantizationType.Q8_0),
+    ):
+        weight = tensors[ours].numpy()
+        np.testing.assert_array_equal(found[theirs], gguf.dequantize(gguf.quantize(weight, packed), packed))
+    norm = tensors["model.layers.2.self_attn.q_norm.weight"].numpy()
+    np.testing.assert_array_equal(found["blk.2.attn_q_norm.weight"], norm)
+
+
+def test_rows_that_are_no_whole_blocks_keep_every_bit(tmp_path: Path) -> None:
+    file = write_gguf(read_header(shared("stories260K")), "q4_0", tmp_path / "model.gguf")
+    down = load_file(shared("stories260K") / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    assert down.shape[1] % 32
+    np.testing.assert_array_equal(stored(file)["blk.0.ffn_down.weight"], down.numpy())
+
+
+def test_chat_templates_ends_and_the_licence_come_along(tmp_path: Path) -> None:
+    shutil.copytree(shared("TinyStories-656K-hf"), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    named = [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ tools }}"}]
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+    file = write_gguf(read_header(tmp_path / "model"), "q8_0", tmp_path / "model.gguf")
+    with localllm.load(tmp_path / "model") as source, localllm.load(file) as exported:
+        assert exported.tokenizer.chat_templates == source.tokenizer.chat_templates
+        assert exported.tokenizer.encode(PROMPT) == source.tokenizer.encode(PROMPT)
+        assert exported.eos_ids >= set(source.tokenizer.eos_ids)
+    metadata = read_header(file).gguf
+    assert metadata and metadata["general.license"] == "apache-2.0"
+
+
+def test_bad_wishes_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    header, file = read_header(shared("stories260K")), tmp_path / "model.gguf"
+    with pytest.raises(UsageError, match="no GGUF type 'q5_k'"):
+        write_gguf(header, "q5_k", file)
+    with pytest.raises(UsageError, match=r"does not end in \.gguf"):
+        write_gguf(header, "q8_0", tmp_path / "model")
+    with pytest.raises(UsageError, match="rounding twice"):
+        write_gguf(read_header(shared("stories260K-f32.gguf")), "q8_0", file)
+    assert not list(tmp_path.iterdir())
+    file.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="is there"):
+        write_gguf(header, "q8_0", file)
+    assert file.read_bytes() == b"mine"
+
+
+def test_a_weight_that_is_no_number_is_found(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "Llama", vocab_size=512)
+    model.model.layers[1].mlp.up_proj.weight.data[3, 3] = math.nan
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(DamagedModel, match="up_proj"):
+        write_gguf(read_header(with_tokenizer(tmp_path / "model")), "q8_0", tmp_path / "model.gguf")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("gguf") / "stories.gguf"
+    return write_gguf(read_header(shared("stories260K")), "q8_0", file)
+
+
+@pytest.fixture(scope="module")
+def theirs(exported: Path) -> Iterator[Any]:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    llama = llama_cpp.Llama(str(exported), n_ctx=512, logits_all=True, verbose=False, n_threads=1)
+    yield llama
+    llama.close()
+
+
+def test_llama_cpp_goes_on_with_the_same_tokens(exported: Path, theirs: Any) -> None:
+    with localllm.load(exported) as llm:
+        ours = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=100))
+    assert theirs.tokenize(PROMPT.encode()) == list(ours.prompt_ids)
+    tokens = theirs.generate(ours.prompt_ids, temp=0.0, top_k=1, repeat_penalty=1.0)
+    assert [next(tokens) for _ in ours.token_ids] == list(ours.token_ids)
+
+
+def test_the_perplexity_of_llama_cpp_is_within_a_percent_of_ours(exported: Path, theirs: Any) -> None:
+    text = shared("text/tiny.txt").read_text(encoding="utf-8")[:5000]
+    with localllm.load(exported) as llm:
+        ids = llm.tokenizer.encode(text)
+        stretches = [[ids[0], *ids[at : at + WINDOW]] for at in range(1, len(ids) - WINDOW, WINDOW)]
+        found = [(llm.logits(stretch), evaluated(theirs, stretch), stretch) for stretch in stretches]
+    assert len(stretches) >= 4
+    ours, others = (math.exp(sum(loss(each[i], each[2]) for each in found) / len(found)) for i in (0, 1))
+    assert abs(others / ours - 1) < 0.01
+
+
+def evaluated(llama: Any, ids: list[int]) -> torch.Tensor:
+    llama.reset()
+    llama.eval(ids)
+    return torch.tensor(np.array(llama.scores[: len(ids)]), dtype=torch.float32)
+
+
+def loss(logits: torch.Tensor, ids: list[int]) -> float:
+    return torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:])).item()

@@ -1,0 +1,70 @@
+"""What quantizing costs on real models: the claims of docs/quantize.md, on text that was not calibrated with."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from localllm.quant.recipe import Recipe
+from tests.quantize.table import DEMO, W8A8, Judged, of_conversations, of_stories
+from tests.shared import shared
+
+pytestmark = pytest.mark.slow
+
+MODELS = {
+    "stories": lambda: of_stories(shared("stories260K")),
+    "demo": of_conversations,
+    "demo, children's stories": lambda: of_stories(DEMO),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def judged(request: pytest.FixtureRequest) -> Judged:
+    shared("text/tiny.txt")
+    return MODELS[request.param]()
+
+
+def test_int8_is_within_half_a_percent_of_float32(judged: Judged) -> None:
+    exact = judged.perplexity(judged.exact)
+    for method in ("rtn", "gptq"):
+        found = judged.quality(Recipe(method, 8, None))
+        assert abs(found.perplexity / exact - 1) < 0.005
+        assert found.divergence < 0.002
+
+
+def test_gptq_and_awq_are_better_than_round_to_nearest(judged: Judged) -> None:
+    nearest, gptq, awq = (judged.quality(Recipe(method, 4, 32)) for method in ("rtn", "gptq", "awq"))
+    assert gptq.perplexity < nearest.perplexity
+    assert awq.perplexity < nearest.perplexity
+    assert gptq.divergence < 0.9 * nearest.divergence
+    assert awq.divergence < 0.9 * nearest.divergence
+
+
+def test_smoothing_is_better_than_none(judged: Judged) -> None:
+    plain, smooth = map(judged.quality, W8A8)
+    assert smooth.divergence < plain.divergence
+
+
+def test_smoothing_makes_up_for_outliers(tmp_path: Path) -> None:
+    """Large models have input columns that are a hundred times larger than others; here they are made, by scaling
+    norms and the columns behind them, which changes no result in float32."""
+    source = shared("stories260K")
+    judged = of_stories(source)
+    weights = load_file(source / "model.safetensors")
+    behind = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "gate", "up"))
+    for name, tensor in weights.items():
+        if name.endswith("layernorm.weight"):
+            tensor[::16] *= 100
+        elif name.endswith(
+            ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
+        ):
+            tensor[:, ::16] /= 100
+    for file in source.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    judged.folder = tmp_path
+    plain, smooth = map(judged.quality, W8A8)
+    exact = judged.perplexity(judged.exact)
+    assert plain.perplexity > 1.02 * exact
+    assert abs(smooth.perplexity / exact - 1) < 0.005
+    assert smooth.divergence < 0.1 * plain.divergence

@@ -1,0 +1,118 @@
+"""What `--quant` makes is found again for the very weights it was made of, and for no others."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import localllm
+from localllm.checkpoint.header import read_header
+from localllm.errors import ModelNotFound, UsageError
+from localllm.quantize.keep import kept_or_made
+from localllm.quantize.source import identity
+from localllm.quantize.store import find, kept, kept_of, locked, place
+from localllm.settings import Settings
+from tests.hub.downloaded import download
+from tests.shared import shared
+from tests.tiny import make_checkpoint
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    make_checkpoint(
+        tmp_path / "tiny", "Llama", hidden_size=64, intermediate_size=128, num_attention_heads=4, head_dim=16
+    )
+    return tmp_path / "tiny"
+
+
+def test_it_is_made_once_and_found_again(model: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    home = tmp_path / "home"
+    assert find(home, model, "int4") is None
+    made = kept_or_made(read_header(model), "int4", home, lambda part, done, count: told.append(part))
+    assert told[0] == "tables" and "layers.2" in told
+    told.clear()
+    again = kept_or_made(read_header(model), "int4", home, lambda part, done, count: told.append(part))
+    assert (again, told, find(home, model, "int4")) == (made, [], made)
+    assert find(home, model, "int8") is None
+
+
+def test_weights_that_have_changed_have_none_and_the_old_one_is_still_listed(model: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    kept_or_made(read_header(model), "int8", home)
+    os.utime(model / "model.safetensors", ns=(0, 0))
+    assert find(home, model, "int8") is None
+    kept_or_made(read_header(model), "int8", home)
+    assert [(one.source, one.whole) for one in kept(home)] == [(str(model.resolve()), True)] * 2
+    freed = sum(one.remove() for one in kept_of(home, str(model.resolve()), "int8"))
+    assert freed > 100_000 and not list(kept(home))
+    with pytest.raises(ModelNotFound, match="has not been quantized to int8"):
+        kept_of(home, str(model.resolve()), "int8")
+
+
+def test_a_model_of_the_hub_is_its_commit_wherever_the_cache_lies(hub, cache, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "tiny", "Llama")
+    files = {file.name: file.read_bytes() for file in (tmp_path / "tiny").iterdir()}
+    snapshot = download(hub, "org/tiny-model", {**files, "tokenizer.json": b"{}"})
+    assert identity(snapshot) == {"repo": "org/tiny-model", "commit": snapshot.name}
+    assert place(tmp_path, snapshot, "int8").parent.name == f"org--tiny-model@{snapshot.name[:12]}"
+
+
+def test_what_was_broken_off_is_never_whole(model: Path, tmp_path: Path) -> None:
+    home, header = tmp_path / "home", read_header(model)
+
+    def stop(part: str, done: int, count: int) -> None:
+        if part == "layers.1":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept_or_made(header, "int4", home, stop)
+    assert find(home, model, "int4") is None
+    [left] = kept(home)
+    assert (left.quant, left.whole, left.path.name) == ("int4", False, "int4.partial")
+    kept_or_made(header, "int4", home)
+    [whole] = kept(home)
+    assert whole.whole and whole.path == find(home, model, "int4")
+
+
+def test_a_second_process_waits_and_takes_what_the_first_has_made(model: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    script = f"""
+from pathlib import Path
+from localllm.checkpoint.header import read_header
+from localllm.quantize.keep import kept_or_made
+print("begin", flush=True)
+kept_or_made(read_header(Path({str(model)!r})), "int4", Path({str(home)!r}), lambda *_: print("made"), print)
+"""
+    with locked(place(home, model, "int4")):
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        assert process.stdout and process.stdout.readline() == "begin\n"
+        assert "another process is quantizing" in process.stdout.readline()
+        with pytest.raises(UsageError, match="another process is writing"), locked(place(home, model, "int4")):
+            pass
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "made" in out
+    assert find(home, model, "int4")
+
+
+def test_load_runs_it_and_refuses_what_is_quantized(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "home", "cpu", "auto", 1)
+    source = shared("TinyStories-656K-hf")
+    with (
+        localllm.load(source, settings=settings) as exact,
+        localllm.load(source, quant="int8", settings=settings) as small,
+    ):
+        ids = exact.tokenizer.encode("Once upon a time, there was a")
+        reference = exact.logits(ids)
+        assert (small.logits(ids) - reference).abs().mean() < reference.abs().mean() / 20
+        assert small.name == "TinyStories-656K-hf in INT8"
+        assert small.path == find(settings.home, source, "int8")
+        assert not torch.equal(small.logits(ids), reference)
+    for quantized in ("demo", small.path, shared("stories260K-f32.gguf")):
+        with pytest.raises(UsageError, match="leave out --quant"):
+            localllm.load(quantized, quant="int8", settings=settings)
+    with pytest.raises(UsageError, match="there is no quantization 'int3'"):
+        localllm.load(source, quant="int3", settings=settings)
