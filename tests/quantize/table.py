@@ -8,7 +8,7 @@ float32 numbers that it stands for, and run by the engine like any model.
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -62,7 +62,6 @@ class Judged:
     folder: Path
     calibration: list[int]
     evaluation: list[int]
-    folders: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     @cached_property
     def windows(self) -> Tensor:
@@ -92,8 +91,8 @@ class Judged:
         header, kept = read_header(self.folder), Kept()
         windows = calibrate.windows(self.calibration, describe(header.config).max_context)
         quantize(header, recipe, windows, kept, lambda *_: None)
-        folder = write_plain(kept, header, Path(tempfile.mkdtemp(dir=self.folders.name)) / "model")
-        found = self.logprobs(folder, recipe.activations)
+        with tempfile.TemporaryDirectory() as folder:
+            found = self.logprobs(write_plain(kept, header, Path(folder) / "model"), recipe.activations)
         divergences = [
             (exact.exp() * (exact - other)).sum(-1) for exact, other in zip(self.exact, found, strict=True)
         ]
