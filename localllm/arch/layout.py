@@ -31,14 +31,20 @@ Rules = tuple[tuple[str, str], ...]
 
 # What stands before the text model's names in checkpoints that see or hear, too.
 PREFIX = re.compile(r"(model\.language_model|language_model\.model|language_model|model)\.")
-# Old writers stored the rope frequencies.
-NEVER_READ = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+# Old writers stored the rope frequencies. Scales of a cache in FP8: what the cache is kept in here, is not the
+# file's to say.
+NEVER_READ = (
+    r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+    r"layers\.\d+\.self_attn\.([qkv]_proj\.)?([qkv]|output)_scale",
+)
 OTHER_SENSES = r"(visual|vision\w*|audio\w*|multi_modal_projector|embed_vision|embed_audio|patch_merger)\..*"
 
 # Stacked experts are parameters of one module, so their names lack `.weight`.
 STACKED: Rules = (
     (r"(\.experts\.\w+_proj)$", r"\1.weight"),
     (r"(\.experts\.\w+_proj)_(bias|blocks|scales)$", r"\1.\2"),
+    (r"(\.experts\.\w+_proj)_scale_inv$", r"\1.weight_scale_inv"),
+    (r"(\.experts\.\w+_proj)_activation_scale$", r"\1.activation_scale"),
 )
 # Looked up by row where it lies in the file, in the dtype it is stored in: it may be half of a model.
 TABLE = "embed_tokens_per_layer"

@@ -9,8 +9,9 @@ from typing import Any
 from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
 from localllm.arch.describe import describe
 from localllm.arch.summary import layer_kinds
-from localllm.checkpoint.header import Header, read_header
+from localllm.checkpoint.header import Header, TensorHeader, read_header
 from localllm.checkpoint.layouts import check_quantization
+from localllm.checkpoint.matrices import CODES, packed_matrix
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged
 from localllm.hub.card import read_license
@@ -24,7 +25,7 @@ KV_ELEMENT_BYTES = 2  # of the 16-bit cache that a GPU keeps
 class Format:
     """The tensors that are stored in one format."""
 
-    name: str  # as the file spells it: BF16, I8, Q4_K, ...
+    name: str  # as the file spells it: BF16, I8, Q4_K, ...; or what int32 words hold: INT4, INT8
     tensors: int
     nbytes: int
 
@@ -100,8 +101,17 @@ def formats(header: Header) -> tuple[Format, ...]:
     """What the tensors are stored as; stacked experts count as one tensor each."""
     names: dict[str, set[str]] = defaultdict(set)
     sizes: dict[str, int] = defaultdict(int)
-    for tensor in header.tensors.values():
-        names[tensor.dtype].add(tensor.name)
-        sizes[tensor.dtype] += tensor.nbytes
-    found = [Format(dtype, len(names[dtype]), sizes[dtype]) for dtype in names]
+    for name, tensor in header.tensors.items():
+        form = stored_format(header, name, tensor)
+        names[form].add(tensor.name)
+        sizes[form] += tensor.nbytes
+    found = [Format(form, len(names[form]), sizes[form]) for form in names]
     return tuple(sorted(found, key=lambda form: (-form.nbytes, form.name)))
+
+
+def stored_format(header: Header, name: str, tensor: TensorHeader) -> str:
+    if tensor.dtype != "I32" or refusal(header):
+        return tensor.dtype
+    matrix, _, kind = name.rpartition(".")
+    packed = packed_matrix(header, matrix) if kind in CODES else None
+    return packed.format.upper() if packed else tensor.dtype

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from localllm.arch.parts import MOST_EXPERTS
 from localllm.checkpoint.gguf.config import sampling, to_config
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.checkpoint.gguf.names import canonical, canonical_shape, rotary_heads
+from localllm.checkpoint.layouts import Quantization, read_quantization
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json, refuse_pointer
 from localllm.hub.folder import weight_files
@@ -71,6 +73,11 @@ class Header:
     @property
     def stored_bytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+    @cached_property
+    def stored_as(self) -> Quantization | None:
+        """How config.json says that weights are quantized. Raises as `read_quantization`."""
+        return None if self.gguf is not None else read_quantization(self.config)
 
     @property
     def quantization(self) -> str | None:
@@ -149,9 +156,9 @@ def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, T
     stacked = STACKED_EXPERTS.fullmatch(name)
     if not stacked:
         return {name: tensor}
-    experts, *shape = tensor.shape
-    if not shape or 0 in tensor.shape or experts > MOST_EXPERTS:
+    if not tensor.shape or 0 in tensor.shape or tensor.shape[0] > MOST_EXPERTS:
         raise damaged(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is no stack of experts")
+    experts, *shape = tensor.shape
     matrix, kind = stacked["matrix"], stacked["kind"]
     transposed = spelling.experts_transposed and kind == "weight"
     one = replace(

@@ -66,6 +66,9 @@ class Weights:
                 f"in this place {', '.join(dtypes)} can be used",
             )
         self.left.remove(full)
+        return self.read(entry)
+
+    def read(self, entry: TensorHeader) -> Tensor:
         try:
             if entry.file not in self.files:
                 self.files[entry.file] = opened(entry.file)
@@ -73,15 +76,27 @@ class Weights:
         except (SafetensorError, OSError) as error:
             raise damaged(entry.file, str(error)) from None
 
+    def take_any(self, name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
+        """As `take`, in the one of several shapes that it is stored in; the first is named where it is none."""
+        stored = self.stored(name)
+        return self.take(name, stored.shape if stored and stored.shape in shapes else shapes[0], dtypes)
+
     def finish(self, expected: Iterable[str] = ()) -> None:
         """To be called when the model has taken all it wants; `expected` names what it may leave."""
-        extra = sorted(self.header.tensors[name].name for name in self.left - set(expected))
+        left = [name for name in self.left - set(expected) if not self.is_spare(name)]
+        extra = sorted(self.header.tensors[name].name for name in left)
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise DamagedModel(
                 f"the checkpoint holds the tensor {extra[0]!r}{more}, which config.json gives no place",
                 "fetch the model again",
             )
+
+    def is_spare(self, name: str) -> bool:
+        """GPTQ's first writers gave every matrix a bias, zero where the model has none."""
+        matrix, _, kind = name.rpartition(".")
+        packed = kind == "bias" and f"{matrix}.qweight" in self.header.tensors
+        return packed and not self.read(self.header.tensors[name]).any()
 
 
 def opened(file: Path) -> Callable[[TensorHeader], Tensor]:

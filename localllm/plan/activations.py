@@ -19,7 +19,8 @@ from localllm.arch.config import (
     ShortConvConfig,
 )
 from localllm.checkpoint.header import Header
-from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
+from localllm.checkpoint.matrices import CODES, PackedMatrix, packed_matrix
+from localllm.quant.packing import ELEMENT_BYTES, INT4, reads_packed
 
 EXACT = 4  # sums, norms, rotations and scores are made in float32
 SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
@@ -118,11 +119,21 @@ def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
     """Of the largest matrix that a step of many tokens dequantizes whole, with what that takes on the way."""
     e = ELEMENT_BYTES[dtype]
     sizes = [0]
-    for tensor in header.tensors.values():
-        if tensor.dtype == "I8" and reads_packed(INT8, tensor.shape[-1], dtype, device):
-            sizes.append(2 * tensor.elements * e)
+    for name, tensor in header.tensors.items():
+        module, _, kind = name.rpartition(".")
+        matrix = packed_matrix(header, module) if kind in CODES and tensor.dtype in ("I8", "I32") else None
+        if matrix and reads_packed(matrix.format, matrix.columns, dtype, device):
+            sizes.append(2 * matrix.rows * matrix.columns * element_bytes(matrix, e))
         if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte: an index of 8 bytes each
             sizes.append(2 * tensor.elements * (8 + EXACT))
         if tensor.offset is not None and device != "cpu":
             sizes.append(tensor.elements * (3 * EXACT))
     return max(sizes)
+
+
+def element_bytes(matrix: PackedMatrix, e: int) -> int:
+    """Of an element of a matrix of whole numbers, while it is dequantized: its code, and the number in float32."""
+    if matrix.groups == 1 and not matrix.zeros:
+        return e
+    codes = 1 if matrix.format == INT4 else 0
+    return codes + EXACT

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import Share, WeightBytes, bytes_read, flops
 from localllm.arch.describe import describe
-from localllm.checkpoint.header import Header
+from localllm.checkpoint.header import Header, TensorHeader
 from localllm.device import device_name, dtype_name, resolve_device, resolve_dtype
 from localllm.hardware import Hardware
 from localllm.metrics import Metrics
@@ -88,7 +88,8 @@ def setup(
     name: str, header: Header, dtype: torch.dtype, device: torch.device, threads: int, bytes_per_token: float
 ) -> runs.Run:
     """A run of the model before it has been run: what others are compared with."""
-    form = main_matrix(header).dtype
+    matrix = main_matrix(header)
+    form = matrix.dtype if isinstance(matrix, TensorHeader) else matrix.format.upper()
     return runs.Run(name, device_name(device), dtype_name(dtype), form, threads, 0, bytes_per_token, 1.0, None)
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.checkpoint.header import TensorHeader
+from localllm.checkpoint.matrices import PackedMatrix
 from localllm.device import dtype_name
 from localllm.quant.formats.gguf_types import BY_NAME
-from localllm.quant.packing import INT8, reads_packed
+from localllm.quant.packing import FP8, INT4, reads_packed
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,9 @@ class Reached:
     layer_s: float  # of each layer, beside its matrices
 
 
-def measure(tensor: TensorHeader, dtype: torch.dtype, device: torch.device, threads: int) -> Reached:
+def measure(
+    tensor: TensorHeader | PackedMatrix, dtype: torch.dtype, device: torch.device, threads: int
+) -> Reached:
     """With products of one row and of many, on matrices like `tensor`."""
     import torch
 
@@ -68,16 +71,36 @@ def measure(tensor: TensorHeader, dtype: torch.dtype, device: torch.device, thre
     return Reached(DECODING * first.nbytes / one, PREFILL * products / many, CALLS * call)
 
 
-def matrix(tensor: TensorHeader, dtype: torch.dtype, device: torch.device) -> Tensor | QuantizedTensor:
+def matrix(
+    tensor: TensorHeader | PackedMatrix, dtype: torch.dtype, device: torch.device
+) -> Tensor | QuantizedTensor:
     """One as `tensor` is held: of its shape and format, and of no particular numbers."""
     import torch
 
-    from localllm.quant.formats import gguf, int8, mxfp4
+    from localllm.quant.formats import gguf, mxfp4
     from localllm.quant.tensor import QuantizedTensor
+
+    SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
     def filled(*shape: int) -> Tensor:
         return torch.full(shape, FILLER, dtype=torch.uint8, device=device)
 
+    def plain(rows: int, columns: int) -> Tensor:
+        return torch.full((rows, columns), 0.01, dtype=dtype, device=device)
+
+    if isinstance(tensor, PackedMatrix):
+        rows, columns, groups = tensor.rows, tensor.columns, tensor.groups
+        if not reads_packed(tensor.format, columns, dtype_name(dtype), device.type):
+            return plain(rows, columns)
+        q = filled(rows, tensor.code_bytes // rows)
+        kept = q if tensor.format == INT4 else q.view(torch.float8_e4m3fn if tensor.format == FP8 else torch.int8)
+        parts = {"q": kept, "scale": torch.ones(rows, groups, dtype=SCALES.get(tensor.scale, torch.float32))}
+        if tensor.zeros:
+            parts["zero"] = torch.ones(rows, groups, dtype=torch.uint8 if tensor.format == INT4 else torch.int8)
+        if tensor.ordered:
+            parts["columns"] = torch.randperm(columns)
+        parts = {name: part.to(device) for name, part in parts.items()}
+        return QuantizedTensor(tensor.format, (rows, columns), parts, tensor.group)
     if tensor.dtype == "U8":
         rows, groups, _ = tensor.shape
         parts = {"q": filled(*tensor.shape), "scale": filled(rows, groups)}
@@ -86,11 +109,7 @@ def matrix(tensor: TensorHeader, dtype: torch.dtype, device: torch.device) -> Te
     if tensor.offset is not None and tensor.dtype != "F32":
         form = tensor.dtype.lower()
         return QuantizedTensor(form, (rows, columns), {gguf.PART: filled(rows, BY_NAME[form].row_bytes(columns))})
-    if tensor.dtype == "I8" and reads_packed(INT8, columns, dtype_name(dtype), device.type):
-        scale = torch.ones(rows, 1, dtype=dtype, device=device)
-        parts = {"q": filled(rows, columns).view(torch.int8), "scale": scale}
-        return QuantizedTensor(int8.FORMAT, (rows, columns), parts)
-    return torch.full((rows, columns), 0.01, dtype=dtype, device=device)
+    return plain(rows, columns)
 
 
 def seconds(run: Callable[[int], object], warm: int, patience: float, device: torch.device) -> float:

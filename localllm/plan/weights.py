@@ -9,7 +9,8 @@ from collections.abc import Callable
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
 from localllm.arch.layout import TABLE
-from localllm.checkpoint.header import Header, TensorHeader
+from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
+from localllm.checkpoint.matrices import CODES, ORDERS, SCALES, PackedMatrix, packed_matrix
 from localllm.errors import DamagedModel, UsageError
 from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
 
@@ -27,10 +28,20 @@ GROUP = 128  # columns that share a scale in INT4
 SCALE_BYTES = 2
 EXACT_BYTES = 4  # norms, taps of convolutions, what decides between experts: float32, whatever the dtype
 IN_DTYPE = ("bias", "sinks")  # vectors that are not
-USED_IN_PIECES = re.compile(r".*\.(kv_b_proj|k_b_proj|v_b_proj)\.(weight|weight_scale)")
+USED_IN_PIECES = re.compile(r".*\.(kv_b_proj|k_b_proj|v_b_proj)\.\w+")
 TAPS = re.compile(r".*\.(conv1d|conv)\.weight")
 # Of the layers' matrices those that a quantizer leaves alone: they are small, and decide much.
 KEPT = re.compile(r".*\.(router|shared_gate|in_proj_(b|a|ba)|kv_b_proj|k_b_proj|v_b_proj)\.weight")
+
+# What a matrix is stored in that is quantized otherwise than in blocks.
+PARTS = (
+    *(*CODES, *SCALES, *ORDERS, "qzeros", "weight_zero_point", "weight_shape"),
+    *("input_scale", "activation_scale", "input_scale_ub"),
+)
+ORDER_BYTES = 8  # of a column
+
+STACKED = (".k_proj", ".v_proj", ".up_proj")  # below others that read the same columns, in the same order
+NO_MATRIX = (".scales", "_scale", "_scale_inv", ".qzeros", "_zero_point")  # two-dimensional, too
 
 Size = Callable[[str, TensorHeader], int]
 
@@ -43,7 +54,7 @@ def stored_dtype(header: Header, device: str, *, gguf: bool = False) -> str:
     sizes: dict[str, int] = {}
     for tensor in header.tensors.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.elements
-    floats = {dtype: size for dtype, size in sizes.items() if dtype.startswith(("F", "BF"))}
+    floats = {dtype: size for dtype, size in sizes.items() if dtype in ("F64", "F32", "F16", "BF16")}
     return max(floats, key=lambda dtype: floats[dtype], default="F32")
 
 
@@ -89,17 +100,19 @@ def use_of(name: str, tied: bool) -> str:
 
 
 def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, device: str) -> int:
-    """As `runtime.load` keeps it: floats in `dtype`, INT8 as well where no kernel reads it packed; matrices of a
-    GGUF file, and a table that is looked up by row, as they are stored."""
+    """As `runtime.load` keeps it: floats in `dtype`, INT8 and FP8 as well where no kernel reads them packed;
+    matrices of a GGUF file, and a table that is looked up by row, as they are stored."""
     element, vector = ELEMENT_BYTES[dtype], len(tensor.shape) < 2
     if name.startswith(f"{TABLE}."):
         return tensor.nbytes
-    if name.endswith(".weight_scale") or tensor.dtype == "I8":
-        matrix = header.tensors.get(name.removesuffix("_scale"), tensor)
-        packed = not USED_IN_PIECES.fullmatch(name) and reads_packed(INT8, matrix.shape[-1], dtype, device)
-        if tensor.dtype == "I8":
-            return tensor.elements * (1 if packed else element)
-        return tensor.elements * element * packed
+    module, _, kind = name.rpartition(".")
+    if kind in PARTS and (matrix := packed_matrix(header, module)):
+        if kind in ORDERS and module.endswith(STACKED):
+            return 0
+        pieces = USED_IN_PIECES.fullmatch(name)
+        if not pieces and reads_packed(matrix.format, matrix.columns, dtype, device):
+            return part_bytes(matrix, kind)
+        return matrix.rows * matrix.columns * element if kind in CODES else 0
     if tensor.dtype == "U8":  # parts of MXFP4
         return tensor.elements
     if USED_IN_PIECES.fullmatch(name):
@@ -107,6 +120,18 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
     if TAPS.fullmatch(name) or (vector and name.rpartition(".")[2] not in IN_DTYPE):
         return tensor.elements * EXACT_BYTES
     return tensor.nbytes if tensor.offset is not None and not vector else tensor.elements * element
+
+
+def part_bytes(matrix: PackedMatrix, kind: str) -> int:
+    """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor."""
+    numbers = matrix.rows * matrix.groups
+    if kind in CODES:
+        return matrix.code_bytes
+    if kind in SCALES:
+        return numbers * DTYPE_BYTES[matrix.scale]
+    if kind in ("qzeros", "weight_zero_point"):
+        return numbers * matrix.zeros
+    return matrix.columns * ORDER_BYTES * matrix.ordered if kind in ORDERS else 0
 
 
 def multiplied(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
@@ -130,24 +155,25 @@ def gguf_bytes(tensor: TensorHeader, quant: str, use: str) -> int:
     return round(tensor.elements * bits[use] / 8)
 
 
-def main_matrix(header: Header) -> TensorHeader:
+def main_matrix(header: Header) -> TensorHeader | PackedMatrix:
     """The matrix of the layers that stands for all: the largest in the format that most of their bytes are in,
     and of equal ones the one with most rows.
 
     Raises DamagedModel where the layers have no matrix.
     """
-    matrices = [
-        tensor
+    matrices = {
+        name: tensor
         for name, tensor in header.tensors.items()
-        if name.startswith("layers.") and len(tensor.shape) >= 2 and not name.endswith((".scales", "_scale"))
-    ]
+        if name.startswith("layers.") and len(tensor.shape) >= 2 and not name.endswith(NO_MATRIX)
+    }
     sizes: dict[str, int] = {}
-    for tensor in matrices:
+    for tensor in matrices.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     if not sizes:
         raise DamagedModel(f"{header.path} holds no matrix of a layer", "fetch the model again")
     most = max(sizes, key=lambda form: sizes[form])
-    return max(
-        (tensor for tensor in matrices if tensor.dtype == most),
-        key=lambda tensor: (tensor.elements, tensor.shape[0]),
+    name, found = max(
+        ((name, tensor) for name, tensor in matrices.items() if tensor.dtype == most),
+        key=lambda named: (named[1].elements, named[1].shape[0]),
     )
+    return packed_matrix(header, name.rpartition(".")[0]) or found

@@ -3,14 +3,18 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import gguf, int4, int8, mxfp4
+from localllm.quant.formats import fp8, gguf, int4, int8, lanes, mxfp4, w8a8
+from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
 
 FORMATS = {
     int8.FORMAT: int8.dequantize,
     int4.FORMAT: int4.dequantize,
+    w8a8.FORMAT: w8a8.dequantize,
+    fp8.FORMAT: fp8.dequantize,
+    **dict.fromkeys(LANES_BITS, lanes.dequantize),
     mxfp4.FORMAT: mxfp4.dequantize,
-    **dict.fromkeys(gguf.UNPACK, gguf.dequantize),
+    **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }
 
 

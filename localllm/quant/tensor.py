@@ -1,8 +1,12 @@
 """A weight stored in fewer bits: its packed parts by name, its format and the shape it stands for."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
+
+ORDER = "columns"  # the one part that has no row for each row
 
 
 @dataclass(frozen=True)
@@ -18,3 +22,25 @@ class QuantizedTensor:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts.values())
+
+    def rows(self, index: Tensor) -> "QuantizedTensor":
+        """The rows of these numbers, in this order. index: [n] int64"""
+        parts = {name: part if name == ORDER else part[index] for name, part in self.parts.items()}
+        return replace(self, shape=(len(index), self.shape[1]), parts=parts)
+
+
+def stacked(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+    """One below the other, copied; None where they differ in format, groups, order of columns or dtypes."""
+    first = weights[0]
+    for other in weights[1:]:
+        kinds = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
+        alike = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
+        if not alike or next(kinds) != next(kinds):
+            return None
+        if ORDER in first.parts and not torch.equal(first.parts[ORDER], other.parts[ORDER]):
+            return None
+    parts = {
+        name: part.clone() if name == ORDER else torch.cat([weight.parts[name] for weight in weights])
+        for name, part in first.parts.items()
+    }
+    return replace(first, shape=(sum(weight.shape[0] for weight in weights), first.shape[1]), parts=parts)

@@ -7,13 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localllm.checkpoint.quantized import take_blocks, take_quantized
+from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantized
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.device import dtype_name
-from localllm.errors import UnsupportedModel
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import reads_packed
-from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.tensor import QuantizedTensor, stacked
 
 STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -33,8 +32,7 @@ class Source:
         return Source(self.weights.under(name), self.device, self.dtype)
 
     def has_matrix(self, name: str) -> bool:
-        """Is there a matrix of this name, plain or quantized?"""
-        return self.weights.has(f"{name}.weight") or self.weights.has(f"{name}.blocks")
+        return has_matrix(self.weights, name)
 
     def norm(self, name: str, size: int) -> Tensor:
         """[size] float32: what the norm multiplies by, whatever it is stored less."""
@@ -53,7 +51,7 @@ class Source:
         looked up are ever read. What is NaN in them shows in the logits, where it ends the answer."""
         stored = self.weights.stored(f"{name}.weight")
         if stored and stored.offset is not None:
-            return self.matrix({name: rows}, columns)
+            return self.matrix(name, rows, columns)
         return self.weights.take(f"{name}.weight", (rows, columns)).to(self.device)
 
     def vectors(self, names: dict[str, int], suffix: str) -> Tensor:
@@ -63,77 +61,65 @@ class Source:
     def matrices(
         self, names: dict[str, int], columns: int, order: Callable[[], Tensor] | None = None
     ) -> tuple[Tensor | QuantizedTensor, ...]:
-        """The named matrices, by name and rows, in as few as can be: stacked, or each by itself where a GGUF file
-        holds them in blocks, which are mapped and may differ in format.
+        """The named matrices, by name and rows, in as few as can be, so that qkv is one product, and gate and up
+        another: stacked, or each by itself where a GGUF file holds them in blocks, which are mapped, or where they
+        differ in format, groups or order of columns.
 
         order: makes [rows] int64, which row of a single matrix comes first, second, ...; None: as they are.
         """
         if order is not None:
-            matrix = self.matrix(names, columns)  # its size is checked before an order is made
-            return (reordered(matrix, order().to(self.device)),)
+            [(name, rows)] = names.items()
+            matrix = self.matrix(name, rows, columns)  # its size is checked before an order is made
+            index = order().to(self.device)
+            return (matrix[index] if isinstance(matrix, Tensor) else matrix.rows(index),)
         stored = [self.weights.stored(f"{name}.weight") for name in names]
-        if any(entry and entry.offset is not None for entry in stored):
-            return tuple(self.matrix({name: rows}, columns) for name, rows in names.items())
-        return (self.matrix(names, columns),)
-
-    def matrix(self, names: dict[str, int], columns: int) -> Tensor | QuantizedTensor:
-        """The named matrices stacked by rows, by name and rows: qkv in one product, gate and up in another."""
-        if len(names) == 1:
-            [(name, rows)] = names.items()
-            if blocks := take_blocks(self.weights, name, (rows, columns), plain=STORED[self.dtype]):
-                parts = {part: packed.to(self.device) for part, packed in blocks.parts.items()}
-                return replace(blocks, parts=parts)
+        if len(names) == 1 or any(entry and entry.offset is not None for entry in stored):
+            return tuple(self.matrix(name, rows, columns) for name, rows in names.items())
         found = {name: take_quantized(self.weights, name, (rows, columns)) for name, rows in names.items()}
-        packed = {name: q for name, q in found.items() if q}
-        if 0 < len(packed) < len(names):
-            raise UnsupportedModel(
-                f"only {', '.join(packed)} of {', '.join(names)} are quantized",
-                "use a checkpoint that quantizes all or none of them",
-            )
-        if packed:
-            return self.packed(packed, (sum(names.values()), columns))
-        if len(names) == 1:
-            [(name, rows)] = names.items()
-            return self.tensor(f"{name}.weight", rows, columns)
-        # All are there and of their shapes before memory is asked for: config.json may name any.
-        mapped = {name: self.weights.take(f"{name}.weight", (rows, columns)) for name, rows in names.items()}
-        stacked = torch.empty(sum(names.values()), columns, dtype=self.dtype, device=self.device)
-        at = 0
-        for name, rows in names.items():
-            stacked[at : at + rows] = mapped[name]
-            self.checked(f"{name}.weight", stacked[at : at + rows])
-            at += rows
-        return stacked
+        packed = [weight for weight in found.values() if weight]
+        if not packed:
+            return (self.stacked(names, columns),)
+        if len(packed) == len(names) and (whole := stacked(packed)):
+            return (self.kept(whole, next(iter(names))),)
+        return tuple(
+            self.kept(weight, name) if weight else self.tensor(f"{name}.weight", names[name], columns)
+            for name, weight in found.items()
+        )
+
+    def matrix(self, name: str, rows: int, columns: int) -> Tensor | QuantizedTensor:
+        """[rows, columns], in the format that it is stored in where it can stay so."""
+        if blocks := take_blocks(self.weights, name, (rows, columns), plain=STORED[self.dtype]):
+            parts = {part: packed.to(self.device) for part, packed in blocks.parts.items()}
+            return replace(blocks, parts=parts)
+        if packed := take_quantized(self.weights, name, (rows, columns)):
+            return self.kept(packed, name)
+        return self.tensor(f"{name}.weight", rows, columns)
 
     def plain(self, name: str, rows: int, columns: int) -> Tensor:
         """[rows, columns] of one that is used in pieces, and therefore dequantized."""
-        weight = self.matrix({name: rows}, columns)
+        weight = self.matrix(name, rows, columns)
         return weight if isinstance(weight, Tensor) else dequantize(weight, self.dtype)
 
-    def packed(self, found: dict[str, QuantizedTensor], shape: tuple[int, int]) -> Tensor | QuantizedTensor:
-        """As it is where a kernel reads it so, else in the model's dtype: once, not in every step."""
-        [form] = {q.format for q in found.values()}
-        parts = {}
-        for part in next(iter(found.values())).parts:
-            each = [self.part(name, q.parts[part]) for name, q in found.items()]
-            # Always copied: a mapped file gives no alignment, and torch's INT8 kernel crashes without it.
-            parts[part] = torch.cat(each).to(self.device)
-        weight = QuantizedTensor(form, shape, parts)
-        if reads_packed(form, columns=shape[1], dtype=dtype_name(self.dtype), device=self.device.type):
-            return weight
-        return dequantize(weight, self.dtype)
+    def stacked(self, names: dict[str, int], columns: int) -> Tensor:
+        """The named matrices, none of them quantized, one below the other."""
+        # All are there and of their shapes before memory is asked for: config.json may name any.
+        mapped = {name: self.weights.take(f"{name}.weight", (rows, columns)) for name, rows in names.items()}
+        whole = torch.empty(sum(names.values()), columns, dtype=self.dtype, device=self.device)
+        at = 0
+        for name, rows in names.items():
+            whole[at : at + rows] = mapped[name]
+            self.checked(f"{name}.weight", whole[at : at + rows])
+            at += rows
+        return whole
 
-    def part(self, name: str, part: Tensor) -> Tensor:
-        """Scales that are numbers are checked, and kept in the model's dtype."""
-        return self.checked(name, part.to(self.dtype)) if part.is_floating_point() else part
+    def kept(self, weight: QuantizedTensor, name: str) -> Tensor | QuantizedTensor:
+        """As it is where a kernel reads it so, else in the model's dtype: once, not in every step."""
+        if not reads_packed(weight.format, weight.shape[1], dtype_name(self.dtype), self.device.type):
+            return self.checked(f"{name}.weight", dequantize(weight, self.dtype).to(self.device))
+        # Always copied: a mapped file gives no alignment, and torch's INT8 kernel crashes without it.
+        parts = {part: packed.to(self.device).clone() for part, packed in weight.parts.items()}
+        return replace(weight, parts=parts)
 
     def checked(self, name: str, tensor: Tensor) -> Tensor:
         check_finite(self.weights.spelled(name), tensor)
         return tensor
-
-
-def reordered(weight: Tensor | QuantizedTensor, order: Tensor) -> Tensor | QuantizedTensor:
-    """The rows in another order; every part of a packed matrix has one row a row."""
-    if isinstance(weight, Tensor):
-        return weight[order]
-    return replace(weight, parts={name: part[order] for name, part in weight.parts.items()})

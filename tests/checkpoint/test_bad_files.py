@@ -241,7 +241,7 @@ def test_a_config_that_is_no_json_object(folder: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [{"quant_method": "gptq", "bits": 4}, {"quant_method": "compressed-tensors", "format": "pack-quantized"}],
+    [{"quant_method": "gptq", "bits": 3}, {"quant_method": "compressed-tensors", "format": "pack-quantized"}],
 )
 def test_a_quantization_that_does_not_run_is_named(folder: Path, layout: dict[str, Any]) -> None:
     edit_config(folder, quantization_config=layout)

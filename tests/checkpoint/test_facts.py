@@ -25,7 +25,8 @@ def test_a_folder_says_what_its_files_say(tmp_path: Path) -> None:
 
 
 def test_a_quantization_is_named_also_where_it_does_not_run(tmp_path: Path) -> None:
-    assert read_facts(write_model(tmp_path, quantization_config={"quant_method": "gptq"})).quantization == "gptq"
+    facts = read_facts(write_model(tmp_path, quantization_config={"quant_method": "gptq", "bits": 3}))
+    assert facts.quantization == "gptq" and "in 3 bits" in str(facts.refused)
 
 
 def test_layers_of_several_kinds_are_told_apart(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.hub.models import model_files
 DEMO = PACKAGE / "boxed" / "demo"
 FAMILY = json.dumps({"architectures": ["BambaForCausalLM"], "model_type": "bamba"}).encode()
 AWQ = json.dumps(
-    json.loads((DEMO / "config.json").read_text()) | {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    json.loads((DEMO / "config.json").read_text()) | {"quantization_config": {"quant_method": "awq", "bits": 3}}
 ).encode()
 
 

@@ -15,6 +15,7 @@ from localllm.plan.activations import activation_bytes, unpacked_bytes
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
+from tests.checkpoint import published
 from tests.models.families import FAMILIES
 from tests.plan.held import Peak
 from tests.shared import shared
@@ -63,6 +64,16 @@ def test_the_estimate_is_near_what_a_step_holds(tmp_path: Path, family: str, dty
 @pytest.mark.parametrize("model", ["demo", "gguf/model-q4_k_m.gguf"])
 def test_the_estimate_is_near_what_a_step_of_packed_weights_holds(model: str) -> None:
     check_peak(resolve(model).path if model == "demo" else shared(model), "bfloat16")
+
+
+@pytest.mark.parametrize("layout", ["W4A16", "awq", "gptq, desc_act", "W8A16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_estimate_is_near_what_a_step_of_quantized_weights_holds(
+    tmp_path: Path, layout: str, dtype: str
+) -> None:
+    changes = WIDE | {"head_dim": 32, "num_attention_heads": 8, "num_key_value_heads": 2}
+    published.write(tmp_path, *published.LAYOUTS.get(layout, published.W8A8), **changes)
+    check_peak(tmp_path, dtype)
 
 
 def test_a_long_context_makes_keys_of_a_few_heads_at_a_time(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from localllm.checkpoint.header import TensorHeader, read_header
+from localllm.checkpoint.matrices import PackedMatrix
 from localllm.hub.resolve import resolve
 from localllm.plan import measured
 from localllm.plan.weights import main_matrix
@@ -21,9 +22,24 @@ def silent(text: str) -> None:
     raise AssertionError(text)
 
 
-@pytest.mark.parametrize("form", [*gguf.UNPACK, "i8", "u8", "bf16-plain"])
+@pytest.mark.parametrize("form", ["int4", "int8", "w8a8", "fp8"])
+@pytest.mark.parametrize("group", [None, 128])
+@pytest.mark.parametrize("more", [False, True])
+def test_a_packed_matrix_is_held_as_the_engine_holds_it(form: str, group: int | None, more: bool) -> None:
+    packed = PackedMatrix(form, 32, 512, 4 if group else 1, group, "F16", zeros=more, ordered=more)
+    weight = measured.matrix(packed, torch.bfloat16, CPU)
+    assert isinstance(weight, QuantizedTensor) == (form != "fp8")
+    if isinstance(weight, QuantizedTensor):
+        assert (weight.format, weight.shape, weight.group) == (form, (32, 512), group)
+        assert len(weight.parts) == (4 if more else 2)
+        assert weight.parts["scale"].dtype == torch.float16
+        weight = dequantize(weight, torch.float32)
+    assert torch.isfinite(weight).all()
+
+
+@pytest.mark.parametrize("form", [*sorted(gguf.FORMATS), "u8", "bf16-plain"])
 def test_a_matrix_of_each_format_holds_numbers(form: str) -> None:
-    blocks = form in gguf.UNPACK
+    blocks = form in gguf.FORMATS
     shape = (32, 16, 16) if form == "u8" else (32, 512)
     dtype = {"bf16-plain": "BF16"}.get(form, form.upper())
     tensor = TensorHeader(Path("x"), "w", dtype, shape, offset=0 if blocks else None)
@@ -41,5 +57,6 @@ def test_a_matrix_of_each_format_holds_numbers(form: str) -> None:
 
 
 def test_the_format_of_most_bytes_stands_for_all() -> None:
-    assert main_matrix(read_header(resolve("demo").path)).dtype == "I8"
-    assert main_matrix(read_header(shared("gguf/model-q4_k_m.gguf"))).dtype == "Q4_K"
+    demo, gguf = main_matrix(read_header(resolve("demo").path)), shared("gguf/model-q4_k_m.gguf")
+    assert isinstance(demo, PackedMatrix) and demo.format == "int8"
+    assert getattr(main_matrix(read_header(gguf)), "dtype", None) == "Q4_K"

@@ -8,6 +8,7 @@ import tokenizers
 import localllm
 from localllm.errors import DoesNotFit, UsageError
 from localllm.plan.memory import check_context, plan_context, plan_rows
+from tests.checkpoint import published
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
 from tests.plan.held import alive, bytes_of
@@ -66,6 +67,19 @@ def test_mxfp4_is_counted_as_it_is_stored(tmp_path: Path) -> None:
     write_published(tmp_path)
     write_tokenizer(tmp_path)
     check_held(tmp_path, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        *((layout, "bfloat16") for layout in [*published.LAYOUTS, "W8A8"]),
+        *((layout, "float32") for layout in ("awq", "W8A16", "int-quantized", "fp8, blocks")),
+    ],
+)
+def test_packed_words_and_bytes_are_counted_as_they_are_kept(tmp_path: Path, layout: str, dtype: str) -> None:
+    published.write(tmp_path, *published.LAYOUTS.get(layout, published.W8A8))
+    write_tokenizer(tmp_path)
+    check_held(tmp_path, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,11 +1,12 @@
 """The block formats of GGUF: rows of packed blocks -> numbers.
 
-Every format is value = scale * code (- minimum) over small groups; what differs is where the bits lie, which each
-function shows. Layouts: ggml's `ggml-quants.h`; the arithmetic is float32 in the order of the `gguf` package, so
-results are bit-equal to it. Knows nothing of files: a row is a uint8 tensor.
+Every format is value = scale * factor * code (- minimum * its factor) over small groups; what differs is where the
+bits lie, which each function shows. Layouts: ggml's `ggml-quants.h`; the arithmetic is float32 in the order of the
+`gguf` package, so results are bit-equal to it. Knows nothing of files: a row is a uint8 tensor.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +24,19 @@ SCALES = {  # where the float16 numbers of a block lie, in bytes
     **{"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)},
 }
 
-# Blocks uint8 [n, bytes] -> float32 [n, ...]: the elements of a block in order.
-Unpack = Callable[[Tensor], Tensor]
+
+class Blocks(NamedTuple):
+    """Blocks taken apart: value = scale * factor * code - minimum * minimum_factor, of each group of a block."""
+
+    codes: Tensor  # [n, elements] int8, or uint8 of 0 to 31
+    scale: Tensor  # [n, 1] float16, or float32 where it is a power of two
+    factor: Tensor | None = None  # [n, groups] int8
+    minimum: Tensor | None = None  # [n, 1] float16
+    minimum_factor: Tensor | None = None  # [n, groups] int8
+
+
+# uint8 [n, bytes of a block] -> its parts, the elements in order.
+TakeApart = Callable[[Tensor], Blocks]
 
 
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
@@ -37,7 +49,22 @@ def dequantize_rows(rows: Tensor, form: str, dtype: torch.dtype) -> Tensor:
     kind = BY_NAME[form]
     blocks = rows.reshape(-1, kind.block_bytes)
     columns = rows.shape[-1] // kind.block_bytes * kind.elements
-    return UNPACK[form](blocks).to(dtype).reshape(*rows.shape[:-1], columns)
+    found = blocks.view(PLAIN[form]) if form in PLAIN else numbers(TAKE_APART[form](blocks))
+    return found.to(dtype).reshape(*rows.shape[:-1], columns)
+
+
+def numbers(blocks: Blocks) -> Tensor:
+    """float32 [n, elements]"""
+    scale = blocks.scale.float()
+    if blocks.factor is not None:
+        scale = scale * blocks.factor
+    found = blocks.codes.float().unflatten(1, (scale.shape[1], -1)).mul_(scale.unsqueeze(-1))
+    if blocks.minimum is not None:
+        minimum = blocks.minimum.float()
+        if blocks.minimum_factor is not None:
+            minimum = minimum * blocks.minimum_factor
+        found.sub_(minimum.unsqueeze(-1))
+    return found.flatten(1)
 
 
 def row_scales(rows: Tensor, form: str) -> list[Tensor]:
@@ -54,8 +81,8 @@ def row_exponents(rows: Tensor) -> Tensor:
 
 
 def half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at a byte of each block, as float32 [n, 1]."""
-    return blocks[:, at : at + 2].view(torch.float16).float()
+    """The float16 at a byte of each block, [n, 1]."""
+    return blocks[:, at : at + 2].view(torch.float16)
 
 
 def nibbles(codes: Tensor) -> Tensor:
@@ -73,26 +100,19 @@ def bits(codes: Tensor) -> Tensor:
     return (codes.unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8, device=codes.device)[:, None]) & 1
 
 
-def f32(blocks: Tensor) -> Tensor:
-    return blocks.view(torch.float32)
+def centred(codes: Tensor, middle: int) -> Tensor:
+    """Codes of 0 .. 2 * middle - 1 -> int8, zero in the middle."""
+    return codes.to(torch.int8) - middle
 
 
-def f16(blocks: Tensor) -> Tensor:
-    return blocks.view(torch.float16).float()
-
-
-def bf16(blocks: Tensor) -> Tensor:
-    return blocks.view(torch.bfloat16).float()
-
-
-def q4_0(blocks: Tensor) -> Tensor:
+def q4_0(blocks: Tensor) -> Blocks:
     """d f16, 32 codes of 4 bits: d * (code - 8)"""
-    return nibbles(blocks[:, 2:]).flatten(1).float().sub_(8).mul_(half(blocks, 0))
+    return Blocks(centred(nibbles(blocks[:, 2:]).flatten(1), 8), half(blocks, 0))
 
 
-def q4_1(blocks: Tensor) -> Tensor:
+def q4_1(blocks: Tensor) -> Blocks:
     """d f16, m f16, 32 codes of 4 bits: d * code + m"""
-    return nibbles(blocks[:, 4:]).flatten(1).float().mul_(half(blocks, 0)).add_(half(blocks, 2))
+    return Blocks(nibbles(blocks[:, 4:]).flatten(1), half(blocks, 0), minimum=-half(blocks, 2))
 
 
 def fifth_bits(packed: Tensor) -> Tensor:
@@ -100,107 +120,103 @@ def fifth_bits(packed: Tensor) -> Tensor:
     return (bits(packed).transpose(1, 2) << 4).flatten(1)
 
 
-def q5_0(blocks: Tensor) -> Tensor:
+def q5_0(blocks: Tensor) -> Blocks:
     """d f16, 32 fifth bits, 32 codes of 4 bits: d * (code - 16)"""
-    codes = nibbles(blocks[:, 6:]).flatten(1) | fifth_bits(blocks[:, 2:6])
-    return codes.float().sub_(16).mul_(half(blocks, 0))
+    return Blocks(centred(nibbles(blocks[:, 6:]).flatten(1) | fifth_bits(blocks[:, 2:6]), 16), half(blocks, 0))
 
 
-def q5_1(blocks: Tensor) -> Tensor:
+def q5_1(blocks: Tensor) -> Blocks:
     """d f16, m f16, 32 fifth bits, 32 codes of 4 bits: d * code + m"""
     codes = nibbles(blocks[:, 8:]).flatten(1) | fifth_bits(blocks[:, 4:8])
-    return codes.float().mul_(half(blocks, 0)).add_(half(blocks, 2))
+    return Blocks(codes, half(blocks, 0), minimum=-half(blocks, 2))
 
 
-def q8_0(blocks: Tensor) -> Tensor:
+def q8_0(blocks: Tensor) -> Blocks:
     """d f16, 32 int8: d * code"""
-    return blocks[:, 2:].view(torch.int8).float().mul_(half(blocks, 0))
+    return Blocks(blocks[:, 2:].view(torch.int8), half(blocks, 0))
 
 
-def q2_k(blocks: Tensor) -> Tensor:
+def q2_k(blocks: Tensor) -> Blocks:
     """16 bytes of scale and minimum (4 bits each), 256 codes of 2 bits, d f16, dmin f16"""
-    scale = (half(blocks, 80) * (blocks[:, :16] & 15)).unsqueeze(-1)
-    minimum = (half(blocks, 82) * (blocks[:, :16] >> 4)).unsqueeze(-1)
-    codes = crumbs(blocks[:, 16:80].unflatten(1, (2, 32))).reshape(-1, 16, 16)
-    return codes.float().mul_(scale).sub_(minimum)
+    codes = crumbs(blocks[:, 16:80].unflatten(1, (2, 32))).flatten(1)
+    scale, minimum = (packed.to(torch.int8) for packed in (blocks[:, :16] & 15, blocks[:, :16] >> 4))
+    return Blocks(codes, half(blocks, 80), scale, half(blocks, 82), minimum)
 
 
-def q3_k(blocks: Tensor) -> Tensor:
+def q3_k(blocks: Tensor) -> Blocks:
     """256 high bits, 256 codes of 2 bits, 16 scales of 6 bits, d f16: d * (scale - 32) * (code - 4 * not high)"""
     low = nibbles(blocks[:, 96:104]).flatten(1)
     high = crumbs(blocks[:, 104:108]).flatten(1)
-    scale = (half(blocks, 108) * ((low | (high << 4)).float() - 32)).unsqueeze(-1)
     third = bits(blocks[:, :32]).flatten(1) << 2
     codes = crumbs(blocks[:, 32:96].unflatten(1, (2, 32))).flatten(1) | third
-    return codes.float().sub_(4).reshape(-1, 16, 16).mul_(scale)
+    return Blocks(centred(codes, 4), half(blocks, 108), centred(low | (high << 4), 32))
 
 
 def scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """12 bytes -> 8 scales and 8 minima of 6 bits, [n, 8] each; the upper four of both borrow their high bits."""
+    """12 bytes -> 8 scales and 8 minima of 6 bits, int8 [n, 8] each; the upper four of both borrow their high
+    bits."""
     scale, minimum, both = packed.unflatten(1, (3, 4)).unbind(1)
     return (
-        torch.cat((scale & 63, (both & 15) | ((scale >> 2) & 48)), 1),
-        torch.cat((minimum & 63, (both >> 4) | ((minimum >> 2) & 48)), 1),
+        torch.cat((scale & 63, (both & 15) | ((scale >> 2) & 48)), 1).view(torch.int8),
+        torch.cat((minimum & 63, (both >> 4) | ((minimum >> 2) & 48)), 1).view(torch.int8),
     )
 
 
-def scaled_k(blocks: Tensor, codes: Tensor) -> Tensor:
+def scaled_k(blocks: Tensor, codes: Tensor) -> Blocks:
     """What Q4_K and Q5_K share: d f16, dmin f16, 12 bytes of scales. codes: [n, 8, 32]"""
     scale, minimum = scales_and_minima(blocks[:, 4:16])
-    scaled = codes.float().mul_((half(blocks, 0) * scale).unsqueeze(-1))
-    return scaled.sub_((half(blocks, 2) * minimum).unsqueeze(-1))
+    return Blocks(codes.flatten(1), half(blocks, 0), scale, half(blocks, 2), minimum)
 
 
-def q4_k(blocks: Tensor) -> Tensor:
+def q4_k(blocks: Tensor) -> Blocks:
     """d, dmin, scales as above, 256 codes of 4 bits in runs of 32"""
     return scaled_k(blocks, nibbles(blocks[:, 16:].unflatten(1, (4, 32))).flatten(1, 2))
 
 
-def q5_k(blocks: Tensor) -> Tensor:
+def q5_k(blocks: Tensor) -> Blocks:
     """d, dmin, scales as above, 256 fifth bits, 256 codes of 4 bits in runs of 32"""
     codes = nibbles(blocks[:, 48:].unflatten(1, (4, 32))).flatten(1, 2)
     return scaled_k(blocks, codes | (bits(blocks[:, 16:48]) << 4))
 
 
-def q6_k(blocks: Tensor) -> Tensor:
+def q6_k(blocks: Tensor) -> Blocks:
     """256 codes of 4 bits, 256 of 2 bits above them, 16 int8 scales, d f16: d * scale * (code - 32)"""
     low = nibbles(blocks[:, :128].unflatten(1, (2, 64))).flatten(1)
     high = crumbs(blocks[:, 128:192].unflatten(1, (2, 32))).flatten(1) << 4
-    scale = (half(blocks, 208) * blocks[:, 192:208].view(torch.int8)).unsqueeze(-1)
-    return (low | high).float().sub_(32).reshape(-1, 16, 16).mul_(scale)
+    return Blocks(centred(low | high, 32), half(blocks, 208), blocks[:, 192:208].view(torch.int8))
 
 
 def looked_up(codes: Tensor, values: tuple[int, ...]) -> Tensor:
-    table = torch.tensor(values, dtype=torch.float32, device=codes.device)
+    table = torch.tensor(values, dtype=torch.int8, device=codes.device)
     return table.index_select(0, codes.int().flatten()).view_as(codes)
 
 
-def iq4_nl(blocks: Tensor) -> Tensor:
+def iq4_nl(blocks: Tensor) -> Blocks:
     """d f16, 32 codes of 4 bits into a table: d * table[code]"""
-    return looked_up(nibbles(blocks[:, 2:]).flatten(1), IQ4_CODES).mul_(half(blocks, 0))
+    return Blocks(looked_up(nibbles(blocks[:, 2:]).flatten(1), IQ4_CODES), half(blocks, 0))
 
 
-def iq4_xs(blocks: Tensor) -> Tensor:
+def iq4_xs(blocks: Tensor) -> Blocks:
     """d f16, 8 scales of 6 bits (2 high bits in 2 bytes, 4 low in 4), 256 codes of 4 bits into the table"""
     low = nibbles(blocks[:, 4:8]).transpose(1, 2).flatten(1)
     high = crumbs(blocks[:, 2:4]).transpose(1, 2).flatten(1)
-    scale = half(blocks, 0) * ((low | (high << 4)).float() - 32)
-    codes = nibbles(blocks[:, 8:].unflatten(1, (8, 16))).flatten(2)
-    return looked_up(codes, IQ4_CODES).mul_(scale.unsqueeze(-1))
+    codes = nibbles(blocks[:, 8:].unflatten(1, (8, 16))).flatten(1)
+    return Blocks(looked_up(codes, IQ4_CODES), half(blocks, 0), centred(low | (high << 4), 32))
 
 
-def mxfp4_gguf(blocks: Tensor) -> Tensor:
+def mxfp4_gguf(blocks: Tensor) -> Blocks:
     """e uint8, 32 codes of 4 bits: 2^(e - 128) * doubled e2m1. Source: OCP Microscaling Formats 1.0"""
     exponent = blocks[:, :1].int()
     # The bits of a float32; the two smallest exponents are subnormal.
     scale = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
-    return looked_up(nibbles(blocks[:, 1:]).flatten(1), E2M1_DOUBLED).mul_(scale.view(torch.float32))
+    return Blocks(looked_up(nibbles(blocks[:, 1:]).flatten(1), E2M1_DOUBLED), scale.view(torch.float32))
 
 
-UNPACK: dict[str, Unpack] = {
-    unpack.__name__: unpack
-    for unpack in (
-        *(f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0),
+TAKE_APART: dict[str, TakeApart] = {
+    take_apart.__name__: take_apart
+    for take_apart in (
+        *(q4_0, q4_1, q5_0, q5_1, q8_0),
         *(q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4_gguf),
     )
 }
+FORMATS = frozenset((*PLAIN, *TAKE_APART))

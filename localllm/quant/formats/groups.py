@@ -27,8 +27,12 @@ def scaled(codes: Tensor, weight: QuantizedTensor, middle: int, dtype: torch.dty
     that store none."""
     columns, parts = weight.shape[1], weight.parts
     group = weight.group or columns
-    zero = spread(parts["zero"].float(), group, columns) if "zero" in parts else middle
-    exact = (codes.float() - zero) * spread(parts["scale"].float(), group, columns)
+    exact = codes.float()
+    if "zero" in parts:
+        exact -= spread(parts["zero"].float(), group, columns)
+    elif middle:
+        exact -= middle
+    exact *= spread(parts["scale"].float(), group, columns)
     if "columns" in parts:
         exact = torch.empty_like(exact).index_copy_(1, parts["columns"], exact)
     return exact.to(dtype)

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.load import Source
 
 
@@ -11,12 +10,11 @@ class Embedding:
     """`as_stored`: rows are converted when they are looked up, not all of them when they are loaded."""
 
     def __init__(self, source: Source, name: str, rows: int, columns: int, as_stored: bool = False):
-        self.weight = source.table(name, rows, columns) if as_stored else source.matrix({name: rows}, columns)
+        self.weight = source.table(name, rows, columns) if as_stored else source.matrix(name, rows, columns)
         self.dtype = source.dtype
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids: [T] int64 -> [T, columns] in the model's dtype"""
         if isinstance(self.weight, Tensor):
             return self.weight[ids].to(self.dtype)
-        parts = {name: part[ids] for name, part in self.weight.parts.items()}
-        return dequantize(QuantizedTensor(self.weight.format, (len(ids), self.weight.shape[1]), parts), self.dtype)
+        return dequantize(self.weight.rows(ids), self.dtype)

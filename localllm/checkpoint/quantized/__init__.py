@@ -1,0 +1,50 @@
+"""Weights of a checkpoint that are stored quantized: one matrix as it lies on disk, as a `QuantizedTensor`.
+
+A layout a file. Which one a matrix is in, the names of its tensors tell; config.json must agree.
+"""
+
+from localllm.checkpoint.quantized.awq import take_awq
+from localllm.checkpoint.quantized.compressed import take_packed
+from localllm.checkpoint.quantized.eight_bits import has_bytes, take_bytes
+from localllm.checkpoint.quantized.gguf import take_blocks
+from localllm.checkpoint.quantized.gptq import take_gptq
+from localllm.checkpoint.quantized.mxfp4 import take_mxfp4
+from localllm.checkpoint.safetensors import Weights
+from localllm.errors import DamagedModel
+from localllm.quant.tensor import QuantizedTensor
+
+__all__ = ["has_matrix", "take_blocks", "take_quantized"]
+
+WORDS = {
+    "awq": ("qweight", take_awq),
+    "gptq": ("qweight", take_gptq),
+    "compressed-tensors": ("weight_packed", take_packed),
+}
+BYTES = ("compressed-tensors", "fp8", "fbgemm_fp8")
+MATRICES = ("weight", "blocks", "qweight", "weight_packed")
+
+
+def has_matrix(weights: Weights, name: str) -> bool:
+    """Is there a matrix of this name, plain or quantized?"""
+    return any(weights.has(f"{name}.{kind}") for kind in MATRICES)
+
+
+def take_quantized(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
+    """The matrix `name` if it is stored quantized, else None.
+
+    Raises DamagedModel where its tensors contradict each other or config.json, or hold no numbers.
+    """
+    if weights.has(f"{name}.blocks"):
+        return take_mxfp4(weights, name, shape)
+    found = next((kind for kind in ("qweight", "weight_packed") if weights.has(f"{name}.{kind}")), None)
+    if found is None and not has_bytes(weights, name):
+        return None
+    quantization = weights.header.stored_as
+    method = quantization.method if quantization else None
+    if quantization and found and method in WORDS and WORDS[method][0] == found:
+        return WORDS[method][1](weights, name, shape, quantization)
+    if quantization and not found and method in BYTES:
+        return take_bytes(weights, name, shape, quantization)
+    what = weights.spelled(f"{name}.{found or 'weight'}")
+    says = f"says that weights are stored as {method}" if method else "does not say that weights are quantized"
+    raise DamagedModel(f"there is a tensor {what!r}, and config.json {says}", "fetch the model again")

@@ -1,0 +1,86 @@
+"""A byte an element: `X.weight` int8 or float8_e4m3fn [out, in], as compressed-tensors (`int-quantized`,
+`float-quantized`) and `fp8` checkpoints have it.
+
+Scales are `X.weight_scale` or, by another name for the same, `X.weight_scale_inv`: one for the tensor, for each
+row, for each group of a row, or for each block of rows and columns. Sources: compressed-tensors,
+`compressors/naive_quantized`; transformers, `integrations/finegrained_fp8.py`.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.checkpoint.layouts import Quantization, Scheme
+from localllm.checkpoint.quantized.words import damaged
+from localllm.checkpoint.safetensors import FLOATS, Weights, check_finite
+from localllm.quant.formats import fp8, int8, w8a8
+from localllm.quant.tensor import QuantizedTensor
+
+SCALES = ("weight_scale", "weight_scale_inv")
+DTYPES = {"I8": int8.FORMAT, "F8_E4M3": fp8.FORMAT}
+# Of activations that the file would have in FP8: they stay in the model's dtype.
+OF_ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
+
+
+def has_bytes(weights: Weights, name: str) -> bool:
+    """Numbers of one byte without a scale are no weights."""
+    stored = weights.stored(f"{name}.weight")
+    return stored is not None and stored.dtype in DTYPES and scale_name(weights, name) is not None
+
+
+def scale_name(weights: Weights, name: str) -> str | None:
+    return next((f"{name}.{scale}" for scale in SCALES if weights.has(f"{name}.{scale}")), None)
+
+
+def take_bytes(weights: Weights, name: str, shape: tuple[int, int], quantization: Quantization) -> QuantizedTensor:
+    stored, scale_at = weights.stored(f"{name}.weight"), scale_name(weights, name)
+    assert stored and scale_at  # has_bytes
+    floats = stored.dtype == "F8_E4M3"
+    q = weights.take(f"{name}.weight", shape, (stored.dtype,))
+    schemes = [scheme for scheme in quantization.schemes if scheme.floats == floats and not scheme.words]
+    if not schemes:
+        raise damaged(
+            f"the tensor {stored.name!r} is stored as {stored.dtype}, which config.json does not tell of"
+        )
+    scale, group = take_scale(weights, scale_at, shape, schemes)
+    for unused in OF_ACTIVATIONS:
+        if floats and weights.has(f"{name}.{unused}"):
+            weights.take_any(f"{name}.{unused}", ((), (1,)))
+    parts = {"q": q, "scale": scale}
+    zero = take_zero(weights, name, scale, schemes)
+    if zero is not None:
+        parts["zero"] = zero
+    form = w8a8.FORMAT if quantization.activations and not floats else DTYPES[stored.dtype]
+    return QuantizedTensor(form, shape, parts, group)
+
+
+def take_scale(
+    weights: Weights, name: str, shape: tuple[int, int], schemes: list[Scheme]
+) -> tuple[Tensor, int | None]:
+    """Scales of rows [out, groups], whatever they are stored of, and the columns that share one."""
+    rows, columns = shape
+    blocks = {  # shape of the scales -> what shares one
+        (-(-rows // scheme.rows), scheme.groups(columns)): (scheme.rows, scheme.group) for scheme in schemes
+    }
+    stored = weights.take_any(name, ((rows, 1), (rows,), *blocks, (1, 1), (1,), ()), (*FLOATS, "F8_E8M0"))
+    scale = stored.float() if stored.dtype == torch.float8_e8m0fnu else stored
+    check_finite(weights.spelled(name), scale.float())
+    if scale.shape in ((rows, 1), (rows,)) or scale.numel() == 1:
+        return scale.reshape(-1, 1).expand(rows, 1), None
+    tall, wide = blocks[scale.shape[0], scale.shape[1]]
+    return scale.repeat_interleave(tall, 0)[:rows], wide if scale.shape[1] > 1 else None
+
+
+def take_zero(weights: Weights, name: str, scale: Tensor, schemes: list[Scheme]) -> Tensor | None:
+    """Zero points int8 [out, groups]. Files of symmetric weights may hold some that are all zero."""
+    symmetric, at = all(scheme.symmetric for scheme in schemes), f"{name}.weight_zero_point"
+    if not weights.has(at) and (symmetric or any(scheme.symmetric for scheme in schemes)):
+        return None
+    rows, groups = scale.shape
+    zero = weights.take_any(at, ((rows, groups), (rows,), (1,), ()), ("I8", "F8_E4M3", *FLOATS))
+    if symmetric:
+        if (zero.float() != 0).any():
+            raise damaged(f"{weights.spelled(at)!r} has zero points, which config.json says that it has not")
+        return None
+    if zero.dtype != torch.int8:
+        raise damaged(f"the tensor {weights.spelled(at)!r} is not stored as I8")
+    return zero.reshape(-1, groups).expand(rows, groups)

@@ -1,0 +1,26 @@
+"""A matrix of a GGUF file: `X.weight` in blocks, as mapped."""
+
+import torch
+
+from localllm.checkpoint.quantized.mxfp4 import check_exponents
+from localllm.checkpoint.safetensors import Weights, check_finite
+from localllm.quant.formats import gguf
+from localllm.quant.tensor import QuantizedTensor
+
+
+def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str) -> QuantizedTensor | None:
+    """The matrix `name` if a GGUF file holds it in anything but `plain` (F32, ...), else None.
+
+    Raises DamagedModel for scales that are NaN or infinite.
+    """
+    stored = weights.stored(f"{name}.weight")
+    if stored is None or stored.offset is None or stored.dtype == plain:
+        return None
+    form = stored.dtype.lower()
+    rows = weights.take(f"{name}.weight", shape, dtypes=(stored.dtype,))
+    rows = rows.view(torch.uint8)
+    for scales in gguf.row_scales(rows, form):
+        check_finite(weights.spelled(f"{name}.weight"), scales)
+    if form == "mxfp4_gguf":
+        check_exponents(weights.spelled(f"{name}.weight"), gguf.row_exponents(rows))
+    return QuantizedTensor(form, shape, {gguf.PART: rows})

@@ -1,0 +1,19 @@
+"""FP8: floats of 1 byte (E4M3: 4 bits of exponent, 3 of mantissa, no infinity) and their groups' scales.
+
+Parts: q [out, in] float8_e4m3fn; scale [out, groups], as localllm/quant/formats/groups.py says. Where a block of
+rows shares a scale, each row has it.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.quant.formats.groups import scaled
+from localllm.quant.packing import FP8
+from localllm.quant.tensor import QuantizedTensor
+
+FORMAT = FP8
+
+
+def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """[out, in] in `dtype`."""
+    return scaled(weight.parts["q"], weight, 0, dtype)
