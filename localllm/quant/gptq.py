@@ -64,7 +64,7 @@ def inverse_factor(hessian: Tensor) -> Tensor:
         lower, fault = torch.linalg.cholesky_ex(damped)
         if not fault:
             upper, fault = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not fault and torch.isfinite(upper).all():
-            return upper
+            if not fault and torch.isfinite(upper).all():
+                return upper
         damping *= 10
     raise Singular

@@ -8,7 +8,7 @@ float32 numbers that it stands for, and run by the engine like any model.
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -62,13 +62,17 @@ class Judged:
     folder: Path
     calibration: list[int]
     evaluation: list[int]
-    folders: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
+    learned: list[bool]  # of the evaluation's tokens: those that the model was trained to predict
 
     @cached_property
     def windows(self) -> Tensor:
         """[windows, T]"""
-        count = min(WINDOWS, len(self.evaluation) // WINDOW)
-        return torch.tensor(self.evaluation[: count * WINDOW]).view(count, WINDOW)
+        return in_windows(self.evaluation)
+
+    @cached_property
+    def judged(self) -> Tensor:
+        """[windows, T - 1], of the tokens but the first"""
+        return in_windows(self.learned)[:, 1:]
 
     @cached_property
     def exact(self) -> list[Tensor]:
@@ -86,18 +90,24 @@ class Judged:
     def perplexity(self, logprobs: list[Tensor]) -> float:
         """exp of the mean negative log-likelihood of each window's tokens but the first."""
         pairs = zip(logprobs, self.windows, strict=True)
-        return torch.cat([-found[:-1].gather(1, ids[1:, None]) for found, ids in pairs]).mean().exp().item()
+        loss = torch.stack([-found[:-1].gather(1, ids[1:, None])[:, 0] for found, ids in pairs])
+        return loss[self.judged].mean().exp().item()
 
     def quality(self, recipe: Recipe) -> Quality:
         header, kept = read_header(self.folder), Kept()
         windows = calibrate.windows(self.calibration, describe(header.config).max_context)
         quantize(header, recipe, windows, kept, lambda *_: None)
-        folder = write_plain(kept, header, Path(tempfile.mkdtemp(dir=self.folders.name)) / "model")
-        found = self.logprobs(folder, recipe.activations)
-        divergences = [
-            (exact.exp() * (exact - other)).sum(-1) for exact, other in zip(self.exact, found, strict=True)
-        ]
-        return Quality(self.perplexity(found), torch.cat(divergences).mean().item(), kept.nbytes)
+        with tempfile.TemporaryDirectory() as folder:
+            found = self.logprobs(write_plain(kept, header, Path(folder) / "model"), recipe.activations)
+        pairs = zip(self.exact, found, strict=True)
+        divergence = torch.stack([(exact.exp() * (exact - other)).sum(-1)[:-1] for exact, other in pairs])
+        return Quality(self.perplexity(found), divergence[self.judged].mean().item(), kept.nbytes)
+
+
+def in_windows(each: list[int] | list[bool]) -> Tensor:
+    """[windows, T]"""
+    count = min(WINDOWS, len(each) // WINDOW)
+    return torch.tensor(each[: count * WINDOW]).view(count, WINDOW)
 
 
 class Rounding:
@@ -112,18 +122,19 @@ class Rounding:
 
 def of_stories(folder: Path) -> Judged:
     text, tokenizer = (DATA / "text/tiny.txt").read_text(), Tokenizer.from_folder(folder)
-    return Judged(folder, tokenizer.encode(text[CALIBRATION]), tokenizer.encode(text[EVALUATION]))
+    evaluation = tokenizer.encode(text[EVALUATION])
+    return Judged(folder, tokenizer.encode(text[CALIBRATION]), evaluation, [True] * len(evaluation))
 
 
 def of_conversations() -> Judged:
-    """The boxed model on text of its own grammar."""
+    """The boxed model on its own answers in text of its own grammar."""
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
-    def drawn(seed: int) -> list[int]:
-        some = islice(conversations(seed, "everything"), 200)
-        return [token for each in some for token in encode(tokenizer, each.messages)[0]]
+    def drawn(seed: int) -> tuple[list[int], list[bool]]:
+        some = [encode(tokenizer, each.messages) for each in islice(conversations(seed, "everything"), 200)]
+        return [token for ids, _ in some for token in ids], [own for _, learned in some for own in learned]
 
-    return Judged(DEMO, drawn(7001), drawn(7002))
+    return Judged(DEMO, drawn(7001)[0], *drawn(7002))
 
 
 def rows(judged: Judged) -> Iterator[str]:
