@@ -11,6 +11,7 @@ import typer
 
 from localllm import __version__
 from localllm.cli.completion import completion
+from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
@@ -32,6 +33,7 @@ app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
 app.command()(plan)
+app.command()(diff)
 app.command()(rm)
 app.command()(verify)
 app.command()(cp)

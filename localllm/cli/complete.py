@@ -21,6 +21,7 @@ VALUES = {  # of what the help calls so
     "SHELL": ("bash", "zsh", "fish"),
 }
 AS_A_PATH = ("/", ".", "~")  # words that begin so are left to the shell
+A_MODEL = ("MODEL", "REFERENCE", "OTHER")  # what the help calls one
 PLAIN = re.compile(r"[\w./+@:-]+")  # what stands in a line without quotes
 MOST_FILES = 2000  # of a folder are looked at
 
@@ -85,7 +86,7 @@ def _of_command(command: dict[str, Any], before: list[str], word: str) -> Iterat
         yield from _flags(options)
     elif arguments < len(command["arguments"]):
         argument = command["arguments"][arguments]
-        yield from _models(word) if argument == "MODEL" else _values(argument)
+        yield from _models(word) if argument in A_MODEL else _values(argument)
 
 
 def _values(kind: str | None) -> Iterator[Offer]:

@@ -60,6 +60,18 @@ def read_json(file: str) -> Any:
         raise UsageError(f"{called(file)} is not JSON ({error})") from error
 
 
+def read_text(file: str) -> str:
+    """What a user's file holds as UTF-8, or stdin for `-`. Raises UsageError where it is not there or no UTF-8."""
+    try:
+        return _read_stdin() if file == "-" else Path(file).expanduser().read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{file} is not valid UTF-8 at byte {error.start}", "convert it first: `iconv -f latin1 -t utf-8`"
+        ) from error
+
+
 def called(file: str) -> str:
     """A file that a user named, in words."""
     return "stdin" if file == "-" else file

@@ -43,6 +43,24 @@ def load_model(
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
     settings = Settings.from_environment()
+    fetch_missing(name, settings, device=device, dtype=dtype, context=context, force=force)
+    with status(f"loading {name}"):
+        from localllm.llm import load
+
+        where = {"device": device or "auto", "dtype": dtype or "auto", "context": context}
+        return load(name, settings=settings, force=force, **where)
+
+
+def fetch_missing(
+    name: str,
+    settings: Settings,
+    *,
+    device: str | None,
+    dtype: str | None,
+    context: int | None,
+    force: bool = False,
+) -> None:
+    """Pull a model that is not here. Raises what `fetch` and `resolve` raise."""
     if repo := to_pull(name):
         from localllm.cli.progress import shown
         from localllm.fetch import fetch
@@ -51,11 +69,6 @@ def load_model(
         with shown() as show:
             fetch(repo, show, lambda: free_memory(device or settings.device), wish, force=force)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
-    with status(f"loading {name}"):
-        from localllm.llm import load
-
-        where = {"device": device or "auto", "dtype": dtype or "auto", "context": context}
-        return load(name, settings=settings, force=force, **where)
 
 
 def free_memory(device: str) -> Space:

@@ -11,6 +11,7 @@ from localllm import units
 from localllm.checkpoint.facts import Facts, read_facts
 from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter, note
+from localllm.cli.quality_page import text_of
 from localllm.errors import DamagedModel, ModelNotFound, UnsupportedModel
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
@@ -18,6 +19,7 @@ from localllm.hub.folder import missing_files
 from localllm.hub.names import RepoName, is_path, parse, repo_of
 from localllm.hub.resolve import model_in_cache, resolve
 from localllm.hub.store import cached_models
+from localllm.quality.report import Quality, as_dict, read
 from localllm.request import SamplingParams
 
 
@@ -95,8 +97,10 @@ def show(model: options.ModelName, as_json: options.Json = False) -> None:
         raise entry.fault
     if as_json:
         out.write(json.dumps(_as_json(entry), indent=1) + "\n")
-    else:
-        out.write(report.columns(_details(entry)) + "\n")
+        return
+    out.write(report.columns(_details(entry)) + "\n")
+    if quality := _quality(entry):
+        out.write("\n" + text_of(quality) + "\n")
 
 
 def _models() -> Iterator[Entry]:
@@ -236,7 +240,18 @@ def _as_json(entry: Entry) -> dict[str, object]:
         "quantization": facts.quantization if facts else None,
         "chat_templates": facts.chat_templates if facts else None,
         "sampling": _sampling(facts) if facts else None,
+        "quality": as_dict(quality) if (quality := _quality(entry)) else None,
     }
+
+
+def _quality(entry: Entry) -> Quality | None:
+    """How far it is from what it was made of, where that was measured; a report that cannot be read hides nothing
+    else."""
+    try:
+        return read(entry.path) if entry.path else None
+    except (DamagedModel, UnsupportedModel) as fault:
+        note(f"note: {fault}")
+        return None
 
 
 def _sampling(facts: Facts) -> dict[str, object]:

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import fp8, gguf, int4, int8, mxfp4, w8a8
+from localllm.quant.formats import fp8, gguf, int4, int8, lanes, mxfp4, w8a8
+from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
 
 FORMATS = {
     int8.FORMAT: int8.dequantize,
     int4.FORMAT: int4.dequantize,
+    **dict.fromkeys(LANES_BITS, lanes.dequantize),
     w8a8.FORMAT: w8a8.dequantize,
     fp8.FORMAT: fp8.dequantize,
     mxfp4.FORMAT: mxfp4.dequantize,

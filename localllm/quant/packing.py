@@ -1,20 +1,37 @@
-"""Which weights stay packed in memory: the rule that they are loaded by, and that memory is planned by.
+"""Which weights stay packed in memory, and how: the rules that they are loaded by, and that memory is planned by.
 
 Needs no torch: dtypes and kinds of devices are named (`bfloat16`, `cpu`).
 """
 
-INT8 = "int8"
-INT4 = "int4"
-W8A8 = "w8a8"
-FP8 = "fp8"
-VECTOR = 16  # elements
+INT8, INT4, W8A8, FP8 = "int8", "int4", "w8a8", "fp8"
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+INT8_LANES, INT4_LANES = "int8_lanes", "int4_lanes"  # localllm/quant/formats/lanes.py
+LANES_BITS = {INT8_LANES: 8, INT4_LANES: 4}
+ROWS = 16  # side by side
+LARGEST_GROUP = 128  # columns: longer groups have their scale again in each part
+UNIT = {8: 16, 4: 32}  # columns that groups must be whole numbers of
+HALF_UNIT = 16  # the one group that is shorter in INT4: a unit's low and high halves
+
+# Bytes that a block of GGUF's formats takes in lanes: codes, then scales. Codes of 2 and 3 bits take 4, others 8.
+GGUF_LANES = {
+    **{"q4_0": 16 + 2, "q4_1": 16 + 4, "q5_0": 32 + 2, "q5_1": 32 + 4, "q8_0": 32 + 2, "iq4_nl": 32 + 2},
+    **{"q2_k": 128 + 36, "q3_k": 128 + 18, "q4_k": 128 + 20, "q5_k": 256 + 20, "q6_k": 256 + 18},
+    **{"iq4_xs": 256 + 10, "mxfp4_gguf": 32 + 4},
+}
+
+
+def lanes_group(group: int | None, columns: int, bits: int) -> int | None:
+    """How many columns share a scale in lanes, of a weight that has `group` (None: a whole row); None where it
+    does not go into lanes."""
+    unit = UNIT[bits]
+    if group is None or group >= columns or group % LARGEST_GROUP == 0:
+        return min(LARGEST_GROUP, -(-columns // unit) * unit)
+    fits = group % unit == 0 or (bits == 4 and group == HALF_UNIT)
+    return group if fits and group <= LARGEST_GROUP else None
 
 
 def reads_packed(form: str, columns: int, dtype: str, device: str) -> bool:
-    """Does a kernel read this format as it is stored, or is it so much smaller that it must stay packed? INT8 that
-    no kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet. Rows of
-    INT8 must be whole vectors."""
-    if form == INT8:
-        return device == "cpu" and dtype == "bfloat16" and columns % VECTOR == 0
-    return form != FP8
+    """Does a kernel read this format packed, or is it so much smaller that it must stay packed? INT8 that no
+    kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet."""
+    return form not in (INT8, FP8) or (form == INT8 and device == "cpu")

@@ -101,6 +101,10 @@ class Tokenizer:
         """How many tokens there are, added ones among them. A model's embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True) - (self._unwritable is not None)
 
+    def token(self, index: int) -> str | None:
+        """The token of an id as its file spells it, in the vocabulary's own characters; None of no token."""
+        return None if index == self._unwritable else self._backend.id_to_token(index)
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a prompt. Control tokens written in it become control ids: it is no chat message.
 

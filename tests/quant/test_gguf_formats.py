@@ -17,7 +17,7 @@ def test_every_type_has_the_number_and_the_block_of_the_format() -> None:
     known = {int(t): t.name.lower() for t in gguf.GGMLQuantizationType}
     assert BLOCK_TYPES.keys() | NOT_RUN.keys() == known.keys()
     assert all(known[number] == name for number, name in NOT_RUN.items())
-    assert FORMATS == BY_NAME.keys()
+    assert BY_NAME.keys() == FORMATS
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -153,7 +153,8 @@ def q3_k(blocks: Tensor) -> Blocks:
 
 
 def scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """12 bytes -> 8 scales and 8 minima of 6 bits, int8 [n, 8] each; the upper four of both borrow their high bits."""
+    """12 bytes -> 8 scales and 8 minima of 6 bits, int8 [n, 8] each; the upper four of both borrow their high
+    bits."""
     scale, minimum, both = packed.unflatten(1, (3, 4)).unbind(1)
     return (
         torch.cat((scale & 63, (both & 15) | ((scale >> 2) & 48)), 1).view(torch.int8),

@@ -6,7 +6,7 @@ from localllm.runtime.kernels.delta_net import delta_net
 from localllm.runtime.kernels.elementwise import gated, gated_rms_norm, layer_norm, rms_norm, rotate, unit
 from localllm.runtime.kernels.experts import experts
 from localllm.runtime.kernels.latent import latent_attention
-from localllm.runtime.kernels.linear import linear
+from localllm.runtime.kernels.linear import linear, prepared
 from localllm.runtime.kernels.registry import explain
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "prepared",
     "rms_norm",
     "rotate",
     "unit",

@@ -1,23 +1,22 @@
 """y = x W^T + bias, where W is plain or quantized.
 
-Decode reads every weight once a token, so the time of this operation is bytes(W) / bandwidth. On the CPU the
-INT8 kernel of torch converts while it reads, but only for bfloat16 x: with float32 x it is 15 times slower than
-its bfloat16 path (4096 x 4096, one row). Rows must be whole vectors of 16: it reads past the end of others.
+Decode reads every weight once a token, so the time of this operation is bytes(W) / bandwidth: packed weights are
+read as they are. Many rows of x are bound by multiplications, and W is dequantized for them, some of its rows at a
+time.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.device import dtype_name
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import gguf, int8, w8a8
-from localllm.quant.packing import VECTOR, reads_packed
+from localllm.quant.formats import gguf, lanes, w8a8
+from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels.cpu import products
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
 
-ROWS_WORTH_DEQUANTIZING = 192  # 128 rows: 27 ms packed, 35 ms dequantized; 256 rows: 54 and 44 (4096 x 4096)
 TILE_ELEMENTS = 2**18  # 1 MB of float32 in L2; q4_k, one row of x: 2**16 63 ms, 2**18 30, whole 88 (4096 x 4096)
 
 
@@ -28,21 +27,43 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
     return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
-def few_bfloat16_rows_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    if weight.format != int8.FORMAT:
+def prepared(*weights: Tensor | QuantizedTensor) -> tuple[Tensor | QuantizedTensor, ...]:
+    """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
+    as can be."""
+    found = [for_device(weight) for weight in weights]
+    packed = [w for w in found if isinstance(w, QuantizedTensor) and w.format in LANES_BITS]
+    whole = lanes.stacked(packed) if len(packed) == len(found) > 1 else None
+    return (whole,) if whole else tuple(found)
+
+
+def for_device(weight: Tensor | QuantizedTensor) -> Tensor | QuantizedTensor:
+    if isinstance(weight, Tensor) or next(iter(weight.parts.values())).device.type != "cpu":
+        return weight
+    return lanes.to_lanes(weight) or weight
+
+
+def in_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if weight.format not in LANES_BITS:
         return f"the weight is {weight.format}"
-    if weight.parts["scale"].shape[1] > 1 or len(weight.parts) > 2:
-        return "its rows have groups, zero points or an order"
-    if not reads_packed(weight.format, x.shape[-1], dtype_name(x.dtype), x.device.type):
-        return f"{x.shape[-1]} columns of {x.dtype} on {x.device.type}, not bfloat16 in vectors of {VECTOR} on cpu"
+    return None if x.dtype in products.PLANES else f"x is {dtype_name(x.dtype)}"
+
+
+def few_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if reason := in_lanes(x, weight, bias):
+        return reason
     rows = x.numel() // x.shape[-1]
-    return f"{rows} rows: dequantizing first is faster" if rows >= ROWS_WORTH_DEQUANTIZING else None
+    return f"{rows} rows: dequantizing first is faster" if rows > products.MOST_ROWS else None
 
 
-@kernel("linear", "torch-int8-cpu", few_bfloat16_rows_on_cpu)
-def linear_int8_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    q, scale = weight.parts["q"], weight.parts["scale"][:, 0].to(x.dtype)
-    y = torch.ops.aten._weight_int8pack_mm(x.flatten(0, -2), q, scale).unflatten(0, x.shape[:-1])
+@kernel("linear", "cpu-lanes", few_rows)
+def linear_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    y = products.few_rows(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
+    return y if bias is None else y + bias
+
+
+@kernel("linear", "cpu-lanes-dequantized", in_lanes)
+def linear_lanes_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    y = products.many_rows(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
     return y if bias is None else y + bias
 
 

@@ -14,7 +14,7 @@ class Linear:
     """`weights`: [out, in] each, one below the other; usually they are stacked in one."""
 
     def __init__(self, *weights: Tensor | QuantizedTensor, bias: Tensor | None = None):
-        self.weights = weights
+        self.weights = kernels.prepared(*weights)
         self.bias = bias  # [out]
 
     @classmethod

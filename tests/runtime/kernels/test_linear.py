@@ -4,38 +4,49 @@ import torch
 from localllm.quant.formats import gguf, int8
 from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels import explain, linear
+from localllm.runtime.kernels import explain, linear, prepared
 from tests.runtime.kernels.harness import check
 
 
 def quantized(rows: int, columns: int) -> QuantizedTensor:
     generator = torch.Generator().manual_seed(rows)
-    return int8.quantize(
-        torch.randn(rows, columns, generator=generator, dtype=torch.float64).bfloat16(), torch.bfloat16
-    )
+    weight = torch.randn(rows, columns, generator=generator, dtype=torch.float64).bfloat16()
+    return int8.quantize(weight, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("tokens", "rows", "columns"),
-    [(1, 96, 64), (3, 100, 96), (17, 33, 32), (70, 64, 128), (200, 64, 128), (2, 7, 50), (1, 5, 4100)],
+    [
+        (1, 96, 64),
+        (3, 100, 96),
+        (17, 33, 32),
+        (64, 64, 128),
+        (65, 64, 128),
+        (200, 64, 128),
+        (2, 7, 50),
+        (1, 5, 4100),
+    ],
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bool) -> None:
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, columns, generator=generator, dtype=torch.float64).bfloat16()
     b = torch.randn(rows, generator=generator, dtype=torch.float64).bfloat16() if bias else None
-    weight = quantized(rows, columns)
+    [weight] = prepared(quantized(rows, columns))
+    assert isinstance(weight, QuantizedTensor)
     ran = check("linear", lambda d: (x.to(d), weight, None if b is None else b.to(d)), dtype)
-    assert ran == (["torch-int8-cpu"] if dtype == torch.bfloat16 and tokens < 192 and columns % 16 == 0 else [])
+    assert ran == (["cpu-lanes"] if tokens <= 64 else []) + ["cpu-lanes-dequantized"]
 
 
 def test_the_choice_is_explained() -> None:
     weight = quantized(8, 32)
-    [fast, *_, reference] = explain("linear", torch.zeros(1, 32), weight, None)
-    assert fast == ("torch-int8-cpu", "32 columns of torch.float32 on cpu, not bfloat16 in vectors of 16 on cpu")
+    [few, many, *_, reference] = explain("linear", torch.zeros(1, 32), weight, None)
+    assert few == ("cpu-lanes", "the weight is int8") and many[1] == "the weight is int8"
     assert reference == ("reference", "ok")
-    assert explain("linear", torch.zeros(192, 32, dtype=torch.bfloat16), weight, None)[0][1].startswith("192 rows")
+    [laned] = prepared(weight)
+    assert explain("linear", torch.zeros(65, 32), laned, None)[0][1].startswith("65 rows: dequantizing first")
+    assert explain("linear", torch.zeros(1, 32).double(), laned, None)[1][1] == "x is float64"
 
 
 def test_int8_is_within_half_a_step_of_the_weight() -> None:

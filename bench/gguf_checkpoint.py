@@ -1,0 +1,69 @@
+"""A random Llama as a GGUF file, in the shape of `bench.checkpoint`: blocks of random codes under one scale, since
+speed does not depend on what the weights say. The vocabulary only has to exist."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from bench.checkpoint import SHAPE
+
+Kind = gguf.GGMLQuantizationType
+SCALE = 0.004  # of a code of 4 bits: as random weights of a standard deviation of 0.02
+
+
+def make(file: Path, form: str) -> None:
+    """form: `Q4_0` or `Q8_0`, of every matrix; the head is the embedding."""
+    hidden, ffn, vocabulary = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["vocab_size"]
+    queries = SHAPE["num_attention_heads"] * SHAPE["head_dim"]
+    keys = SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(SHAPE["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(SHAPE["num_hidden_layers"])
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(SHAPE["num_attention_heads"])
+    writer.add_head_count_kv(SHAPE["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(SHAPE["head_dim"])
+    writer.add_rope_freq_base(500_000.0)
+    writer.add_vocab_size(vocabulary)
+    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{form}"))
+    writer.add_tokenizer_model("llama")
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *bytes_, *(f"t{i}" for i in range(vocabulary - 259))]
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(i) for i in range(vocabulary)])
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (vocabulary - 259)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    generator = np.random.default_rng(0)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        writer.add_tensor(name, blocks(generator, rows, columns, form), raw_dtype=Kind[form])
+
+    matrix("token_embd.weight", vocabulary, hidden)
+    writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+    for i in range(SHAPE["num_hidden_layers"]):
+        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(hidden, np.float32))
+        writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(hidden, np.float32))
+        matrix(f"blk.{i}.attn_q.weight", queries, hidden)
+        matrix(f"blk.{i}.attn_k.weight", keys, hidden)
+        matrix(f"blk.{i}.attn_v.weight", keys, hidden)
+        matrix(f"blk.{i}.attn_output.weight", hidden, queries)
+        matrix(f"blk.{i}.ffn_gate.weight", ffn, hidden)
+        matrix(f"blk.{i}.ffn_up.weight", ffn, hidden)
+        matrix(f"blk.{i}.ffn_down.weight", hidden, ffn)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def blocks(generator: np.random.Generator, rows: int, columns: int, form: str) -> np.ndarray:
+    """uint8 [rows, bytes of a row]"""
+    _, size = gguf.GGML_QUANT_SIZES[Kind[form]]
+    packed = generator.integers(0, 256, (rows * columns // 32, size), dtype=np.uint8)
+    scale = SCALE if form == "Q4_0" else SCALE / 16
+    packed[:, :2] = np.array([scale], np.float16).view(np.uint8)
+    return packed.reshape(rows, -1)

@@ -1,0 +1,61 @@
+"""`localllm diff`: how far one model is from another."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from localllm.cli import io, options
+from localllm.cli.io import AnswerWriter, note, status
+from localllm.cli.loading import fetch_missing
+from localllm.cli.quality_page import text_of
+from localllm.quality.report import as_dict
+from localllm.quality.text import EVALUATION_NAME, MOST_TOKENS, WINDOW
+from localllm.settings import Settings
+
+
+def diff(
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", hidden=True)],
+    other: Annotated[str, typer.Argument(metavar="OTHER", hidden=True)],
+    text: Annotated[
+        str | None, options.option("--text", text="Measure on this text; - is stdin.", metavar="FILE")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Of the text, at most.", metavar="N", min=1)] = MOST_TOKENS,
+    window: Annotated[
+        int | None,
+        options.option("--window", text=f"Tokens that are seen at once, else {WINDOW}.", metavar="N"),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    dtype_b: Annotated[
+        str | None, options.option("--dtype-b", text="The same of OTHER, if it is another.", metavar="DTYPE")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure how far one model is from another.
+
+    REFERENCE and OTHER are models of one tokenizer, a model and what was quantized from it, say, each a name of
+    `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Both read a text, of the project's own
+    unless one is named: perplexity, KL divergence, how often their likeliest tokens agree, the layers' outputs,
+    greedy answers and the speed of one run are told. docs/quality.md explains each number.
+    """
+    out = AnswerWriter()
+    settings = Settings.from_environment()
+    content, text_name = (None, EVALUATION_NAME) if text is None else (io.read_text(text), io.called(text))
+    for name, kind in ((reference, dtype), (other, dtype_b or dtype)):
+        fetch_missing(name, settings, device=device, dtype=kind, context=window)
+    with status(f"comparing {other} with {reference}"):
+        from localllm.comparison.compare import compare
+        from localllm.comparison.subject import subject
+
+        quality = compare(
+            subject(reference, settings, device=device, dtype=dtype),
+            subject(other, settings, device=device, dtype=dtype_b or dtype),
+            settings,
+            content,
+            text_name=text_name,
+            window=window,
+            tokens=tokens,
+            note=note,
+        )
+    out.write((json.dumps(as_dict(quality), indent=1) if as_json else text_of(quality)) + "\n")

@@ -1,0 +1,129 @@
+"""What a person reads of how far one model is from another: `diff`, `quantize` and `show` print it. No line over
+80 characters unless a word is that long. Needs no torch."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from localllm import units
+from localllm.cli import report
+from localllm.quality.report import Answers, Error, Estimate, Quality, Side
+
+VALUE_WIDTH = 62  # characters beside the longest name
+WORST = 5  # layers, and matrices, that are shown
+
+Rows = list[tuple[str, str]]
+
+
+def text_of(quality: Quality) -> str:
+    """The whole page, without a line break at its end."""
+    errors = [
+        _worst("WORST MATRICES", quality.matrices),
+        _worst("WORST LAYERS", quality.layers),
+    ]
+    said = [_answers(answers) for answers in quality.answers]
+    return "\n\n".join([_subject(quality), _sides(quality), _distance(quality), *filter(None, errors), *said])
+
+
+def _subject(quality: Quality) -> str:
+    text, recipe = quality.text, quality.recipe or {}
+    told = ", ".join(f"{name} {value}" for name, value in recipe.items() if value is not None)
+    return report.columns(
+        [
+            *_wrapped("reference", quality.reference.name),
+            *_wrapped("compared", quality.other.name),
+            *(_wrapped("recipe", told) if recipe else []),
+            *_wrapped(
+                "text",
+                f"{text.name}: {text.tokens} tokens in windows of {text.window}, {text.scored} of them scored",
+            ),
+        ]
+    )
+
+
+def _sides(quality: Quality) -> str:
+    sides, distance = (quality.reference, quality.other), quality.distance
+
+    def speeds(name: str, found: Sequence[float | None]) -> list[tuple[str, ...]]:
+        rates = [units.rate(math.nan if rate is None else rate) for rate in found]
+        return [(name, *rates)] if any(rate is not None for rate in found) else []
+
+    def cache(side: Side) -> str:
+        return side.kv_dtype or side.dtype
+
+    return report.table(
+        [
+            ("", "REFERENCE", "COMPARED"),
+            ("weights", *(units.size(side.weight_bytes) for side in sides)),
+            ("computes in", *(side.dtype for side in sides)),
+            *([("KV cache in", *map(cache, sides))] if any(side.kv_dtype for side in sides) else []),
+            ("perplexity", *map(_estimate, (distance.reference_perplexity, distance.other_perplexity))),
+            *speeds("text, one run", [side.text_tokens_per_s for side in sides]),
+            *speeds("decoding, one run", [side.decode_tokens_per_s for side in sides]),
+        ]
+    )
+
+
+def _distance(quality: Quality) -> str:
+    distance = quality.distance
+    ratio, divergence = distance.log_ratio, distance.divergence
+    growth = math.expm1(ratio.value)
+    return report.columns(
+        [
+            ("perplexity changes by", f"{_signed(growth)} ± {_percent(math.exp(ratio.value) * ratio.error)}"),
+            ("KL divergence, nats", f"{_estimate(divergence.mean)} on average"),
+            ("", f"{_number(divergence.median)} median, {_number(divergence.p99)} at 99%"),
+            ("", f"{_number(divergence.max)} at most"),
+            ("same likeliest token", f"{_percent(distance.same_top.value)} ± {_percent(distance.same_top.error)}"),
+            (
+                "right token's chance",
+                f"{_signed(distance.right_token.value)} ± {_percent(distance.right_token.error)} on average",
+            ),
+            ("", f"{_percent(distance.right_token_rms)} root mean square"),
+        ]
+    )
+
+
+def _worst(head: str, errors: Sequence[Error]) -> str:
+    found = sorted(errors, key=lambda error: -error.relative)[:WORST]
+    rows = [(head, "OUTPUT OFF BY"), *((error.name, _percent(error.relative)) for error in found)]
+    return report.table(rows) if found else ""
+
+
+def _answers(answers: Answers) -> str:
+    return report.columns(
+        [
+            *_wrapped("prompt", repr(answers.prompt)),
+            ("answers", f"{answers.same} of {answers.tokens} tokens are the same before the first that differs"),
+            *(_wrapped("both", repr(answers.common)) if answers.common else []),
+            *(
+                [*_wrapped("reference", repr(answers.reference)), *_wrapped("compared", repr(answers.other))]
+                if answers.same < answers.tokens
+                else []
+            ),
+        ]
+    )
+
+
+def _estimate(estimate: Estimate) -> str:
+    return f"{_number(estimate.value)} ± {_number(estimate.error, digits=3)}"
+
+
+def _number(value: float, digits: int = 4) -> str:
+    if value == 0:
+        return "0"
+    return f"{value:.{digits}g}" if 1e-4 <= abs(value) < 10**digits else f"{value:.{digits - 1}e}"
+
+
+def _percent(share: float) -> str:
+    """Two places, and two digits of what is too small for them."""
+    return f"{share:.2%}" if abs(share) >= 1e-3 or share == 0 else f"{100 * share:.2g}%"
+
+
+def _signed(share: float) -> str:
+    return ("+" if share > 0 else "") + _percent(share)
+
+
+def _wrapped(name: str, text: str) -> Rows:
+    lines = textwrap.wrap(text, VALUE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [(name if i == 0 else "", line) for i, line in enumerate(lines)]

@@ -1,0 +1,173 @@
+"""INT4 and INT8 as the CPU's kernels read them: 16 rows side by side, one in each lane of a vector.
+
+A tile is 16 rows. Of a tile lie one after another the vectors of all its columns: in INT8 a vector holds columns
+4c .. 4c + 3 of each row; in INT4 the low halves hold columns 32u + 4c .. 32u + 4c + 3 and the high halves those 16
+further on, as they lie in GGUF's Q4_0. What is no whole tile or group is filled up with zeros.
+
+Parts, K being the columns filled up to whole groups:
+- q: int8 [tiles, K / 4, 16, 4], or uint8 [tiles, K / 8, 16, 4] with codes of 0 to 15;
+- scale: [tiles, groups, 16] in float16, bfloat16 or float32;
+- zero: [tiles, groups, 16], int8 or uint8 as q; or minimum, as scale: w = code * scale - minimum. Without either
+  the zero point of INT4 is 8;
+- of GGUF's K-quants scale and minimum are int8 factors of block_scale and block_minimum, float16 [tiles, blocks,
+  16];
+- columns: as `groups.py` says.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.quant.formats import gguf, int4
+from localllm.quant.formats.groups import spread
+from localllm.quant.packing import GGUF_LANES, INT4, INT4_LANES, INT8, INT8_LANES, ROWS, lanes_group
+from localllm.quant.tensor import QuantizedTensor
+
+COLUMNS_A_WORD = {INT4_LANES: 8, INT8_LANES: 4}
+HALF = 16  # columns between the low and the high half of a byte
+FOUR_BITS = ("q4_0", "q4_1", "q2_k", "q3_k", "q4_k")
+AS_THEY_LIE = {"q4_0": INT4_LANES, "q8_0": INT8_LANES}  # their bytes are in this order already
+WEIGHTS_AT_ONCE = 2**21  # what is unpacked on the way stays in the cache
+
+
+def to_lanes(weight: QuantizedTensor) -> QuantizedTensor | None:
+    """The same numbers, or None where the format does not go into lanes."""
+    if weight.format in GGUF_LANES:
+        return in_pieces(weight, gguf_piece)
+    bits = {INT4: 4, INT8: 8}.get(weight.format)
+    if bits is None or lanes_group(weight.group, weight.shape[1], bits) is None:
+        return None
+    return in_pieces(weight, integer_piece)
+
+
+def in_pieces(weight: QuantizedTensor, piece) -> QuantizedTensor:
+    """Some rows at a time."""
+    rows, columns = weight.shape
+    most = max(1, WEIGHTS_AT_ONCE // columns // ROWS) * ROWS
+    made: dict[str, Tensor] = {}
+    form, group = "", 0
+    for begin in range(0, rows, most):
+        form, group, parts = piece(weight, slice(begin, begin + most))
+        for name, part in parts.items():
+            if name not in made:
+                made[name] = part.new_empty(-(-rows // ROWS), *part.shape[1:])
+            made[name][begin // ROWS : begin // ROWS + len(part)] = part
+    if "columns" in weight.parts:
+        made["columns"] = weight.parts["columns"]
+    return QuantizedTensor(form, weight.shape, made, group)
+
+
+Piece = tuple[str, int, dict[str, Tensor]]  # format, group, parts
+
+
+def gguf_piece(weight: QuantizedTensor, rows: slice) -> Piece:
+    columns, packed = weight.shape[1], weight.parts[gguf.PART][rows]
+    blocks = packed.unflatten(1, (-1, gguf.BY_NAME[weight.format].block_bytes))
+    if form := AS_THEY_LIE.get(weight.format):
+        scale = blocks[..., :2].contiguous().view(torch.float16).flatten(1)
+        codes = blocks[..., 2:].contiguous().flatten(1)
+        q = side_by_side(codes if form == INT4_LANES else codes.view(torch.int8))
+        return form, columns // scale.shape[1], {"q": q, "scale": by_lane(scale)}
+    apart = gguf.TAKE_APART[weight.format](blocks.flatten(0, 1))
+    count = len(packed)
+    form = INT4_LANES if weight.format in FOUR_BITS else INT8_LANES
+    codes = apart.codes.reshape(count, columns)
+    if form == INT8_LANES:
+        codes = codes.to(torch.int8)
+    elif apart.minimum is None:
+        codes = (codes + int4.MIDDLE).to(torch.uint8)
+    found = {"scale": apart.scale, "minimum": apart.minimum}
+    if apart.factor is not None:
+        found = {"scale": apart.factor, "minimum": apart.minimum_factor, "block_scale": apart.scale}
+        found["block_minimum"] = apart.minimum
+    parts = {name: by_lane(part.reshape(count, -1)) for name, part in found.items() if part is not None}
+    return form, columns // parts["scale"].shape[1], {"q": laned(codes, form), **parts}
+
+
+def integer_piece(weight: QuantizedTensor, rows: slice) -> Piece:
+    columns, form = weight.shape[1], INT4_LANES if weight.format == INT4 else INT8_LANES
+    group = lanes_group(weight.group, columns, 4 if form == INT4_LANES else 8)
+    assert group is not None
+    codes = weight.parts["q"][rows]
+    if form == INT4_LANES:
+        codes = int4.unpack(codes, columns)
+    stored = -(-columns // max(group, 2 * HALF)) * max(group, 2 * HALF)
+    groups, codes = stored // group, F.pad(codes, (0, stored - columns))
+    numbers = {name: weight.parts[name][rows] for name in ("scale", "zero") if name in weight.parts}
+    wide = weight.group or columns
+    again = -(-wide // group)  # how many parts a group is cut into
+    cut = {name: part.repeat_interleave(again, 1)[:, :groups] for name, part in numbers.items()}
+    cut = {name: F.pad(part, (0, groups - part.shape[1])) for name, part in cut.items()}
+    return form, group, {"q": laned(codes, form), **{name: by_lane(part) for name, part in cut.items()}}
+
+
+def laned(codes: Tensor, form: str) -> Tensor:
+    """[rows, K], int8 or uint8 of 0 to 15 -> q"""
+    if form == INT8_LANES:
+        return side_by_side(codes)
+    low, high = codes.unflatten(1, (-1, 2, HALF)).unbind(2)
+    return side_by_side((low | (high << 4)).flatten(1))
+
+
+def side_by_side(rows: Tensor) -> Tensor:
+    """Bytes [rows, n] -> [tiles, n / 4, 16, 4]"""
+    words = filled(rows.contiguous()).view(torch.int32)
+    return words.unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous().view(rows.dtype).unflatten(-1, (ROWS, 4))
+
+
+def by_lane(part: Tensor) -> Tensor:
+    """[rows, groups] -> [tiles, groups, 16]"""
+    return filled(part).unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous()
+
+
+def filled(rows: Tensor) -> Tensor:
+    missing = -len(rows) % ROWS
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def by_row(part: Tensor) -> Tensor:
+    """[tiles, groups, 16] -> [rows, groups] float32"""
+    return part.transpose(1, 2).flatten(0, 1).float()
+
+
+def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """[out, in] in `dtype`, computed in float32."""
+    parts, (rows, columns) = weight.parts, weight.shape
+    flat = parts["q"].transpose(1, 2).flatten(2).flatten(0, 1)  # [out, bytes]
+    stored = flat.shape[1]
+    if weight.format == INT4_LANES:
+        flat = torch.stack((flat & 15, flat >> 4), 1).unflatten(2, (-1, HALF)).transpose(1, 2).flatten(1)
+        stored *= 2
+    scale = by_row(parts["scale"])
+    group = stored // scale.shape[1]
+    if "block_scale" in parts:
+        wide = stored // parts["block_scale"].shape[1] // group
+        scale = spread(by_row(parts["block_scale"]), wide, scale.shape[1]) * scale
+    middle = int4.MIDDLE if weight.format == INT4_LANES and "minimum" not in parts else 0
+    zero = spread(by_row(parts["zero"]), group, stored) if "zero" in parts else middle
+    found = (flat.float() - zero) * spread(scale, group, stored)
+    if "minimum" in parts:
+        minimum = by_row(parts["minimum"])
+        if "block_minimum" in parts:
+            wide = stored // parts["block_minimum"].shape[1] // group
+            minimum = spread(by_row(parts["block_minimum"]), wide, minimum.shape[1]) * minimum
+        found -= spread(minimum, group, stored)
+    found = found[:rows, :columns]
+    if "columns" in parts:
+        found = torch.empty_like(found).index_copy_(1, parts["columns"], found)
+    return found.to(dtype)
+
+
+def stacked(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+    """One weight below the other; None where they differ in more than their rows, or end inside a tile."""
+    first = weights[0]
+    kinds = {
+        (w.format, w.group, w.shape[1], tuple((n, p.dtype, p.shape[1:]) for n, p in w.parts.items()))
+        for w in weights
+    }
+    if len(kinds) > 1 or "columns" in first.parts or any(w.shape[0] % ROWS for w in weights[:-1]):
+        return None
+    parts = {name: torch.cat([w.parts[name] for w in weights]) for name in first.parts}
+    return QuantizedTensor(first.format, (sum(w.shape[0] for w in weights), first.shape[1]), parts, first.group)

@@ -1,0 +1,105 @@
+"""Programs to machine code, and machine code on as many cores as torch uses.
+
+The parts run on torch's own threads, through the OpenMP runtime that it brings: a second set of threads would
+fight with them for the cores.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import torch
+
+from localllm.runtime.kernels.cpu.program import Program
+from localllm.runtime.kernels.threads import in_parts
+
+VNNI = ("avx512vnni", "avx512bw")
+# What a thread of OpenMP begins with: which of them it is, and how many there are, the last of the arguments.
+ENTRY = """
+define void @{name}_thread(ptr %arguments) {{
+  %slot = getelementptr i64, ptr %arguments, i64 {count}
+  %parts = load i64, ptr %slot
+  %number = call i32 inttoptr (i64 {thread_number} to ptr)()
+  %part = zext i32 %number to i64
+  call void @{name}(ptr %arguments, i64 %part, i64 %parts)
+  ret void
+}}
+"""
+
+
+class Compiled:
+    """A program that can be called: with the integers that it takes, addresses and counts."""
+
+    def __init__(self, write: Callable[[Program], None], name: str, count: int):
+        """write: lays out the program; count: of its arguments."""
+        program = Program(name, vnni=all(features().get(feature) for feature in VNNI))
+        write(program)
+        text = program.finish()
+        if openmp():
+            text += ENTRY.format(name=name, count=count, thread_number=address(openmp().omp_get_thread_num))
+        self.engine = machine_code(text)
+        self.slots: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * (count + 1)
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        self.part = kind(self.engine.get_function_address(name))
+        self.thread = openmp() and ctypes.c_void_p(self.engine.get_function_address(f"{name}_thread"))
+
+    def __call__(self, *arguments: int) -> None:
+        """In as many parts as torch uses threads."""
+        parts = torch.get_num_threads()
+        slots = self.slots(*arguments, parts)
+        if parts == 1:
+            self.part(slots, 0, 1)
+        elif self.thread:
+            openmp().GOMP_parallel(self.thread, slots, parts, 0)
+        else:
+            in_parts(lambda part, parts: self.part(slots, part, parts))
+
+    def alone(self, *arguments: int) -> None:
+        """In one part, by the thread that calls."""
+        self.part(self.slots(*arguments, 1), 0, 1)
+
+
+@functools.cache
+def openmp() -> Any:
+    """GNU's OpenMP runtime if torch has brought one, else None."""
+    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+    return ctypes.CDLL(str(found[0])) if found else None
+
+
+def address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def features() -> dict[str, bool]:
+    """What the processor has, in LLVM's words; empty where LLVM cannot tell."""
+    try:
+        return dict(llvm.get_host_cpu_features())
+    except RuntimeError:
+        return {}
+
+
+@functools.cache
+def target() -> llvm.Target:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple()
+
+
+def machine_code(text: str) -> llvm.ExecutionEngine:
+    """Optimized for the processor at hand."""
+    machine = target().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=",".join(f"{'+' if there else '-'}{name}" for name, there in sorted(features().items())),
+        opt=3,
+    )
+    module = llvm.parse_assembly(text)
+    module.verify()
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(module, passes)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return engine

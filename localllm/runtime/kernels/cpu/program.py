@@ -1,0 +1,274 @@
+"""The language that CPU kernels are written in: Python that lays out vector instructions, which LLVM compiles for
+the processor at hand when a kernel is first needed. No compiler has to be installed, as for Triton.
+
+A `Program` is a function `(arguments, part, parts)`: `arguments` are addresses and counts, and it does the
+`part`-th of `parts` equal shares. Vectors have 16 lanes of 32 bits; LLVM cuts them to what the processor has.
+Knows nothing of models and tensors.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+LANES = 16
+BYTE, SHORT, INT, LONG, BOOL = (ir.IntType(bits) for bits in (8, 16, 32, 64, 1))
+HALF, FLOAT = ir.HalfType(), ir.FloatType()
+POINTER = ir.PointerType()
+BFLOAT = "bfloat"  # LLVM's own type is not in llvmlite: the upper half of a float
+Element = ir.Type | str
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number or a vector of 16, int32 or float32 unless it is an index (int64) or an address."""
+
+    program: "Program"
+    ir: Any
+
+    @property
+    def is_float(self) -> bool:
+        return isinstance(getattr(self.ir.type, "element", self.ir.type), ir.FloatType)
+
+    def other(self, value: "Value | float") -> Any:
+        if isinstance(value, Value):
+            return value.ir
+        kind = self.ir.type
+        return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
+
+    def of(self, made: Any) -> "Value":
+        return Value(self.program, made)
+
+    def __add__(self, value: "Value | float") -> "Value":
+        b = self.program.builder
+        return self.of((b.fadd if self.is_float else b.add)(self.ir, self.other(value)))
+
+    def __sub__(self, value: "Value | float") -> "Value":
+        b = self.program.builder
+        return self.of((b.fsub if self.is_float else b.sub)(self.ir, self.other(value)))
+
+    def __mul__(self, value: "Value | float") -> "Value":
+        b = self.program.builder
+        return self.of((b.fmul if self.is_float else b.mul)(self.ir, self.other(value)))
+
+    def __truediv__(self, value: "Value | float") -> "Value":
+        b = self.program.builder
+        return self.of((b.fdiv if self.is_float else b.sdiv)(self.ir, self.other(value)))
+
+    def __and__(self, value: "Value | int") -> "Value":
+        return self.of(self.program.builder.and_(self.ir, self.other(value)))
+
+    def __xor__(self, value: "Value | int") -> "Value":
+        return self.of(self.program.builder.xor(self.ir, self.other(value)))
+
+    def __lshift__(self, bits: int) -> "Value":
+        return self.of(self.program.builder.shl(self.ir, self.other(bits)))
+
+    def __rshift__(self, bits: int) -> "Value":
+        """Zeros come in from above."""
+        return self.of(self.program.builder.lshr(self.ir, self.other(bits)))
+
+    def signed_shift(self, bits: int) -> "Value":
+        return self.of(self.program.builder.ashr(self.ir, self.other(bits)))
+
+    def to_float(self) -> "Value":
+        kind = vector(FLOAT) if isinstance(self.ir.type, ir.VectorType) else FLOAT
+        return self.of(self.program.builder.sitofp(self.ir, kind))
+
+    def rounded(self) -> "Value":
+        """To the nearest int32, ties to even."""
+        nearest = self.program.call("llvm.rint.v16f32", vector(FLOAT), self)
+        return self.of(self.program.builder.fptosi(nearest.ir, vector(INT)))
+
+    def splat(self) -> "Value":
+        """One number in all lanes."""
+        kind = vector(self.ir.type)
+        first = self.program.builder.insert_element(ir.Constant(kind, ir.Undefined), self.ir, ir.Constant(INT, 0))
+        lanes = ir.Constant(vector(INT), [0] * LANES)
+        return self.of(self.program.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), lanes))
+
+
+@dataclass
+class Variable:
+    """What a loop changes."""
+
+    program: "Program"
+    place: Any
+    kind: ir.Type
+
+    @property
+    def value(self) -> Value:
+        return Value(self.program, self.program.builder.load(self.place, typ=self.kind))
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        self.program.builder.store(value.ir, self.place)
+
+
+class Program:
+    def __init__(self, name: str, vnni: bool):
+        """vnni: the processor multiplies bytes by fours (AVX-512 VNNI)."""
+        self.name = name
+        self.vnni = vnni
+        self.module = ir.Module(name)
+        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [POINTER, LONG, LONG]), name)
+        self.builder = ir.IRBuilder(self.function.append_basic_block())
+        arguments, part, parts = self.function.args
+        self.arguments = Value(self, arguments)
+        self.part, self.parts = Value(self, part), Value(self, parts)
+
+    def finish(self) -> str:
+        """The program in LLVM's own words."""
+        self.builder.ret_void()
+        return str(self.module)
+
+    def addresses(self, count: int, begin: int = 0) -> list[Value]:
+        return [self.load(POINTER, self.arguments, 8 * i) for i in range(begin, begin + count)]
+
+    def counts(self, count: int, begin: int) -> list[Value]:
+        return [self.load(LONG, self.arguments, 8 * i) for i in range(begin, begin + count)]
+
+    def call(self, name: str, kind: ir.Type, *arguments: Value) -> Value:
+        """One of LLVM's intrinsics."""
+        signature = ir.FunctionType(kind, [a.ir.type for a in arguments])
+        found = self.module.globals.get(name) or ir.Function(self.module, signature, name)
+        return Value(self, self.builder.call(found, [a.ir for a in arguments]))
+
+    def index(self, number: int) -> Value:
+        return Value(self, ir.Constant(LONG, number))
+
+    def number(self, number: float) -> Value:
+        return Value(self, ir.Constant(FLOAT, number))
+
+    def vector(self, number: float, kind: ir.Type = FLOAT) -> Value:
+        """The same number in all lanes."""
+        return Value(self, ir.Constant(vector(kind), [number] * LANES))
+
+    def variable(self, start: Value) -> Variable:
+        with self.builder.goto_entry_block():
+            place = self.builder.alloca(start.ir.type)
+        made = Variable(self, place, start.ir.type)
+        made.value = start
+        return made
+
+    @contextmanager
+    def loop(self, begin: Value, end: Value, step: int = 1) -> Iterator[Value]:
+        at = self.variable(begin)
+        head, body, after = (self.builder.append_basic_block() for _ in range(3))
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        now = at.value
+        self.builder.cbranch(self.builder.icmp_signed("<", now.ir, end.ir), body, after)
+        self.builder.position_at_end(body)
+        yield now
+        at.value = now + step
+        self.builder.branch(head)
+        self.builder.position_at_end(after)
+
+    def share(self, count: Value) -> tuple[Value, Value]:
+        """Begin and end of this part's share of 0 .. count - 1."""
+        return count * self.part / self.parts, count * (self.part + 1) / self.parts
+
+    def at(self, address: Value, offset: Value | int) -> Value:
+        """The address some bytes on."""
+        offset = offset if isinstance(offset, Value) else self.index(offset)
+        return Value(self, self.builder.gep(address.ir, [offset.ir], source_etype=BYTE))
+
+    def load(self, kind: ir.Type, address: Value, offset: Value | int = 0) -> Value:
+        return Value(self, self.builder.load(self.at(address, offset).ir, typ=kind, align=1))
+
+    def load_floats(self, kind: Element, address: Value, offset: Value | int = 0) -> Value:
+        """16 numbers of another type, as float32."""
+        if kind == BFLOAT:
+            wide = self.builder.zext(self.load(vector(SHORT), address, offset).ir, vector(INT))
+            return Value(self, self.builder.bitcast((Value(self, wide) << 16).ir, vector(FLOAT)))
+        found = self.load(vector(kind), address, offset)
+        return found if kind == FLOAT else Value(self, self.builder.fpext(found.ir, vector(FLOAT)))
+
+    def load_bytes(self, address: Value, offset: Value | int, signed: bool) -> Value:
+        """16 bytes, as int32."""
+        found = self.load(vector(BYTE), address, offset).ir
+        return Value(self, (self.builder.sext if signed else self.builder.zext)(found, vector(INT)))
+
+    def load_splat(self, kind: ir.Type, address: Value, offset: Value | int) -> Value:
+        return self.load(kind, address, offset).splat()
+
+    def store(self, value: Value, address: Value, offset: Value | int = 0) -> None:
+        self.builder.store(value.ir, self.at(address, offset).ir, align=1)
+
+    def store_floats(self, value: Value, kind: Element, address: Value, offset: Value | int = 0) -> None:
+        """16 float32, rounded to another type."""
+        if kind == BFLOAT:
+            bits = Value(self, self.builder.bitcast(value.ir, vector(INT)))
+            nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            found = self.builder.trunc(nearest.ir, vector(SHORT))
+            # What is NaN stays so: adding to it may carry into the sign.
+            nan = self.builder.fcmp_unordered("uno", value.ir, value.ir)
+            found = self.builder.select(nan, ir.Constant(vector(SHORT), [0x7FC0] * LANES), found)
+            return self.store(Value(self, found), address, offset)
+        made = value.ir if kind == FLOAT else self.builder.fptrunc(value.ir, vector(kind))
+        return self.store(Value(self, made), address, offset)
+
+    def store_bytes(self, value: Value, address: Value, offset: Value | int) -> None:
+        """The lowest byte of each lane."""
+        self.store(Value(self, self.builder.trunc(value.ir, vector(BYTE))), address, offset)
+
+    def prefetch(self, address: Value, offset: int) -> None:
+        """Into the second cache: `offset` bytes ahead."""
+        how = (Value(self, ir.Constant(INT, n)) for n in (0, 2, 1))
+        self.call("llvm.prefetch.p0", ir.VoidType(), self.at(address, offset), *how)
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        return self.call("llvm.fma.v16f32", vector(FLOAT), a, b, c)
+
+    def largest(self, a: Value, b: Value) -> Value:
+        """Of what is NaN and what is not, what is not."""
+        return self.call("llvm.maxnum.v16f32", vector(FLOAT), a, b)
+
+    def magnitude(self, a: Value) -> Value:
+        return self.call("llvm.fabs.v16f32", vector(FLOAT), a)
+
+    def maximum(self, a: Value) -> Value:
+        """The largest number of 16."""
+        return self.call("llvm.vector.reduce.fmax.v16f32", FLOAT, a)
+
+    def total(self, a: Value) -> Value:
+        """The sum of 16 int32."""
+        return self.call("llvm.vector.reduce.add.v16i32", INT, a)
+
+    def any_nan(self, a: Value) -> Value:
+        """Of 16 numbers that are zero or NaN: zero, or NaN."""
+        bits = Value(self, self.builder.bitcast(a.ir, vector(INT)))
+        return Value(self, self.builder.bitcast(self.call("llvm.vector.reduce.or.v16i32", INT, bits).ir, FLOAT))
+
+    def dot(self, into: Value, unsigned: Value, signed: Value) -> Value:
+        """Adds to each int32 the products of its four bytes: those of `unsigned` 0 .. 255, of `signed` -128 ..
+        127."""
+        if self.vnni:
+            return self.call("llvm.x86.avx512.vpdpbusd.512", vector(INT), into, unsigned, signed)
+        pairs = ir.VectorType(SHORT, 2 * LANES)
+        u, s = (Value(self, self.builder.bitcast(v.ir, pairs)) for v in (unsigned, signed))
+        eight = ir.Constant(pairs, [8] * 2 * LANES)
+        low = Value(self, self.builder.and_(u.ir, ir.Constant(pairs, [255] * 2 * LANES)))
+        high = Value(self, self.builder.lshr(u.ir, eight))
+        signed_low = Value(self, self.builder.ashr(self.builder.shl(s.ir, eight), eight))
+        signed_high = Value(self, self.builder.ashr(s.ir, eight))
+        return into + self.pairwise(low, signed_low) + self.pairwise(high, signed_high)
+
+    def pairwise(self, a: Value, b: Value) -> Value:
+        """32 int16 each -> 16 int32, a[2i] * b[2i] + a[2i + 1] * b[2i + 1]: one instruction where there is one."""
+        product = None
+        for first in (0, 1):
+            lanes = ir.Constant(vector(INT), list(range(first, 2 * LANES, 2)))
+            x, y = (self.builder.sext(self.builder.shuffle_vector(v.ir, v.ir, lanes), vector(INT)) for v in (a, b))
+            one = Value(self, self.builder.mul(x, y))
+            product = one if product is None else product + one
+        assert product is not None
+        return product
+
+
+def vector(kind: Any) -> ir.VectorType:
+    return ir.VectorType(kind, LANES)

@@ -1,0 +1,142 @@
+"""`localllm diff` with real models: what it prints, as a table and as JSON, and its exit codes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from localllm.cli.app import main
+from localllm.quality.report import FILE, Quality, read, write
+from tests.hub.folders import write_model
+from tests.quality.example import QUALITY
+from tests.shared import shared
+
+
+@pytest.fixture
+def diff(capsys):
+    """Arguments in; exit code, stdout and stderr out."""
+
+    def run(*arguments):
+        code = main(["diff", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_a_model_in_two_types_as_json(diff, tmp_path):
+    code, out, err = diff("demo", "demo", "--dtype", "float32", "--dtype-b", "bfloat16", "--tokens", 300, "--json")
+    assert (code, err) == (0, "")
+    (tmp_path / FILE).write_text(out)
+    found = read(tmp_path)  # what it prints is the report that is stored
+    assert isinstance(found, Quality)
+    assert (found.reference.dtype, found.other.dtype) == ("float32", "bfloat16")
+    assert 0 < found.distance.divergence.mean.value < 0.01
+    assert 0 < found.distance.divergence.median < found.distance.divergence.p99 <= found.distance.divergence.max
+    assert 0.9 < found.distance.same_top.value <= 1
+    assert [error.name for error in found.layers] == [f"layer {i}" for i in range(6)]
+    assert all(0 < error.relative < 0.1 for error in found.layers)
+    assert found.reference.weight_bytes == json.loads(out)["other"]["weight_bytes"] == 5_968_904 - header_bytes()
+    assert found.recipe is None
+
+
+def header_bytes():
+    from localllm.hub.catalog import boxed_folder, catalog
+
+    with (boxed_folder(catalog()["demo"]) / "model.safetensors").open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def test_the_program_compares_safetensors_with_gguf():
+    """As a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "localllm", "diff", shared("stories260K"), shared("stories260K-f32.gguf")],
+        input=b"",
+        capture_output=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    page = done.stdout.decode()
+    assert max(map(len, page.splitlines())) <= 80
+    lines = {line.split("  ")[0]: " ".join(line.split("  ")[1:]).strip() for line in page.splitlines()}
+    assert (lines["reference"], lines["compared"]) == ("stories260K", "stories260K-f32")
+    assert lines["perplexity changes by"] == "0.00% ± 0.00%"
+    assert lines["same likeliest token"] == "100.00% ± 0.00%"
+    assert page.count("64 of 64 tokens are the same") == 2
+
+
+def test_a_text_of_ones_own_from_a_file_and_from_stdin(diff, tmp_path, monkeypatch):
+    file = tmp_path / "text.txt"
+    file.write_text("Once upon a time there was a fox. " * 40)
+    code, out, err = diff("demo", "demo", "--text", file, "--window", 50, "--json")
+    assert (code, err) == (0, "")
+    from_file = json.loads(out)
+    assert (from_file["text"]["name"], from_file["text"]["window"]) == (str(file), 50)
+    with file.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        from_stdin = json.loads(diff("demo", "demo", "--text", "-", "--window", "50", "--json")[1])
+    assert from_stdin["text"] == from_file["text"] | {"name": "stdin"}
+    assert from_stdin["distance"] == from_file["distance"]
+    assert from_stdin["distance"]["reference_perplexity"]["value"] < 200  # what the demo was made for
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["demo", "no/such-model", "--text", "/nowhere"], 2, "/nowhere cannot be read: No such file"),
+        (["demo", "./nowhere"], 8, "there is no folder or file ./nowhere"),
+        (["demo", "demo", "--tokens", "40"], 2, "64 at least are needed"),
+        (["demo", "demo", "--tokens", "0"], 2, "--tokens"),
+        (["demo", "demo", "--window", "1025"], 2, "a window of 1025 tokens is asked for; both models know 1024"),
+        (["demo", "demo", "--window", "1"], 2, "a window of 1 tokens is asked for"),
+        (["demo", "demo", "--window", "0"], 2, "a window of 0 tokens is asked for"),
+        (["demo", "demo", "--dtype-b", "int3"], 2, "there is no dtype 'int3'"),
+        (["demo", "demo", "--device", "cuda:7"], 3, "no"),
+        (["demo"], 2, "missing argument 'OTHER'"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(diff, arguments, code, message):
+    found, out, err = diff(*arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_models_of_two_tokenizers_are_refused(diff):
+    code, out, err = diff("demo", shared("stories260K"))
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: token 0 is '<|begin|>' in demo and '<unk>' in stories260K; name two models of one tokenizer\n"
+    )
+
+
+def test_text_that_is_not_utf8_is_refused(diff, tmp_path):
+    file = tmp_path / "latin1.txt"
+    file.write_bytes(b"caf\xe9")
+    code, _, err = diff("demo", "demo", "--text", file)
+    assert (code, "is not valid UTF-8 at byte 3" in err) == (2, True)
+
+
+def test_show_tells_the_report_of_a_model_that_has_one(localllm, tmp_path):
+    folder = write_model(tmp_path / "tiny")
+    write(QUALITY, folder)
+    code, out, err = localllm("show", str(folder))
+    assert (code, err) == (0, "")
+    assert "hidden size" in out
+    assert "KL divergence, nats     0.0123 ± 0.0004 on average" in out
+    shown = json.loads(localllm("show", str(folder), "--json")[1])
+    assert shown["quality"]["distance"]["same_top"] == {"value": 0.951, "error": 0.0042}
+    (folder / FILE).unlink()
+    assert json.loads(localllm("show", str(folder), "--json")[1])["quality"] is None
+
+
+def test_show_tells_a_report_that_cannot_be_read_and_the_rest(localllm, tmp_path):
+    folder = write_model(tmp_path / "tiny")
+    (folder / FILE).write_text('{"version": 1, "reference": 3}')
+    code, out, err = localllm("show", str(folder))
+    assert (code, "hidden size" in out) == (0, True)
+    assert err.startswith(f"note: {folder / FILE} cannot be used: the report has no distance; measure again")
+    assert json.loads(localllm("show", str(folder), "--json")[1])["quality"] is None

@@ -1,0 +1,146 @@
+"""Products with weights in lanes, against the dequantized weight in float64."""
+
+import llvmlite.binding as llvm
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.quant.dequantize import dequantize
+from localllm.quant.formats.lanes import to_lanes
+from localllm.quant.packing import GGUF_LANES
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels.cpu import programs
+from localllm.runtime.kernels.cpu.compile import target
+from localllm.runtime.kernels.cpu.layout import Layout
+from localllm.runtime.kernels.cpu.products import few_rows, many_rows
+from localllm.runtime.kernels.cpu.program import Program
+from tests.quant.test_lanes import blocks, integers
+
+WAYS = {"few": few_rows, "many": many_rows}
+# Of sum |x| |w|: what the planes of x, and the result in its dtype, round off.
+BOUND = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+
+def laned(weight: QuantizedTensor) -> QuantizedTensor:
+    found = to_lanes(weight)
+    assert found
+    return found
+
+
+def rows_of(count: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, columns, generator=torch.Generator().manual_seed(count)).to(dtype)
+
+
+def check(weight: QuantizedTensor, way: str, dtype: torch.dtype) -> None:
+    exact = dequantize(weight, torch.float64)
+    for count in (1, 3, 9):
+        x = rows_of(count, weight.shape[1], dtype)
+        y = WAYS[way](x, laned(weight))
+        assert y.dtype == dtype and y.shape == (count, weight.shape[0])
+        size = x.double().abs() @ exact.abs().T
+        assert ((y.double() - x.double() @ exact.T).abs() <= BOUND[dtype] * size).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", GGUF_LANES)
+def test_blocks_of_gguf(form: str, dtype: torch.dtype, way: str) -> None:
+    check(blocks(form, 37, 512), way, dtype)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("form", ["int4", "int8"])
+@pytest.mark.parametrize("group", [None, 16, 32, 128])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_whole_numbers(form: str, group: int | None, zeros: bool, dtype: torch.dtype, way: str) -> None:
+    check(integers(form, 21, 300, group, zeros=zeros), way, dtype)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_columns_in_another_order(way: str) -> None:
+    weight = integers("int4", 16, 64, 32)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    check(QuantizedTensor("int4", weight.shape, weight.parts | {"columns": order}, 32), way, torch.float32)
+
+
+@pytest.mark.parametrize("form", ["q4_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_the_others_of_few(form: str, dtype: torch.dtype) -> None:
+    weight, x = laned(blocks(form, 37, 512)), rows_of(7, 512, dtype)
+    together = few_rows(x, weight)
+    for i in range(len(x)):
+        assert torch.equal(few_rows(x[i : i + 1], weight)[0], together[i])
+
+
+def test_a_row_does_not_depend_on_the_threads() -> None:
+    weight, x = laned(blocks("q8_0", 100, 512)), rows_of(3, 512, torch.float32)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = few_rows(x, weight)
+        torch.set_num_threads(3)
+        assert torch.equal(few_rows(x, weight), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_what_is_not_a_number_stays_so(way: str, odd: float) -> None:
+    weight, x = laned(blocks("q4_0", 16, 64)), rows_of(2, 64, torch.float32)
+    x[0, 40] = odd
+    y = WAYS[way](x, weight)
+    assert not y[0].isfinite().any() and y[1].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-38, 1e-20, 1e30])
+def test_all_sizes_of_x(size: float) -> None:
+    weight = blocks("q8_0", 16, 64)
+    x = rows_of(1, 64, torch.float32) * size
+    expected = x.double() @ dequantize(weight, torch.float64).T
+    bound = 1e-6 * (x.double().abs() @ dequantize(weight, torch.float64).abs().T) + 1e-30
+    assert ((few_rows(x, laned(weight)).double() - expected).abs() <= bound).all()
+
+
+def test_outliers_do_not_spoil_other_groups() -> None:
+    weight = blocks("q8_0", 16, 128)
+    x = rows_of(1, 128, torch.bfloat16)
+    x[0, 3] = 1e6
+    weight.parts["blocks"][:, :34] = 0  # the first group of every row: only the others tell
+    exact = dequantize(weight, torch.float64)
+    error = (few_rows(x, laned(weight)).double() - x.double() @ exact.T).abs()
+    assert (error <= 2.0**-8 * (x.double().abs() @ exact.abs().T)).all()
+
+
+@pytest.mark.parametrize("form", ["q4_0", "q8_0"])
+def test_processors_without_products_of_bytes(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same sums of whole numbers, and therefore the same bits."""
+    from localllm.runtime.kernels.cpu import compile as compiling
+    from localllm.runtime.kernels.cpu import products
+
+    weight, x = laned(blocks(form, 37, 512)), rows_of(5, 512, torch.float32)
+    expected = few_rows(x, weight)
+    monkeypatch.setattr(compiling, "VNNI", ("no such feature",))
+    products.product_program.cache_clear()
+    try:
+        assert torch.equal(few_rows(x, weight), expected)
+    finally:
+        products.product_program.cache_clear()
+
+
+@pytest.mark.parametrize(("triple", "cpu"), [("x86_64-linux", "haswell"), ("aarch64-linux", "neoverse-n1")])
+@pytest.mark.parametrize("form", ["q4_k", "q8_0"])
+def test_the_programs_compile_for_other_processors(triple: str, cpu: str, form: str) -> None:
+    target()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    program = Program("multiply", vnni=False)
+    programs.multiply(program, Layout.of(laned(blocks(form, 16, 256))), 2, 4, torch.bfloat16)
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
+    module = llvm.parse_assembly(program.finish())
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(module, passes)
+    assembly = machine.emit_assembly(module)
+    # One instruction that multiplies and adds pairs, or a lane's worth of products.
+    assert "vpmaddwd" in assembly if cpu == "haswell" else "mla" in assembly or "dot" in assembly
