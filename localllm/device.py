@@ -24,6 +24,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 NO_LIMIT = 2**60  # bytes; the first version of control groups writes 2**63 less a page for no limit
 NVIDIA, DISPLAY = "0x10de", "0x03"  # a maker and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("int8", "fp8")  # of keys and values, beside the model's own
 
 
 def resolve_device(name: str) -> torch.device:
@@ -70,6 +71,22 @@ def dtype_for(name: str, stored: str, kind: str) -> str:
         if wanted == "float16" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "float32"
     return wanted
+
+
+def kv_dtype_for(name: str, dtype: str) -> str:
+    """What keys and values are kept in: `auto` is the model's dtype.
+
+    Raises UsageError for an unknown name, and for a dtype that is not the model's.
+    """
+    if name == "auto":
+        return dtype
+    if name != dtype and name not in KV_DTYPES:
+        if name in DTYPES:
+            said = f"keys and values are asked for in {name}, and the model computes in {dtype}"
+        else:
+            said = f"there is no dtype {name!r} for keys and values"
+        raise UsageError(said, f"name auto, {dtype}, {' or '.join(KV_DTYPES)}")
+    return name
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -32,6 +32,7 @@ from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
 from localllm.plan.runs import Run
+from localllm.quant.vectors import FORMS
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.threads import threads_for
@@ -59,6 +60,7 @@ def load(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    kv_dtype: str = "auto",
     quant: str | None = None,
     context: int | None = None,
     settings: Settings | None = None,
@@ -67,8 +69,10 @@ def load(
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
     device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
-    choice to the settings, and they to the machine); context: most tokens of prompt and answer (None: as many as
-    the model knows and memory holds); force: also where it does not fit, at the price of swapping or worse.
+    choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
+    settings say, else the model's dtype), `int8`, `fp8` or that dtype; context: most tokens of prompt and answer
+    (None: as many as the model knows and memory holds); force: also where it does not fit, at the price of
+    swapping or worse.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -76,7 +80,11 @@ def load(
     if quant is not None:
         raise UsageError(f"quantizing to {quant} while loading is not there yet", "load one stored as INT8")
     place = resolve_device(settings.device if device == "auto" else device)
-    wish = Wish(context, dtype=settings.dtype if dtype == "auto" else dtype)
+    wish = Wish(
+        context,
+        dtype=settings.dtype if dtype == "auto" else dtype,
+        kv_dtype=settings.kv_dtype if kv_dtype == "auto" else kv_dtype,
+    )
     if repo := to_pull(str(model)):
         from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
 
@@ -90,8 +98,9 @@ def load(
     end_ids = Fields(header.generation_config).ids("eos_token_id")
     tokenizer = read_tokenizer(header)
     fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
-    memory = fit.memory or allocate_least(config, fit.weights, fit.dtype, context)
+    memory = fit.memory or allocate_least(config, fit.weights, fit.dtype, context, fit.kv_dtype)
     kind: torch.dtype = getattr(torch, fit.dtype)
+    kept = FORMS.get(fit.kv_dtype, kind)
     threads = threads_for(fit.weights.total, settings.threads)
     setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
     with contextlib.ExitStack() as undo:
@@ -101,14 +110,16 @@ def load(
             template.warm_up()  # its process starts while the weights are read
         with torch.inference_mode():
             decoder = Decoder(config, Source(Weights(header), place, kind), memory.context)
-            runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows)
+            runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept)
         pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows)
         engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
         worker = Worker(engine, tokenizer, threads)
         undo.pop_all()
     eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
     load_s = time.perf_counter() - start
-    return LLM(ref, config, default_params, eos_ids, tokenizer, template, worker, memory, load_s, setup)
+    return LLM(
+        ref, config, default_params, eos_ids, tokenizer, template, worker, memory, fit.kv_dtype, load_s, setup
+    )
 
 
 def read_tokenizer(header: Header) -> Tokenizer:
@@ -130,6 +141,7 @@ class LLM:
         template: ChatTemplate | None,
         worker: Worker,
         memory: Memory,
+        kv_dtype: str,
         load_s: float,
         setup: Run,
     ):
@@ -145,6 +157,7 @@ class LLM:
         self.weight_bytes = memory.weights.total
         self.device = str(worker.engine.runner.device)
         self.dtype = dtype_name(worker.engine.runner.model.dtype)
+        self.kv_dtype = kv_dtype
         self.default_params = default_params
         self.eos_ids = eos_ids
         self.setup = setup
@@ -301,7 +314,7 @@ class LLM:
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
         """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why
         it cannot be kept."""
-        if run := expected.ran(self.setup, self.config, self.memory.weights, metrics):
+        if run := expected.ran(self.setup, self.config, self.memory.weights, self.kv_dtype, metrics):
             runs.record(home, run, note)
 
     def __enter__(self) -> "LLM":

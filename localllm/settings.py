@@ -25,6 +25,10 @@ class Settings:
     """LOCALLLM_THREADS: CPU threads for matrix products. Default: one for small models, else
     as many as the machine has cores"""
 
+    kv_dtype: str = "auto"
+    """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, where `--kv-dtype` is not given. Default:
+    auto"""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Raises UsageError where LOCALLLM_THREADS is not a positive whole number."""
@@ -36,4 +40,5 @@ class Settings:
             device=environment.get("LOCALLLM_DEVICE") or "auto",
             dtype=environment.get("LOCALLLM_DTYPE") or "auto",
             threads=int(threads) if threads else None,
+            kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
         )

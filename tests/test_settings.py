@@ -12,9 +12,9 @@ def test_nothing_set() -> None:
 
 
 def test_everything_set() -> None:
-    names = {"HOME": "/tmp/x", "DEVICE": "cpu", "DTYPE": "float32", "THREADS": "3"}
+    names = {"HOME": "/tmp/x", "DEVICE": "cpu", "DTYPE": "float32", "THREADS": "3", "KV_DTYPE": "int8"}
     settings = Settings.from_environment({f"LOCALLLM_{name}": value for name, value in names.items()})
-    assert settings == Settings(Path("/tmp/x"), "cpu", "float32", 3)
+    assert settings == Settings(Path("/tmp/x"), "cpu", "float32", 3, "int8")
 
 
 @pytest.mark.parametrize("threads", ["0", "-1", "many", ""])

@@ -85,6 +85,7 @@ def make_engine(
     max_running: int = 16,
     context: int = 256,
     rows: int = 24,
+    kv_dtype: torch.dtype | None = None,
 ) -> Engine:
     """`rows`: of recurrent states, where the model has any."""
     header = read_header(folder)
@@ -92,9 +93,9 @@ def make_engine(
     config = describe(header.config)
     rows = rows if state_bytes(config, dtype.itemsize) else 0
     decoder = Decoder(config, Source(Weights(header), CPU, dtype), context)
-    runner = Runner(decoder, blocks, block_size, dtype, CPU, rows)
+    runner = Runner(decoder, blocks, block_size, dtype, CPU, rows, kv_dtype)
     for cache in runner.caches:  # whatever reads a place that was never written is found out
         for tensor in vars(cache).values():
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside
                 tensor.fill_(torch.nan)
     return Engine(runner, BlockPool(blocks, block_size, rows), token_budget, max_running)

@@ -156,20 +156,25 @@ def state_bytes(config: ModelConfig, element_bytes: int) -> int:
     )
 
 
-def bytes_read(config: ModelConfig, weights: WeightBytes, step: Step, element_bytes: int) -> int:
+def bytes_read(
+    config: ModelConfig, weights: WeightBytes, step: Step, element_bytes: int, kv: tuple[int, int] | None = None
+) -> int:
     """What a step has to read, each once: weights, but for the few rows of tables; keys and values; recurrent
-    states. element_bytes: of the cache."""
+    states. element_bytes: of the caches; kv: of a key's or value's element and its scale, where they differ."""
     head = weights.head if any(share.logits for share in step) else 0
     experts = weights.experts * touched_share(config, sum(share.tokens * share.sequences for share in step))
     states = state_bytes(config, element_bytes) * sum(share.sequences for share in step)
-    return weights.layers + head + round(experts) + kv_bytes_read(config, step, element_bytes) + states
+    return weights.layers + head + round(experts) + kv_bytes_read(config, step, *(kv or (element_bytes,))) + states
 
 
-def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int) -> int:
-    """Keys and values that a step's tokens see: of a window only that, and what layers share once for each."""
+def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int, scale_bytes: int = 0) -> int:
+    """Keys and values that a step's tokens see: of a window only that, and what layers share once for each.
+    scale_bytes: as `kv_bytes_per_token`."""
     mixers = [layer.mixer for layer in config.layers]
-    read = (numbers_seen(c) * seen(c, share) * share.sequences for c in mixers for share in step)
-    return sum(read) * element_bytes
+    of_token = [numbers_seen(c) * element_bytes + vectors_seen(c) * scale_bytes for c in mixers]
+    return sum(
+        size * seen(c, share) * share.sequences for c, size in zip(mixers, of_token, strict=True) for share in step
+    )
 
 
 def touched_share(config: ModelConfig, tokens: int) -> float:
@@ -185,6 +190,11 @@ def touched_share(config: ModelConfig, tokens: int) -> float:
 def numbers_seen(c: Mixer) -> int:
     """How many numbers of a cached token a layer reads: those of another layer, too."""
     return 2 * c.kv_heads * c.head_dim if isinstance(c, AttentionConfig) else cached_values(c)
+
+
+def vectors_seen(c: Mixer) -> int:
+    """Of how many vectors those are."""
+    return 2 * c.kv_heads if isinstance(c, AttentionConfig) else cached_vectors(c)
 
 
 def seen(c: Mixer, share: Share) -> int:

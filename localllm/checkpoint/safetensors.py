@@ -1,14 +1,13 @@
 """A checkpoint's tensors, read one at a time from a memory map, by their names in `arch.layout`."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from localllm.checkpoint.gguf import tensors as gguf
+from localllm.checkpoint.gguf.tensors import GGUFTensors
 from localllm.checkpoint.header import Header, TensorHeader
 from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
@@ -26,7 +25,7 @@ class Weights:
         self.header = header
         self.prefix = prefix
         self.left: set[str] = shared.left if shared else set(header.tensors)
-        self.files: dict[Path, Callable[[TensorHeader], Tensor]] = shared.files if shared else {}
+        self.files: dict[Path, SafeTensors | GGUFTensors] = shared.files if shared else {}
 
     def under(self, name: str) -> "Weights":
         return Weights(self.header, f"{self.prefix}{name}.", self)
@@ -71,8 +70,8 @@ class Weights:
     def read(self, entry: TensorHeader) -> Tensor:
         try:
             if entry.file not in self.files:
-                self.files[entry.file] = opened(entry.file)
-            return self.files[entry.file](entry)
+                self.files[entry.file] = (GGUFTensors if is_gguf(entry.file) else SafeTensors)(entry.file)
+            return self.files[entry.file].read(entry)
         except (SafetensorError, OSError) as error:
             raise damaged(entry.file, str(error)) from None
 
@@ -80,6 +79,11 @@ class Weights:
         """As `take`, in the one of several shapes that it is stored in; the first is named where it is none."""
         stored = self.stored(name)
         return self.take(name, stored.shape if stored and stored.shape in shapes else shapes[0], dtypes)
+
+    def let_go(self) -> None:
+        """What was read of the files so far need not stay in memory; it may be read again."""
+        for file in self.files.values():
+            file.let_go()
 
     def finish(self, expected: Iterable[str] = ()) -> None:
         """To be called when the model has taken all it wants; `expected` names what it may leave."""
@@ -99,19 +103,20 @@ class Weights:
         return packed and not self.read(self.header.tensors[name]).any()
 
 
-def opened(file: Path) -> Callable[[TensorHeader], Tensor]:
-    """What reads the tensors of a file."""
-    if is_gguf(file):
-        return partial(gguf.read, gguf.mapped(file))
-    return partial(read, safe_open(file, framework="pt"))
+class SafeTensors:
+    def __init__(self, file: Path):
+        self.file = safe_open(file, framework="pt")
 
+    def read(self, entry: TensorHeader) -> Tensor:
+        """The tensor, or one expert of it, as the runtime has it: [out, in], gate before up."""
+        whole = entry.expert is None
+        tensor = self.file.get_tensor(entry.name) if whole else self.file.get_slice(entry.name)[entry.expert]
+        if entry.transposed:
+            tensor = tensor.T
+        return torch.cat((tensor[::2], tensor[1::2])) if entry.interleaved else tensor
 
-def read(file: safe_open, entry: TensorHeader) -> Tensor:
-    """The tensor, or one expert of it, as the runtime has it: [out, in], gate before up."""
-    tensor = file.get_tensor(entry.name) if entry.expert is None else file.get_slice(entry.name)[entry.expert]
-    if entry.transposed:
-        tensor = tensor.T
-    return torch.cat((tensor[::2], tensor[1::2])) if entry.interleaved else tensor
+    def let_go(self) -> None:
+        """Each tensor is a mapping of its own, which ends with it."""
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

@@ -124,6 +124,7 @@ def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingPara
         "model": llm.name,
         "device": llm.device,
         "dtype": llm.dtype,
+        "kv_dtype": llm.kv_dtype,
         "context": llm.context,
         "text": "".join(event.text for event in events if event.kind is Kind.CONTENT),
         "reasoning": "".join(event.text for event in events if event.kind is Kind.REASONING),

@@ -143,12 +143,13 @@ def _show(session: Session, rest: str) -> str:
         if getattr(chat.params, name) != getattr(neutral, name)
     ]
     used = "not known before the next answer" if chat.messages else "nothing said yet"
+    kept = f", keys and values in {llm.kv_dtype}" if llm.kv_dtype != llm.dtype else ""
     if chat.used_tokens is not None:
         used = f"{chat.used_tokens} tokens used"
     return columns(
         [
             ("model", llm.name),
-            ("runs on", f"{llm.device} in {llm.dtype}, {size(llm.weight_bytes)} of weights"),
+            ("runs on", f"{llm.device} in {llm.dtype}, {size(llm.weight_bytes)} of weights{kept}"),
             ("context", f"{used}, {llm.context} at most"),
             ("messages", str(len(chat.messages))),
             ("parameters", " ".join(set_to) or "all at their neutral values"),

@@ -18,6 +18,7 @@ WORDS = Path(__file__).with_name("words.json")
 VALUES = {  # of what the help calls so
     "DEVICE": ("auto", "cpu", "cuda"),
     "DTYPE": ("auto", "float32", "bfloat16", "float16"),
+    "KV": ("auto", "int8", "fp8"),
     "SHELL": ("bash", "zsh", "fish"),
 }
 AS_A_PATH = ("/", ".", "~")  # words that begin so are left to the shell

@@ -30,6 +30,10 @@ def diff(
     dtype_b: Annotated[
         str | None, options.option("--dtype-b", text="The same of OTHER, if it is another.", metavar="DTYPE")
     ] = None,
+    kv_dtype: options.KVDType = None,
+    kv_dtype_b: Annotated[
+        str | None, options.option("--kv-dtype-b", text="The same of OTHER, if it is another.", metavar="KV")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure how far one model is from another.
@@ -42,15 +46,15 @@ def diff(
     out = AnswerWriter()
     settings = Settings.from_environment()
     content, text_name = (None, EVALUATION_NAME) if text is None else (io.read_text(text), io.called(text))
-    for name, kind in ((reference, dtype), (other, dtype_b or dtype)):
-        fetch_missing(name, settings, device=device, dtype=kind, context=window)
+    for name, kind, kept in ((reference, dtype, kv_dtype), (other, dtype_b or dtype, kv_dtype_b or kv_dtype)):
+        fetch_missing(name, settings, device=device, dtype=kind, kv_dtype=kept, context=window)
     with status(f"comparing {other} with {reference}"):
         from localllm.comparison.compare import compare
         from localllm.comparison.subject import subject
 
         quality = compare(
-            subject(reference, settings, device=device, dtype=dtype),
-            subject(other, settings, device=device, dtype=dtype_b or dtype),
+            subject(reference, settings, device=device, dtype=dtype, kv_dtype=kv_dtype),
+            subject(other, settings, device=device, dtype=dtype_b or dtype, kv_dtype=kv_dtype_b or kv_dtype),
             settings,
             content,
             text_name=text_name,

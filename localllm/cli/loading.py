@@ -25,6 +25,8 @@ class Model(ChatModel, Protocol):
     @property
     def dtype(self) -> str: ...
     @property
+    def kv_dtype(self) -> str: ...
+    @property
     def weight_bytes(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -36,19 +38,25 @@ class Model(ChatModel, Protocol):
 
 
 def load_model(
-    name: str, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
+    name: str,
+    *,
+    device: str | None,
+    dtype: str | None,
+    context: int | None,
+    kv_dtype: str | None = None,
+    force: bool = False,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull it first if it is not here.
 
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
     settings = Settings.from_environment()
-    fetch_missing(name, settings, device=device, dtype=dtype, context=context, force=force)
+    fetch_missing(name, settings, device=device, dtype=dtype, context=context, kv_dtype=kv_dtype, force=force)
     with status(f"loading {name}"):
         from localllm.llm import load
 
-        where = {"device": device or "auto", "dtype": dtype or "auto", "context": context}
-        return load(name, settings=settings, force=force, **where)
+        where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
+        return load(name, settings=settings, context=context, force=force, **where)
 
 
 def fetch_missing(
@@ -58,6 +66,7 @@ def fetch_missing(
     device: str | None,
     dtype: str | None,
     context: int | None,
+    kv_dtype: str | None = None,
     force: bool = False,
 ) -> None:
     """Pull a model that is not here. Raises what `fetch` and `resolve` raise."""
@@ -65,7 +74,7 @@ def fetch_missing(
         from localllm.cli.progress import shown
         from localllm.fetch import fetch
 
-        wish = Wish(context, dtype=dtype or settings.dtype)
+        wish = Wish(context, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype)
         with shown() as show:
             fetch(repo, show, lambda: free_memory(device or settings.device), wish, force=force)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import

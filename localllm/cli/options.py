@@ -29,6 +29,7 @@ JsonList = Annotated[bool, switch("--json", text="Print a JSON array.")]
 
 Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar="DEVICE")]
 DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
+KVDType = Annotated[str | None, option("--kv-dtype", text="Of keys and values: auto, int8 or fp8.", metavar="KV")]
 Context = Annotated[int | None, option(text="Room for prompt and answer, in tokens.", metavar="TOKENS")]
 
 Think = Annotated[

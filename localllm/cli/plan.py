@@ -39,6 +39,7 @@ def plan(
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    kv_dtype: options.KVDType = None,
     as_json: options.Json = False,
 ) -> None:
     """Tell whether a model fits, and how fast it would run.
@@ -51,7 +52,7 @@ def plan(
     settings = Settings.from_environment()
     if gpu and device:
         raise UsageError("--gpu names a device that is not here, --device one that is", "leave one of them out")
-    wish = Wish(context, users, quant, dtype or settings.dtype)
+    wish = Wish(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
     name, header = _header(model)
     check_quantization(header.config)
     if gpu:
@@ -94,6 +95,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "stored_as": plan.stored_as,
         "quant": fit.quant,
         "dtype": fit.dtype,
+        "kv_dtype": fit.kv_dtype,
         "context": plan.context,
         "max_context": plan.max_context,
         "users": plan.users,

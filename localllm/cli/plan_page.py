@@ -57,7 +57,8 @@ def _cache(plan: Plan) -> Rows:
     """Keys and values; what a step reads of them, where that is something else."""
     each = f"{units.size(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
     together = f"{units.size(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
-    rows = _wrapped("KV cache", f"{together}{each}, {units.size(plan.kv_bytes_per_token)} a token")
+    kept = f" in {plan.fit.kv_dtype}" if plan.fit.kv_dtype != plan.fit.dtype else ""
+    rows = _wrapped("KV cache", f"{together}{each}, {units.size(plan.kv_bytes_per_token)} a token{kept}")
     whole = plan.context * plan.kv_bytes_per_token
     if plan.kv_bytes_read < whole:
         rows.append(("", f"of which a token reads {units.size(plan.kv_bytes_read)}: some layers see a window"))

@@ -37,7 +37,7 @@ def pull(
     if not isinstance(repo, RepoName):
         remedy = "name ORG/REPO, or a model of `localllm list --all`"
         raise UsageError(f"{model} names no repository of the Hub", remedy)
-    wish = Wish(dtype=settings.dtype)
+    wish = Wish(dtype=settings.dtype, kv_dtype=settings.kv_dtype)
     if as_json:
         events = progress.Events()
         path = fetch(repo, events, lambda: whole_memory(settings.device), wish, force=force)

@@ -40,6 +40,7 @@ def run(
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    kv_dtype: options.KVDType = None,
     force: Annotated[
         bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
     ] = False,
@@ -79,7 +80,7 @@ def run(
         raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
     if raw and (arguments or tools or think is not None):
         raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
-    where = {"device": device, "dtype": dtype, "context": context, "force": force}
+    where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context, "force": force}
     if not prompt and io.both_ends_are_terminals():
         _refuse_flags_of_one_answer(ctx.params)
         from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for

@@ -76,6 +76,7 @@ def side(subject: Subject, seen: Seen, reading: Reading) -> Side:
         subject.name,
         subject.header.stored_bytes,
         seen.dtype,
+        seen.kv_dtype,
         text_tokens_per_s=reading.tokens_per_s,
         decode_tokens_per_s=None if math.isnan(decode) else decode,
     )

@@ -51,6 +51,7 @@ class Reading:
 @dataclass(frozen=True)
 class Seen:
     dtype: str
+    kv_dtype: str | None  # of keys and values, if it is another
     decode_tokens_per_s: float  # of the first answer
     answers: list[tuple[int, ...]]  # token ids, to each prompt
     layers: list[Tensor]  # [T, hidden] float32, after each layer
@@ -62,7 +63,8 @@ def look(llm: LLM, windows: Windows, prompts: Sequence[Sequence[int]]) -> Seen:
     greedy = SamplingParams(temperature=0, max_tokens=min(ANSWER_TOKENS, room), ignore_eos=True)
     done = [llm.generate(prompt, greedy) for prompt in prompts]
     layers = llm.worker.call(lambda: layer_outputs(llm.worker.engine, windows.ids[0][:LAYER_TOKENS]))
-    return Seen(llm.dtype, done[0].metrics.tokens_per_s, [one.token_ids for one in done], layers)
+    kept = llm.kv_dtype if llm.kv_dtype != llm.dtype else None
+    return Seen(llm.dtype, kept, done[0].metrics.tokens_per_s, [one.token_ids for one in done], layers)
 
 
 def prompts_of(windows: Windows) -> list[tuple[int, ...]]:

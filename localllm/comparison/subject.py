@@ -27,22 +27,30 @@ class Subject:
     tokenizer: Tokenizer
     device: str  # as `resolve_device` takes it
     dtype: str
+    kv_dtype: str  # of keys and values
     load: Callable[[int], api.LLM]  # with room for so many tokens
 
 
-def subject(name: str, settings: Settings, *, device: str | None = None, dtype: str | None = None) -> Subject:
+def subject(
+    name: str,
+    settings: Settings,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+) -> Subject:
     """By alias, repository, folder or GGUF file; None leaves a choice to the settings. Raises what `load` raises
     before it reads weights."""
     ref = resolve(name)
     header = read_header(ref.path)
     config = describe(header.config)
     check_quantization(header.config)
-    place, kind = device or settings.device, dtype or settings.dtype
+    place, kind, kept = device or settings.device, dtype or settings.dtype, kv_dtype or settings.kv_dtype
 
     def load(context: int) -> api.LLM:
-        return api.load(name, device=place, dtype=kind, context=context, settings=settings)
+        return api.load(name, device=place, dtype=kind, kv_dtype=kept, context=context, settings=settings)
 
-    return Subject(ref.name, header, config, api.read_tokenizer(header), place, kind, load)
+    return Subject(ref.name, header, config, api.read_tokenizer(header), place, kind, kept, load)
 
 
 def vocabulary(reference: Subject, other: Subject) -> int:
@@ -93,7 +101,7 @@ def fit_together(reference: Subject, other: Subject, context: int) -> bool:
     free = free_bytes(place)
 
     def wish(one: Subject) -> Wish:
-        return Wish(context, dtype=one.dtype)
+        return Wish(context, dtype=one.dtype, kv_dtype=one.kv_dtype)
 
     alone = [check(one.header, Space(place.type, free), wish(one), name=one.name) for one in (reference, other)]
     taken = alone[0].memory.total if alone[0].memory else free

@@ -18,9 +18,10 @@ from localllm.arch.config import (
     MoEConfig,
     ShortConvConfig,
 )
+from localllm.arch.cost import numbers_seen
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.matrices import CODES, PackedMatrix, packed_matrix
-from localllm.quant.packing import ELEMENT_BYTES, INT4, reads_packed
+from localllm.quant.packing import ELEMENT_BYTES, INT4, KV_8BIT, reads_packed
 
 EXACT = 4  # sums, norms, rotations and scores are made in float32
 SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
@@ -31,17 +32,25 @@ STREAMS = 5  # copies of [T, hidden] that live in the middle of a layer: x befor
 
 
 def activation_bytes(
-    config: ModelConfig, dtype: str, tokens: int, context: int, sequences: int = 1, unpacked: int = 0
+    config: ModelConfig,
+    dtype: str,
+    tokens: int,
+    context: int,
+    sequences: int = 1,
+    unpacked: int = 0,
+    kv_dtype: str | None = None,
 ) -> int:
     """The peak of a step that brings so many tokens in all, of sequences with so much context.
 
-    unpacked: bytes of the largest matrix that is dequantized on the way, see `unpacked_bytes`.
+    unpacked: bytes of the largest matrix that is dequantized on the way, see `unpacked_bytes`; kv_dtype: of keys
+    and values, None: as `dtype`. In 8 bits those that a sequence sees are dequantized, layer by layer.
     """
     e = ELEMENT_BYTES[dtype]
     layers = set(config.layers)
     moments = [layer_bytes(layer, config.hidden_size, e, tokens, context) for layer in layers]
     per_layer = 3 * tokens * len(config.layers) * config.per_layer.dim * e if config.per_layer else 0
-    kept = angle_bytes(config, tokens) + mask_bytes(layers, tokens, context) + per_layer
+    read = max(dequantized_bytes(layer.mixer, e, kv_dtype or dtype, tokens, context) for layer in layers)
+    kept = read + angle_bytes(config, tokens) + mask_bytes(layers, tokens, context) + per_layer
     # While a matrix is unpacked, of the feed-forward half only what goes in and comes out lives.
     widest = max(ffn_bytes(layer.ffn, config.hidden_size, e, tokens) for layer in layers) // 2
     unpacking = STREAMS * tokens * config.hidden_size * e + widest + unpacked if unpacked else 0
@@ -54,6 +63,14 @@ def angle_bytes(config: ModelConfig, tokens: int) -> int:
     mixers = [layer.mixer for layer in config.layers]
     ropes = {c.rope for c in mixers if isinstance(c, AttentionConfig | LatentConfig)}
     return sum(tokens * rope.dim * EXACT for rope in ropes if rope)
+
+
+def dequantized_bytes(c: Mixer, e: int, kv_dtype: str, tokens: int, context: int) -> int:
+    """Of keys and values in 8 bits that one sequence sees, as numbers of e bytes."""
+    if kv_dtype not in KV_8BIT:
+        return 0
+    seen = keys_seen(c.window if isinstance(c, AttentionConfig) else None, tokens, context)
+    return seen * numbers_seen(c) * e
 
 
 def mask_bytes(layers: Iterable[LayerConfig], tokens: int, context: int) -> int:

@@ -23,7 +23,7 @@ from localllm.plan.measured import measure
 from localllm.plan.plan import Expectation
 from localllm.plan.speed import prefill
 from localllm.plan.weights import main_matrix, stored_dtype
-from localllm.quant.packing import ELEMENT_BYTES
+from localllm.quant.packing import ELEMENT_BYTES, kv_bytes
 from localllm.rates import this_machine
 from localllm.settings import Settings
 
@@ -55,7 +55,7 @@ def here(
     if wish.quant or not found.fits:
         return hardware, None
     threads = threads_for(found.weights.total, settings.threads)
-    read = bytes_read(config, found.weights, (Share(1, found.context),), kind.itemsize)
+    read = bytes_read(config, found.weights, (Share(1, found.context),), kind.itemsize, kv_bytes(found.kv_dtype))
     like = setup(name, header, kind, place, threads, read)
     reached = expectation(header, config, like, kind, place, settings.home, note)
     # What was reached can be reached: the machine's rates may have been measured while it was busy.
@@ -93,7 +93,9 @@ def setup(
     return runs.Run(name, device_name(device), dtype_name(dtype), form, threads, 0, bytes_per_token, 1.0, None)
 
 
-def ran(before: runs.Run, config: ModelConfig, weights: WeightBytes, metrics: Metrics) -> runs.Run | None:
+def ran(
+    before: runs.Run, config: ModelConfig, weights: WeightBytes, kv_dtype: str, metrics: Metrics
+) -> runs.Run | None:
     """What an answer reached, of a model that had been set up; None where it was too short to tell."""
     if metrics.output_tokens < runs.LEAST_TOKENS:
         return None
@@ -106,7 +108,7 @@ def ran(before: runs.Run, config: ModelConfig, weights: WeightBytes, metrics: Me
     return replace(
         before,
         context=context,
-        bytes_per_token=bytes_read(config, weights, on_average, element),
+        bytes_per_token=bytes_read(config, weights, on_average, element, kv_bytes(kv_dtype)),
         tokens_per_s=metrics.tokens_per_s,
         flops_per_s=rate,
     )

@@ -11,7 +11,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
-from localllm.device import dtype_for
+from localllm.device import dtype_for, kv_dtype_for
 from localllm.errors import DoesNotFit, UsageError
 from localllm.plan.memory import (
     BLOCK_SIZE,
@@ -58,6 +58,7 @@ class Wish:
     users: int = 1  # at once
     quant: str | None = None  # of QUANTS or GGUF_BITS; None: as it is stored
     dtype: str = "auto"
+    kv_dtype: str = "auto"  # of keys and values: the model's, int8 or fp8
 
     def __post_init__(self) -> None:
         """Raises UsageError for users that are none."""
@@ -70,7 +71,8 @@ class Fit:
     """A model in one quantization, in the memory of a device."""
 
     quant: str | None
-    dtype: str  # of what is not quantized, and of the cache
+    dtype: str  # of what is not quantized
+    kv_dtype: str  # of keys and values
     weights: WeightBytes
     memory: Memory | None  # what it is given; None where it does not fit
     refusal: DoesNotFit | None  # why it does not
@@ -124,18 +126,20 @@ def fit(header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: st
     check_context(config.max_context, wish.context)
     stored = stored_dtype(header, room.kind, gguf=wish.quant in GGUF_BITS)
     dtype = dtype_for(wish.dtype, stored, room.kind)
+    kv_dtype = kv_dtype_for(wish.kv_dtype, dtype)
     weights = weight_bytes(header, config, dtype, room.kind, wish.quant)
 
     def given(context: int | None) -> Memory:
-        return allocate(name, config, weights, dtype, room.memory_bytes, context)
+        return allocate(name, config, weights, dtype, room.memory_bytes, context, kv_dtype)
 
     most = most_context(given, config.max_context)
     try:
         memory = given(wish.context if wish.users == 1 else shared(given(None), wish.users, wish.context))
     except DoesNotFit as refusal:
         context = wish.context or config.default_context or config.max_context
-        return Fit(wish.quant, dtype, weights, None, refusal, context, most, 0)
-    return Fit(wish.quant, dtype, weights, memory, None, memory.context, most, most_users(memory, memory.context))
+        return Fit(wish.quant, dtype, kv_dtype, weights, None, refusal, context, most, 0)
+    users = most_users(memory, memory.context)
+    return Fit(wish.quant, dtype, kv_dtype, weights, memory, None, memory.context, most, users)
 
 
 def most_context(given: Callable[[int | None], Memory], longest: int) -> int:

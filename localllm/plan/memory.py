@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, kv_bytes_per_token, state_bytes
 from localllm.errors import DoesNotFit, UsageError
-from localllm.quant.packing import ELEMENT_BYTES
+from localllm.quant.packing import ELEMENT_BYTES, kv_bytes
 from localllm.units import size
 
 BLOCK_SIZE = 16  # tokens
@@ -47,9 +47,16 @@ class Memory:
 
 
 def allocate(
-    name: str, config: ModelConfig, weights: WeightBytes, dtype: str, free: int, context: int | None = None
+    name: str,
+    config: ModelConfig,
+    weights: WeightBytes,
+    dtype: str,
+    free: int,
+    context: int | None = None,
+    kv_dtype: str | None = None,
 ) -> Memory:
-    """What a model gets of `free` bytes. context: in tokens, None for as much of the usual as fits.
+    """What a model gets of `free` bytes. context: in tokens, None for as much of the usual as fits; kv_dtype: of
+    keys and values, None: as `dtype`.
 
     Raises DoesNotFit, with what would, and UsageError for a context that the model does not have.
     """
@@ -59,25 +66,25 @@ def allocate(
             f"the weights of {name} need {size(weights.total)} in {dtype}, {size(free)} are free",
             "name a smaller model, or free memory",
         )
-    element = ELEMENT_BYTES[dtype]
     left = free - weights.total
-    row_bytes = state_bytes(config, element)
+    row_bytes = state_bytes(config, ELEMENT_BYTES[dtype])
     rows = plan_rows(row_bytes, left)
     left -= rows * row_bytes
-    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, element)
+    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, *kv_bytes(kv_dtype or dtype))
     affordable = affordable_blocks(block_bytes, left)
     usual = config.default_context or config.max_context
     context, blocks = plan_context(usual, context, block_bytes, left)
     return Memory(weights, context, blocks, block_bytes, rows, row_bytes, affordable)
 
 
-def allocate_least(config: ModelConfig, weights: WeightBytes, dtype: str, context: int | None = None) -> Memory:
+def allocate_least(
+    config: ModelConfig, weights: WeightBytes, dtype: str, context: int | None = None, kv_dtype: str | None = None
+) -> Memory:
     """The least that one sequence can run in, whatever is free. Raises UsageError as `allocate`."""
     check_context(config.max_context, context)
-    element = ELEMENT_BYTES[dtype]
     context = context or min(FORCED_CONTEXT, config.default_context or config.max_context)
-    blocks, row_bytes = blocks_for(context), state_bytes(config, element)
-    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, element)
+    blocks, row_bytes = blocks_for(context), state_bytes(config, ELEMENT_BYTES[dtype])
+    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, *kv_bytes(kv_dtype or dtype))
     return Memory(weights, context, blocks, block_bytes, LEAST_ROWS if row_bytes else 0, row_bytes, blocks)
 
 

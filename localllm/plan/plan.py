@@ -15,10 +15,9 @@ from localllm.plan.fit import ORDER, Fit, Wish, fit, remedy
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, blocks_for
 from localllm.plan.speed import Speed, speed
 from localllm.plan.weights import GGUF_BITS
-from localllm.quant.packing import ELEMENT_BYTES
+from localllm.quant.packing import ELEMENT_BYTES, SCALE_BYTES, kv_bytes
 
 USUAL_PROMPT = 512  # tokens, where nobody asks for another
-SCALE_BYTES = 2  # of keys and values in 8 bits
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Plan:
     prompt: int
     max_context: int  # of the model
     kv_bytes_per_token: int
-    kv_bytes_per_token_in_8_bits: int  # with a scale a vector; localllm does not do that yet
+    kv_bytes_per_token_in_8_bits: int  # as `--kv-dtype int8` or `fp8` keeps them
     kv_bytes_per_sequence: int  # with the whole context
     kv_bytes_read: int  # of it by a step of one sequence: of a window only that
     state_bytes_per_sequence: int
@@ -130,6 +129,7 @@ def plan(
             prompt=prompt or min(USUAL_PROMPT, found.context),
             users=min(wish.users, most),
             step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
+            kv=kv_bytes(found.kv_dtype),
         )
 
     found = {wish.quant: fit(header, config, hardware, wish, name=name)}
@@ -143,11 +143,12 @@ def plan(
         )
     choices = {quant: Choice(found[quant], speed_of(found[quant], hardware)) for quant in ORDER if quant in found}
     element = ELEMENT_BYTES[chosen.dtype]
-    kv = kv_bytes_per_token(config, element)
+    kv = kv_bytes_per_token(config, *kv_bytes(chosen.kv_dtype))
     length = prompt or min(USUAL_PROMPT, chosen.context)
     activations = activation_bytes(
         config,
         chosen.dtype,
+        kv_dtype=chosen.kv_dtype,
         tokens=min(TOKEN_BUDGET, max(length, wish.users)),
         context=chosen.context,
         sequences=min(wish.users, MAX_RUNNING),
@@ -165,7 +166,7 @@ def plan(
         kv_bytes_per_token=kv,
         kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, 1, SCALE_BYTES),
         kv_bytes_per_sequence=blocks_for(chosen.context) * BLOCK_SIZE * kv,
-        kv_bytes_read=kv_bytes_read(config, (Share(1, chosen.context),), element),
+        kv_bytes_read=kv_bytes_read(config, (Share(1, chosen.context),), *kv_bytes(chosen.kv_dtype)),
         state_bytes_per_sequence=state_bytes(config, element),
         activation_bytes=activations,
         expected=speed_of(chosen, expectation) if expectation and chosen.fits else None,

@@ -51,11 +51,12 @@ def speed(
     prompt: int,
     users: int = 1,
     step_s: float = 0.0,
+    kv: tuple[int, int] | None = None,
 ) -> Speed:
-    """context, prompt: in tokens; element_bytes: of the cache; step_s: what each step takes besides."""
+    """context, prompt: in tokens; element_bytes, kv: as `bytes_read`; step_s: what each step takes besides."""
 
     def reading(step: Step) -> float:
-        return bytes_read(config, weights, step, element_bytes) / rates.bandwidth
+        return bytes_read(config, weights, step, element_bytes, kv) / rates.bandwidth
 
     def computing(step: Step) -> float:
         return flops(config, step) / rates.flops

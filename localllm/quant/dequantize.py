@@ -10,9 +10,9 @@ from localllm.quant.tensor import QuantizedTensor
 FORMATS = {
     int8.FORMAT: int8.dequantize,
     int4.FORMAT: int4.dequantize,
-    **dict.fromkeys(LANES_BITS, lanes.dequantize),
     w8a8.FORMAT: w8a8.dequantize,
     fp8.FORMAT: fp8.dequantize,
+    **dict.fromkeys(LANES_BITS, lanes.dequantize),
     mxfp4.FORMAT: mxfp4.dequantize,
     **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }

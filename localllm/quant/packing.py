@@ -5,6 +5,14 @@ Needs no torch: dtypes and kinds of devices are named (`bfloat16`, `cpu`).
 
 INT8, INT4, W8A8, FP8 = "int8", "int4", "w8a8", "fp8"
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_8BIT = ("int8", "fp8")  # what keys and values are quantized to: quant/vectors.py
+SCALE_BYTES = 2  # of each of their vectors
+
+
+def kv_bytes(kv_dtype: str) -> tuple[int, int]:
+    """Of an element of keys and values, and of a vector's scale."""
+    return (1, SCALE_BYTES) if kv_dtype in KV_8BIT else (ELEMENT_BYTES[kv_dtype], 0)
+
 
 INT8_LANES, INT4_LANES = "int8_lanes", "int4_lanes"  # localllm/quant/formats/lanes.py
 LANES_BITS = {INT8_LANES: 8, INT4_LANES: 4}
@@ -34,4 +42,4 @@ def lanes_group(group: int | None, columns: int, bits: int) -> int | None:
 def reads_packed(form: str, columns: int, dtype: str, device: str) -> bool:
     """Does a kernel read this format packed, or is it so much smaller that it must stay packed? INT8 that no
     kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet."""
-    return form not in (INT8, FP8) or (form == INT8 and device == "cpu")
+    return form != FP8 and (form != INT8 or device == "cpu")

@@ -63,7 +63,10 @@ class Decoder:
         self.dtype = source.dtype
         self.embedding = Embedding(source, "embed_tokens", config.vocab_size, config.hidden_size)
         self.per_layer = PerLayerInputs(config.per_layer, config, source) if config.per_layer else None
-        self.layers = [Layer(c, config, source.under(f"layers.{i}")) for i, c in enumerate(config.layers)]
+        self.layers: list[Layer] = []
+        for i, c in enumerate(config.layers):
+            self.layers.append(Layer(c, config, source.under(f"layers.{i}")))
+            source.weights.let_go()
         self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
             self.head = Linear(self.embedding.weight)
@@ -74,6 +77,7 @@ class Decoder:
         mixers = [layer.mixer for layer in config.layers]
         attending = [c for c in mixers if isinstance(c, AttentionConfig | LatentConfig)]
         self.ropes = {c.rope: Rope(c.rope, context, source.device) for c in attending if c.rope}
+        source.weights.let_go()
         # Some writers store a tied head twice.
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 

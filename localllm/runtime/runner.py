@@ -13,7 +13,7 @@ from localllm.runtime.model import Decoder
 class Runner:
     """Eager execution. `asynchronous`: does the device work on while the host goes on?
 
-    `rows`: of recurrent states, for models that have recurrent layers.
+    `rows`: of recurrent states, for models that have recurrent layers; kv_dtype: as `make_caches`.
     """
 
     def __init__(
@@ -24,12 +24,13 @@ class Runner:
         dtype: torch.dtype,
         device: torch.device,
         rows: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ):
         self.model = model
         self.device = device
         self.asynchronous = device.type != "cpu"
         mixers = [layer.mixer for layer in model.config.layers]
-        self.caches = make_caches(mixers, blocks, block_size, rows, dtype, device)
+        self.caches = make_caches(mixers, blocks, block_size, rows, dtype, device, kv_dtype)
         each = dict.fromkeys(self.caches)  # layers that share keys and values share a cache
         self.paged = [cache for cache in each if isinstance(cache, KVCache | LatentCache)]
         self.recurrent = [cache for cache in each if isinstance(cache, RecurrentCache)]

@@ -103,6 +103,8 @@ def test_windows_bound_what_is_read_and_shared_keys_are_read_again(tmp_path: Pat
     of_token = 2 * 2 * 10 * 2  # keys and values of 2 heads of 10, 16 bits
     assert kv_bytes_read(config, (Share(1, 100),), 2) == (100 + 2 * 9) * of_token
     assert kv_bytes_read(config, (Share(1, 5, sequences=3),), 2) == 3 * 3 * 5 * of_token
+    of_8_bits = 2 * 2 * (10 + 2)
+    assert kv_bytes_read(config, (Share(1, 100),), 1, scale_bytes=2) == (100 + 2 * 9) * of_8_bits
     assert kv_bytes_read(config, (Share(20, 100),), 2) == (100 + 2 * (9 + 19)) * of_token
 
 

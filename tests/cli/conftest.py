@@ -20,7 +20,7 @@ def surroundings(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    for name in ("LOCALLLM_DEVICE", "LOCALLLM_DTYPE", "LOCALLLM_DEBUG"):
+    for name in ("LOCALLLM_DEVICE", "LOCALLLM_DTYPE", "LOCALLLM_KV_DTYPE", "LOCALLLM_DEBUG"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -29,6 +29,7 @@ class FakeLLM:
     path = Path("fake")
     device = "cpu"
     dtype = "float32"
+    kv_dtype = "float32"
     weight_bytes = 12_000_000
     tokenizer = FakeTokenizer()
     default_params = SamplingParams(temperature=0.7, top_k=40)
@@ -124,9 +125,11 @@ def install():
     module = ModuleType("localllm.llm")
     module.loaded = []
 
-    def load(model, *, device=None, dtype=None, quant=None, context=None, settings=None, force=False):
+    def load(
+        model, *, device=None, dtype=None, kv_dtype=None, quant=None, context=None, settings=None, force=False
+    ):
         llm = FakeLLM(Path(model).name, context or 4096, has_chat_template=not str(model).endswith("base"))
-        module.loaded.append((llm, {"device": device, "dtype": dtype, "context": context}))
+        module.loaded.append((llm, {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}))
         return llm
 
     module.load = load

@@ -41,6 +41,13 @@ def test_a_model_in_two_types_as_json(diff, tmp_path):
     assert found.recipe is None
 
 
+def test_a_model_with_itself_over_a_cache_in_8_bits(diff):
+    code, out, _ = diff("demo", "demo", "--dtype", "float32", "--kv-dtype-b", "int8", "--tokens", 300, "--json")
+    found = json.loads(out)
+    assert (code, found["reference"]["kv_dtype"], found["other"]["kv_dtype"]) == (0, None, "int8")
+    assert 0 < found["distance"]["divergence"]["mean"]["value"] < 0.005
+
+
 def header_bytes():
     from localllm.hub.catalog import boxed_folder, catalog
 

@@ -34,6 +34,18 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
     assert "EXPECTED" not in out  # nothing was measured on that GPU
 
 
+def test_keys_and_values_in_8_bits(localllm, llama, monkeypatch):
+    code, out, _ = localllm("plan", llama, "--gpu", "4090", "--context", "8192", "--kv-dtype", "int8")
+    assert code == 0
+    assert "545 MB for 8192 tokens, 66.6 kB a token in int8" in out
+    monkeypatch.setenv("LOCALLLM_KV_DTYPE", "fp8")
+    _, out, _ = localllm("plan", llama, "--gpu", "4090", "--json")
+    plan = json.loads(out)
+    assert (plan["dtype"], plan["kv_dtype"]) == ("bfloat16", "fp8")
+    code, _, err = localllm("plan", llama, "--gpu", "4090", "--kv-dtype", "int4")
+    assert code == 2 and "keys and values" in err
+
+
 def test_a_model_that_does_not_fit_is_planned_and_exits_with_3(localllm, tmp_path):
     folder = write_sparse(tmp_path / "llama-70b", LLAMA_70B)
     (folder / "tokenizer.json").write_text("{}")

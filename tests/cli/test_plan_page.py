@@ -19,6 +19,7 @@ RATES = Expectation(bandwidth=1e10, flops=1e11, step_s=0.01, source="123 answers
         (LLAMA_70B, "h100", Wish(4096, users=1000, quant="int4")),
         (LLAMA_70B, "rtx pro 6000 blackwell", Wish(131_072, users=30)),
         (LLAMA_8B, "v100 32gb", Wish()),
+        (LLAMA_8B, "v100 32gb", Wish(users=12, kv_dtype="fp8")),
         (LLAMA_8B, "h200", Wish(1024, users=64)),
         (LLAMA_8B | {"max_position_embeddings": 10**6}, "h200", Wish(users=10**6)),
     ],

@@ -106,9 +106,11 @@ def test_flags_that_contradict_each_other_are_refused(localllm, engine, model, f
 
 
 def test_the_model_is_loaded_as_the_flags_say_and_closed(localllm, engine, model):
-    localllm("run", model, "hello", "--device", "cpu", "--dtype", "bfloat16", "--context", "99")
+    localllm(
+        "run", model, "hello", "--device", "cpu", "--dtype", "bfloat16", "--kv-dtype", "int8", "--context", "99"
+    )
     llm, how = engine.loaded[-1]
-    assert how == {"device": "cpu", "dtype": "bfloat16", "context": 99}
+    assert how == {"device": "cpu", "dtype": "bfloat16", "kv_dtype": "int8", "context": 99}
     assert llm.closed
 
 
@@ -147,6 +149,7 @@ def test_json_is_one_object_with_everything(localllm, model):
         "model": "tiny",
         "device": "cpu",
         "dtype": "float32",
+        "kv_dtype": "float32",
         "context": 4096,
         "text": "1:",
         "reasoning": "",

@@ -12,6 +12,7 @@ from localllm.checkpoint.header import read_header
 from localllm.hub.resolve import resolve
 from localllm.metrics import Stopwatch
 from localllm.plan.activations import activation_bytes, unpacked_bytes
+from localllm.quant.vectors import FORMS
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
@@ -61,6 +62,15 @@ def test_the_estimate_is_near_what_a_step_holds(tmp_path: Path, family: str, dty
     check_peak(tmp_path, dtype)
 
 
+@pytest.mark.parametrize("kv_dtype", FORMS)
+@pytest.mark.parametrize("family", ["Llama 3.x", "Gemma 3", "DeepSeek-V3", "gpt-oss"])
+def test_the_estimate_knows_what_is_dequantized(tmp_path: Path, family: str, kv_dtype: str) -> None:
+    kind, changes = FAMILIES[family]
+    own = {} if kind.startswith("Deepseek") else {"head_dim": 32}
+    make_checkpoint(tmp_path, kind, **changes | WIDE | own)
+    check_peak(tmp_path, "bfloat16", kv_dtype)
+
+
 @pytest.mark.parametrize("model", ["demo", "gguf/model-q4_k_m.gguf"])
 def test_the_estimate_is_near_what_a_step_of_packed_weights_holds(model: str) -> None:
     check_peak(resolve(model).path if model == "demo" else shared(model), "bfloat16")
@@ -84,11 +94,12 @@ def test_a_long_context_makes_keys_of_a_few_heads_at_a_time(tmp_path: Path) -> N
     assert long - short < masks + 3 * 2 * 2**25
 
 
-def check_peak(model: Path, dtype: str) -> None:
-    engine = make_engine(model, getattr(torch, dtype), blocks=200, block_size=16, context=2048)
+def check_peak(model: Path, dtype: str, kv_dtype: str | None = None) -> None:
+    kept = FORMS[kv_dtype] if kv_dtype else None
+    engine = make_engine(model, getattr(torch, dtype), blocks=200, block_size=16, context=2048, kv_dtype=kept)
     header = read_header(model)
     unpacked = unpacked_bytes(header, dtype, "cpu")
-    told = activation_bytes(describe(header.config), dtype, CHUNK, PROMPT, unpacked=unpacked)
+    told = activation_bytes(describe(header.config), dtype, CHUNK, PROMPT, unpacked=unpacked, kv_dtype=kv_dtype)
     mixture = any(isinstance(layer.ffn, MoEConfig) for layer in engine.runner.model.config.layers)
     assert LEAST <= told / peak_of(engine) <= (MOST_OF_MIXTURES if mixture else MOST)
 

@@ -42,10 +42,10 @@ def write_tokenizer(folder: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "t0")).save(str(folder / "tokenizer.json"))
 
 
-def check_held(model: str | Path, dtype: str) -> None:
+def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto") -> None:
     """Loads it; the tensors that are alive then and were not before take what was planned, to 0.5%."""
     before = {id(tensor) for tensor in alive()}
-    with localllm.load(model, device="cpu", dtype=dtype) as llm:
+    with localllm.load(model, device="cpu", dtype=dtype, kv_dtype=kv_dtype) as llm:
         held = bytes_of(tensor for tensor in alive() if id(tensor) not in before)
         caches = llm.memory.cache_bytes + llm.memory.state_bytes
         assert llm.memory.weights.total == pytest.approx(held - caches, rel=0.005)
@@ -56,6 +56,12 @@ def check_held(model: str | Path, dtype: str) -> None:
 @pytest.mark.parametrize("family", KINDS)
 def test_a_loaded_model_holds_what_was_planned(tmp_path: Path, family: str, dtype: str) -> None:
     check_held(write_model(tmp_path, family), dtype)
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["Gemma 4, all at once", "DeepSeek-V3", "Qwen3-Next"])
+def test_keys_and_values_in_8_bits_are_counted_with_their_scales(tmp_path: Path, family: str, form: str) -> None:
+    check_held(write_model(tmp_path, family), "bfloat16", form)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

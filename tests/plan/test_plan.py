@@ -47,6 +47,31 @@ def test_keys_and_values_of_llama_3_8b_take_131_kb_a_token() -> None:
     assert plan_of(LLAMA_8B).kv_bytes_per_token == 131_072
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_keys_and_values_in_8_bits_take_little_more_than_half(kv_dtype: str) -> None:
+    plain, found = plan_of(LLAMA_8B, context=65536), plan_of(LLAMA_8B, context=65536, kv_dtype=kv_dtype)
+    of_token = 32 * 2 * 8 * (128 + 2)  # layers, keys and values, heads, numbers and a scale
+    assert found.kv_bytes_per_token == plain.kv_bytes_per_token_in_8_bits == of_token
+    assert found.kv_bytes_read == found.kv_bytes_per_sequence == 65536 * of_token
+    assert (found.fit.kv_dtype, plain.fit.kv_dtype) == (kv_dtype, "bfloat16")
+    assert found.fit.most_users >= 1.9 * plain.fit.most_users
+    assert found.chosen.ceiling.tokens_per_s > 1.15 * plain.chosen.ceiling.tokens_per_s
+    assert found.fit.memory and found.fit.memory.block_bytes == 16 * of_token
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "message"),
+    [
+        ("int4", "no dtype 'int4' for keys and values; name auto, bfloat16, int8 or fp8"),
+        ("float32", "asked for in float32, and the model computes in bfloat16"),
+    ],
+)
+def test_keys_and_values_that_are_kept_in_nothing_like_it(kv_dtype: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan_of(LLAMA_8B, kv_dtype=kv_dtype)
+    assert plan_of(LLAMA_8B, kv_dtype="bfloat16").kv_bytes_per_token == 131_072
+
+
 def test_llama_3_1_70b_in_int4_decodes_at_most_95_tokens_a_second_on_an_h100() -> None:
     found = plan_of(LLAMA_70B, context=4096, quant="int4")
     assert (H100.bandwidth, found.fit.fits, found.chosen.ceiling.bound) == (3.35e12, True, "memory")

@@ -29,25 +29,29 @@ def checkpoint(name: str) -> Path:
 
 
 @functools.cache
-def oracle(name: str) -> Engine:
-    return make_engine(checkpoint(name), blocks=16, block_size=64)
+def oracle(name: str, kv_dtype: torch.dtype | None) -> Engine:
+    return make_engine(checkpoint(name), blocks=16, block_size=64, kv_dtype=kv_dtype)
 
 
 @functools.cache
-def expected(name: str, tokens: tuple[int, ...]) -> torch.Tensor:
-    return oracle(name).logits(list(tokens))[-1]
+def expected(name: str, kv_dtype: torch.dtype | None, tokens: tuple[int, ...]) -> torch.Tensor:
+    return oracle(name, kv_dtype).logits(list(tokens))[-1]
 
 
 class Verbs(RuleBasedStateMachine):
     """Live sequences are pairs of state and the tokens it should hold."""
 
     name = "Mistral, window"
+    kv_dtype: torch.dtype | None = None
+    tolerance = 1e-4
     live = Bundle("live")
     snapshots = Bundle("snapshots")
 
     @initialize(blocks=st.integers(8, 40), rows=st.integers(1, 12))
     def start(self, blocks: int, rows: int) -> None:
-        self.engine = make_engine(checkpoint(self.name), blocks=blocks, block_size=4, rows=rows)
+        self.engine = make_engine(
+            checkpoint(self.name), blocks=blocks, block_size=4, rows=rows, kv_dtype=self.kv_dtype
+        )
         self.pool = self.engine.pool
         self.held: list[SequenceState | Snapshot] = []
 
@@ -74,7 +78,9 @@ class Verbs(RuleBasedStateMachine):
         tokens += new
         batch = Batch.of([state], [new], [len(new) - 1], CPU, self.pool.drain_copies())
         got = self.engine.runner.launch(batch)[0]
-        torch.testing.assert_close(got, expected(self.name, tuple(tokens)), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            got, expected(self.name, self.kv_dtype, tuple(tokens)), atol=self.tolerance, rtol=1e-4
+        )
 
     @rule(sequence=live)
     def remember(self, sequence: tuple[SequenceState, list[int]]) -> None:
@@ -136,11 +142,18 @@ class VerbsOfShortConv(Verbs):
     name = "LFM2"
 
 
+class VerbsOf8Bits(Verbs):
+    kv_dtype = torch.int8
+    tolerance = 0.1  # a number that lies between two steps goes to either of them
+
+
 TestVerbs = pytest.mark.slow(Verbs.TestCase)
 TestVerbsOfDeltaNet = pytest.mark.slow(VerbsOfDeltaNet.TestCase)
 TestVerbsOfShortConv = pytest.mark.slow(VerbsOfShortConv.TestCase)
+TestVerbsOf8Bits = pytest.mark.slow(VerbsOf8Bits.TestCase)
 TestVerbs.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestVerbsOfDeltaNet.settings = TestVerbsOfShortConv.settings = TestVerbs.settings
+TestVerbsOf8Bits.settings = TestVerbs.settings
 
 
 def test_a_shared_block_is_copied_before_it_is_written() -> None:

@@ -13,21 +13,28 @@ from localllm.checkpoint.header import TensorHeader
 from localllm.quant.formats.gguf import PLAIN
 
 
-def mapped(file: Path) -> Tensor:
-    """uint8 [bytes of the file]. The mapping is private and writable, as torch knows no read-only tensors."""
-    with file.open("rb") as stream:
-        return torch.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+class GGUFTensors:
+    """The mapping is private and writable, as torch knows no read-only tensors. Nobody writes to it."""
 
+    def __init__(self, file: Path):
+        with file.open("rb") as stream:
+            self.mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.content = torch.frombuffer(self.mapping, dtype=torch.uint8)  # [bytes of the file]
 
-def read(content: Tensor, entry: TensorHeader) -> Tensor:
-    """Plain: in its dtype and shape. Packed: uint8 [..., bytes of a row]."""
-    assert entry.offset is not None
-    raw = content[entry.offset : entry.offset + entry.nbytes]
-    plain = PLAIN.get(entry.dtype.lower())
-    tensor = raw.view(plain).view(entry.shape) if plain else raw.view(*entry.shape[:-1], -1)
-    if entry.heads is None:
-        return tensor
-    return tensor.index_select(0, half_apart(*entry.heads, len(tensor)))
+    def read(self, entry: TensorHeader) -> Tensor:
+        """Plain: in its dtype and shape. Packed: uint8 [..., bytes of a row]."""
+        assert entry.offset is not None
+        raw = self.content[entry.offset : entry.offset + entry.nbytes]
+        plain = PLAIN.get(entry.dtype.lower())
+        tensor = raw.view(plain).view(entry.shape) if plain else raw.view(*entry.shape[:-1], -1)
+        if entry.heads is None:
+            return tensor
+        return tensor.index_select(0, half_apart(*entry.heads, len(tensor)))
+
+    def let_go(self) -> None:
+        """What was read leaves this process; what is wanted again comes from the system's cache of the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def half_apart(heads: int, size: int, rows: int) -> Tensor:

@@ -4,7 +4,8 @@ q: [T, heads, head_dim], k and v in the cache: [slots, kv_heads, head_dim]. A to
 i - window < j <= i. A softcap bends scores to c * tanh(score / c) (Gemma 2); a sink is one more logit of a head
 in the softmax, without a value (gpt-oss).
 
-Bytes read by a decode step: 2 * context * kv_heads * head_dim * itemsize.
+Bytes read by a decode step: 2 * context * kv_heads * head_dim * itemsize, in 8 bits 2 more a vector.
+A cache in 8 bits is dequantized as it is read, never more of it than one sequence sees.
 """
 
 import torch
@@ -12,11 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
+from localllm.quant.vectors import dequantize, widened
 from localllm.runtime.batch import Batch, Span
-from localllm.runtime.cache import KVCache
+from localllm.runtime.cache import KVCache, bits_of
 from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kernels.threads import in_parts
 
 SCORES_AT_ONCE = 2**23  # 32 MB in float32
+TILE_ELEMENTS = 2**18  # numbers of keys that are widened at once: 1 MB of float32, in a core's own cache
 
 
 def attention(
@@ -24,6 +28,74 @@ def attention(
 ) -> Tensor:
     """q: [T, heads, head_dim]; sinks: [heads] -> the shape of q"""
     return choose("attention", q, cache, batch, config, sinks).run(q, cache, batch, config, sinks)
+
+
+def eight_bits_on_cpu(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> str | None:
+    if cache.k_scale is None:
+        return f"the cache is in {cache.k.dtype}"
+    if cache.k.device.type != "cpu":
+        return "the device has no cache to be spared"
+    return None if any(span.count == 1 for span in batch.spans) else "no sequence brings a single token"
+
+
+@kernel("attention", "8-bit-tiles", eight_bits_on_cpu)
+def attention_tiles(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> Tensor:
+    """Single tokens over tiles that are widened, used and forgotten in a core's own cache; several tokens of a
+    sequence over all that they see, dequantized once."""
+    out = torch.empty_like(q)
+    several = attend_written_out if plain_softmax(q, cache, batch, config, sinks) else attend_fused
+    for i, span in enumerate(batch.spans):
+        (attend_in_tiles if span.count == 1 else several)(out, q, cache, batch, i, config, sinks)
+    return out
+
+
+def attend_in_tiles(
+    out: Tensor, q: Tensor, cache: KVCache, batch: Batch, index: int, c: AttentionConfig, sinks: Tensor | None
+) -> None:
+    """One query, with a running softmax in float32 (Milakov and Gimelshein 2018). Scales go to scores and weights,
+    which are fewer than keys and values; each thread has its own heads."""
+    span = batch.spans[index]
+    first = first_visible(span, c.window)
+    grouped = q[span.start].float().view(c.kv_heads, -1, c.head_dim) * c.scale
+    written = out[span.start].view_as(grouped)
+    tile = max(1, TILE_ELEMENTS // (c.kv_heads * c.head_dim))  # tokens
+
+    def some(part: int, parts: int) -> None:
+        mine = slice(part * c.kv_heads // parts, (part + 1) * c.kv_heads // parts)
+        if mine.start == mine.stop:
+            return
+        query = grouped[mine]  # [kv_heads, group, d]
+        # A sink is a logit that has been seen before all others.
+        most = sinks.float().view(c.kv_heads, -1, 1)[mine] if sinks is not None else None
+        total = torch.ones_like(most) if most is not None else 0.0
+        mixed = torch.zeros_like(query)
+        for begin in range(first, span.context_len, tile):
+            k, v, k_scale, v_scale = (
+                rows_of(rows, batch, index, begin, min(begin + tile, span.context_len))[:, mine]
+                for rows in (cache.k, cache.v, cache.k_scale, cache.v_scale)
+                if rows is not None
+            )
+            score = (query @ widened(k).permute(1, 2, 0)).mul_(k_scale.float().t()[:, None])
+            if c.softcap:
+                score = score.div_(c.softcap).tanh_().mul_(c.softcap)
+            largest = score.amax(-1, keepdim=True)
+            if most is not None:
+                largest = torch.maximum(most, largest)
+                fading = (most - largest).exp_()
+                total, mixed = total * fading, mixed.mul_(fading)
+            weight, most = score.sub_(largest).exp_(), largest
+            total = total + weight.sum(-1, keepdim=True)
+            mixed.baddbmm_(weight.mul_(v_scale.float().t()[:, None]), widened(v).transpose(0, 1))
+        written[mine] = (mixed / total).to(out.dtype)
+
+    if span.context_len - first <= tile:
+        some(0, 1)  # sooner done than shared out
+    else:
+        in_parts(some)
 
 
 def plain_softmax(
@@ -38,21 +110,31 @@ def plain_softmax(
 def attention_sdpa(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: None) -> Tensor:
     """torch's fused attention, sequence by sequence, on slices of the cache where the blocks are neighbours."""
     out = torch.empty_like(q)
-    for i, span in enumerate(batch.spans):
-        mine = slice(span.start, span.start + span.count)
-        first = first_visible(span, config.window)
-        k, v = (rows.transpose(0, 1)[None] for rows in visible(cache, batch, i, first))  # [1, kv_heads, n, d]
-        if span.count == 1:
-            # The query heads of a group as rows of one product: 12x faster than enable_gqa at 512 tokens.
-            grouped = q[mine].view(1, config.kv_heads, -1, config.head_dim)
-            out[mine] = F.scaled_dot_product_attention(grouped, k, v, scale=config.scale).view_as(q[mine])
-            continue
-        whole = span.count == span.context_len <= (config.window or span.context_len)
-        mask = None if whole else visibility(batch, span, first, config.window)
-        out[mine] = F.scaled_dot_product_attention(
-            q[mine].transpose(0, 1)[None], k, v, mask, is_causal=whole, scale=config.scale, enable_gqa=True
-        )[0].transpose(0, 1)
+    for i in range(len(batch.spans)):
+        attend_fused(out, q, cache, batch, i, config, None)
     return out
+
+
+def attend_fused(
+    out: Tensor, q: Tensor, cache: KVCache, batch: Batch, index: int, c: AttentionConfig, _: Tensor | None
+) -> None:
+    """Writes the results of one sequence, which has no sinks."""
+    span = batch.spans[index]
+    mine = slice(span.start, span.start + span.count)
+    first = first_visible(span, c.window)
+    k, v = (
+        rows.transpose(0, 1)[None] for rows in visible(cache, batch, index, first, q.dtype)
+    )  # [1, heads, n, d]
+    if span.count == 1:
+        # The query heads of a group as rows of one product: 12x faster than enable_gqa at 512 tokens.
+        grouped = q[mine].view(1, c.kv_heads, -1, c.head_dim)
+        out[mine] = F.scaled_dot_product_attention(grouped, k, v, scale=c.scale).view_as(q[mine])
+        return
+    whole = span.count == span.context_len <= (c.window or span.context_len)
+    mask = None if whole else visibility(batch, span, first, c.window)
+    out[mine] = F.scaled_dot_product_attention(
+        q[mine].transpose(0, 1)[None], k, v, mask, is_causal=whole, scale=c.scale, enable_gqa=True
+    )[0].transpose(0, 1)
 
 
 @kernel("attention", "torch-matmul")
@@ -61,16 +143,24 @@ def attention_matmul(
 ) -> Tensor:
     """Scores written out, a few queries at a time so that they stay small."""
     out = torch.empty_like(q)
-    for i, span in enumerate(batch.spans):
-        first = first_visible(span, config.window)
-        k, v = (rows.transpose(0, 1) for rows in visible(cache, batch, i, first))  # [kv_heads, n, d]
-        mask = visibility(batch, span, first, config.window)
-        most = max(1, SCORES_AT_ONCE // (config.heads * k.shape[1]))
-        for begin in range(0, span.count, most):
-            end = min(begin + most, span.count)
-            mine = slice(span.start + begin, span.start + end)
-            out[mine] = mixed(q[mine], k, v, mask[begin:end], config.scale, config.softcap, sinks)
+    for i in range(len(batch.spans)):
+        attend_written_out(out, q, cache, batch, i, config, sinks)
     return out
+
+
+def attend_written_out(
+    out: Tensor, q: Tensor, cache: KVCache, batch: Batch, index: int, c: AttentionConfig, sinks: Tensor | None
+) -> None:
+    """Writes the results of one sequence."""
+    span = batch.spans[index]
+    first = first_visible(span, c.window)
+    k, v = (rows.transpose(0, 1) for rows in visible(cache, batch, index, first, q.dtype))  # [kv_heads, n, d]
+    mask = visibility(batch, span, first, c.window)
+    most = max(1, SCORES_AT_ONCE // (c.heads * k.shape[1]))
+    for begin in range(0, span.count, most):
+        end = min(begin + most, span.count)
+        mine = slice(span.start + begin, span.start + end)
+        out[mine] = mixed(q[mine], k, v, mask[begin:end], c.scale, c.softcap, sinks)
 
 
 def mixed(
@@ -107,22 +197,28 @@ def first_visible(span: Span, window: int | None) -> int:
     return max(0, span.context_len - span.count + 1 - window) if window else 0
 
 
-def visible(cache: KVCache, batch: Batch, index: int, first: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of positions first .. context_len - 1: [n, kv_heads, head_dim] each."""
-    return rows_of(cache.k, batch, index, first), rows_of(cache.v, batch, index, first)
+def visible(cache: KVCache, batch: Batch, index: int, first: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of positions first .. context_len - 1: [n, kv_heads, head_dim] each; in `dtype` if they
+    are kept in 8 bits."""
+    k, v = rows_of(cache.k, batch, index, first), rows_of(cache.v, batch, index, first)
+    if cache.k_scale is None or cache.v_scale is None:
+        return k, v
+    scales = (rows_of(cache.k_scale, batch, index, first), rows_of(cache.v_scale, batch, index, first))
+    return dequantize(k, scales[0], dtype), dequantize(v, scales[1], dtype)
 
 
-def rows_of(stored: Tensor, batch: Batch, index: int, first: int) -> Tensor:
-    """stored: [slots, ...] -> [n, ...] of positions first .. context_len - 1; a view where the blocks are
-    neighbours."""
+def rows_of(stored: Tensor, batch: Batch, index: int, first: int, end: int | None = None) -> Tensor:
+    """stored: [slots, ...] -> [n, ...] of positions first .. end - 1, or of all from first on; a view where its
+    blocks are neighbours."""
     span = batch.spans[index]
+    end = span.context_len if end is None else end
     if span.first_slot is not None:
-        return stored[span.first_slot + first : span.first_slot + span.context_len]
+        return stored[span.first_slot + first : span.first_slot + end]
     size = batch.block_size
-    blocks = batch.block_table[index, first // size : -(-span.context_len // size)]
+    blocks = batch.block_table[index, first // size : -(-end // size)]
     # Whole blocks are copied, several times faster than single slots.
-    gathered = stored.unflatten(0, (-1, size)).index_select(0, blocks).flatten(0, 1)
-    return gathered[first % size : first % size + span.context_len - first]
+    gathered = bits_of(stored).unflatten(0, (-1, size)).index_select(0, blocks).view(stored.dtype).flatten(0, 1)
+    return gathered[first % size : first % size + end - first]
 
 
 def visibility(batch: Batch, span: Span, first: int, window: int | None) -> Tensor:
@@ -146,7 +242,11 @@ def attention_reference(
     for i, length in enumerate(context):
         mine = slice(start[i], start[i + 1])
         slots = (batch.block_table[i][:, None] * size + torch.arange(size, device=q.device)).flatten()[:length]
-        k, v = (rows[slots].repeat_interleave(config.heads // config.kv_heads, 1) for rows in (cache.k, cache.v))
+        k, v = (
+            read_slots(cache.k, cache.k_scale, slots, q.dtype),
+            read_slots(cache.v, cache.v_scale, slots, q.dtype),
+        )
+        k, v = (rows.repeat_interleave(config.heads // config.kv_heads, 1) for rows in (k, v))
         score = torch.einsum("qhd,khd->hqk", q[mine], k) * config.scale
         if config.softcap:
             score = config.softcap * torch.tanh(score / config.softcap)
@@ -159,3 +259,8 @@ def attention_reference(
         )
         out[mine] = torch.einsum("hqk,khd->qhd", weight.to(v.dtype), v)
     return out
+
+
+def read_slots(stored: Tensor, scale: Tensor | None, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    rows = bits_of(stored)[slots].view(stored.dtype)
+    return rows if scale is None else dequantize(rows, scale[slots], dtype)

@@ -8,7 +8,7 @@ v_b c. Two forms give the same numbers (DeepSeek-V2, section 2.1.2 and appendix 
     absorbed   (k_b^T q)·c = q·(k_b c): moves k_b to the query and v_b to the result, and attends to the latents
                themselves, as if they were one key-value head: few queries
 
-Bytes read by a decode step: context * (rank + rope_dim) * itemsize, and k_b and v_b.
+Bytes read by a decode step: context * (rank + rope_dim) * itemsize (in 8 bits 4 more a token), k_b and v_b.
 """
 
 import torch
@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import LatentConfig
+from localllm.quant.vectors import dequantize
 from localllm.runtime.batch import Batch, Span
-from localllm.runtime.cache import LatentCache
+from localllm.runtime.cache import LatentCache, bits_of
 from localllm.runtime.kernels.attention import SCORES_AT_ONCE, mixed, rows_of, visibility
 from localllm.runtime.kernels.registry import choose, kernel
 
@@ -76,15 +77,15 @@ def absorbed(
     tokens = torch.cat([torch.arange(s.start, s.start + s.count, device=q.device) for s in spans])
     nope, turned = q[tokens].split((c.nope_dim, c.rope_dim), -1)
     wide = torch.cat(((nope.transpose(0, 1) @ k_b).transpose(0, 1), turned), -1)  # [t, heads, rank + rope_dim]
-    latents = []
+    mixtures = []
     for i, span, mine in zip(few, spans, wide.split([s.count for s in spans]), strict=True):
-        k = rows_of(cache.rows, batch, i, 0)[None]  # [1, n, rank + rope_dim]
+        k = visible_latents(cache, batch, i, q.dtype)[None]  # [1, n, rank + rope_dim]
         v = k[..., : c.kv_lora_rank]
         mask = visibility(batch, span, 0, None)
         most = max(1, SCORES_AT_ONCE // (c.heads * span.context_len))
         for part, sees in zip(mine.split(most), mask.split(most), strict=True):
-            latents.append(mixed(part, k, v, sees, c.scale))
-    latent = torch.cat(latents).transpose(0, 1)  # [heads, t, rank]
+            mixtures.append(mixed(part, k, v, sees, c.scale))
+    latent = torch.cat(mixtures).transpose(0, 1)  # [heads, t, rank]
     out[tokens] = (latent @ v_b.transpose(1, 2)).transpose(0, 1)
 
 
@@ -93,7 +94,7 @@ def expanded(
 ) -> Tensor:
     """Of one sequence, some heads at a time so that their keys stay small. q: [q, heads, nope_dim + rope_dim]"""
     span = batch.spans[index]
-    latent, shared = rows_of(cache.rows, batch, index, 0).split((c.kv_lora_rank, c.rope_dim), -1)
+    latent, shared = visible_latents(cache, batch, index, q.dtype).split((c.kv_lora_rank, c.rope_dim), -1)
     whole = span.count == span.context_len
     mask = None if whole else visibility(batch, span, 0, None)
     width = max(q.shape[-1], c.value_dim)  # torch's fused attention wants keys and values of one size
@@ -112,6 +113,20 @@ def expanded(
     return torch.cat(out).transpose(0, 1)
 
 
+def visible_latents(cache: LatentCache, batch: Batch, index: int, dtype: torch.dtype) -> Tensor:
+    """[n, rank + rope_dim] of all positions of a sequence, in `dtype` if they are kept in 8 bits."""
+    scale = None if cache.scale is None else rows_of(cache.scale, batch, index, 0)
+    return latents(rows_of(cache.rows, batch, index, 0), scale, cache.widths, dtype)
+
+
+def latents(rows: Tensor, scale: Tensor | None, widths: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """rows: [n, rank + rope_dim]; scale: [n, 2], of the latent and of the key."""
+    if scale is None:
+        return rows
+    parts = zip(rows.split(widths, -1), scale.unbind(-1), strict=True)
+    return torch.cat([dequantize(part, one, dtype) for part, one in parts], -1)
+
+
 @kernel("latent_attention", "reference")
 def latent_attention_reference(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
@@ -122,7 +137,13 @@ def latent_attention_reference(
     for i, length in enumerate(context):
         mine = slice(start[i], start[i + 1])
         slots = (batch.block_table[i][:, None] * size + torch.arange(size, device=q.device)).flatten()[:length]
-        latent, shared = cache.rows[slots].split((config.kv_lora_rank, config.rope_dim), -1)
+        rows = latents(
+            bits_of(cache.rows)[slots].view(cache.rows.dtype),
+            None if cache.scale is None else cache.scale[slots],
+            cache.widths,
+            q.dtype,
+        )
+        latent, shared = rows.split((config.kv_lora_rank, config.rope_dim), -1)
         k = torch.einsum("kr,hdr->khd", latent, k_b)
         k = torch.cat((k, shared[:, None].expand(-1, config.heads, -1)), -1)
         v = torch.einsum("kr,hdr->khd", latent, v_b)

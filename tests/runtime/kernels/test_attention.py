@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from localllm.arch.config import AttentionConfig
+from localllm.quant.vectors import FORMS
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
+from localllm.runtime.kernels.attention import attention
 from localllm.runtime.state import BlockPool, SequenceState
 from tests.runtime.kernels.harness import check
 from tests.tiny import CPU
@@ -44,6 +46,39 @@ def test_attention(
     softcap: float | None,
     with_sinks: bool,
 ) -> None:
+    check_kernels(spans, heads, kv_heads, head_dim, scattered, window, dtype, softcap, with_sinks, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS.values())
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(None, False), (1.5, False), (None, True)])
+@pytest.mark.parametrize("spans", [[(33, 1)], [(40, 12)], [(17, 1), (9, 9), (64, 5), (1, 1)]], ids=str)
+def test_attention_over_a_cache_in_8_bits(
+    spans: list[tuple[int, int]],
+    scattered: bool,
+    window: int | None,
+    dtype: torch.dtype,
+    softcap: float | None,
+    with_sinks: bool,
+    form: torch.dtype,
+) -> None:
+    check_kernels(spans, 6, 2, 10, scattered, window, dtype, softcap, with_sinks, form)
+
+
+def check_kernels(
+    spans: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    scattered: bool,
+    window: int | None,
+    dtype: torch.dtype,
+    softcap: float | None,
+    with_sinks: bool,
+    form: torch.dtype | None,
+) -> None:
     config = AttentionConfig(heads, kv_heads, head_dim, None, 0.3, window, softcap, sinks=with_sinks)
     batch = step(spans, scattered)
     generator = torch.Generator().manual_seed(0)
@@ -63,9 +98,77 @@ def test_attention(
     sinks = torch.linspace(-2, 2, heads).bfloat16()
 
     def make(d: torch.dtype) -> tuple[torch.Tensor, KVCache, Batch, AttentionConfig, torch.Tensor | None]:
-        cache = KVCache(BLOCKS, SIZE, kv_heads, head_dim, d, CPU)
-        cache.k, cache.v = keys.to(d), values.to(d)
+        cache = KVCache(BLOCKS, SIZE, kv_heads, head_dim, form or d, CPU)
+        cache.append(keys.to(d), values.to(d), torch.arange(BLOCKS * SIZE))
         return q.to(d), cache, batch, config, sinks.to(d) if with_sinks else None
 
+    tiles = form is not None and any(count == 1 for _, count in spans)
     plain = not softcap and not with_sinks
-    assert check("attention", make, dtype) == ["torch-sdpa"] * plain + ["torch-matmul"]
+    expected = ["8-bit-tiles"] * tiles + ["torch-sdpa"] * plain + ["torch-matmul"]
+    assert check("attention", make, dtype) == expected
+
+
+def attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: torch.dtype, config: AttentionConfig, batch: Batch
+) -> torch.Tensor:
+    slots = len(k)
+    cache = KVCache(slots // SIZE, SIZE, config.kv_heads, config.head_dim, form, CPU)
+    cache.append(k, v, torch.arange(slots))
+    return attention(q, cache, batch, config)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("form", FORMS.values())
+def test_eight_bits_are_off_by_what_half_a_step_explains(form: torch.dtype, count: int, seed: int) -> None:
+    """A score is off by at most e = scale * sum |q| * (half a step of k); then no weight changes by more than a
+    factor of exp(2 e), and the mixture by (exp(2 e) - 1) * max |v| and half a step of v."""
+    context, (heads, kv_heads, head_dim) = BLOCKS * SIZE, (4, 2, 32)
+    config = AttentionConfig(heads, kv_heads, head_dim, None, 0.2)
+    batch = step([(context, count)], scattered=False)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(count, heads, head_dim, generator=generator)
+    k, v = (torch.randn(context, kv_heads, head_dim, generator=generator) for _ in range(2))
+    v *= torch.linspace(0.1, 10, context)[:, None, None]
+    exact = attended(q, k, v, torch.float32, config, batch)
+    relative = 1 / 254 if form == torch.int8 else 2**-4  # half a step, of a vector's largest number
+    largest = k.abs().amax(-1).max(0).values * relative  # [kv_heads]
+    off = config.scale * q.abs().sum(-1) * largest.repeat_interleave(heads // kv_heads)
+    v_largest = v.abs().amax((0, 2)).repeat_interleave(heads // kv_heads)
+    bound = 1.01 * (torch.expm1(2 * off) + relative) * v_largest
+    error = (attended(q, k, v, form, config, batch) - exact).abs().amax(-1)
+    assert (error <= bound).all()
+    assert error.max() < 0.1 * bound.max()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("form", FORMS.values())
+def test_a_sequence_reads_the_same_beside_others(form: torch.dtype, threads: int) -> None:
+    """Also over several tiles, and however many threads share the heads."""
+    config = AttentionConfig(8, 4, 64, None, 0.125)
+    rows, size = 2048, 16
+    cache = KVCache(rows // size, size, 4, 64, form, CPU)
+    generator = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(rows, 4, 64, generator=generator) for _ in range(2))
+    cache.append(k, v, torch.arange(rows))
+    pool = BlockPool(rows // size, size)
+    states = [SequenceState(pool) for _ in range(2)]
+    for state, length in zip(states, (1500, 30), strict=True):
+        state.extend(length)
+    q = torch.randn(2, 8, 64, generator=generator)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        both = attention(q, cache, Batch.of(states, [[0], [0]], [], CPU), config)
+        alone = attention(q[:1], cache, Batch.of(states[:1], [[0]], [], CPU), config)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(both[:1], alone)
+    exact = attention(q, plain(k, v), Batch.of(states, [[0], [0]], [], CPU), config)
+    assert (both - exact).abs().max() < (0.01 if form == torch.int8 else 0.05)
+
+
+def plain(k: torch.Tensor, v: torch.Tensor) -> KVCache:
+    cache = KVCache(len(k) // 16, 16, k.shape[1], k.shape[2], k.dtype, CPU)
+    cache.append(k, v, torch.arange(len(k)))
+    return cache

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from localllm.arch.config import LatentConfig, RopeConfig
+from localllm.quant.vectors import FORMS
 from localllm.runtime.batch import Batch, Span
 from localllm.runtime.cache import LatentCache
 from localllm.runtime.kernels.latent import absorbs
@@ -24,8 +25,15 @@ def config(heads: int, nope: int, value: int) -> LatentConfig:
     [[(1, 1)], [(33, 1)], [(40, 40)], [(40, 12)], [(64, 33), (17, 1), (9, 9), (64, 5), (3, 1)]],
     ids=str,
 )
+@pytest.mark.parametrize("form", [None, *FORMS.values()])
 def test_latent_attention(
-    spans: list[tuple[int, int]], heads: int, nope: int, value: int, scattered: bool, dtype: torch.dtype
+    form: torch.dtype | None,
+    spans: list[tuple[int, int]],
+    heads: int,
+    nope: int,
+    value: int,
+    scattered: bool,
+    dtype: torch.dtype,
 ) -> None:
     c, batch = config(heads, nope, value), step(spans, scattered)
     generator = torch.Generator().manual_seed(0)
@@ -43,8 +51,8 @@ def test_latent_attention(
     rows[~written] = torch.nan  # reading what was never written shows
 
     def make(d: torch.dtype) -> tuple[torch.Tensor, LatentCache, Batch, LatentConfig, torch.Tensor, torch.Tensor]:
-        cache = LatentCache(BLOCKS, SIZE, RANK + ROPE, d, CPU)
-        cache.rows = rows.to(d)
+        cache = LatentCache(BLOCKS, SIZE, (RANK, ROPE), form or d, CPU)
+        cache.append(rows.to(d), torch.arange(BLOCKS * SIZE))
         return q.to(d), cache, batch, c, k_b.to(d), v_b.to(d)
 
     assert check("latent_attention", make, dtype) == ["torch-two-forms"]
