@@ -7,7 +7,7 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int4
 from localllm.quant.formats.gguf import PART
 from localllm.quant.formats.gguf_types import BY_NAME
-from localllm.quant.formats.lanes import stacked, to_lanes
+from localllm.quant.formats.lanes import to_lanes
 from localllm.quant.packing import GGUF_LANES
 from localllm.quant.tensor import QuantizedTensor
 
@@ -70,21 +70,27 @@ def test_groups_that_are_no_whole_vectors_stay_as_they_are(form: str, group: int
     assert to_lanes(integers(form, 16, 96, group)) is None
 
 
-def test_weights_of_one_kind_are_stacked() -> None:
-    weights = [to_lanes(integers("int4", rows, 64, 32)) for rows in (16, 48, 5)]
-    assert all(weights)
-    whole = stacked([w for w in weights if w])
+def test_weights_of_one_kind_become_one() -> None:
+    weights = [integers("int4", rows, 64, 32) for rows in (16, 48, 5)]
+    whole = to_lanes(*weights)
     assert whole and whole.shape == (69, 64)
-    parts = [dequantize(w, torch.float32) for w in weights if w]
-    assert torch.equal(dequantize(whole, torch.float32), torch.cat(parts))
+    assert torch.equal(
+        dequantize(whole, torch.float32), torch.cat([dequantize(w, torch.float32) for w in weights])
+    )
 
 
 @pytest.mark.parametrize("other", [("int8", 16, 64, 32), ("int4", 16, 64, 64), ("int4", 16, 96, 32)])
-def test_what_differs_is_not_stacked(other: tuple[str, int, int, int]) -> None:
-    first, second = to_lanes(integers("int4", 16, 64, 32)), to_lanes(integers(*other))
-    assert first and second and stacked([first, second]) is None
+def test_what_differs_stays_apart(other: tuple[str, int, int, int]) -> None:
+    assert to_lanes(integers("int4", 16, 64, 32), integers(*other)) is None
 
 
-def test_a_tile_that_is_not_full_ends_a_stack() -> None:
-    first, second = to_lanes(integers("int4", 5, 64, 32)), to_lanes(integers("int4", 16, 64, 32))
-    assert first and second and stacked([first, second]) is None
+def test_a_tile_that_is_not_full_ends_a_weight() -> None:
+    assert to_lanes(integers("int4", 5, 64, 32), integers("int4", 16, 64, 32)) is None
+    assert to_lanes(integers("int4", 16, 64, 32), integers("int4", 5, 64, 32))
+
+
+def test_large_weights_are_packed_in_pieces() -> None:
+    weight, seen = blocks("q8_0", 5000, 1024), []
+    laned = to_lanes(weight, between=lambda: seen.append(1))
+    assert laned and len(seen) == 3
+    assert torch.equal(dequantize(laned, torch.float32), dequantize(weight, torch.float32))

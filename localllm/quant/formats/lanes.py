@@ -14,7 +14,7 @@ Parts, K being the columns filled up to whole groups:
 - columns: as `groups.py` says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from localllm.quant.formats import gguf, int4
 from localllm.quant.formats.groups import spread
+from localllm.quant.memory import large
 from localllm.quant.packing import GGUF_LANES, INT4, INT4_LANES, INT8, INT8_LANES, ROWS, lanes_group
-from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.tensor import ORDER, QuantizedTensor
 
 COLUMNS_A_WORD = {INT4_LANES: 8, INT8_LANES: 4}
 HALF = 16  # columns between the low and the high half of a byte
@@ -32,31 +33,52 @@ AS_THEY_LIE = {"q4_0": INT4_LANES, "q8_0": INT8_LANES}  # their bytes are in thi
 WEIGHTS_AT_ONCE = 2**21  # what is unpacked on the way stays in the cache
 
 
-def to_lanes(weight: QuantizedTensor) -> QuantizedTensor | None:
-    """The same numbers, or None where the format does not go into lanes."""
-    if weight.format in GGUF_LANES:
-        return in_pieces(weight, gguf_piece)
-    bits = {INT4: 4, INT8: 8}.get(weight.format)
-    if bits is None or lanes_group(weight.group, weight.shape[1], bits) is None:
+def nothing() -> None:
+    pass
+
+
+def to_lanes(*weights: QuantizedTensor, between: Callable[[], None] = nothing) -> QuantizedTensor | None:
+    """The same numbers, one weight below the other; None where their formats do not go into lanes, or not
+    together.
+
+    between: called each time that some of what the weights hold has been read.
+    """
+    first = weights[0]
+    piece = gguf_piece if first.format in GGUF_LANES else integer_piece
+    if not fits(first) or not all(alike(first, weight) for weight in weights[1:]):
         return None
-    return in_pieces(weight, integer_piece)
-
-
-def in_pieces(weight: QuantizedTensor, piece) -> QuantizedTensor:
-    """Some rows at a time."""
-    rows, columns = weight.shape
+    if any(weight.shape[0] % ROWS for weight in weights[:-1]):
+        return None
+    rows, columns = sum(weight.shape[0] for weight in weights), first.shape[1]
     most = max(1, WEIGHTS_AT_ONCE // columns // ROWS) * ROWS
     made: dict[str, Tensor] = {}
-    form, group = "", 0
-    for begin in range(0, rows, most):
-        form, group, parts = piece(weight, slice(begin, begin + most))
-        for name, part in parts.items():
-            if name not in made:
-                made[name] = part.new_empty(-(-rows // ROWS), *part.shape[1:])
-            made[name][begin // ROWS : begin // ROWS + len(part)] = part
-    if "columns" in weight.parts:
-        made["columns"] = weight.parts["columns"]
-    return QuantizedTensor(form, weight.shape, made, group)
+    form, group, tile = "", 0, 0
+    for weight in weights:
+        for begin in range(0, weight.shape[0], most):
+            form, group, parts = piece(weight, slice(begin, begin + most))
+            for name, part in parts.items():
+                if name not in made:
+                    made[name] = large((-(-rows // ROWS), *part.shape[1:]), part.dtype)
+                made[name][tile : tile + len(part)] = part
+            tile += len(parts["q"])
+            between()
+    if ORDER in first.parts:
+        made[ORDER] = first.parts[ORDER]
+    return QuantizedTensor(form, (rows, columns), made, group)
+
+
+def fits(weight: QuantizedTensor) -> bool:
+    bits = {INT4: 4, INT8: 8}.get(weight.format)
+    if bits is None:
+        return weight.format in GGUF_LANES
+    return lanes_group(weight.group, weight.shape[1], bits) is not None
+
+
+def alike(first: QuantizedTensor, other: QuantizedTensor) -> bool:
+    """May they be parts of one weight?"""
+    kinds = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
+    same = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
+    return same and next(kinds) == next(kinds) and ORDER not in first.parts
 
 
 Piece = tuple[str, int, dict[str, Tensor]]  # format, group, parts
@@ -155,19 +177,6 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
             minimum = spread(by_row(parts["block_minimum"]), wide, minimum.shape[1]) * minimum
         found -= spread(minimum, group, stored)
     found = found[:rows, :columns]
-    if "columns" in parts:
-        found = torch.empty_like(found).index_copy_(1, parts["columns"], found)
+    if ORDER in parts:
+        found = torch.empty_like(found).index_copy_(1, parts[ORDER], found)
     return found.to(dtype)
-
-
-def stacked(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-    """One weight below the other; None where they differ in more than their rows, or end inside a tile."""
-    first = weights[0]
-    kinds = {
-        (w.format, w.group, w.shape[1], tuple((n, p.dtype, p.shape[1:]) for n, p in w.parts.items()))
-        for w in weights
-    }
-    if len(kinds) > 1 or "columns" in first.parts or any(w.shape[0] % ROWS for w in weights[:-1]):
-        return None
-    parts = {name: torch.cat([w.parts[name] for w in weights]) for name in first.parts}
-    return QuantizedTensor(first.format, (sum(w.shape[0] for w in weights), first.shape[1]), parts, first.group)

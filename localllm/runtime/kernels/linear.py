@@ -5,6 +5,8 @@ read as they are. Many rows of x are bound by multiplications, and W is dequanti
 time.
 """
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,19 +29,24 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
     return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
-def prepared(*weights: Tensor | QuantizedTensor) -> tuple[Tensor | QuantizedTensor, ...]:
+def prepared(
+    *weights: Tensor | QuantizedTensor, between: Callable[[], None] = lanes.nothing
+) -> tuple[Tensor | QuantizedTensor, ...]:
     """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
-    as can be."""
-    found = [for_device(weight) for weight in weights]
-    packed = [w for w in found if isinstance(w, QuantizedTensor) and w.format in LANES_BITS]
-    whole = lanes.stacked(packed) if len(packed) == len(found) > 1 else None
-    return (whole,) if whole else tuple(found)
+    as can be. between: as in `to_lanes`."""
+    packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and on_cpu(weight)]
+    if len(packed) == len(weights) and (whole := lanes.to_lanes(*packed, between=between)):
+        return (whole,)
+    return tuple(
+        (lanes.to_lanes(weight, between=between) or weight)
+        if isinstance(weight, QuantizedTensor) and on_cpu(weight)
+        else weight
+        for weight in weights
+    )
 
 
-def for_device(weight: Tensor | QuantizedTensor) -> Tensor | QuantizedTensor:
-    if isinstance(weight, Tensor) or next(iter(weight.parts.values())).device.type != "cpu":
-        return weight
-    return lanes.to_lanes(weight) or weight
+def on_cpu(weight: QuantizedTensor) -> bool:
+    return all(part.device.type == "cpu" for part in weight.parts.values())
 
 
 def in_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:

@@ -13,8 +13,14 @@ from localllm.runtime.load import Source
 class Linear:
     """`weights`: [out, in] each, one below the other; usually they are stacked in one."""
 
-    def __init__(self, *weights: Tensor | QuantizedTensor, bias: Tensor | None = None):
-        self.weights = kernels.prepared(*weights)
+    def __init__(
+        self,
+        *weights: Tensor | QuantizedTensor,
+        bias: Tensor | None = None,
+        between: Callable[[], None] = lambda: None,
+    ):
+        """between: called each time that some of the weights has been read."""
+        self.weights = kernels.prepared(*weights, between=between)
         self.bias = bias  # [out]
 
     @classmethod
@@ -28,7 +34,8 @@ class Linear:
     ) -> "Linear":
         """One matrix of the named ones (name -> rows), stacked by rows. `order`: as in `Source.matrices`."""
         weights = source.matrices(names, columns, order)
-        return cls(*weights, bias=source.vectors(names, "bias") if bias else None)
+        vector = source.vectors(names, "bias") if bias else None
+        return cls(*weights, bias=vector, between=source.weights.let_go)
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.weights) == 1:
