@@ -113,7 +113,8 @@ def gptq_scheme(values: Mapping[str, Any]) -> Scheme:
     bits = fields.size("bits")
     if bits not in BITS:
         raise refused("gptq", f" in {bits} bits")
-    return Scheme(bits, group_size(fields, "group_size", None), symmetric=fields.flag("sym", True))
+    # Where it is not said, zero points are what the tensors say.
+    return Scheme(bits, group_size(fields, "group_size", None), symmetric=fields.flag("sym"))
 
 
 def fp8(layout: Fields) -> Quantization:

@@ -56,9 +56,9 @@ def measure(
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            first = matrix(tensor, dtype, device)
+            [first] = kernels.prepared(matrix(tensor, dtype, device))
             count = max(2, min(BUFFER_BYTES // first.nbytes, 64))
-            weights = [first, *(matrix(tensor, dtype, device) for _ in range(count - 1))]
+            weights = [first, *(kernels.prepared(matrix(tensor, dtype, device))[0] for _ in range(count - 1))]
             columns = first.shape[1]
             row, rows = (torch.ones(n, columns, dtype=dtype, device=device) for n in (1, ROWS))
             small, scale = torch.ones(1, 64, dtype=dtype, device=device), torch.ones(64, device=device)

@@ -13,7 +13,7 @@ from localllm.arch.layout import TABLE
 from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
 from localllm.checkpoint.matrices import CODES, ORDERS, SCALES, PackedMatrix, packed_matrix
 from localllm.errors import DamagedModel, UsageError
-from localllm.quant.packing import ELEMENT_BYTES, INT8, reads_packed
+from localllm.quant.packing import ELEMENT_BYTES, INT4, INT8, ROWS, UNIT, lanes_group, reads_packed
 
 QUANTS = ("int8", "int4")
 # Bits a weight of a matrix, by its use. Q4_K_M keeps some matrices of the layers in Q6_K, and the head (llama.cpp,
@@ -119,7 +119,7 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
             return 0
         pieces = USED_IN_PIECES.fullmatch(name)
         if not pieces and reads_packed(matrix.format, matrix.columns, dtype, device):
-            return part_bytes(matrix, kind)
+            return part_bytes(matrix, kind, device)
         return matrix.rows * matrix.columns * element if kind in CODES else 0
     if tensor.dtype == "U8":  # parts of MXFP4
         return tensor.elements
@@ -130,11 +130,16 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
     return tensor.nbytes if tensor.offset is not None and not vector else tensor.elements * element
 
 
-def part_bytes(matrix: PackedMatrix, kind: str) -> int:
-    """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor."""
-    numbers = matrix.rows * matrix.groups
+def part_bytes(matrix: PackedMatrix, kind: str, device: str) -> int:
+    """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor, in lanes on the CPU."""
+    codes, numbers = matrix.code_bytes, matrix.rows * matrix.groups
+    bits = {INT4: 4, INT8: 8}.get(matrix.format)
+    if device == "cpu" and bits and (group := lanes_group(matrix.group, matrix.columns, bits)):
+        rows, unit = -(-matrix.rows // ROWS) * ROWS, max(group, UNIT[4])
+        columns = -(-matrix.columns // unit) * unit
+        codes, numbers = rows * columns * bits // 8, rows * columns // group
     if kind in CODES:
-        return matrix.code_bytes
+        return codes
     if kind in SCALES:
         return numbers * DTYPE_BYTES[matrix.scale]
     if kind in ("qzeros", "weight_zero_point"):

@@ -112,14 +112,14 @@ def test_a_head_in_8_bits_over_layers_in_4(tmp_path: Path, tied: bool) -> None:
 def test_a_head_that_gptq_quantized(tmp_path: Path) -> None:
     writers = {MATRIX: gptq, r"lm_head\.weight": gptq}
     model = check(tmp_path, write(tmp_path, writers, LAYOUTS["gptq"][1] | {"lm_head": True}))
-    assert model.head.weights[0].format == "int4"
+    assert model.head.weights[0].format.startswith("int4")
 
 
 def test_modules_that_gptq_gave_other_bits(tmp_path: Path) -> None:
     changed = {r"+:.*down_proj.*": {"bits": 8, "group_size": 48}, r"-:.*lm_head.*": {}}
     writers = {r".*down_proj\.weight": partial(gptq, bits=8, group=48), MATRIX: gptq}
     model = check(tmp_path, write(tmp_path, writers, LAYOUTS["gptq"][1] | {"dynamic": changed}))
-    assert model.layers[0].mixer.out.weights[0].format == "int4"
+    assert model.layers[0].mixer.out.weights[0].format.startswith("int4")
 
 
 def test_biases_that_gptq_made_of_nothing_are_left(tmp_path: Path) -> None:

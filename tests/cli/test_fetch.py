@@ -29,7 +29,7 @@ def test_what_does_not_fit_is_refused_before_it_comes(hub, localllm, little_memo
     hub.add("org/tiny", DEMO)
     code, out, err = localllm(*command, "org/tiny", *(["Hello"] if command == ["run"] else []))
     assert (code, out) == (3, "")
-    assert err.startswith(f"error: the weights of org/tiny need 20.6 MB in float32, {free} MB are free; ")
+    assert err.startswith(f"error: the weights of org/tiny need 7.70 MB in float32, {free} MB are free; ")
     assert err.endswith("; --force downloads it all the same\n")
     assert hub.sent("model.safetensors") <= 2**17
 
@@ -39,7 +39,7 @@ def test_force_downloads_it_all_the_same(hub, localllm, little_memory):
     code, out, err = localllm("pull", "org/tiny", "--force")
     assert code == 0
     assert err.startswith(
-        "warning: the weights of org/tiny need 20.6 MB in float32, 3.00 MB are free\npulling org/tiny"
+        "warning: the weights of org/tiny need 7.70 MB in float32, 3.00 MB are free\npulling org/tiny"
     )
     assert out.endswith("\n")
 

@@ -41,7 +41,7 @@ def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
         llm.record(done.metrics, tmp_path, silent)
     [run] = read(tmp_path / "runs.jsonl", silent)
     assert isinstance(run, Run)
-    assert (run.model, run.form, run.context, run.tokens_per_s) == ("demo", "I8", 112, done.metrics.tokens_per_s)
+    assert (run.model, run.form, run.context, run.tokens_per_s) == ("demo", "INT8", 112, done.metrics.tokens_per_s)
     after = expected.expectation(header, config, like, kind, CPU, tmp_path, silent)
     assert after.source == "one answer of this machine"
     assert after.bandwidth == pytest.approx(run.bytes_per_token * done.metrics.tokens_per_s)
