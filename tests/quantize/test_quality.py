@@ -44,7 +44,10 @@ def test_gptq_and_awq_are_better_than_round_to_nearest(judged: Judged) -> None:
 
 def test_smoothing_is_better_than_none(judged: Judged) -> None:
     plain, smooth = map(judged.quality, W8A8)
-    assert smooth.divergence < plain.divergence
+    if judged.perplexity(judged.exact) > 2:
+        assert smooth.divergence < plain.divergence
+    else:  # INT8 costs the boxed model's own answers next to nothing, with it or without
+        assert max(smooth.divergence, plain.divergence) < 0.001
 
 
 def test_smoothing_makes_up_for_outliers(tmp_path: Path) -> None:
