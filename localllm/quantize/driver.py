@@ -20,6 +20,7 @@ from localllm.checkpoint.safetensors import Weights
 from localllm.errors import UsageError
 from localllm.plan.weights import stored_dtype
 from localllm.quant.grid import Grid
+from localllm.quant.packing import W8A8
 from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import states
@@ -200,4 +201,4 @@ class Run:
 
     def named(self, weight: QuantizedTensor) -> QuantizedTensor:
         """INT8 whose inputs are rounded, too, is a format of its own."""
-        return replace(weight, format="w8a8") if self.recipe.activations else weight
+        return replace(weight, format=W8A8) if self.recipe.activations else weight

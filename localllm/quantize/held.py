@@ -43,27 +43,27 @@ class Held(Source):
     def spelled(self, name: str) -> str:
         return self.weights.prefix + name
 
-    def kept(self, name: str, read: Callable[[], Tensor]) -> Tensor:
+    def held(self, name: str, read: Callable[[], Tensor]) -> Tensor:
         tensors, full = self.holding.tensors, self.spelled(name)
         if full not in tensors:
             tensors[full] = read()
         return tensors[full]
 
     def exact(self, name: str, *shape: int) -> Tensor:
-        return self.kept(name, lambda: super(Held, self).exact(name, *shape)).float()
+        return self.held(name, lambda: super(Held, self).exact(name, *shape)).float()
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        return self.kept(name, lambda: super(Held, self).tensor(name, *shape))
+        return self.held(name, lambda: super(Held, self).tensor(name, *shape))
 
     def table(self, name: str, rows: int, columns: int) -> Tensor:
         def read() -> Tensor:
             found = super(Held, self).table(name, rows, columns)
             return found if isinstance(found, Tensor) else dequantize(found, self.dtype)
 
-        return self.kept(f"{name}.weight", read)
+        return self.held(f"{name}.weight", read)
 
     def plain(self, name: str, rows: int, columns: int) -> Tensor:
-        return self.kept(f"{name}.weight", lambda: super(Held, self).plain(name, rows, columns))
+        return self.held(f"{name}.weight", lambda: super(Held, self).plain(name, rows, columns))
 
     def matrices(
         self, names: dict[str, int], columns: int, order: Callable[[], Tensor] | None = None

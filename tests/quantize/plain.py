@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,7 +39,7 @@ class Kept:
 def plain(tensor: Tensor | QuantizedTensor) -> Tensor:
     """float32"""
     if isinstance(tensor, QuantizedTensor):
-        return dequantize(replace(tensor, format="int8") if tensor.format == "w8a8" else tensor, torch.float32)
+        return dequantize(tensor, torch.float32)
     return tensor.float()
 
 
