@@ -79,8 +79,7 @@ def fetch_missing(
         from localllm.cli.progress import shown
         from localllm.fetch import fetch
 
-        kinds = {"dtype": dtype or settings.dtype, "kv_dtype": kv_dtype or settings.kv_dtype}
-        wish = Wish(context, quant=quant, **kinds)
+        wish = Wish(context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype)
         with shown() as show:
             fetch(repo, show, lambda: free_memory(device or settings.device), wish, force=force)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import

@@ -13,7 +13,7 @@ from localllm.errors import DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve
 from localllm.quality.report import Quality
 from localllm.quality.text import EVALUATION_NAME
-from localllm.quant.recipe import METHODS, Recipe
+from localllm.quant.recipe import METHODS, Method, Recipe
 from localllm.settings import Settings
 
 GROUP = 128  # columns, for INT4 where nobody asks for another
@@ -99,7 +99,7 @@ def recipe_of(
         raise UsageError(f"activations cannot be {activations!r}", "say --activations int8, or leave it out")
     rounded = activations is not None or method == "smoothquant"
     named = method or ("smoothquant" if rounded else "gptq")
-    known = next((known for known in METHODS if known == named), None)
+    known: Method | None = next((known for known in METHODS if known == named), None)
     if known is None:
         raise UsageError(f"there is no method {named!r}", f"name one of {', '.join(METHODS)}")
     bits = bits or (8 if rounded else 4)

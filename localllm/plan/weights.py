@@ -13,7 +13,8 @@ from localllm.arch.layout import TABLE
 from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
 from localllm.checkpoint.matrices import CODES, ORDERS, SCALES, PackedMatrix, packed_matrix
 from localllm.errors import DamagedModel, UsageError
-from localllm.quant.packing import ELEMENT_BYTES, INT4, INT8, ROWS, UNIT, lanes_group, reads_packed
+from localllm.quant.formats.gguf_types import BY_NAME
+from localllm.quant.packing import ELEMENT_BYTES, GGUF_LANES, INT4, INT8, ROWS, UNIT, lanes_group, reads_packed
 
 QUANTS = ("int8", "int4")
 # Bits a weight of a matrix, by its use. Q4_K_M keeps some matrices of the layers in Q6_K, and the head (llama.cpp,
@@ -26,7 +27,7 @@ GGUF_BITS = {
 K_BLOCK = 256
 UNEVEN_BITS = {"layers": 5.5, "experts": 5.5, "head": 8.5, "tables": 5.5}
 GROUP = 128  # columns that share a scale in INT4
-WORD_CODES, WORD_BYTES = 8, 4  # of INT4
+WORD_CODES = 8  # of INT4
 EXACT_BYTES = 4  # norms, taps of convolutions, what decides between experts: float32, whatever the dtype
 IN_DTYPE = ("bias", "sinks")  # vectors that are not
 USED_IN_PIECES = re.compile(r".*\.(kv_b_proj|k_b_proj|v_b_proj)\.\w+")
@@ -78,15 +79,21 @@ def weight_bytes(
         if quant in GGUF_BITS and len(tensor.shape) == 2:
             return gguf_bytes(tensor, quant, use_of(name, config.tie_embeddings))
         if quant in QUANTS and multiplied(name, tensor, config) and not KEPT.fullmatch(name):
-            return quantized_bytes(tensor, quant if name.startswith("layers.") else INT8, scale, dtype, device)
+            return quantized_bytes(tensor, quant if name.startswith("layers.") else INT8, scale, device)
+        if device == "cpu" and multiplied(name, tensor, config) and not USED_IN_PIECES.fullmatch(name):
+            return gguf_lanes_bytes(tensor) or loaded_bytes(header, name, tensor, dtype, device)
         return loaded_bytes(header, name, tensor, dtype, device)
 
     found = by_use(header, config, size)
-    if quant not in QUANTS or not config.tie_embeddings:
+    embedding = "embed_tokens.weight"
+    if not config.tie_embeddings or embedding not in header.tensors:
         return found
-    embedding = "embed_tokens.weight"  # the head is apart from it once it is quantized
-    table = loaded_bytes(header, embedding, header.tensors[embedding], dtype, device)
-    return replace(found, tables=found.tables + table)
+    # The head is apart from the embedding once it is quantized, or in lanes.
+    stored = header.tensors[embedding]
+    apart = quant in QUANTS or (quant is None and device == "cpu" and gguf_lanes_bytes(stored))
+    return replace(
+        found, tables=found.tables + loaded_bytes(header, embedding, stored, dtype, device) * bool(apart)
+    )
 
 
 def by_use(header: Header, config: ModelConfig, size: Size) -> WeightBytes:
@@ -130,6 +137,15 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
     return tensor.nbytes if tensor.offset is not None and not vector else tensor.elements * element
 
 
+def gguf_lanes_bytes(tensor: TensorHeader) -> int | None:
+    """Of a matrix of a GGUF file on the CPU; None where its format stays as it is."""
+    form = tensor.dtype.lower()
+    if tensor.offset is None or form not in GGUF_LANES:
+        return None
+    rows, columns = tensor.shape
+    return -(-rows // ROWS) * ROWS * columns // BY_NAME[form].elements * GGUF_LANES[form]
+
+
 def part_bytes(matrix: PackedMatrix, kind: str, device: str) -> int:
     """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor, in lanes on the CPU."""
     codes, numbers = matrix.code_bytes, matrix.rows * matrix.groups
@@ -153,19 +169,17 @@ def multiplied(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
     return matrix and (name.startswith("layers.") or use_of(name, config.tie_embeddings) == "head")
 
 
-def quantized_bytes(tensor: TensorHeader, quant: str, scale: int, dtype: str, device: str) -> int:
+def quantized_bytes(tensor: TensorHeader, quant: str, scale: int, device: str) -> int:
     """int8: a byte an element and a scale a row. int4: half a byte, in whole words, and a scale for each 128 of a
-    row.
-
-    scale: bytes of one. What a CPU does not read packed it dequantizes when it is loaded; GPUs are planned as if
-    they read all.
-    """
+    row. scale: bytes of one. GPUs are planned as if they read all of it packed."""
     rows, columns = tensor.shape
-    if quant != INT8:
-        return rows * (-(-columns // WORD_CODES) * WORD_BYTES + -(-columns // GROUP) * scale)
-    if device == "cpu" and not reads_packed(INT8, columns, dtype, device):
-        return tensor.elements * ELEMENT_BYTES[dtype]
-    return rows * (columns + scale)
+    kind = "F32" if scale == EXACT_BYTES else "F16"
+    if quant == INT8:
+        matrix = PackedMatrix(INT8, rows, columns, groups=1, group=None, scale=kind)
+    else:
+        wide = -(-columns // WORD_CODES) * WORD_CODES if device != "cpu" else columns
+        matrix = PackedMatrix(INT4, rows, wide, groups=-(-columns // GROUP), group=GROUP, scale=kind)
+    return part_bytes(matrix, "weight", device) + part_bytes(matrix, "weight_scale", device)
 
 
 def gguf_bytes(tensor: TensorHeader, quant: str, use: str) -> int:

@@ -46,14 +46,14 @@ def write_tokenizer(folder: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "t0")).save(str(folder / "tokenizer.json"))
 
 
-def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto") -> None:
-    """Loads it; the tensors that are alive then and were not before take what was planned, to 0.5%."""
+def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float = 0.005) -> None:
+    """Loads it; the tensors that are alive then and were not before take what was planned."""
     before = {id(tensor) for tensor in alive()}
     with localllm.load(model, device="cpu", dtype=dtype, kv_dtype=kv_dtype) as llm:
         held = bytes_of(tensor for tensor in alive() if id(tensor) not in before)
         caches = llm.memory.cache_bytes + llm.memory.state_bytes
-        assert llm.memory.weights.total == pytest.approx(held - caches, rel=0.005)
-        assert llm.memory.total == pytest.approx(held, rel=0.005)
+        assert llm.memory.weights.total == pytest.approx(held - caches, rel=rel)
+        assert llm.memory.total == pytest.approx(held, rel=rel)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -136,4 +136,4 @@ def test_what_quant_makes_of_a_model_holds_what_was_planned(
     small = kept_or_made(header, quant, tmp_path / "home")
     found = read_header(small)
     assert weight_bytes(found, describe(found.config), dtype, "cpu") == told
-    check_held(small, dtype)
+    check_held(small, dtype, rel=0.02)  # tiny matrices whose rows are no whole tiles share one
