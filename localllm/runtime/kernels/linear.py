@@ -16,6 +16,7 @@ from localllm.quant.formats import gguf, lanes, w8a8
 from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import products
+from localllm.runtime.kernels.cpu.laying import laid
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
 
@@ -35,10 +36,10 @@ def prepared(
     """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
     as can be. between: as in `to_lanes`."""
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and on_cpu(weight)]
-    if len(packed) == len(weights) and (whole := lanes.to_lanes(*packed, between=between)):
+    if len(packed) == len(weights) and (whole := laid(*packed, between=between)):
         return (whole,)
     return tuple(
-        (lanes.to_lanes(weight, between=between) or weight)
+        (laid(weight, between=between) or weight)
         if isinstance(weight, QuantizedTensor) and on_cpu(weight)
         else weight
         for weight in weights
