@@ -9,96 +9,28 @@ rounds: torch's own libraries included. llama.cpp computes keys and values in fl
 """
 
 import argparse
-import ctypes
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench import gguf_checkpoint
+from bench.contestants import CONTESTANTS
+from bench.report import finish
 from bench.rounds import Sample, new_prompt, take_turns
 
-CONTEXT = 1024  # tokens
-LOADS = 3
-Answer = Callable[[list[int], int], Sample]  # a prompt and how many tokens
-
-
-def localllm(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
-    os.environ["LOCALLLM_THREADS"] = str(threads)
-    import localllm as package
-
-    llm = package.load(file, device="cpu", context=CONTEXT)
-
-    def answer(prompt: list[int], count: int) -> Sample:
-        params = package.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        m = llm.generate(prompt, params).metrics
-        assert m.output_tokens == count and m.cached_tokens == 0
-        return {"prefill_tokens_per_s": m.prefill_tokens_per_s, "decode_tokens_per_s": m.tokens_per_s}
-
-    return answer, {"version": package.__version__, "dtype": llm.dtype}
-
-
-def llama_cpp(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
-    import llama_cpp
-
-    llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
-    wanted = llama_cpp.llama_context_default_params()
-    wanted.n_ctx, wanted.n_batch, wanted.n_ubatch = CONTEXT, 512, 512
-    wanted.n_threads = wanted.n_threads_batch = threads
-    context = llama_cpp.llama_init_from_model(model, wanted)
-    sampler = llama_cpp.llama_sampler_init_greedy()
-
-    def step(tokens: list[int]) -> int:
-        array = (ctypes.c_int32 * len(tokens))(*tokens)
-        assert llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(tokens))) == 0
-        return llama_cpp.llama_sampler_sample(sampler, context, -1)
-
-    def answer(prompt: list[int], count: int) -> Sample:
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-        start = time.perf_counter()
-        token = step(prompt)
-        first = time.perf_counter()
-        for _ in range(count - 1):
-            token = step([token])
-        taken = time.perf_counter() - first
-        return {
-            "prefill_tokens_per_s": len(prompt) / (first - start),
-            "decode_tokens_per_s": (count - 1) / taken,
-        }
-
-    features = llama_cpp.llama_print_system_info().decode()
-    return answer, {"version": llama_cpp.__version__, "features": features}
-
-
-CONTESTANTS = {"localllm": localllm, "llama.cpp": llama_cpp}
-
-
-def contest(name: str, file: Path, threads: int) -> None:
-    """The other side of `Contestant`: a line of JSON for each that comes."""
-    start = time.perf_counter()
-    answer, about = CONTESTANTS[name](file, threads)
-    print(json.dumps(about | {"load_s": time.perf_counter() - start}), flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        print(json.dumps(answer(asked["prompt"], asked["count"]) | {"peak_bytes": peak_bytes()}), flush=True)
-
-
-def peak_bytes() -> int:
-    told = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in told.splitlines() if line.startswith("VmHWM"))
+LOADS = 4
 
 
 class Contestant:
     def __init__(self, name: str, file: Path, threads: int):
-        command = [sys.executable, "-m", "bench.peers", "--contestant", name, "--file", str(file)]
+        command = [sys.executable, "-m", "bench.contestants", name, str(file), str(threads)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen([*command, "--threads", str(threads)], text=True, **pipes)
+        self.process = subprocess.Popen(command, text=True, **pipes)
         self.about = self.read()
 
     def read(self) -> dict[str, Any]:
@@ -120,8 +52,6 @@ class Contestant:
 
 
 def measure(form: str, threads: int, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
-    from bench import gguf_checkpoint
-
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / f"{form}.gguf"
         gguf_checkpoint.make(file, form)
@@ -156,14 +86,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--threads", type=int, default=os.cpu_count())
     options.add_argument("--save", action="store_true", help="append the results to bench/results/peers.jsonl")
-    options.add_argument("--contestant", choices=list(CONTESTANTS), help=argparse.SUPPRESS)
-    options.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     chosen = options.parse_args()
-    if chosen.contestant:
-        contest(chosen.contestant, chosen.file, chosen.threads)
-        return
-    from bench.report import finish
-
     for form in chosen.type or ["Q4_0", "Q8_0"]:
         result = measure(form, chosen.threads, chosen.prompt, chosen.answer, chosen.rounds)
         finish("peers", result, chosen.save)
