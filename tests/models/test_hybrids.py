@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from localllm.arch.describe import describe
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
-from localllm.runtime.load import reordered
 from localllm.runtime.state import SequenceState
 from tests.models.families import FAMILIES
 from tests.models.proofs import extend, token_ids
@@ -51,9 +50,7 @@ def test_a_model_without_any_attention_runs(tmp_path: Path) -> None:
 def test_rows_of_a_packed_matrix_are_reordered_with_their_scales() -> None:
     packed = int8.quantize(torch.randn(6, 16, generator=torch.Generator().manual_seed(0)), torch.float32)
     order = torch.tensor([4, 0, 5, 1, 3, 2])
-    got = reordered(packed, order)
-    assert not isinstance(got, torch.Tensor)
-    assert torch.equal(dequantize(got, torch.float32), dequantize(packed, torch.float32)[order])
+    assert torch.equal(dequantize(packed.rows(order), torch.float32), dequantize(packed, torch.float32)[order])
 
 
 def test_old_lfm2_configs_name_the_layers_that_attend() -> None:
