@@ -1,5 +1,8 @@
 """Products with weights in lanes, against the dequantized weight in float64."""
 
+import os
+from collections.abc import Iterator
+
 import llvmlite.binding as llvm
 import pytest
 import torch
@@ -10,7 +13,7 @@ from localllm.quant.formats.lanes import to_lanes
 from localllm.quant.packing import GGUF_LANES
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import programs
-from localllm.runtime.kernels.cpu.compile import target
+from localllm.runtime.kernels.cpu.compile import openmp, target
 from localllm.runtime.kernels.cpu.layout import Layout
 from localllm.runtime.kernels.cpu.products import few_rows, many_rows
 from localllm.runtime.kernels.cpu.program import Program
@@ -73,16 +76,36 @@ def test_a_row_does_not_depend_on_the_others_of_few(form: str, dtype: torch.dtyp
         assert torch.equal(few_rows(x[i : i + 1], weight)[0], together[i])
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Sets them back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_row_does_not_depend_on_the_threads() -> None:
     weight, x = laned(blocks("q8_0", 100, 512)), rows_of(3, 512, torch.float32)
-    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = few_rows(x, weight)
+    torch.set_num_threads(3)
+    assert torch.equal(few_rows(x, weight), alone)
+
+
+@pytest.mark.skipif(not openmp(), reason="this torch brings no OpenMP of GNU")
+@pytest.mark.usefixtures("threads")
+def test_fewer_threads_than_were_wanted_do_all() -> None:
+    """OMP_THREAD_LIMIT, OMP_DYNAMIC and regions in regions make them fewer."""
+    weight, x = laned(blocks("q8_0", 1000, 64)), rows_of(3, 64, torch.float32)
+    torch.set_num_threads(1)
+    alone = few_rows(x, weight)
+    torch.set_num_threads(2 * (os.cpu_count() or 1) + 1)
+    openmp().omp_set_dynamic(1)  # no more than cores
     try:
-        torch.set_num_threads(1)
-        alone = few_rows(x, weight)
-        torch.set_num_threads(3)
         assert torch.equal(few_rows(x, weight), alone)
     finally:
-        torch.set_num_threads(threads)
+        openmp().omp_set_dynamic(0)
 
 
 @pytest.mark.parametrize("way", WAYS)
