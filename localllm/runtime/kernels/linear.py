@@ -16,6 +16,7 @@ from localllm.quant.formats import gguf, lanes, w8a8
 from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import products
+from localllm.runtime.kernels.cpu.compile import runs_here
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
 
@@ -34,43 +35,52 @@ def prepared(
 ) -> tuple[Tensor | QuantizedTensor, ...]:
     """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
     as can be. between: as in `to_lanes`."""
-    packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and on_cpu(weight)]
+    packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and compiles_for(weight)]
     if len(packed) == len(weights) and (whole := lanes.to_lanes(*packed, between=between)):
         return (whole,)
     return tuple(
         (lanes.to_lanes(weight, between=between) or weight)
-        if isinstance(weight, QuantizedTensor) and on_cpu(weight)
+        if isinstance(weight, QuantizedTensor) and compiles_for(weight)
         else weight
         for weight in weights
     )
 
 
-def on_cpu(weight: QuantizedTensor) -> bool:
-    return all(part.device.type == "cpu" for part in weight.parts.values())
+def compiles_for(weight: QuantizedTensor) -> bool:
+    return runs_here() and all(part.device.type == "cpu" for part in weight.parts.values())
 
 
 def in_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if weight.format not in LANES_BITS:
         return f"the weight is {weight.format}"
+    if x.device.type != "cpu":
+        return f"x is on {x.device}"
     return None if x.dtype in products.PLANES else f"x is {dtype_name(x.dtype)}"
 
 
 def few_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if reason := in_lanes(x, weight, bias):
         return reason
-    rows = x.numel() // x.shape[-1]
+    rows = x.shape[:-1].numel()
     return f"{rows} rows: dequantizing first is faster" if rows > products.MOST_ROWS else None
 
 
 @kernel("linear", "cpu-lanes", few_rows)
 def linear_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    y = products.few_rows(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
-    return y if bias is None else y + bias
+    return of_rows(products.few_rows, x, weight, bias)
 
 
 @kernel("linear", "cpu-lanes-dequantized", in_lanes)
 def linear_lanes_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    y = products.many_rows(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
+    return of_rows(products.many_rows, x, weight, bias)
+
+
+def of_rows(
+    product: Callable[[Tensor, QuantizedTensor], Tensor], x: Tensor, weight: QuantizedTensor, bias: Tensor | None
+) -> Tensor:
+    """A product that takes x as [M, in], whatever dimensions it has."""
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    y = product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
 
 
