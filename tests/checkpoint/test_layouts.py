@@ -179,12 +179,12 @@ def test_blocks_that_are_larger_than_any_weight() -> None:
 
 def test_scales_that_two_groups_of_columns_would_fit() -> None:
     tensors, _ = published.int_quantized(torch.randn(ROWS, COLUMNS), group=32)
-    both = [
-        compressed("int-quantized", num_bits=8, group_size=size)["config_groups"]["group_0"] for size in (32, 48)
-    ]
-    config = compressed("int-quantized") | {"config_groups": {"a": both[0], "b": both[1]}}
-    with pytest.raises(DamagedModel, match="fits several of config.json's groups"):
-        load(tensors, config, ROWS, COLUMNS)
+    groups = {
+        str(size): compressed("int-quantized", num_bits=8, group_size=size)["config_groups"]["group_0"]
+        for size in (32, 48)
+    }
+    with pytest.raises(DamagedModel, match=r"fits several of config.json's groups"):
+        load(tensors, compressed("int-quantized") | {"config_groups": groups}, ROWS, COLUMNS)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ import platform
 import pytest
 import torch
 
-from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf, int8
 from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.tensor import QuantizedTensor
@@ -45,9 +44,10 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
 
 @pytest.mark.parametrize("shape", [(32,), (0, 32), (2, 3, 32), (2, 0, 32), (5, 13, 32), (65, 1, 32)])
 def test_x_of_any_dimensions(shape: tuple[int, ...]) -> None:
-    [weight] = prepared(quantized(20, 32))
+    stored = quantized(20, 32)
+    [weight] = prepared(stored)
     x, bias = torch.randn(shape, generator=torch.Generator().manual_seed(0)), torch.ones(20)
-    expected = torch.nn.functional.linear(x, dequantize(weight, torch.float32), bias)
+    expected = torch.nn.functional.linear(x, int8.dequantize(stored, torch.float32), bias)
     torch.testing.assert_close(linear(x, weight, bias), expected)
     turned = x.transpose(0, -1).contiguous().transpose(0, -1)  # the same numbers, elsewhere in memory
     assert torch.equal(linear(turned, weight, bias), linear(x, weight, bias))
