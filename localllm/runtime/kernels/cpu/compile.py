@@ -92,6 +92,7 @@ def target() -> llvm.Target:
     return llvm.Target.from_default_triple()
 
 
+@functools.cache
 def runs_here() -> bool:
     """Are the programs' instructions in this processor, and its bytes in their order?"""
     machine = platform.machine().lower()
