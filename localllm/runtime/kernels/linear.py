@@ -125,10 +125,14 @@ def eight_bit_products_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor |
 def linear_w8a8(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """Whole numbers, and therefore what the reference gives: 4096 x 4096, 1 row 2.4 ms and 24 so, 512 rows 10 and
     99."""
-    tokens, scale = w8a8.quantize_tokens(x.flatten(0, -2))
-    products = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
-    y = (products * scale * weight.parts["scale"][:, 0].float()).to(x.dtype).unflatten(0, x.shape[:-1])
-    return y if bias is None else y + bias
+    return of_rows(products_of_bytes, x, weight, bias)
+
+
+def products_of_bytes(x: Tensor, weight: QuantizedTensor) -> Tensor:
+    """x: [M, in] -> [M, out]"""
+    tokens, scale = w8a8.quantize_tokens(x)
+    whole = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
+    return (whole * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
 
 
 @kernel("linear", "w8a8-reference", eight_bit_products)
