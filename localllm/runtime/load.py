@@ -11,7 +11,7 @@ from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantize
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.device import dtype_name
 from localllm.quant.dequantize import dequantize
-from localllm.quant.packing import reads_packed
+from localllm.quant.packing import W8A8, reads_packed
 from localllm.quant.tensor import QuantizedTensor, stacked
 
 STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -115,7 +115,11 @@ class Source:
         """As it is where a kernel reads it so, else in the model's dtype: once, not in every step."""
         if not reads_packed(weight.format, weight.shape[1], dtype_name(self.dtype), self.device.type):
             return self.checked(f"{name}.weight", dequantize(weight, self.dtype).to(self.device))
-        return self.placed(weight)
+        placed = self.placed(weight)
+        if weight.format != W8A8:
+            return placed
+        # Copied: a mapped file gives no alignment, and these bytes go to a kernel of torch's.
+        return replace(placed, parts={part: packed.clone() for part, packed in placed.parts.items()})
 
     def placed(self, weight: QuantizedTensor) -> QuantizedTensor:
         """On the device; on the CPU as it is mapped."""
