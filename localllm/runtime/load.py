@@ -11,7 +11,7 @@ from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantize
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.device import dtype_name
 from localllm.quant.dequantize import dequantize
-from localllm.quant.packing import reads_packed
+from localllm.quant.packing import W8A8, reads_packed
 from localllm.quant.tensor import QuantizedTensor, stacked
 
 STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -89,8 +89,7 @@ class Source:
     def matrix(self, name: str, rows: int, columns: int) -> Tensor | QuantizedTensor:
         """[rows, columns], in the format that it is stored in where it can stay so."""
         if blocks := take_blocks(self.weights, name, (rows, columns), plain=STORED[self.dtype]):
-            parts = {part: packed.to(self.device) for part, packed in blocks.parts.items()}
-            return replace(blocks, parts=parts)
+            return self.placed(blocks)
         if packed := take_quantized(self.weights, name, (rows, columns)):
             return self.kept(packed, name)
         return self.tensor(f"{name}.weight", rows, columns)
@@ -116,9 +115,15 @@ class Source:
         """As it is where a kernel reads it so, else in the model's dtype: once, not in every step."""
         if not reads_packed(weight.format, weight.shape[1], dtype_name(self.dtype), self.device.type):
             return self.checked(f"{name}.weight", dequantize(weight, self.dtype).to(self.device))
-        # Always copied: a mapped file gives no alignment, and torch's INT8 kernel crashes without it.
-        parts = {part: packed.to(self.device).clone() for part, packed in weight.parts.items()}
-        return replace(weight, parts=parts)
+        placed = self.placed(weight)
+        if weight.format != W8A8:
+            return placed
+        # Copied: a mapped file gives no alignment, and these bytes go to a kernel of torch's.
+        return replace(placed, parts={part: packed.clone() for part, packed in placed.parts.items()})
+
+    def placed(self, weight: QuantizedTensor) -> QuantizedTensor:
+        """On the device; on the CPU as it is mapped."""
+        return replace(weight, parts={part: packed.to(self.device) for part, packed in weight.parts.items()})
 
     def checked(self, name: str, tensor: Tensor) -> Tensor:
         check_finite(self.weights.spelled(name), tensor)

@@ -141,6 +141,11 @@ NOT_STATED = "has zero points, which config.json says that it has not"
             lambda t: t | {"weight_zero_point": torch.ones(24, 1, dtype=torch.int8)},
             NOT_STATED,
         ),
+        (
+            "int-quantized, groups, zero points",
+            changed("weight_zero_point", lambda z: z[:, 0]),
+            "'x.weight_zero_point' has shape [24]",
+        ),
         ("float-quantized, rows", changed("weight", nan_of), "'x.weight' is NaN or infinite at 1 of 1536"),
         ("float-quantized, rows", changed("weight", lambda w: w[:-1]), "'x.weight' has shape [23, 64]"),
         ("fp8, blocks", changed("weight_scale_inv", lambda s: s[:, [0] * 3]), "_inv' has shape [1, 3]"),
@@ -155,6 +160,31 @@ def test_tensors_that_make_no_sense(layout: str, edit: Callable[[Tensors], Tenso
     with pytest.raises(DamagedModel) as caught:
         load(edit(tensors), quantization, ROWS, COLUMNS)
     assert words in caught.value.message and caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("layout", "scale"), [("awq", "scales"), ("W4A16", "weight_scale"), ("int-quantized", "weight_scale")]
+)
+def test_scales_in_a_dtype_that_no_kernel_reads(layout: str, scale: str) -> None:
+    tensors, _ = LAYOUTS[layout][0](torch.randn(ROWS, COLUMNS))
+    with pytest.raises(UnsupportedModel, match=rf"'x.{scale}' is stored as F64"):
+        load(tensors | {scale: tensors[scale].double()}, LAYOUTS[layout][1], ROWS, COLUMNS)
+
+
+def test_blocks_that_are_larger_than_any_weight() -> None:
+    tensors, exact = published.float8(torch.randn(ROWS, COLUMNS), (ROWS, 32), "weight_scale_inv")
+    matrix = load(tensors, {"quant_method": "fp8", "weight_block_size": [2**31 - 1, 32]}, ROWS, COLUMNS)
+    assert isinstance(matrix, Tensor) and torch.equal(matrix, exact)
+
+
+def test_scales_that_two_groups_of_columns_would_fit() -> None:
+    tensors, _ = published.int_quantized(torch.randn(ROWS, COLUMNS), group=32)
+    groups = {
+        str(size): compressed("int-quantized", num_bits=8, group_size=size)["config_groups"]["group_0"]
+        for size in (32, 48)
+    }
+    with pytest.raises(DamagedModel, match=r"fits several of config.json's groups"):
+        load(tensors, compressed("int-quantized") | {"config_groups": groups}, ROWS, COLUMNS)
 
 
 @pytest.mark.parametrize(

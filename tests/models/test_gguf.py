@@ -100,13 +100,15 @@ def test_weights_stay_packed() -> None:
     engine = make_engine(file)
     model = engine.runner.model
     held = [w for layer in model.layers for w in (*layer.mixer.qkv.weights, *layer.ffn.down.weights)]
-    held += [model.embedding.weight, *model.head.weights]
+    held += model.head.weights
     assert all(isinstance(weight, QuantizedTensor) for weight in held)
-    assert {weight.format for weight in held} == {"q4_k", "q6_k"}
+    assert {weight.format for weight in held} == {"int4_lanes", "int8_lanes"}
+    assert model.embedding.weight.format in ("q4_k", "q6_k")
     header = read_header(file)
-    stored = header.stored_bytes
-    assert weight_bytes(header, describe(header.config), "float32", "cpu").total == stored
-    assert stored < 0.7 * 2.62e6  # bytes for 2.62 million parameters
+    planned = weight_bytes(header, describe(header.config), "float32", "cpu").total
+    assert (
+        header.stored_bytes < planned < 0.7 * 2.62e6
+    )  # bytes for 2.62 million parameters; lanes have Q6_K in 8 bits
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +310,7 @@ def test_a_file_tells_the_story_that_llama_cpp_tells() -> None:
 
 def test_a_packed_file_holds_no_more_memory_than_it_has_bytes() -> None:
     with localllm.load(shared("gguf/model-q4_k_m.gguf")) as llm:
-        assert llm.weight_bytes < 1.6e6
+        assert llm.weight_bytes < 1.75e6
         assert llm.generate([1, 2, 3], SamplingParams(max_tokens=3)).token_ids
 
 

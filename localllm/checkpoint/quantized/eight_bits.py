@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.layouts import Quantization, Scheme
+from localllm.checkpoint.quantized import words
 from localllm.checkpoint.quantized.words import damaged
 from localllm.checkpoint.safetensors import FLOATS, Weights, check_finite
 from localllm.quant.formats import fp8, int8, w8a8
@@ -58,16 +59,20 @@ def take_scale(
 ) -> tuple[Tensor, int | None]:
     """Scales of rows [out, groups], whatever they are stored of, and the columns that share one."""
     rows, columns = shape
-    blocks = {  # shape of the scales -> what shares one
-        (-(-rows // scheme.rows), scheme.groups(columns)): (scheme.rows, scheme.group) for scheme in schemes
-    }
-    stored = weights.take_any(name, ((rows, 1), (rows,), *blocks, (1, 1), (1,), ()), (*FLOATS, "F8_E8M0"))
+    blocks: dict[tuple[int, int], set[tuple[int, int | None]]] = {}  # shape of the scales -> what may share one
+    for scheme in schemes:
+        tall, groups = min(scheme.rows, rows), scheme.groups(columns)
+        blocks.setdefault((-(-rows // tall), groups), set()).add((tall, scheme.group if groups > 1 else None))
+    dtypes = (*words.SCALES, "F8_E8M0") if schemes[0].floats else words.SCALES
+    stored = weights.take_any(name, ((rows, 1), (rows,), *blocks, (1, 1), (1,), ()), dtypes)
     scale = stored.float() if stored.dtype == torch.float8_e8m0fnu else stored
     check_finite(weights.spelled(name), scale.float())
     if scale.shape in ((rows, 1), (rows,)) or scale.numel() == 1:
         return scale.reshape(-1, 1).expand(rows, 1), None
-    tall, wide = blocks[scale.shape[0], scale.shape[1]]
-    return scale.repeat_interleave(tall, 0)[:rows], wide if scale.shape[1] > 1 else None
+    [(tall, wide), *others] = blocks[scale.shape[0], scale.shape[1]]
+    if others:
+        raise damaged(f"the shape of {weights.spelled(name)!r} fits several of config.json's groups")
+    return scale.repeat_interleave(tall, 0)[:rows], wide
 
 
 def take_zero(weights: Weights, name: str, scale: Tensor, schemes: list[Scheme]) -> Tensor | None:
@@ -76,7 +81,8 @@ def take_zero(weights: Weights, name: str, scale: Tensor, schemes: list[Scheme])
     if not weights.has(at) and (symmetric or any(scheme.symmetric for scheme in schemes)):
         return None
     rows, groups = scale.shape
-    zero = weights.take_any(at, ((rows, groups), (rows,), (1,), ()), ("I8", "F8_E4M3", *FLOATS))
+    of_rows = ((rows,), (1,), ()) if groups == 1 else ()
+    zero = weights.take_any(at, ((rows, groups), *of_rows), ("I8", "F8_E4M3", *FLOATS))
     if symmetric:
         if (zero.float() != 0).any():
             raise damaged(f"{weights.spelled(at)!r} has zero points, which config.json says that it has not")

@@ -12,6 +12,7 @@ from localllm.quant.formats import int4, int8
 from localllm.quant.tensor import ORDER, QuantizedTensor
 
 WORDS = ("I32",)
+SCALES = ("F32", "F16", "BF16")  # what kernels read, and what writers write
 SIGN = 0x80  # of a byte: what tells codes of 0 to 255 from those of -128 to 127
 NEVER_SET = -1  # the group of a column in a file that kept the order
 
@@ -44,7 +45,7 @@ def codes_of(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def take_scales(weights: Weights, name: str, shape: tuple[int, int]) -> Tensor:
-    scales = weights.take(name, shape)
+    scales = weights.take(name, shape, SCALES)
     check_finite(weights.spelled(name), scales.float())
     return scales
 

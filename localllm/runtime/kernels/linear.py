@@ -17,6 +17,7 @@ from localllm.quant.formats import gguf, lanes, w8a8
 from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import products
+from localllm.runtime.kernels.cpu.compile import runs_here
 from localllm.runtime.kernels.cpu.laying import laid
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
@@ -36,15 +37,19 @@ def prepared(
 ) -> tuple[Tensor | QuantizedTensor, ...]:
     """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
     as can be. between: as in `to_lanes`."""
-    packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and on_cpu(weight)]
+    packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and compiles_for(weight)]
     if len(packed) == len(weights) and (whole := laid(*packed, between=between)):
         return (whole,)
     return tuple(
         (laid(weight, between=between) or weight)
-        if isinstance(weight, QuantizedTensor) and on_cpu(weight)
+        if isinstance(weight, QuantizedTensor) and compiles_for(weight)
         else weight
         for weight in weights
     )
+
+
+def compiles_for(weight: QuantizedTensor) -> bool:
+    return runs_here() and on_cpu(weight)
 
 
 def on_cpu(weight: QuantizedTensor) -> bool:
@@ -54,25 +59,34 @@ def on_cpu(weight: QuantizedTensor) -> bool:
 def in_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if weight.format not in LANES_BITS:
         return f"the weight is {weight.format}"
+    if x.device.type != "cpu":
+        return f"x is on {x.device}"
     return None if x.dtype in products.PLANES else f"x is {dtype_name(x.dtype)}"
 
 
 def few_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if reason := in_lanes(x, weight, bias):
         return reason
-    rows = x.numel() // x.shape[-1]
+    rows = x.shape[:-1].numel()
     return f"{rows} rows: dequantizing first is faster" if rows > products.MOST_ROWS else None
 
 
 @kernel("linear", "cpu-lanes", few_rows)
 def linear_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    y = products.few_rows(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
-    return y if bias is None else y + bias
+    return of_rows(products.few_rows, x, weight, bias)
 
 
 @kernel("linear", "cpu-lanes-dequantized", in_lanes)
 def linear_lanes_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    y = products.many_rows(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
+    return of_rows(products.many_rows, x, weight, bias)
+
+
+def of_rows(
+    product: Callable[[Tensor, QuantizedTensor], Tensor], x: Tensor, weight: QuantizedTensor, bias: Tensor | None
+) -> Tensor:
+    """A product that takes x as [M, in], whatever dimensions it has."""
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    y = product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
 
 
@@ -111,10 +125,14 @@ def eight_bit_products_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor |
 def linear_w8a8(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """Whole numbers, and therefore what the reference gives: 4096 x 4096, 1 row 2.4 ms and 24 so, 512 rows 10 and
     99."""
-    tokens, scale = w8a8.quantize_tokens(x.flatten(0, -2))
-    products = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
-    y = (products * scale * weight.parts["scale"][:, 0].float()).to(x.dtype).unflatten(0, x.shape[:-1])
-    return y if bias is None else y + bias
+    return of_rows(products_of_bytes, x, weight, bias)
+
+
+def products_of_bytes(x: Tensor, weight: QuantizedTensor) -> Tensor:
+    """x: [M, in] -> [M, out]"""
+    tokens, scale = w8a8.quantize_tokens(x)
+    whole = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
+    return (whole * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
 
 
 @kernel("linear", "w8a8-reference", eight_bit_products)

@@ -1,3 +1,5 @@
+import platform
+
 import pytest
 import torch
 
@@ -5,6 +7,7 @@ from localllm.quant.formats import gguf, int8
 from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import explain, linear, prepared
+from localllm.runtime.kernels.cpu import compile
 from localllm.runtime.kernels.registry import KERNELS
 from tests.runtime.kernels.harness import check
 
@@ -40,6 +43,28 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
     assert ran == (["cpu-lanes"] if tokens <= 64 else []) + ["cpu-lanes-dequantized"]
 
 
+@pytest.mark.parametrize("shape", [(32,), (0, 32), (2, 3, 32), (2, 0, 32), (5, 13, 32), (65, 1, 32)])
+def test_x_of_any_dimensions(shape: tuple[int, ...]) -> None:
+    stored = quantized(20, 32)
+    [weight] = prepared(stored)
+    x, bias = torch.randn(shape, generator=torch.Generator().manual_seed(0)), torch.ones(20)
+    expected = torch.nn.functional.linear(x, int8.dequantize(stored, torch.float32), bias)
+    torch.testing.assert_close(linear(x, weight, bias), expected)
+    turned = x.transpose(0, -1).contiguous().transpose(0, -1)  # the same numbers, elsewhere in memory
+    assert torch.equal(linear(turned, weight, bias), linear(x, weight, bias))
+
+
+def test_a_processor_without_the_instructions_keeps_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = quantized(20, 32)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compile, "features", dict)
+    compile.runs_here.cache_clear()
+    try:
+        assert prepared(weight, weight) == (weight, weight)
+    finally:
+        compile.runs_here.cache_clear()
+
+
 def test_the_choice_is_explained() -> None:
     weight = quantized(8, 32)
     [few, many, *_, reference] = explain("linear", torch.zeros(1, 32), weight, None)
@@ -48,6 +73,7 @@ def test_the_choice_is_explained() -> None:
     [laned] = prepared(weight)
     assert explain("linear", torch.zeros(65, 32), laned, None)[0][1].startswith("65 rows: dequantizing first")
     assert explain("linear", torch.zeros(1, 32).double(), laned, None)[1][1] == "x is float64"
+    assert explain("linear", torch.zeros(1, 32, device="meta"), laned, None)[1][1] == "x is on meta"
 
 
 def test_int8_is_within_half_a_step_of_the_weight() -> None:

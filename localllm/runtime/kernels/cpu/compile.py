@@ -6,6 +6,7 @@ fight with them for the cores.
 
 import ctypes
 import functools
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from localllm.runtime.kernels.cpu.program import Program
 from localllm.runtime.kernels.threads import in_parts
 
 VNNI = ("avx512vnni", "avx512bw")
-# What a thread of OpenMP begins with: which of them it is, and how many there are, the last of the arguments.
+NEEDED = ("avx2", "f16c", "fma")  # of x86; a conversion that the processor has not would be a call into nowhere
+# What a thread of OpenMP begins with. How many there are it asks: they may be fewer than were wanted.
 ENTRY = """
 define void @{name}_thread(ptr %arguments) {{
-  %slot = getelementptr i64, ptr %arguments, i64 {count}
-  %parts = load i64, ptr %slot
   %number = call i32 inttoptr (i64 {thread_number} to ptr)()
+  %count = call i32 inttoptr (i64 {thread_count} to ptr)()
   %part = zext i32 %number to i64
+  %parts = zext i32 %count to i64
   call void @{name}(ptr %arguments, i64 %part, i64 %parts)
   ret void
 }}
@@ -39,9 +41,10 @@ class Compiled:
         write(program)
         text = program.finish()
         if openmp():
-            text += ENTRY.format(name=name, count=count, thread_number=address(openmp().omp_get_thread_num))
+            asked = {"number": openmp().omp_get_thread_num, "count": openmp().omp_get_num_threads}
+            text += ENTRY.format(name=name, **{f"thread_{what}": address(of) for what, of in asked.items()})
         self.engine = machine_code(text)
-        self.slots: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * (count + 1)
+        self.slots: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * count
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self.part = kind(self.engine.get_function_address(name))
         self.thread = openmp() and ctypes.c_void_p(self.engine.get_function_address(f"{name}_thread"))
@@ -49,7 +52,7 @@ class Compiled:
     def __call__(self, *arguments: int) -> None:
         """In as many parts as torch uses threads."""
         parts = torch.get_num_threads()
-        slots = self.slots(*arguments, parts)
+        slots = self.slots(*arguments)
         if parts == 1:
             self.part(slots, 0, 1)
         elif self.thread:
@@ -59,7 +62,7 @@ class Compiled:
 
     def alone(self, *arguments: int) -> None:
         """In one part, by the thread that calls."""
-        self.part(self.slots(*arguments, 1), 0, 1)
+        self.part(self.slots(*arguments), 0, 1)
 
 
 @functools.cache
@@ -87,6 +90,15 @@ def target() -> llvm.Target:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple()
+
+
+@functools.cache
+def runs_here() -> bool:
+    """Are the programs' instructions in this processor, and its bytes in their order?"""
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        return all(features().get(feature) for feature in NEEDED)
+    return machine in ("aarch64", "arm64")
 
 
 def machine_code(text: str) -> llvm.ExecutionEngine:

@@ -7,7 +7,7 @@ import struct
 import torch
 from torch import Tensor
 
-from localllm.runtime.kernels.cpu.compile import Compiled
+from localllm.runtime.kernels.cpu.compile import Compiled, runs_here
 from localllm.runtime.kernels.cpu.layout import KINDS
 from localllm.runtime.kernels.cpu.program import FLOAT, LANES, Program
 
@@ -40,9 +40,14 @@ def program(kind: torch.dtype, weighted: bool) -> Compiled:
 
 
 def takes(x: Tensor, weight: Tensor | None) -> bool:
-    """Is it for this program? weight: float32, contiguous, as norms are loaded"""
+    """Is it for this program?"""
     whole = x.shape[-1] % LANES == 0 and x.is_contiguous() and x.numel() > 0
-    return x.device.type == "cpu" and x.dtype in KINDS and whole and (weight is None or weight.is_contiguous())
+    if x.device.type != "cpu" or x.dtype not in KINDS or not whole or not runs_here():
+        return False
+    if weight is None:
+        return True
+    fits = weight.shape == x.shape[-1:] and weight.is_contiguous()  # the program takes x's word for it
+    return fits and weight.dtype == torch.float32 and weight.device == x.device
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

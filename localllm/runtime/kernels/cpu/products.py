@@ -70,6 +70,7 @@ def many_rows(x: Tensor, weight: QuantizedTensor) -> Tensor:
 
 def as_stored(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """x with its columns in the order of the weight's, filled up to whole groups."""
+    assert x.shape[1] == weight.shape[1]  # the programs take the weight's word for it
     if "columns" in weight.parts:
         x = x[:, weight.parts["columns"]]
     assert weight.group is not None

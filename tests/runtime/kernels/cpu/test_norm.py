@@ -36,3 +36,11 @@ def test_epsilon_counts_and_nan_stays() -> None:
 def test_what_it_does_not_take_torch_does(x: torch.Tensor) -> None:
     assert not takes(x, None)
     assert rms_norm(x, None, 1e-5).shape == x.shape
+
+
+def test_a_weight_of_another_size_or_dtype_is_not_read() -> None:
+    x = torch.zeros(2, 32)
+    assert takes(x, torch.ones(32)) and not takes(x, torch.ones(32).double())
+    assert not takes(x, torch.ones(16))
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        rms_norm(x, torch.ones(16), 1e-5)

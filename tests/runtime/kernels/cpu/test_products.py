@@ -1,5 +1,8 @@
 """Products with weights in lanes, against the dequantized weight in float64."""
 
+import os
+from collections.abc import Iterator
+
 import llvmlite.binding as llvm
 import pytest
 import torch
@@ -10,7 +13,7 @@ from localllm.quant.formats.lanes import to_lanes
 from localllm.quant.packing import GGUF_LANES
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import programs
-from localllm.runtime.kernels.cpu.compile import target
+from localllm.runtime.kernels.cpu.compile import openmp, target
 from localllm.runtime.kernels.cpu.layout import Layout
 from localllm.runtime.kernels.cpu.products import few_rows, many_rows
 from localllm.runtime.kernels.cpu.program import Program
@@ -42,19 +45,29 @@ def check(weight: QuantizedTensor, way: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", GGUF_LANES)
-def test_blocks_of_gguf(form: str, dtype: torch.dtype, way: str) -> None:
-    check(blocks(form, 37, 512), way, dtype)
+def test_blocks_of_gguf(form: str, way: str) -> None:
+    check(blocks(form, 37, 512), way, torch.float32)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize("form", ["int4", "int8"])
 @pytest.mark.parametrize("group", [None, 16, 32, 128])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_whole_numbers(form: str, group: int | None, zeros: bool, dtype: torch.dtype, way: str) -> None:
-    check(integers(form, 21, 300, group, zeros=zeros), way, dtype)
+def test_whole_numbers(form: str, group: int | None, zeros: bool, way: str) -> None:
+    check(integers(form, 21, 300, group, zeros=zeros), way, torch.float32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["int4", "int8", "q4_k"])
+def test_shorter_floats(form: str, dtype: torch.dtype, way: str) -> None:
+    """Of x, of what comes out, and of scales. What formats read is the same code as for float32."""
+    if form == "q4_k":
+        return check(blocks(form, 37, 512), way, dtype)
+    weight = integers(form, 21, 300, 32)
+    scale = weight.parts["scale"].to(dtype)
+    check(QuantizedTensor(form, weight.shape, weight.parts | {"scale": scale}, 32), way, dtype)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -65,24 +78,43 @@ def test_columns_in_another_order(way: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["q4_0", "q4_k", "q6_k"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_others_of_few(form: str, dtype: torch.dtype) -> None:
-    weight, x = laned(blocks(form, 37, 512)), rows_of(7, 512, dtype)
+def test_a_row_does_not_depend_on_the_others_of_few(form: str) -> None:
+    weight, x = laned(blocks(form, 37, 512)), rows_of(7, 512, torch.float32)
     together = few_rows(x, weight)
     for i in range(len(x)):
         assert torch.equal(few_rows(x[i : i + 1], weight)[0], together[i])
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Sets them back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_row_does_not_depend_on_the_threads() -> None:
     weight, x = laned(blocks("q8_0", 100, 512)), rows_of(3, 512, torch.float32)
-    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = few_rows(x, weight)
+    torch.set_num_threads(3)
+    assert torch.equal(few_rows(x, weight), alone)
+
+
+@pytest.mark.skipif(not openmp(), reason="this torch brings no OpenMP of GNU")
+@pytest.mark.usefixtures("threads")
+def test_fewer_threads_than_were_wanted_do_all() -> None:
+    """OMP_THREAD_LIMIT, OMP_DYNAMIC and regions in regions make them fewer."""
+    weight, x = laned(blocks("q8_0", 1000, 64)), rows_of(3, 64, torch.float32)
+    torch.set_num_threads(1)
+    alone = few_rows(x, weight)
+    torch.set_num_threads(2 * (os.cpu_count() or 1) + 1)
+    openmp().omp_set_dynamic(1)  # no more than cores
     try:
-        torch.set_num_threads(1)
-        alone = few_rows(x, weight)
-        torch.set_num_threads(3)
         assert torch.equal(few_rows(x, weight), alone)
     finally:
-        torch.set_num_threads(threads)
+        openmp().omp_set_dynamic(0)
 
 
 @pytest.mark.parametrize("way", WAYS)
