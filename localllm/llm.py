@@ -34,8 +34,9 @@ from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
 from localllm.plan.runs import Run
 from localllm.quant.vectors import FORMS
-from localllm.quantize.keep import INSTEAD, kept_or_made
-from localllm.quantize.source import check_source
+from localllm.quantize.keep import kept_or_made
+from localllm.quantize.source import INSTEAD, check_source
+from localllm.quantize.store import recipe_of
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.threads import threads_for
@@ -80,6 +81,8 @@ def load(
     refused before its weights are read where that can be known.
     """
     settings = settings or Settings.from_environment()
+    if quant is not None:
+        recipe_of(quant)  # a wrong name is told before a model is pulled
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(
         context,

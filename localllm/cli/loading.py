@@ -10,6 +10,8 @@ from localllm.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve, to_pull
 from localllm.metrics import Metrics
 from localllm.plan.fit import Space, Wish
+from localllm.quantize.source import INSTEAD, check_source
+from localllm.quantize.store import find, recipe_of
 from localllm.settings import Settings
 
 
@@ -52,6 +54,8 @@ def load_model(
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
     settings = Settings.from_environment()
+    if quant:
+        recipe_of(quant)  # a wrong name is told before a model is pulled
     missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
     fetch_missing(name, settings, device=device, force=force, **missing)
     if quant:
@@ -89,11 +93,9 @@ def quantize_missing(name: str, quant: str, settings: Settings) -> None:
     """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
     from localllm.checkpoint.header import read_header
     from localllm.cli.progress import parts
-    from localllm.quantize.source import check_source
-    from localllm.quantize.store import find
 
     header = read_header(resolve(name).path)
-    check_source(header, "leave out --quant, or ")
+    check_source(header, INSTEAD)
     if find(settings.home, header.path, quant) is None:
         note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
         with parts() as show:

@@ -12,7 +12,7 @@ from localllm.checkpoint.facts import Facts, read_facts
 from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter, note
 from localllm.cli.quality_page import text_of
-from localllm.errors import DamagedModel, ModelNotFound, UnsupportedModel
+from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
 from localllm.hub.folder import missing_files
@@ -20,7 +20,7 @@ from localllm.hub.names import RepoName, is_path, parse, repo_of
 from localllm.hub.resolve import model_in_cache, resolve
 from localllm.hub.store import cached_models
 from localllm.quality.report import Quality, as_dict, read
-from localllm.quantize.store import Kept, kept, kept_of
+from localllm.quantize.store import Kept, kept, kept_of, place
 from localllm.request import SamplingParams
 from localllm.settings import Settings
 
@@ -95,7 +95,7 @@ def show(model: options.ModelName, quant: options.OfQuant = None, as_json: optio
     and downloads nothing.
     """
     out = AnswerWriter()
-    entry = _find(model) if quant is None else _from_kept(kept_of(_home(), source_of(model), quant)[-1])
+    entry = _find(model) if quant is None else _from_kept(_kept_as_it_is(model, quant))
     if entry.fault:
         raise entry.fault
     if as_json:
@@ -119,6 +119,17 @@ def source_of(model: str) -> str:
             return str(boxed_folder(entry))
         case Path() as path:
             return str(path.resolve())
+
+
+def _kept_as_it_is(model: str, quant: str) -> Kept:
+    """That of the weights as they are now, where there are others of what the source held before. Raises as
+    `kept_of`."""
+    found = kept_of(_home(), source_of(model), quant)
+    try:
+        current = place(_home(), resolve(model).path, quant)
+    except LocalLLMError:  # the source is gone
+        return found[-1]
+    return next((one for one in found if one.path == current), found[-1])
 
 
 def _models() -> Iterator[Entry]:

@@ -197,8 +197,8 @@ class Parts:
 
 
 @contextmanager
-def parts(*, as_json: bool = False) -> Iterator[Parts]:
-    """Told of each part of a model that is quantized."""
+def parts(*, as_json: bool = False, goes_on: bool = True) -> Iterator[Parts]:
+    """Told of each part of a model that is quantized. goes_on: can a later run begin where one is broken off?"""
     try:
         if as_json:
             yield Parts(events=Events())
@@ -211,7 +211,7 @@ def parts(*, as_json: bool = False) -> Iterator[Parts]:
         else:
             yield Parts()
     except KeyboardInterrupt:
-        note("broken off; the same command goes on where it stopped")
+        note("broken off; the same command " + ("goes on where it stopped" if goes_on else "begins anew"))
         raise
 
 

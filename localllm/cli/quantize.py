@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header, read_header
 from localllm.cli import io, options, progress, quality_page
 from localllm.cli.io import AnswerWriter, note, status
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hub.resolve import ModelRef, resolve
+from localllm.hub.resolve import resolve
 from localllm.quality.report import Quality
-from localllm.quality.text import EVALUATION_NAME
+from localllm.quality.text import EVALUATION_NAME, WINDOW, windows_of
 from localllm.quant.recipe import METHODS, Method, Recipe
 from localllm.settings import Settings
 
@@ -75,15 +76,15 @@ def quantize(
         raise UsageError("--type is for --to gguf", "leave it out, or say --bits")
     calibration = io.read_text(calib) if calib else None
     text, text_name = (io.read_text(evaluation), io.called(evaluation)) if evaluation else (None, EVALUATION_NAME)
-    ref = resolve(model)
-    header = read_header(ref.path)
-    with progress.parts(as_json=as_json) as show:
+    header = read_header(resolve(model).path)
+    check_text(header, text)
+    with progress.parts(as_json=as_json, goes_on=recipe is not None) as show:
         if recipe is None:
             errors: dict[str, float] = {}
             to_gguf(header, type or "q8_0", target, show, force=force)
         else:
             errors = to_folder(header, recipe, target, calibration, show, force=force)
-    quality = measured(ref, target, recipe, errors, text, text_name)
+    quality = measured(model, target, recipe, errors, text, text_name)
     if as_json:
         show.write("done", path=str(target), quality=dataclasses.asdict(quality) if quality else None)
         return
@@ -127,7 +128,21 @@ def to_folder(
     check_source(header)
     check_recipe(recipe)
     check_groups(header, recipe)
-    return make(header, recipe, target, show.part, text=text, force=force).errors
+    outcome = make(header, recipe, target, show.part, text=text, force=force)
+    if outcome.rounded:
+        note(
+            f"note: too few calibration tokens reached {len(outcome.rounded)} matrices of experts, "
+            f"{outcome.rounded[0]} for one: they are rounded to nearest"
+        )
+    return outcome.errors
+
+
+def check_text(header: Header, text: str | None) -> None:
+    """Raises UsageError for a text that is too short to measure on, before any work."""
+    from localllm.llm import read_tokenizer
+
+    if text is not None:
+        windows_of(text, read_tokenizer(header), window=min(WINDOW, describe(header.config).max_context))
 
 
 def to_gguf(header: Header, type: str, target: Path, show: progress.Parts, *, force: bool) -> None:
@@ -137,7 +152,7 @@ def to_gguf(header: Header, type: str, target: Path, show: progress.Parts, *, fo
 
 
 def measured(
-    ref: ModelRef, target: Path, recipe: Recipe | None, errors: dict[str, float], text: str | None, text_name: str
+    model: str, target: Path, recipe: Recipe | None, errors: dict[str, float], text: str | None, text_name: str
 ) -> Quality | None:
     """How far the result is from its source, kept beside its weights; None where memory does not hold it."""
     from localllm.comparison.compare import compare
@@ -148,8 +163,8 @@ def measured(
     with status("measuring what was lost"):
         try:
             found = compare(
-                subject(str(ref.path), settings),
-                subject(str(target), settings),
+                subject(model, settings),
+                subject(str(target.absolute()), settings),
                 settings,
                 text,
                 text_name=text_name,

@@ -54,17 +54,18 @@ def compensated(weight: Tensor, upper: Tensor, fitted: Fitted, order: list[int])
 
 def inverse_factor(hessian: Tensor) -> Tensor:
     """U with U^T U = H^-1, upper, where H is damped tenfold more each time that it is not positive definite.
-    hessian: [in, in]. Raises Singular."""
-    diagonal = hessian.diagonal()
+    hessian: [in, in], changed, so that no copy of it is needed to begin again with. Raises Singular."""
+    diagonal = hessian.diagonal().clone()
     dead = diagonal == 0
     mean = diagonal[~dead].mean() if (~dead).any() else torch.ones(())
     damping = DAMPING
     while damping <= MOST_DAMPING:
-        damped = hessian + torch.diag(torch.where(dead, mean, damping * mean))
-        lower, fault = torch.linalg.cholesky_ex(damped)
+        hessian.diagonal().copy_(torch.where(dead, mean, diagonal + damping * mean))
+        found, fault = torch.linalg.cholesky_ex(hessian)
         if not fault:
-            upper, fault = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not fault and torch.isfinite(upper).all():
-                return upper
+            found = torch.cholesky_inverse(found)
+            found, fault = torch.linalg.cholesky_ex(found, upper=True)
+            if not fault and torch.isfinite(found).all():
+                return found
         damping *= 10
     raise Singular

@@ -18,6 +18,8 @@ from localllm.quant.tensor import QuantizedTensor
 
 # Of the range. Four bits gain much from cutting: the best share is often near 0.8. Eight bits gain little.
 SHARES = {4: tuple(1.0 - 0.04 * i for i in range(13)), 8: (1.0, 0.97, 0.94, 0.91)}
+# Scales of float16 go down to its subnormal numbers: 1/127 of a small weight lies below the others.
+SMALLEST = {torch.float16: 2.0**-24}
 TILE = 2**17  # elements that are fitted at a time, so that they stay in the cache: 2**19 takes twice as long
 
 
@@ -132,7 +134,7 @@ def origin_of(low: Tensor, scale: Tensor, grid: Grid) -> Tensor:
 
 def representable(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """In the dtype that it is stored in, and never zero, whose inverse is infinite."""
-    return scale.clamp(min=torch.finfo(dtype).tiny).to(dtype)
+    return scale.clamp(min=SMALLEST.get(dtype, torch.finfo(dtype).tiny)).to(dtype)
 
 
 def measured(error: Tensor, moments: Tensor | None) -> Tensor:

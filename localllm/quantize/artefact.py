@@ -22,8 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from localllm import __version__
@@ -35,11 +34,13 @@ from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.companions import copy_companions
 from localllm.quantize.compressed import Scheme, quantization_config, scheme_of, stored
-from localllm.quantize.disk import DRAFT, check_room, full, put, settle, sync, writing
+from localllm.quantize.disk import DRAFT, check_room, put, sync, writing
 from localllm.quantize.expected import artefact_bytes
+from localllm.quantize.shards import save
 from localllm.quantize.source import PARTIAL, RECIPE, check_source, identity
+from localllm.quantize.target import LOCK, check_target, clear
 
-PARTS, STATES, LOCK, CONFIG = "parts", "states", ".lock", "config.json"
+PARTS, STATES, CONFIG = "parts", "states", "config.json"
 REST = "rest"  # the part of what is copied
 STACKED_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<matrix>\w+_proj)(?:[._](?P<kind>weight|bias))?")
 TIED_HEAD = "lm_head.weight"
@@ -67,6 +68,7 @@ class Artefact:
         """Raises UsageError where something else has the name, another process writes it or another recipe has
         begun it, or for a source that is quantized already; DiskFull."""
         check_source(header)
+        check_target(folder, force=force)
         self.folder, self.header, self.recipe = folder, header, recipe
         self.partial = folder.with_name(folder.name + PARTIAL)
         self.made_of = {
@@ -74,7 +76,6 @@ class Artefact:
             "calibration": calibration,
         }
         self.force = force
-        check_target(folder, force=force)
         with writing(self.partial):
             self.partial.mkdir(parents=True, exist_ok=True)
             self.lock = FileLock(self.partial / LOCK, timeout=0)
@@ -93,7 +94,7 @@ class Artefact:
         strange = [file.name for file in self.partial.iterdir() if file.name != LOCK and file.suffix != DRAFT]
         if strange and not begun:
             raise UsageError(f"{self.partial} is there and was not begun by localllm", "name another folder")
-        if begun and begun != self.made_of and not self.force:
+        if self.done and begun != self.made_of and not self.force:
             raise UsageError(
                 f"{self.partial} was begun from another source or with another recipe",
                 f"--force begins anew; to keep it, name another folder than {self.folder}",
@@ -119,11 +120,10 @@ class Artefact:
 
     def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
         """Store a part for good."""
-        found: dict[str, Tensor] = {}
-        schemes: dict[str, Scheme] = {}
+        plain = {self.spelled(name): tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        found, schemes = dict(plain), dict[str, Scheme]()
         for name, tensor in tensors.items():
             if isinstance(tensor, Tensor):
-                found[self.spelled(name)] = tensor
                 continue
             module = self.spelled(name).removesuffix(".weight")
             in_layer = name.startswith("layers.")
@@ -136,6 +136,7 @@ class Artefact:
             found |= {f"{module}.{inner}": inner_tensor for inner, inner_tensor in stored(tensor, scheme).items()}
         beside = {
             "names": sorted(tensors),
+            "kept": kept_matrices(plain),
             "schemes": {module: asdict(scheme) for module, scheme in sorted(schemes.items())},
         }
         with writing(self.folder):
@@ -143,16 +144,7 @@ class Artefact:
             self._save(part, found)
 
     def _save(self, part: str, tensors: Mapping[str, Tensor]) -> None:
-        file = self.partial / f"model-{part}.safetensors"
-        draft = file.with_suffix(DRAFT)
-        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-        try:
-            save_file(whole, draft, metadata={"format": "pt"})
-        except SafetensorError as error:
-            if "os error 28" in str(error):  # ENOSPC
-                raise full(self.folder) from error
-            raise
-        settle(draft, file)
+        save(self.partial / f"model-{part}.safetensors", tensors, {"format": "pt"}, self.folder)
 
     def finish(self) -> Path:
         """Copy what no part brought, say in config.json what is quantized, and give the folder its name."""
@@ -180,7 +172,7 @@ class Artefact:
         schemes = {module: Scheme(**fields) for part in beside for module, fields in part["schemes"].items()}
         rest = self._rest(names)
         self._save(REST, rest)
-        kept = [name.removesuffix(".weight") for name, tensor in rest.items() if is_matrix(name, tensor)]
+        kept = [*kept_matrices(rest), *(module for part in beside for module in part["kept"])]
         placed = {
             name: file.name
             for file in sorted(self.partial.glob("model-*.safetensors"))
@@ -233,28 +225,13 @@ class Artefact:
         self.close()
 
 
-def clear(partial: Path) -> None:
-    """Empties a folder that is being written, but for its lock."""
-    for file in partial.iterdir():
-        if file.is_dir():
-            shutil.rmtree(file)
-        elif file.name != LOCK:
-            file.unlink()
-
-
-def check_target(folder: Path, *, force: bool) -> None:
-    """Raises UsageError where something is at this place that an artefact must not replace."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not (folder / RECIPE).is_file():
-        raise UsageError(f"{folder} is there and no model that localllm quantized", "name another folder")
-    if not force:
-        raise UsageError(f"{folder} is there", "name another folder, or add --force to replace it")
-
-
-def is_matrix(name: str, tensor: Tensor) -> bool:
-    """One that a reader could take for a quantized module's."""
-    return name.endswith(".weight") and tensor.dim() == 2 and not name.endswith("embed_tokens.weight")
+def kept_matrices(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The modules whose matrix is not quantized, and which a reader could take for one that is."""
+    return sorted(
+        name.removesuffix(".weight")
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and tensor.dim() == 2 and not name.endswith("embed_tokens.weight")
+    )
 
 
 def untied(config: Mapping[str, Any]) -> dict[str, Any]:

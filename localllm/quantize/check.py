@@ -41,8 +41,8 @@ def needed_bytes(header: Header, config: ModelConfig, recipe: Recipe, tokens: in
 
     Round to nearest: one layer as it is stored, and quantized, and a tile. Others: one layer twice in float32 (its
     tensors, and those that are read together stacked); the hidden states; of each product's inputs ROWS rows;
-    GPTQ's X^T X of as many products as have the bytes of the layer, or of one, and three more of the largest to
-    invert it.
+    GPTQ's X^T X of as many products as have the bytes of the layer, or of one, and four more of the largest to
+    invert it; AWQ's X^T X within each group of the largest.
     """
     layers: dict[str, int] = {}
     widest = 0
@@ -58,7 +58,9 @@ def needed_bytes(header: Header, config: ModelConfig, recipe: Recipe, tokens: in
     needed = 2 * largest + tokens * config.hidden_size * FLOAT + products * ROWS * widest * FLOAT
     if recipe.method == "gptq":
         one = widest**2 * FLOAT
-        needed += max(largest, one) + 3 * one
+        needed += max(largest, one) + 4 * one
+    if recipe.method == "awq":
+        needed += widest * min(widest, recipe.group or widest) * FLOAT
     return needed + TRANSIENT
 
 

@@ -95,7 +95,8 @@ class Run:
         self.states_at = states_at
         self.text = states.digest(ids)
         self.outcome = Outcome()
-        self.dtype = DTYPES[stored_dtype(header, "cuda")]  # of scales, and of what was not stored plain
+        # Of scales, and of what was not stored plain.
+        self.dtype = DTYPES.get(stored_dtype(header, "cuda"), torch.float32)
         self.parts = len(config.layers) + (2 if self.writes_head else 1)
         self.finished = 0
 
@@ -140,15 +141,14 @@ class Run:
     def head(self) -> None:
         if not self.writes_head:
             return
-        if "head" not in self.artefact.done:
-            c = self.config
-            source = Held(Weights(self.header), CPU, self.dtype, Holding())
-            name = "embed_tokens" if c.tie_embeddings else "lm_head"
-            weight: Tensor | QuantizedTensor = source.plain(name, c.vocab_size, c.hidden_size)
-            if self.recipe.head_bits == 8:
-                weight, error = rounded(weight, Grid(8, None, True, self.dtype))
-                self.outcome.errors["lm_head"] = error
-            self.write("head", {"lm_head.weight": weight})
+        c = self.config
+        source = Held(Weights(self.header), CPU, self.dtype, Holding())
+        name = "embed_tokens" if c.tie_embeddings else "lm_head"
+        weight: Tensor | QuantizedTensor = source.plain(name, c.vocab_size, c.hidden_size)
+        if self.recipe.head_bits == 8:
+            weight, error = rounded(weight, Grid(8, None, True, self.dtype))
+            self.outcome.errors["lm_head"] = error  # in no states: also where the part is there, it is made again
+        self.write("head", {"lm_head.weight": weight})
         self.whole("head")
 
     def layers(self) -> None:

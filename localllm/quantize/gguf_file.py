@@ -1,18 +1,20 @@
 """A model as one GGUF file in Q4_0 or Q8_0, rounded as ggml rounds, which llama.cpp loads.
 
-Matrices are packed one after another, so that memory holds a piece of one. The head, or an embedding that is one,
-is Q8_0; norms and biases are F32, and so is a matrix whose rows are no whole blocks. The file is whole or not
+Matrices are packed one after another, so that memory holds one of them, packed. The head, or an embedding that is
+one, is Q8_0; norms and biases are F32, and so is a matrix whose rows are no whole blocks. The file is whole or not
 there.
 Source: ggml's `quantize_row_q4_0_ref` and `quantize_row_q8_0_ref`, as the `gguf` package has them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, ModelConfig
@@ -32,6 +34,7 @@ Kind = gguf.GGMLQuantizationType
 TYPES = {"q4_0": (Kind.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0), "q8_0": (Kind.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0)}
 PIECE = 2**22  # elements that are packed at once
 SUFFIX = ".gguf"
+LOCK = ".lock"  # ends the name of the file that tells others of this process
 
 Progress = Callable[[str, int, int], None]  # tensor, how many are written, of how many
 
@@ -60,9 +63,7 @@ def write_gguf(
     kinds = kinds_of(header, config, type)
     sizes = {entry: packed_bytes(header.tensors[entry], kind) for entry, kind in kinds.items()}
     check_room(file, sum(sizes.values()))
-    draft = file.with_name(file.name + DRAFT)
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with drafted(file) as draft:
         writer = gguf.GGUFWriter(draft, architecture)
         try:
             add_keys(writer, keys)
@@ -86,8 +87,28 @@ def write_gguf(
                 on_progress(entry, done + 1, len(kinds))
         finally:
             writer.close()
-        settle(draft, file)
     return file
+
+
+@contextmanager
+def drafted(file: Path) -> Iterator[Path]:
+    """A file to write, of this process alone, that gets the name of `file` in the end; whatever goes wrong leaves
+    nothing. Raises UsageError where another process writes it."""
+    draft, lock = (file.with_name(file.name + end) for end in (DRAFT, LOCK))
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(lock, timeout=0)
+        try:
+            held.acquire()
+        except Timeout:
+            raise UsageError(f"another process is writing {file}", "wait for it, or end it") from None
+        try:
+            yield draft
+            settle(draft, file)
+        finally:
+            draft.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+            held.release()
 
 
 def check_file(header: Header, type: str, file: Path, *, force: bool) -> None:

@@ -53,7 +53,14 @@ class Held(Source):
         return self.held(name, lambda: super(Held, self).exact(name, *shape)).float()
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        return self.held(name, lambda: super(Held, self).tensor(name, *shape))
+        """In no narrower dtype than it is stored in: what stays as it is keeps every bit."""
+
+        def read() -> Tensor:
+            found = self.weights.take(name, shape)
+            wide = torch.float32 if found.dtype == torch.float64 else torch.promote_types(found.dtype, self.dtype)
+            return self.checked(name, found.to(self.device, wide))
+
+        return self.held(name, read)
 
     def table(self, name: str, rows: int, columns: int) -> Tensor:
         def read() -> Tensor:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 from localllm.checkpoint.header import Header
 from localllm.quantize.make import Progress, make
-from localllm.quantize.source import check_source
-from localllm.quantize.store import RECIPES, find, locked, place
-
-INSTEAD = "leave out --quant, or "
+from localllm.quantize.source import INSTEAD, check_source
+from localllm.quantize.store import find, locked, place, recipe_of
 
 
 def kept_or_made(
@@ -23,10 +21,11 @@ def kept_or_made(
     Raises UsageError for a source that is quantized already, and what `make` raises; a run that is broken off goes
     on the next time.
     """
+    recipe = recipe_of(quant)
     check_source(header, INSTEAD)
     folder = place(home, header.path, quant)
     with locked(folder, lambda: say(f"another process is quantizing {header.path}, waiting for that one")):
         if (found := find(home, header.path, quant)) is not None:
             return found
-        make(header, RECIPES[quant], folder, on_progress, force=True)
+        make(header, recipe, folder, on_progress, force=True)
     return folder

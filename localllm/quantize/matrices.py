@@ -51,6 +51,12 @@ def rounded(weight: Tensor, grid: Grid) -> tuple[QuantizedTensor, float]:
     return QuantizedTensor(grid.format, shape, parts, grid.group), (off / whole) ** 0.5 if whole else 0.0
 
 
+def relative(off: Tensor, exact: Tensor) -> float:
+    """|off| / |exact|; 0 where there is nothing, as of a matrix that was pruned whole."""
+    whole = exact.norm()
+    return (off.norm() / whole).item() if whole else 0.0
+
+
 def distance(weight: Tensor, made: QuantizedTensor) -> Tensor:
     """[2] float32: |Q(W) - W|^2 and |W|^2, a few rows at a time."""
     found, begin = torch.zeros(2), 0
@@ -190,9 +196,9 @@ class Calibrated:
 
     def error(self, rows: Tensor, weight: Tensor, became: Tensor) -> float:
         if not len(rows):
-            return ((became - weight).norm() / weight.norm()).item()
+            return relative(became - weight, weight)
         exact = rows @ weight.T
-        return ((self.as_multiplied(rows) @ became.T - exact).norm() / exact.norm()).item()
+        return relative(self.as_multiplied(rows) @ became.T - exact, exact)
 
     def as_multiplied(self, x: Tensor) -> Tensor:
         return smooth.by_token(x) if self.recipe.activations else x

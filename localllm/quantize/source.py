@@ -14,6 +14,7 @@ from localllm.hub.store import cache_root
 
 PARTIAL = ".partial"  # ends the name of a folder that is being written
 RECIPE = "recipe.json"  # in an artefact: what it was made of, and how
+INSTEAD = "leave out --quant, or "  # of a remedy
 REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
 
 

@@ -7,14 +7,14 @@ begins at the first layer.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
+
+from localllm.quantize import shards
 
 NAME = "states-{}.safetensors"
 
@@ -34,12 +34,9 @@ def digest(ids: Tensor | None) -> str:
 
 
 def save(folder: Path, layer: int, text: str, outcome: Outcome, tensors: Mapping[str, Tensor]) -> None:
-    """What is there before this layer runs. text: the digest of the token ids."""
+    """What is there before this layer runs. text: the digest of the token ids. Raises as `shards.save`."""
     fields = {"errors": json.dumps(outcome.errors), "rounded": json.dumps(outcome.rounded), "text": text}
-    file = folder / NAME.format(layer)
-    partial = file.with_suffix(".new")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=fields)
-    os.replace(partial, file)
+    shards.save(folder / NAME.format(layer), tensors, fields, folder)
 
 
 def remove(folder: Path, layer: int) -> None:

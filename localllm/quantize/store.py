@@ -24,7 +24,6 @@ from localllm.quantize.source import PARTIAL, RECIPE, identity
 
 RECIPES = {"int8": Recipe("rtn", 8, None), "int4": Recipe("rtn", 4, 128)}
 FOLDER, LOCKS = "quantized", ".locks"
-LOCK_POLL_S = 0.5
 DIGEST = 12  # characters of a digest or a commit: enough to tell a person's models apart
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -55,10 +54,15 @@ class Kept:
         return freed
 
 
-def place(home: Path, model: Path, quant: str) -> Path:
-    """Where the artefact of a model's folder lies, or would. Raises UsageError for a quantization that is none."""
+def recipe_of(quant: str) -> Recipe:
+    """What `--quant` stands for. Raises UsageError for a quantization that is none."""
     if quant not in RECIPES:
         raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join(RECIPES)}")
+    return RECIPES[quant]
+
+
+def place(home: Path, model: Path, quant: str) -> Path:
+    """Where the artefact of a model's folder lies, or would."""
     made_of = identity(model)
     if "repo" in made_of:
         name = f"{made_of['repo'].replace('/', '--')}@{made_of['commit'][:DIGEST]}"
@@ -69,10 +73,11 @@ def place(home: Path, model: Path, quant: str) -> Path:
 
 
 def find(home: Path, model: Path, quant: str) -> Path | None:
-    """The artefact of a model's folder as it is now; None where there is none yet, or of another recipe."""
-    path = place(home, model, quant)
+    """The artefact of a model's folder as it is now; None where there is none yet, or of another recipe. Raises as
+    `recipe_of`."""
+    recipe, path = recipe_of(quant), place(home, model, quant)
     made = stated(path)
-    same = made.get("source") == identity(model) and made.get("recipe") == asdict(RECIPES[quant])
+    same = made.get("source") == identity(model) and made.get("recipe") == asdict(recipe)
     return path if same else None
 
 

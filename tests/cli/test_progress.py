@@ -1,7 +1,9 @@
 import re
 import time
 
-from localllm.cli.progress import LINE_EVERY_S, Lines
+import pytest
+
+from localllm.cli.progress import LINE_EVERY_S, Lines, parts
 from localllm.hub.listing import RemoteFile
 
 
@@ -17,3 +19,10 @@ def test_what_is_fetched_again_does_not_slow_down_what_is_told(capsys):
         f"{done} of 10.0 MB" for done in ("5.00 MB", "0 B", "1.00 MB")
     ]
     assert re.search(r", (60\.0|59\.\d) kB/s, 15\d s left$", told[-1])
+
+
+@pytest.mark.parametrize(("goes_on", "end"), [(True, "goes on where it stopped"), (False, "begins anew")])
+def test_what_is_broken_off_says_what_the_same_command_does(goes_on, end, capsys):
+    with pytest.raises(KeyboardInterrupt), parts(goes_on=goes_on):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == f"broken off; the same command {end}\n"

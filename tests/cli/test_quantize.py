@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import localllm
 from localllm.checkpoint.header import read_header
 from localllm.cli.app import main
-from localllm.errors import ModelNotFound
+from localllm.errors import ModelNotFound, UsageError
 from localllm.hub.resolve import resolve
 from localllm.quantize.store import find
 from localllm.request import SamplingParams
@@ -130,6 +131,51 @@ def test_a_gguf_file_and_how_far_it_is_from_its_source(tiny: Path, tmp_path: Pat
     assert read_header(file).quantization == "gguf"
 
 
+def test_a_report_is_of_what_was_written_also_where_a_model_has_its_name(
+    tiny: Path, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["quantize", str(tiny), "-o", "demo", "--method", "rtn", "--bits", "8", *texts[2:]]) == 0
+    report = json.loads((tmp_path / "demo" / "quality.json").read_text())
+    assert report["other"]["weight_bytes"] == read_header(tmp_path / "demo").stored_bytes
+
+
+def test_a_text_that_is_too_short_to_measure_on_is_refused_before_any_work(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("Once.")
+    flags = ["--eval", str(tmp_path / "short.txt")]
+    for target in ("small", "small.gguf"):
+        to = ["--to", "gguf"] if target.endswith(".gguf") else ["--bits", "8"]
+        assert main(["quantize", str(tiny), "-o", str(tmp_path / target), *to, *flags]) == 2
+        assert "64 at least are needed" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_experts_that_hardly_a_token_reached_are_told(
+    tiny: Path, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"num_experts": 64, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "num_hidden_layers": 1}
+    make_checkpoint(tmp_path / "sparse", "Qwen3Moe", vocab_size=512, hidden_size=64, **sizes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny / name, tmp_path / "sparse")
+    flags = ["--method", "gptq", "--bits", "8", *texts]
+    capsys.readouterr()
+    assert main(["quantize", str(tmp_path / "sparse"), "-o", str(tmp_path / "small"), *flags]) == 0
+    told = r"note: too few calibration tokens reached \d+ matrices of experts, layers\.0\.mlp\.experts\.\d+\.\w+"
+    assert re.search(told, capsys.readouterr().err)
+
+
+def test_a_quantization_that_is_none_is_told_before_a_model_is_pulled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert main(["run", "org/nothing", "Once", "--quant", "q4_k_m"]) == 2
+    assert "there is no quantization 'q4_k_m'; name one of int8, int4" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="there is no quantization 'q4_k_m'"):
+        localllm.load("org/nothing", quant="q4_k_m")
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
@@ -206,6 +252,14 @@ def test_quant_is_kept_listed_shown_and_removed(
     assert listed["name"] == f"{source} --quant int4" and listed["path"] == str(find(home, tiny, "int4"))
     assert main(["show", source, "--quant", "int4"]) == 0
     assert "mixed-precision" in capsys.readouterr().out
+    newer = find(home, tiny, "int4")
+    assert newer
+    for digest in ("0" * 12, "f" * 12):  # of weights that lay here before
+        shutil.copytree(newer.parent, newer.parent.with_name(f"tiny@{digest}"))
+    assert main(["show", source, "--quant", "int4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(newer)
+    for digest in ("0" * 12, "f" * 12):
+        shutil.rmtree(newer.parent.with_name(f"tiny@{digest}"))
     assert main(["rm", source, "--quant", "int4", "--json"]) == 0
     [removed] = json.loads(capsys.readouterr().out)
     assert removed["freed_bytes"] > 100_000 and find(home, tiny, "int4") is None

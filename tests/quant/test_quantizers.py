@@ -79,6 +79,17 @@ def test_zeros_stay_zeros_and_scales_are_as_they_are_stored(dtype: torch.dtype) 
         assert torch.isfinite(became).all()
 
 
+@pytest.mark.parametrize(
+    "grid", [Grid(8, None, scale_dtype=torch.float16), Grid(4, 32, scale_dtype=torch.float16)]
+)
+def test_small_weights_in_float16_lose_no_more_than_others(grid: Grid) -> None:
+    def lost(weight: Tensor) -> float:
+        return ((dequantize(rtn.quantize(weight, grid), torch.float32) - weight).norm() / weight.norm()).item()
+
+    weight = drawn(16, 256)
+    assert lost(weight * 1e-3) < 1.05 * lost(weight)
+
+
 def test_moments_weigh_the_error_of_each_group() -> None:
     weight, x = drawn(6, 64), correlated(300, 64)
     grid = Grid(4, 32)

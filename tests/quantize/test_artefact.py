@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from localllm.checkpoint.header import Header, read_header, read_tensors
@@ -15,8 +16,10 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int4, int8
 from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize import shards, states
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.compressed import quantization_config, scheme_of, stored
+from localllm.quantize.driver import quantize
 from localllm.quantize.expected import check_groups
 from tests.quantize.rounding import quantized_parts, write_rounded
 from tests.shared import shared
@@ -132,6 +135,16 @@ def test_what_stays_as_it_is_is_named_and_keeps_every_bit(tmp_path: Path) -> Non
     assert config["quantization_config"]["ignore"] == [f"model.layers.{i}.mlp.gate" for i in range(3)]
 
 
+def test_routers_are_named_as_kept_whoever_writes_them(tmp_path: Path) -> None:
+    kinds = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    header, _ = make_model(tmp_path / "model", "Qwen3Moe", **kinds)
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        quantize(header, INT4, None, artefact, lambda *_: None, artefact.states)
+        artefact.finish()
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert config["quantization_config"]["ignore"] == [f"model.layers.{i}.mlp.gate" for i in range(3)]
+
+
 def test_experts_that_are_stacked_are_stored_one_by_one(tmp_path: Path) -> None:
     header, model = make_model(
         tmp_path / "model",
@@ -195,6 +208,51 @@ def test_what_another_recipe_or_source_has_begun_is_not_gone_on_with(tmp_path: P
             Artefact(tmp_path / "small", *wrong)
     with Artefact(tmp_path / "small", other, INT4, force=True) as artefact:
         assert artefact.done == set()
+
+
+def test_what_was_begun_and_holds_no_part_is_nobodys(tmp_path: Path) -> None:
+    """As where memory did not suffice for one method, and another is tried."""
+    header, _ = make_model(tmp_path / "model")
+    with Artefact(tmp_path / "small", header, Recipe("gptq", 4, 32)):
+        pass
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        write_rounded(artefact)
+    assert json.loads((tmp_path / "small" / "recipe.json").read_text())["recipe"]["method"] == "rtn"
+
+
+def test_what_is_cleared_away_is_ours_until_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, _ = make_model(tmp_path / "model")
+    parts = quantized_parts(header, INT4)
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        artefact.write("layers.0", parts["layers.0"])
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Artefact(tmp_path / "small", header, Recipe("rtn", 8, None), force=True)
+    with Artefact(tmp_path / "small", header, INT4) as artefact:
+        assert artefact.done == set()
+        write_rounded(artefact)
+
+
+@pytest.mark.parametrize("name", [".", "/", ".."])
+def test_a_place_without_a_name_is_refused(name: str, tmp_path: Path) -> None:
+    header, _ = make_model(tmp_path / "model")
+    with pytest.raises(UsageError, match="is no name for a new folder"):
+        Artefact(Path(name), header, INT4, force=True)
+
+
+def test_states_that_the_disk_cannot_hold_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(shards, "save_file", full)
+    with pytest.raises(DiskFull, match="is full"):
+        states.save(tmp_path, 1, "", states.Outcome(), {"hidden": torch.zeros(9)})
+    assert states.load(tmp_path, 1, "") is None
 
 
 def test_a_source_that_has_changed_is_another(tmp_path: Path) -> None:

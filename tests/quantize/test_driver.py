@@ -147,6 +147,65 @@ def test_what_is_not_quantized_keeps_its_dtype_and_a_tied_head_becomes_its_own(t
     )
 
 
+def test_what_is_not_quantized_keeps_every_bit_also_beside_narrower_weights(tmp_path: Path) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    model = make_checkpoint(tmp_path, "Qwen3Moe", attention_bias=True, **sizes).bfloat16()
+    wide = ("embed_tokens", ".gate.weight", "norm", "bias")
+    stored = {
+        name: torch.randn(tensor.shape) if any(part in name for part in wide) else tensor.detach()
+        for name, tensor in model.state_dict().items()
+    }
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    header = read_header(tmp_path)
+    for recipe in (Recipe("rtn", 8, None), Recipe("gptq", 4, 32)):
+        kept = Kept()
+        quantize(header, recipe, text(), kept, silent)
+        plain = {name: tensor for name, tensor in kept.tensors.items() if isinstance(tensor, Tensor)}
+        assert {
+            "embed_tokens.weight",
+            "layers.0.mlp.router.weight",
+            "layers.0.self_attn.q_proj.bias",
+        } <= plain.keys()
+        for name, tensor in plain.items():
+            assert torch.equal(tensor, stored[header.tensors[name].name])
+            assert tensor.dtype == stored[header.tensors[name].name].dtype
+
+
+def test_matrices_of_zeros_are_off_by_nothing(header: Header) -> None:
+    weights = load_file(header.path / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][:] = 0
+    save_file(weights, header.path / "model.safetensors", {"format": "pt"})
+    for recipe in (Recipe("rtn", 4, 32), *CALIBRATED):
+        outcome = quantize(read_header(header.path), recipe, text(), Kept(), silent)
+        assert outcome.errors["layers.1.mlp.down_proj"] == 0
+
+
+def test_a_run_that_was_killed_after_its_last_part_knows_every_error(header: Header, tmp_path: Path) -> None:
+    kept, at = Kept(), tmp_path / "states"
+    at.mkdir()
+    expected = quantize(header, CALIBRATED[0], text(), kept, silent, at)
+    assert quantize(header, CALIBRATED[0], text(), kept, silent, at) == expected
+
+
+def test_a_model_in_float64_is_quantized_as_one_in_float32(header: Header) -> None:
+    weights = load_file(header.path / "model.safetensors")
+    expected, made = Kept(), Kept()
+    quantize(header, CALIBRATED[0], text(), expected, silent)
+    save_file({n: t.double() for n, t in weights.items()}, header.path / "model.safetensors", {"format": "pt"})
+    quantize(read_header(header.path), CALIBRATED[0], text(), made, silent)
+    assert same(expected, made)
+
+
+@pytest.mark.parametrize(
+    "recipe", [Recipe("awq", 8, None), Recipe("gptq", 8, None)], ids=lambda recipe: recipe.method
+)
+def test_moments_of_whole_rows_are_counted(header: Header, recipe: Recipe) -> None:
+    config, group = describe(header.config), replace(recipe, group=32)
+    columns = max(tensor.shape[-1] for name, tensor in header.tensors.items() if "down_proj" in name)
+    taken = check.needed_bytes(header, config, recipe, 0) - check.needed_bytes(header, config, group, 0)
+    assert taken == (4 * columns * (columns - 32) if recipe.method == "awq" else 0)
+
+
 def test_layers_hear_what_the_quantized_ones_before_them_give(header: Header, tmp_path: Path) -> None:
     """The second layer's GPTQ, of inputs that the first layer as written gives in the engine's own layers."""
     recipe, kept = Recipe("gptq", 4, 32, head_bits=16), Kept()

@@ -19,7 +19,7 @@ from localllm.arch.config import DividedScaling, Llama3Scaling, ModelConfig
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, UnsupportedModel, UsageError
-from localllm.quantize.gguf_file import write_gguf
+from localllm.quantize.gguf_file import drafted, write_gguf
 from localllm.request import SamplingParams
 from tests.models.families import FAMILIES
 from tests.shared import shared
@@ -145,7 +145,26 @@ def test_a_weight_that_is_no_number_is_found(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(DamagedModel, match="up_proj"):
         write_gguf(read_header(with_tokenizer(tmp_path / "model")), "q8_0", tmp_path / "model.gguf")
-    assert not (tmp_path / "model.gguf").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_file_that_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_gguf(read_header(shared("stories260K")), "q8_0", tmp_path / "model.gguf", interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_do_not_write_one_file(tmp_path: Path) -> None:
+    header, file = read_header(shared("stories260K")), tmp_path / "model.gguf"
+    with drafted(file) as draft:
+        with pytest.raises(UsageError, match="another process is writing"):
+            write_gguf(header, "q8_0", file)
+        draft.write_bytes(b"mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+    assert file.read_bytes() == b"mine"
 
 
 @pytest.fixture(scope="module")
