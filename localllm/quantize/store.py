@@ -57,8 +57,7 @@ class Kept:
 
 def place(home: Path, model: Path, quant: str) -> Path:
     """Where the artefact of a model's folder lies, or would. Raises UsageError for a quantization that is none."""
-    if quant not in RECIPES:
-        raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join(RECIPES)}")
+    check_quant(quant)
     made_of = identity(model)
     if "repo" in made_of:
         name = f"{made_of['repo'].replace('/', '--')}@{made_of['commit'][:DIGEST]}"
@@ -66,6 +65,12 @@ def place(home: Path, model: Path, quant: str) -> Path:
         digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:DIGEST]
         name = f"{UNSAFE.sub('-', Path(made_of['folder']).name)}@{digest}"
     return home / FOLDER / name / quant
+
+
+def check_quant(quant: str) -> None:
+    """Raises UsageError for a quantization that is none."""
+    if quant not in RECIPES:
+        raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join(RECIPES)}")
 
 
 def find(home: Path, model: Path, quant: str) -> Path | None:
@@ -89,8 +94,9 @@ def kept(home: Path) -> Iterator[Kept]:
 def kept_of(home: Path, source: str, quant: str) -> list[Kept]:
     """Those of a repository, or of the folder at a path, also of what that held before.
 
-    Raises ModelNotFound where there is none.
+    Raises ModelNotFound where there is none, UsageError as `check_quant`.
     """
+    check_quant(quant)
     found = [one for one in kept(home) if (one.source, one.quant) == (source, quant)]
     if not found:
         raise ModelNotFound(
