@@ -36,6 +36,7 @@ from localllm.plan.runs import Run
 from localllm.quant.vectors import FORMS
 from localllm.quantize.keep import INSTEAD, kept_or_made
 from localllm.quantize.source import check_source
+from localllm.quantize.store import check_quant
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.threads import threads_for
@@ -79,6 +80,8 @@ def load(
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
+    if quant is not None:
+        check_quant(quant)
     settings = settings or Settings.from_environment()
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(

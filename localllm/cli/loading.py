@@ -10,6 +10,7 @@ from localllm.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve, to_pull
 from localllm.metrics import Metrics
 from localllm.plan.fit import Space, Wish
+from localllm.quantize.store import check_quant
 from localllm.settings import Settings
 
 
@@ -51,6 +52,8 @@ def load_model(
 
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
+    if quant:
+        check_quant(quant)
     settings = Settings.from_environment()
     missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
     fetch_missing(name, settings, device=device, force=force, **missing)
