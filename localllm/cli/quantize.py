@@ -82,6 +82,8 @@ def quantize(
         raise UsageError("--type is for --to gguf", "leave it out, or say --bits")
     if calib and recipe and recipe.method == "rtn":
         raise UsageError("rtn needs no calibration text", "leave out --calib, or name another --method")
+    if calib == evaluation == "-":
+        raise UsageError("--calib and --eval cannot both be stdin", "give one of them as a file")
     calibration = io.read_text(calib) if calib else None
     text, text_name = (io.read_text(evaluation), io.called(evaluation)) if evaluation else (None, EVALUATION_NAME)
     ref = resolve(model)

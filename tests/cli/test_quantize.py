@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,7 @@ LAYERS = 6
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with a tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder = tmp_path_factory.mktemp("models") / "a tiny one"
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
     make_checkpoint(
         folder, "Llama", vocab_size=512, num_hidden_layers=LAYERS, max_position_embeddings=512, **sizes
@@ -147,6 +148,7 @@ def test_a_gguf_file_and_how_far_it_is_from_its_source(tiny: Path, tmp_path: Pat
         (["--calib", "nowhere.txt"], 2, "nowhere.txt cannot be read"),
         (["--bits", "0"], 2, "0 bits are not supported"),
         (["--method", "rtn", "--calib", __file__], 2, "rtn needs no calibration text"),
+        (["--calib", "-", "--eval", "-"], 2, "--calib and --eval cannot both be stdin"),
         (["-o", ""], 2, "'' is no name for what is to be written"),
         (["-o", ".."], 2, "'..' is no name for what is to be written"),
     ],
@@ -228,7 +230,9 @@ def test_quant_is_kept_listed_shown_and_removed(
         assert (main(command), capsys.readouterr().err) == (0, told)
     assert main(["list", "--json"]) == 0
     [listed] = [entry for entry in json.loads(capsys.readouterr().out) if entry["state"] == "quantized"]
-    assert listed["name"] == f"{source} --quant int4" and listed["path"] == str(find(home, tiny, "int4"))
+    assert listed["name"] == f"{shlex.quote(source)} --quant int4" and listed["path"] == str(
+        find(home, tiny, "int4")
+    )
     assert main(["show", source, "--quant", "int4"]) == 0
     assert "mixed-precision" in capsys.readouterr().out
     assert main(["rm", source, "--quant", "int4", "--json"]) == 0
@@ -236,3 +240,6 @@ def test_quant_is_kept_listed_shown_and_removed(
     assert removed["freed_bytes"] > 100_000 and find(home, tiny, "int4") is None
     assert main(["rm", source, "--quant", "int4"]) == 8
     assert "has not been quantized to int4" in capsys.readouterr().err
+    for command in (["run", source, "Once"], ["show", source], ["rm", source]):
+        assert main([*command, "--quant", "int3"]) == 2
+        assert "there is no quantization 'int3'; name one of int8, int4\n" in capsys.readouterr().err
