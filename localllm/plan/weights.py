@@ -49,13 +49,16 @@ Size = Callable[[str, TensorHeader], int]
 
 
 def stored_dtype(header: Header, device: str, *, gguf: bool = False) -> str:
-    """The dtype of most weights, as safetensors spells it. A GGUF file's are not in the one that the model was
-    trained in. device: `cpu` or `cuda`; gguf: as if it were such a file."""
-    if gguf or header.gguf is not None:
-        return "F32" if device == "cpu" else "BF16"
+    """The dtype of most weights, as safetensors spells it; BF16 where most are blocks of GGUF, and on GPUs for the
+    rest of such files, too. device: `cpu` or `cuda`; gguf: as if it were a file of blocks."""
+    if gguf:
+        return "BF16"
     sizes: dict[str, int] = {}
     for tensor in header.tensors.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.elements
+    if header.gguf is not None:
+        most = max(sizes, key=lambda dtype: sizes[dtype], default="F32")
+        return "F32" if most in ("F32", "F16") and device == "cpu" else "BF16"
     floats = {dtype: size for dtype, size in sizes.items() if dtype in ("F64", "F32", "F16", "BF16")}
     return max(floats, key=lambda dtype: floats[dtype], default="F32")
 

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import Activation
+from localllm.runtime.kernels.cpu import norm
 
 CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
 
@@ -12,6 +13,8 @@ CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its r
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). weight: float32, or
     None for one"""
+    if norm.takes(x, weight):
+        return norm.rms_norm(x, weight, eps)
     return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
 

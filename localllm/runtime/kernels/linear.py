@@ -7,6 +7,7 @@ time.
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from localllm.quant.formats import gguf, lanes, w8a8
 from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import products
+from localllm.runtime.kernels.cpu.laying import laid
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
 
@@ -35,10 +37,10 @@ def prepared(
     """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
     as can be. between: as in `to_lanes`."""
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and on_cpu(weight)]
-    if len(packed) == len(weights) and (whole := lanes.to_lanes(*packed, between=between)):
+    if len(packed) == len(weights) and (whole := laid(*packed, between=between)):
         return (whole,)
     return tuple(
-        (lanes.to_lanes(weight, between=between) or weight)
+        (laid(weight, between=between) or weight)
         if isinstance(weight, QuantizedTensor) and on_cpu(weight)
         else weight
         for weight in weights
@@ -98,6 +100,21 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
 
 def eight_bit_products(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     return None if weight.format == w8a8.FORMAT else f"the weight is {weight.format}"
+
+
+def eight_bit_products_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    # On GPUs torch's product wants more than 16 rows, and multiples of 8.
+    return eight_bit_products(x, weight, bias) or (None if on_cpu(weight) else "the weight is on a GPU")
+
+
+@kernel("linear", "cpu-w8a8", eight_bit_products_on_cpu)
+def linear_w8a8(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """Whole numbers, and therefore what the reference gives: 4096 x 4096, 1 row 2.4 ms and 24 so, 512 rows 10 and
+    99."""
+    tokens, scale = w8a8.quantize_tokens(x.flatten(0, -2))
+    products = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
+    y = (products * scale * weight.parts["scale"][:, 0].float()).to(x.dtype).unflatten(0, x.shape[:-1])
+    return y if bias is None else y + bias
 
 
 @kernel("linear", "w8a8-reference", eight_bit_products)

@@ -5,6 +5,7 @@ from localllm.quant.formats import gguf, int8
 from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import explain, linear, prepared
+from localllm.runtime.kernels.registry import KERNELS
 from tests.runtime.kernels.harness import check
 
 
@@ -73,3 +74,17 @@ def test_blocks_of_gguf(tokens: int, rows: int, columns: int, form: str, dtype: 
     weight = QuantizedTensor(form, (rows, columns), {gguf.PART: packed})
     x = torch.randn(tokens, columns, generator=generator, dtype=torch.float64).to(dtype)
     assert "gguf-tiles" in check("linear", lambda d: (x.to(d), weight, None), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 96, 64), (3, 7, 50), (70, 33, 32)])
+def test_products_of_8_bits_are_those_of_the_reference(
+    tokens: int, rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    packed = quantized(rows, columns)
+    weight = QuantizedTensor("w8a8", packed.shape, packed.parts)
+    x = torch.randn(2, tokens, columns, generator=torch.Generator().manual_seed(tokens)).to(dtype)
+    kernels = {kernel.name: kernel for kernel in KERNELS["linear"]}
+    assert explain("linear", x, weight, None)[[*kernels].index("cpu-w8a8")] == ("cpu-w8a8", "ok")
+    found = kernels["cpu-w8a8"].run(x, weight, None)
+    assert torch.equal(found, kernels["w8a8-reference"].run(x, weight, None))

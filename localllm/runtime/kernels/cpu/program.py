@@ -74,6 +74,7 @@ class Value:
         return self.of(self.program.builder.ashr(self.ir, self.other(bits)))
 
     def to_float(self) -> "Value":
+        """Of int32, or one int64."""
         kind = vector(FLOAT) if isinstance(self.ir.type, ir.VectorType) else FLOAT
         return self.of(self.program.builder.sitofp(self.ir, kind))
 
@@ -238,6 +239,19 @@ class Program:
     def total(self, a: Value) -> Value:
         """The sum of 16 int32."""
         return self.call("llvm.vector.reduce.add.v16i32", INT, a)
+
+    def sum(self, a: Value) -> Value:
+        """Of 16 float32, added in pairs."""
+        distance = LANES // 2
+        while distance:
+            lanes = [(lane + distance) % LANES for lane in range(LANES)]
+            moved = self.builder.shuffle_vector(a.ir, a.ir, ir.Constant(vector(INT), lanes))
+            a, distance = a + Value(self, moved), distance // 2
+        return Value(self, self.builder.extract_element(a.ir, ir.Constant(INT, 0)))
+
+    def square_root(self, a: Value) -> Value:
+        """Of one number."""
+        return self.call("llvm.sqrt.f32", FLOAT, a)
 
     def any_nan(self, a: Value) -> Value:
         """Of 16 numbers that are zero or NaN: zero, or NaN."""

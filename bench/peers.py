@@ -1,0 +1,96 @@
+"""localllm beside llama.cpp (`llama-cpp-python`, built for this machine) on the same GGUF file of a generated 1.2B
+Llama, with as many threads.
+
+    python -m bench.peers [--type Q4_0] [--type Q8_0] [--prompt 512] [--answer 64] [--rounds 7] [--save]
+
+Each runs in a process of its own, in which nothing else runs, and waits while the other has its turn; medians are
+compared as ratios. Peak memory is the largest resident set of the process, as the kernel counts it, after all
+rounds: torch's own libraries included. llama.cpp computes keys and values in float16, localllm in bfloat16.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench import gguf_checkpoint
+from bench.contestants import CONTESTANTS
+from bench.report import finish
+from bench.rounds import Sample, new_prompt, take_turns
+
+LOADS = 4
+
+
+class Contestant:
+    def __init__(self, name: str, file: Path, threads: int):
+        command = [sys.executable, "-m", "bench.contestants", name, str(file), str(threads)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, text=True, **pipes)
+        self.about = self.read()
+
+    def read(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def answer(self, prompt: list[int], count: int) -> Sample:
+        assert self.process.stdin
+        print(json.dumps({"prompt": prompt, "count": count}), file=self.process.stdin, flush=True)
+        return self.read()
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(form: str, threads: int, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / f"{form}.gguf"
+        gguf_checkpoint.make(file, form)
+        loads: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+        for i in range(LOADS):
+            for name in CONTESTANTS:
+                contestant = Contestant(name, file, threads)
+                loads[name] += [contestant.about["load_s"]] if i else []  # the first finds nothing in the cache
+                contestant.close()
+        both = {name: Contestant(name, file, threads) for name in CONTESTANTS}
+
+        def turn(i: int) -> dict[str, Sample]:
+            order = list(both.items()) if i % 2 else list(both.items())[::-1]
+            return {name: one.answer(new_prompt(i, prompt), answer) for name, one in order}
+
+        taken = take_turns(rounds, turn)
+        for one in both.values():
+            one.close()
+        found = {name: s | {"load_s": statistics.median(loads[name])} for name, s in taken.items()}
+        ratios = {f"{key}_ratio": value / found["llama.cpp"][key] for key, value in found["localllm"].items()}
+        sizes = {"type": form, "file_bytes": file.stat().st_size, "threads": threads}
+        asked = {"prompt_tokens": prompt, "output_tokens": answer, "rounds": rounds}
+        told = {name: {k: v for k, v in one.about.items() if k != "load_s"} for name, one in both.items()}
+    return sizes | asked | {name: told[name] | found[name] for name in found} | ratios
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--type", action="append", choices=["Q4_0", "Q8_0"])
+    options.add_argument("--prompt", type=int, default=512, help="tokens")
+    options.add_argument("--answer", type=int, default=64, help="tokens")
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--threads", type=int, default=os.cpu_count())
+    options.add_argument("--save", action="store_true", help="append the results to bench/results/peers.jsonl")
+    chosen = options.parse_args()
+    for form in chosen.type or ["Q4_0", "Q8_0"]:
+        result = measure(form, chosen.threads, chosen.prompt, chosen.answer, chosen.rounds)
+        finish("peers", result, chosen.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The program lays blocks as torch does."""
+
+import pytest
+import torch
+
+from localllm.quant.formats.lanes import to_lanes
+from localllm.runtime.kernels.cpu import laying
+from tests.quant.test_lanes import blocks, integers
+
+
+@pytest.mark.parametrize("form", ["q4_0", "q8_0"])
+def test_blocks_whose_bytes_are_in_order(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laying, "READ_AT_ONCE", 20_000)  # several pieces
+    weights, read = [blocks(form, rows, 512) for rows in (64, 16, 128)], []
+    found, expected = laying.laid(*weights, between=lambda: read.append(1)), to_lanes(*weights)
+    assert found and expected and len(read) > len(weights)
+    assert (found.format, found.shape, found.group) == (expected.format, expected.shape, expected.group)
+    assert found.parts.keys() == expected.parts.keys()
+    assert all(torch.equal(found.parts[name], part) for name, part in expected.parts.items())
+
+
+@pytest.mark.parametrize(
+    "weights", [[blocks("q4_0", 37, 64)], [blocks("q4_k", 16, 256)], [integers("int4", 16, 64, 32)]]
+)
+def test_the_rest_is_laid_by_torch(weights) -> None:
+    found, expected = laying.laid(*weights), to_lanes(*weights)
+    assert found and expected and torch.equal(found.parts["q"], expected.parts["q"])
+
+
+def test_what_differs_stays_apart() -> None:
+    assert laying.laid(blocks("q4_0", 16, 64), blocks("q4_0", 16, 128)) is None
+    assert laying.laid(blocks("q4_0", 16, 64), blocks("q8_0", 16, 64)) is None

@@ -1,0 +1,38 @@
+"""RMSNorm against its formula in float64."""
+
+import pytest
+import torch
+
+from localllm.runtime.kernels import rms_norm
+from localllm.runtime.kernels.cpu.norm import takes
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (3, 2048), (40, 96), (5, 4, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows(shape: tuple[int, ...], dtype: torch.dtype, weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).to(dtype)
+    weight = torch.rand(shape[-1], generator=generator) if weighted else None
+    assert takes(x, weight)
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    expected = exact if weight is None else exact * weight
+    found = rms_norm(x, weight, 1e-5)
+    assert found.dtype == dtype and found.shape == shape
+    error = (found.double() - expected).abs()
+    assert (error <= (torch.finfo(dtype).eps + 2e-6) * expected.abs() + 1e-7).all()
+
+
+def test_epsilon_counts_and_nan_stays() -> None:
+    x = torch.full((2, 32), 1e-4)
+    torch.testing.assert_close(rms_norm(x, None, 1e-2), x / (1e-8 + 1e-2) ** 0.5)
+    x[0, 5] = torch.nan
+    assert rms_norm(x, None, 1e-5)[0].isnan().all() and rms_norm(x, None, 1e-5)[1].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "x", [torch.zeros(2, 40), torch.zeros(4, 64)[:, ::2], torch.zeros(0, 32), torch.zeros(2, 32).double()]
+)
+def test_what_it_does_not_take_torch_does(x: torch.Tensor) -> None:
+    assert not takes(x, None)
+    assert rms_norm(x, None, 1e-5).shape == x.shape
