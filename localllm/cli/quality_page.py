@@ -133,7 +133,7 @@ def _number(value: float, digits: int = 4) -> str:
 
 def _percent(share: float) -> str:
     """Two places, and two digits of what is too small for them."""
-    return f"{share:.2%}" if abs(share) >= 1e-3 or share == 0 else f"{100 * share:.2g}%"
+    return f"{share:.2%}" if abs(share) >= 1e-3 or share == 0 else f"{100 * share:#.2g}%"
 
 
 def _signed(share: float) -> str:

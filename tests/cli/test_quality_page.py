@@ -33,7 +33,7 @@ def test_every_number_is_on_the_page() -> None:
     assert "0.004500 median, 0.1230 at 99%" in text_of(QUALITY)
     assert "1.750 at most" in text_of(QUALITY)
     assert page["same likeliest token"] == "95.10% ± 0.42%"
-    assert page["right token's chance"] == "-0.31% ± 0.004% on average"
+    assert page["right token's chance"] == "-0.31% ± 0.0040% on average"
     assert "3.10% root mean square" in text_of(QUALITY)
     assert page["layers.3.mlp.down_proj"] == "21.00%"
     assert (page["layer 15"], "layer 10" in page) == ("1.60%", False)
@@ -90,4 +90,4 @@ def test_the_worst_matrices_come_first_however_they_are_given() -> None:
 def test_numbers_too_small_for_two_places_keep_two_digits() -> None:
     small = dataclasses.replace(QUALITY.distance, log_ratio=Estimate(-1.25e-7, 3e-8))
     page = text_of(dataclasses.replace(QUALITY, distance=small))
-    assert rows(page)["perplexity changes by"] == "-1.2e-05% ± 3e-06%"
+    assert rows(page)["perplexity changes by"] == "-1.2e-05% ± 3.0e-06%"
