@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -164,7 +165,7 @@ def _from_catalog(entry: CatalogEntry) -> Entry:
 
 def _from_kept(one: Kept) -> Entry:
     """What `--quant` has made of a model, by the words that run it."""
-    name = f"{one.source} --quant {one.quant}"
+    name = f"{shlex.quote(one.source)} --quant {one.quant}"
     return (
         _here(name, State.QUANTIZED, one.path)
         if one.whole

@@ -17,6 +17,7 @@ from localllm.plan.expected import here
 from localllm.plan.fit import Wish
 from localllm.plan.plan import Choice, Plan
 from localllm.plan.plan import plan as make_plan
+from localllm.plan.weights import check_quant
 from localllm.settings import Settings
 
 
@@ -52,6 +53,7 @@ def plan(
     settings = Settings.from_environment()
     if gpu and device:
         raise UsageError("--gpu names a device that is not here, --device one that is", "leave one of them out")
+    check_quant(quant)  # before a header is fetched
     wish = Wish(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
     name, header = _header(model)
     check_quantization(header.config)

@@ -3,11 +3,13 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from localllm import units
 from localllm.cli import report
 from localllm.quality.report import Answers, Error, Estimate, Quality, Side
+from localllm.quant.recipe import Recipe
 
 VALUE_WIDTH = 62  # characters beside the longest name
 WORST = 5  # layers, and matrices, that are shown
@@ -27,18 +29,30 @@ def text_of(quality: Quality) -> str:
 
 def _subject(quality: Quality) -> str:
     text, recipe = quality.text, quality.recipe or {}
-    told = ", ".join(f"{name} {value}" for name, value in recipe.items() if value is not None)
     return report.columns(
         [
             *_wrapped("reference", quality.reference.name),
             *_wrapped("compared", quality.other.name),
-            *(_wrapped("recipe", told) if recipe else []),
+            *(_wrapped("recipe", _recipe(recipe)) if recipe else []),
             *_wrapped(
                 "text",
                 f"{text.name}: {text.tokens} tokens in windows of {text.window}, {text.scored} of them scored",
             ),
         ]
     )
+
+
+def _recipe(fields: Mapping[str, Any]) -> str:
+    """As `gptq, INT4 in groups of 128, head in INT8`; of another version's fields, what they say."""
+    try:
+        recipe = Recipe(**fields)
+    except TypeError:
+        return ", ".join(f"{name} {value}" for name, value in fields.items())
+    scales = f"in groups of {recipe.group}" if recipe.group else "with a scale a row"
+    told = [recipe.method, f"INT{recipe.bits} {scales}"]
+    told += [] if recipe.symmetric else ["zero points"]
+    told += ["activations in INT8"] if recipe.activations else []
+    return ", ".join([*told, f"head in INT{recipe.head_bits}" if recipe.head_bits < 16 else "head as it was"])
 
 
 def _sides(quality: Quality) -> str:
@@ -112,12 +126,14 @@ def _estimate(estimate: Estimate) -> str:
 def _number(value: float, digits: int = 4) -> str:
     if value == 0:
         return "0"
-    return f"{value:.{digits}g}" if 1e-4 <= abs(value) < 10**digits else f"{value:.{digits - 1}e}"
+    if not 1e-4 <= abs(value) < 10**digits:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:#.{digits}g}".rstrip(".")
 
 
 def _percent(share: float) -> str:
     """Two places, and two digits of what is too small for them."""
-    return f"{share:.2%}" if abs(share) >= 1e-3 or share == 0 else f"{100 * share:.2g}%"
+    return f"{share:.2%}" if abs(share) >= 1e-3 or share == 0 else f"{100 * share:#.2g}%"
 
 
 def _signed(share: float) -> str:

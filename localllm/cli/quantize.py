@@ -1,8 +1,9 @@
 """`localllm quantize`: a model in fewer bits, as a folder that others read or a GGUF file, and what that cost."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,12 +12,17 @@ from localllm.checkpoint.header import Header, read_header
 from localllm.cli import io, options, progress, quality_page
 from localllm.cli.io import AnswerWriter, note, status
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hub.resolve import resolve
-from localllm.quality.report import Quality
+from localllm.hub.resolve import ModelRef, resolve
+from localllm.quality.report import Quality, as_dict
 from localllm.quality.text import EVALUATION_NAME, WINDOW, windows_of
 from localllm.quant.recipe import METHODS, Method, Recipe
 from localllm.settings import Settings
+from localllm.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from localllm.quantize.states import Outcome
+
+NAMED = 3  # matrices in a note
 GROUP = 128  # columns, for INT4 where nobody asks for another
 OF_FOLDERS = ("method", "bits", "group", "asymmetric", "activations", "calib")  # flags that GGUF knows nothing of
 
@@ -68,28 +74,59 @@ def quantize(
     the report and the path.
     """
     out = AnswerWriter()
-    target = Path(output).expanduser()
+    target = target_of(output)
     recipe = None if to else recipe_of(method, bits, group, asymmetric=asymmetric, activations=activations)
     if to:
         check_gguf(to, {name: ctx.params[name] for name in OF_FOLDERS})
     elif type:
         raise UsageError("--type is for --to gguf", "leave it out, or say --bits")
+    if calib and recipe and recipe.method == "rtn":
+        raise UsageError("rtn needs no calibration text", "leave out --calib, or name another --method")
+    if calib == evaluation == "-":
+        raise UsageError("--calib and --eval cannot both be stdin", "give one of them as a file")
     calibration = io.read_text(calib) if calib else None
     text, text_name = (io.read_text(evaluation), io.called(evaluation)) if evaluation else (None, EVALUATION_NAME)
-    header = read_header(resolve(model).path)
-    check_text(header, text)
+    ref = resolve(model)
+    header = read_header(ref.path)
+    if text is not None:
+        check_evaluation(ref, header, text)
     with progress.parts(as_json=as_json, goes_on=recipe is not None) as show:
         if recipe is None:
             errors: dict[str, float] = {}
             to_gguf(header, type or "q8_0", target, show, force=force)
         else:
-            errors = to_folder(header, recipe, target, calibration, show, force=force)
+            outcome = to_folder(header, recipe, target, calibration, show, force=force)
+            errors = outcome.errors
+            if outcome.rounded:
+                note(hardly_reached(outcome.rounded))
     quality = measured(model, target, recipe, errors, text, text_name)
     if as_json:
-        show.write("done", path=str(target), quality=dataclasses.asdict(quality) if quality else None)
+        show.write("done", path=str(target), quality=as_dict(quality) if quality else None)
         return
     out.write(f"{quality_page.text_of(quality)}\n\n" if quality else "")
     out.write(f"{target}\n")
+
+
+def target_of(output: str) -> Path:
+    """Raises UsageError for a path that ends in no name, beside which nothing can be begun."""
+    target = Path(output).expanduser()
+    if target.name in ("", ".."):
+        raise UsageError(f"{output!r} is no name for what is to be written", "write for example -o model-int4")
+    return target
+
+
+def check_evaluation(ref: ModelRef, header: Header, text: str) -> None:
+    """Raises UsageError for a text that is too short: before hours of work, not after them."""
+    windows_of(text, Tokenizer.from_folder(ref.path), window=min(WINDOW, describe(header.config).max_context))
+
+
+def hardly_reached(matrices: Sequence[str]) -> str:
+    """Names the matrices of experts that too few calibration tokens reached, or some of them."""
+    named = ", ".join(matrices[:NAMED]) + (", ..." if len(matrices) > NAMED else "")
+    return (
+        f"note: {len(matrices)} matrices of experts were rounded to nearest, as too few calibration tokens "
+        f"reached them: {named}"
+    )
 
 
 def recipe_of(
@@ -103,7 +140,7 @@ def recipe_of(
     known: Method | None = next((known for known in METHODS if known == named), None)
     if known is None:
         raise UsageError(f"there is no method {named!r}", f"name one of {', '.join(METHODS)}")
-    bits = bits or (8 if rounded else 4)
+    bits = (8 if rounded else 4) if bits is None else bits
     columns = (GROUP if bits == 4 else 0) if group is None else group
     return Recipe(known, bits, columns or None, symmetric=not asymmetric, activations=rounded)
 
@@ -118,8 +155,7 @@ def check_gguf(to: str, flags: dict[str, Any]) -> None:
 
 def to_folder(
     header: Header, recipe: Recipe, target: Path, text: str | None, show: progress.Parts, *, force: bool
-) -> dict[str, float]:
-    """Gives the error of each matrix."""
+) -> "Outcome":
     from localllm.quantize.check import check_recipe  # from here on with torch
     from localllm.quantize.expected import check_groups
     from localllm.quantize.make import make
@@ -128,21 +164,7 @@ def to_folder(
     check_source(header)
     check_recipe(recipe)
     check_groups(header, recipe)
-    outcome = make(header, recipe, target, show.part, text=text, force=force)
-    if outcome.rounded:
-        note(
-            f"note: too few calibration tokens reached {len(outcome.rounded)} matrices of experts, "
-            f"{outcome.rounded[0]} for one: they are rounded to nearest"
-        )
-    return outcome.errors
-
-
-def check_text(header: Header, text: str | None) -> None:
-    """Raises UsageError for a text that is too short to measure on, before any work."""
-    from localllm.llm import read_tokenizer
-
-    if text is not None:
-        windows_of(text, read_tokenizer(header), window=min(WINDOW, describe(header.config).max_context))
+    return make(header, recipe, target, show.part, text=text, force=force)
 
 
 def to_gguf(header: Header, type: str, target: Path, show: progress.Parts, *, force: bool) -> None:
@@ -171,8 +193,11 @@ def measured(
                 note=note,
             )
         except DoesNotFit as error:
-            note(f"nothing was measured: {error}")
+            note(f"note: nothing was measured: {error}")
             return None
+        except KeyboardInterrupt:
+            note(f"{target} is whole, and was not measured: `localllm diff {model} {target}` does that")
+            raise
     if recipe is None:
         return found
     worst = sorted(errors.items(), key=lambda item: -item[1])

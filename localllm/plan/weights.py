@@ -63,6 +63,12 @@ def stored_dtype(header: Header, device: str, *, gguf: bool = False) -> str:
     return max(floats, key=lambda dtype: floats[dtype], default="F32")
 
 
+def check_quant(quant: str | None) -> None:
+    """Raises UsageError for one that is not known."""
+    if quant is not None and quant not in (*QUANTS, *GGUF_BITS):
+        raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join((*QUANTS, *GGUF_BITS))}")
+
+
 def weight_bytes(
     header: Header, config: ModelConfig, dtype: str, device: str, quant: str | None = None
 ) -> WeightBytes:
@@ -71,8 +77,7 @@ def weight_bytes(
     quant: of QUANTS, which is what `--quant` makes of them, or of GGUF_BITS for about what a published GGUF file
     of the model takes. Raises UsageError for one that is not known, or for weights that are stored quantized.
     """
-    if quant is not None and quant not in (*QUANTS, *GGUF_BITS):
-        raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join((*QUANTS, *GGUF_BITS))}")
+    check_quant(quant)
     if quant is not None and header.quantization:
         raise UsageError(f"these weights are stored as {header.quantization}", "leave out --quant")
 

@@ -87,6 +87,7 @@ class Artefact:
                 self._begin()
             except BaseException:
                 self.close()
+                self._leave_nothing()
                 raise
 
     def _begin(self) -> None:
@@ -101,11 +102,18 @@ class Artefact:
             )
         if begun != self.made_of:
             clear(self.partial)
-            put(self.partial / RECIPE, as_bytes(self.made_of))
         written = sum(file.stat().st_size for file in self.partial.glob("*.safetensors"))
         check_room(self.partial, artefact_bytes(self.header, self.recipe) - written)
+        if begun != self.made_of:
+            put(self.partial / RECIPE, as_bytes(self.made_of))
         for folder in (PARTS, STATES):
             (self.partial / folder).mkdir(exist_ok=True)
+
+    def _leave_nothing(self) -> None:
+        """Of a folder in which nothing was begun."""
+        if [file.name for file in self.partial.iterdir()] == [LOCK]:
+            (self.partial / LOCK).unlink()
+            self.partial.rmdir()
 
     @property
     def done(self) -> set[str]:

@@ -117,7 +117,9 @@ def check_file(header: Header, type: str, file: Path, *, force: bool) -> None:
     check_source(header)
     if file.suffix != SUFFIX:
         raise UsageError(f"{file} does not end in {SUFFIX}", f"write for example -o {file.with_suffix(SUFFIX)}")
-    if file.exists() and (not force or not file.is_file()):
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is there and no file", "name another file")
+    if file.exists() and not force:
         raise UsageError(f"{file} is there", "name another file, or add --force to replace it")
 
 

@@ -15,15 +15,19 @@ from localllm.hub.store import cache_root
 PARTIAL = ".partial"  # ends the name of a folder that is being written
 RECIPE = "recipe.json"  # in an artefact: what it was made of, and how
 INSTEAD = "leave out --quant, or "  # of a remedy
+EDITION = "name the edition in safetensors that is not quantized"
 REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
 
 
 def check_source(header: Header, instead: str = "") -> None:
-    """Raises UsageError for weights that are quantized already. instead: what else could be done, with a comma."""
-    if header.gguf is not None or header.quantization:
+    """Raises UsageError for GGUF files and weights that are quantized already. instead: what else could be done,
+    with a comma."""
+    if header.gguf is not None:
+        raise UsageError(f"{header.path} is a GGUF file, and safetensors can be quantized", f"{instead}{EDITION}")
+    if header.quantization:
         raise UsageError(
-            f"{header.path} is stored as {header.quantization or 'GGUF'}, and rounding twice loses twice",
-            f"{instead}name the edition in safetensors that is not quantized",
+            f"{header.path} is stored as {header.quantization}, and rounding twice loses twice",
+            f"{instead}{EDITION}",
         )
 
 

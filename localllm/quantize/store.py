@@ -94,8 +94,9 @@ def kept(home: Path) -> Iterator[Kept]:
 def kept_of(home: Path, source: str, quant: str) -> list[Kept]:
     """Those of a repository, or of the folder at a path, also of what that held before.
 
-    Raises ModelNotFound where there is none.
+    Raises ModelNotFound where there is none, UsageError as `recipe_of`.
     """
+    recipe_of(quant)
     found = [one for one in kept(home) if (one.source, one.quant) == (source, quant)]
     if not found:
         raise ModelNotFound(

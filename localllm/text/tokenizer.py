@@ -70,7 +70,7 @@ class Tokenizer:
             token.content for token in added.values() if token.special or token.content in named
         )
         self.special_ids = {index: token.content for index, token in added.items() if token.special}
-        self._added_ids = frozenset(added)
+        self._added = {index: token.content for index, token in added.items()}
         ends = ends_of_turn(self.chat_templates.values(), self.added_tokens)
         of_turn = sorted(index for index, token in added.items() if token.content in ends)
         self.eos_ids = tuple(dict.fromkeys([*described.eos_ids, *of_turn]))
@@ -108,6 +108,8 @@ class Tokenizer:
 
     def token(self, index: int) -> str | None:
         """The token of an id as its file spells it, in the vocabulary's own characters; None of no token."""
+        if index in self._added:  # the backend spells those as its normalizer leaves them
+            return self._added[index]
         return None if index == self._unwritable else self._backend.id_to_token(index)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -157,7 +159,7 @@ class Tokenizer:
             normal = normalizer.normalize_str(text) if normalizer else text
             words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
             ids = [token.id for word in words for token in self._backend.model.tokenize(word)]
-        if not self._added_ids.isdisjoint(ids):
+        if not self._added.keys().isdisjoint(ids):
             raise UsageError(f"this model's tokenizer cannot write {text!r} as text", "leave it out")
         return self._checked(ids)
 

@@ -133,7 +133,7 @@ def test_show_tells_the_report_of_a_model_that_has_one(localllm, tmp_path):
     code, out, err = localllm("show", str(folder))
     assert (code, err) == (0, "")
     assert "hidden size" in out
-    assert "KL divergence, nats     0.0123 ± 0.0004 on average" in out
+    assert "KL divergence, nats     0.01230 ± 0.000400 on average" in out
     shown = json.loads(localllm("show", str(folder), "--json")[1])
     assert shown["quality"]["distance"]["same_top"] == {"value": 0.951, "error": 0.0042}
     (folder / FILE).unlink()

@@ -1,6 +1,9 @@
 """The page of `diff`, `quantize` and `show`: what is on it, and that a terminal of 80 columns holds it."""
 
 import dataclasses
+from typing import Any
+
+import pytest
 
 from localllm.cli.quality_page import text_of
 from localllm.quality.report import Error, Estimate
@@ -18,23 +21,43 @@ def rows(page: str) -> dict[str, str]:
 
 def test_every_number_is_on_the_page() -> None:
     page = rows(text_of(QUALITY))
-    assert page["recipe"] == "method gptq, bits 4, group 128, symmetric True, activations"
+    assert page["recipe"] == "gptq, INT4 in groups of 128, head in INT8"
     assert page["weights"] == "2.50 GB 800 MB"
     assert page["computes in"] == "bfloat16 bfloat16"
     assert page["KV cache in"] == "bfloat16 int8"
-    assert page["perplexity"] == "12.35 ± 0.51 12.5 ± 0.52"
+    assert page["perplexity"] == "12.35 ± 0.510 12.50 ± 0.520"
     assert page["text, one run"] == "123 tokens/s 130 tokens/s"
     assert page["decoding, one run"] == "21.5 tokens/s 40.2 tokens/s"
     assert page["perplexity changes by"] == "+1.26% ± 0.21%"
-    assert page["KL divergence, nats"] == "0.0123 ± 0.0004 on average"
-    assert "0.0045 median, 0.123 at 99%" in text_of(QUALITY)
-    assert "1.75 at most" in text_of(QUALITY)
+    assert page["KL divergence, nats"] == "0.01230 ± 0.000400 on average"
+    assert "0.004500 median, 0.1230 at 99%" in text_of(QUALITY)
+    assert "1.750 at most" in text_of(QUALITY)
     assert page["same likeliest token"] == "95.10% ± 0.42%"
-    assert page["right token's chance"] == "-0.31% ± 0.004% on average"
+    assert page["right token's chance"] == "-0.31% ± 0.0040% on average"
     assert "3.10% root mean square" in text_of(QUALITY)
     assert page["layers.3.mlp.down_proj"] == "21.00%"
     assert (page["layer 15"], "layer 10" in page) == ("1.60%", False)
     assert "2 of 64 tokens are the same" in text_of(QUALITY)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"group": None, "bits": 8}, "gptq, INT8 with a scale a row, head in INT8"),
+        ({"symmetric": False, "head_bits": 16}, "gptq, INT4 in groups of 128, zero points, head as it was"),
+        (
+            {"method": "smoothquant", "bits": 8, "group": None, "activations": True},
+            "smoothquant, INT8 with a scale a row, activations in INT8, head in INT8",
+        ),
+        (
+            {"of_later": 1},
+            "method gptq, bits 4, group 128, symmetric True, activations False, head_bits 8, of_later 1",
+        ),
+    ],
+)
+def test_a_recipe_is_told_in_words(changed: dict[str, Any], words: str) -> None:
+    page = text_of(dataclasses.replace(QUALITY, recipe={**(QUALITY.recipe or {}), **changed}))
+    assert " ".join(page.partition("recipe")[2].partition("text ")[0].split()) == words
 
 
 def test_every_line_fits_a_terminal_of_80_columns() -> None:
@@ -67,4 +90,4 @@ def test_the_worst_matrices_come_first_however_they_are_given() -> None:
 def test_numbers_too_small_for_two_places_keep_two_digits() -> None:
     small = dataclasses.replace(QUALITY.distance, log_ratio=Estimate(-1.25e-7, 3e-8))
     page = text_of(dataclasses.replace(QUALITY, distance=small))
-    assert rows(page)["perplexity changes by"] == "-1.2e-05% ± 3e-06%"
+    assert rows(page)["perplexity changes by"] == "-1.2e-05% ± 3.0e-06%"

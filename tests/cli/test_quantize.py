@@ -4,7 +4,7 @@ import io
 import json
 import os
 import random
-import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,7 +30,7 @@ LAYERS = 6
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with a tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder = tmp_path_factory.mktemp("models") / "a tiny one"
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
     make_checkpoint(
         folder, "Llama", vocab_size=512, num_hidden_layers=LAYERS, max_position_embeddings=512, **sizes
@@ -73,9 +73,9 @@ def test_a_folder_that_runs_and_the_report_that_is_kept_in_it(
     tiny: Path, tmp_path: Path, texts: list[str]
 ) -> None:
     target = tmp_path / "small"
-    code, out, err = run("quantize", tiny, "-o", target, "--method", "rtn", "--bits", 8, *texts)
+    code, out, err = run("quantize", tiny, "-o", target, "--method", "rtn", "--bits", 8, *texts[2:])
     assert (code, err) == (0, "")
-    assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "method rtn, bits 8" in out
+    assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "rtn, INT8 with a scale a row" in out
     report = json.loads((target / "quality.json").read_text())
     assert report["recipe"]["method"] == "rtn" and report["matrices"][0]["relative"] < 0.02
     assert read_header(resolve(str(target)).path).quantization == "int-quantized"
@@ -92,6 +92,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_bytes(
     assert code == 0
     parts = [event["part"] for event in events(out) if event["event"] == "part"]
     assert len(parts) == LAYERS + 2
+    assert events(out)[-1]["quality"] == json.loads((tmp_path / "once" / "quality.json").read_text())
     draw, target, reached = random.Random(0), tmp_path / "often", -1
     while reached < len(parts) - 2:
         process = begin("quantize", tiny, "-o", target, *flags)
@@ -152,20 +153,6 @@ def test_a_text_that_is_too_short_to_measure_on_is_refused_before_any_work(
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
 
 
-def test_experts_that_hardly_a_token_reached_are_told(
-    tiny: Path, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = {"num_experts": 64, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "num_hidden_layers": 1}
-    make_checkpoint(tmp_path / "sparse", "Qwen3Moe", vocab_size=512, hidden_size=64, **sizes)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tiny / name, tmp_path / "sparse")
-    flags = ["--method", "gptq", "--bits", "8", *texts]
-    capsys.readouterr()
-    assert main(["quantize", str(tmp_path / "sparse"), "-o", str(tmp_path / "small"), *flags]) == 0
-    told = r"note: too few calibration tokens reached \d+ matrices of experts, layers\.0\.mlp\.experts\.\d+\.\w+"
-    assert re.search(told, capsys.readouterr().err)
-
-
 def test_a_quantization_that_is_none_is_told_before_a_model_is_pulled(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +177,11 @@ def test_a_quantization_that_is_none_is_told_before_a_model_is_pulled(
         (["--to", "gguf", "--bits", "4"], 2, "--bits is for folders"),
         (["--type", "q4_0"], 2, "--type is for --to gguf"),
         (["--calib", "nowhere.txt"], 2, "nowhere.txt cannot be read"),
+        (["--bits", "0"], 2, "0 bits are not supported"),
+        (["--method", "rtn", "--calib", __file__], 2, "rtn needs no calibration text"),
+        (["--calib", "-", "--eval", "-"], 2, "--calib and --eval cannot both be stdin"),
+        (["-o", ""], 2, "'' is no name for what is to be written"),
+        (["-o", ".."], 2, "'..' is no name for what is to be written"),
     ],
 )
 def test_wishes_that_make_no_sense_are_refused_before_any_work(
@@ -210,14 +202,34 @@ def test_a_group_that_does_not_divide_and_a_text_that_is_too_short(
     flags = ["--group", "32", "--calib", str(tmp_path / "short.txt")]
     assert main(["quantize", str(tiny), "-o", str(tmp_path / "small"), *flags]) == 2
     assert "the calibration text has" in capsys.readouterr().err
+    flags = ["--group", "32", "--eval", str(tmp_path / "short.txt")]
+    assert main(["quantize", str(tiny), "-o", str(tmp_path / "small"), *flags]) == 2
+    assert "give a longer text" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_experts_that_hardly_any_token_reached_are_named(
+    tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sparse"
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
+    experts = {"num_experts": 256, "num_experts_per_tok": 1, "max_position_embeddings": 512}
+    make_checkpoint(folder, "Qwen3Moe", vocab_size=512, num_hidden_layers=1, **sizes, **experts)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shared("stories260K") / name, folder)
+    target = tmp_path / "small"
+    capsys.readouterr()
+    assert main(["quantize", str(folder), "-o", str(target), "--method", "awq", "--group", "32", *texts]) == 0
+    told = capsys.readouterr().err
+    assert "matrices of experts were rounded to nearest" in told and "layers.0.mlp.experts." in told
+    assert "..." in told and told.count("\n") == 1
 
 
 def test_models_that_are_quantized_already_or_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(tmp_path / "small")
     for model, code, sentence in (
         ("demo", 2, "is stored as int-quantized, and rounding twice loses twice; name the edition"),
-        (str(shared("stories260K-f32.gguf")), 2, "is stored as GGUF"),
+        (str(shared("stories260K-f32.gguf")), 2, "is a GGUF file, and safetensors can be quantized"),
         ("org/nothing", 8, "run `localllm pull org/nothing`"),
     ):
         assert main(["quantize", model, "-o", target, "--bits", "8"]) == code
@@ -249,7 +261,9 @@ def test_quant_is_kept_listed_shown_and_removed(
         assert (main(command), capsys.readouterr().err) == (0, told)
     assert main(["list", "--json"]) == 0
     [listed] = [entry for entry in json.loads(capsys.readouterr().out) if entry["state"] == "quantized"]
-    assert listed["name"] == f"{source} --quant int4" and listed["path"] == str(find(home, tiny, "int4"))
+    assert listed["name"] == f"{shlex.quote(source)} --quant int4" and listed["path"] == str(
+        find(home, tiny, "int4")
+    )
     assert main(["show", source, "--quant", "int4"]) == 0
     assert "mixed-precision" in capsys.readouterr().out
     newer = find(home, tiny, "int4")
@@ -265,3 +279,6 @@ def test_quant_is_kept_listed_shown_and_removed(
     assert removed["freed_bytes"] > 100_000 and find(home, tiny, "int4") is None
     assert main(["rm", source, "--quant", "int4"]) == 8
     assert "has not been quantized to int4" in capsys.readouterr().err
+    for command in (["run", source, "Once"], ["show", source], ["rm", source]):
+        assert main([*command, "--quant", "int3"]) == 2
+        assert "there is no quantization 'int3'; name one of int8, int4\n" in capsys.readouterr().err

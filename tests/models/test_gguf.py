@@ -168,10 +168,11 @@ def test_a_scale_of_mxfp4_that_is_no_number_is_found(packed: Any) -> None:
         make_engine(file)
 
 
-def test_bfloat16_reads_the_same_blocks(packed: Any) -> None:
+def test_bfloat16_is_as_near_with_blocks_as_with_plain_weights(packed: Any) -> None:
     compact, plain = packed("Llama, tied", Kind.Q8_0)
-    got, expected = (make_engine(file, torch.bfloat16).logits(token_ids(40)) for file in (compact, plain))
-    assert difference(got.float(), expected.float()) < 0.2
+    exact = make_engine(plain).logits(token_ids(40))
+    got, rounded = (make_engine(file, torch.bfloat16).logits(token_ids(40)) for file in (compact, plain))
+    assert difference(got.float(), exact) < 1.2 * difference(rounded.float(), exact)
 
 
 # --- files that leave out what they may, or what they must not ---

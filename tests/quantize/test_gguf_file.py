@@ -130,13 +130,16 @@ def test_bad_wishes_are_refused_and_leave_nothing(tmp_path: Path) -> None:
         write_gguf(header, "q5_k", file)
     with pytest.raises(UsageError, match=r"does not end in \.gguf"):
         write_gguf(header, "q8_0", tmp_path / "model")
-    with pytest.raises(UsageError, match="rounding twice"):
+    with pytest.raises(UsageError, match="is a GGUF file"):
         write_gguf(read_header(shared("stories260K-f32.gguf")), "q8_0", file)
     assert not list(tmp_path.iterdir())
     file.write_bytes(b"mine")
     with pytest.raises(UsageError, match="is there"):
         write_gguf(header, "q8_0", file)
     assert file.read_bytes() == b"mine"
+    (tmp_path / "folder.gguf").mkdir()
+    with pytest.raises(UsageError, match="is there and no file"):
+        write_gguf(header, "q8_0", tmp_path / "folder.gguf", force=True)
 
 
 def test_a_weight_that_is_no_number_is_found(tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ def test_ids_and_text_are_those_of_transformers(tokenizer: Open, folder: Callabl
     assert ours.eos_ids[:1] == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
 
 
+@pytest.mark.parametrize("name", ["stories260K", "tinystories", "llama3", "qwen3", "phi3"])
+def test_added_tokens_are_spelled_as_in_the_file(tokenizer: Open, folder: Callable[[str], Path], name: str):
+    for token in json.loads((folder(name) / "tokenizer.json").read_text())["added_tokens"]:
+        assert tokenizer(name).token(token["id"]) == token["content"]
+
+
 def test_add_bos_token_counts_for_nothing_beside_tokenizer_json(tokenizer: Open, folder: Callable[[str], Path]):
     config = json.loads((folder("tinystories") / "tokenizer_config.json").read_text())
     assert config["add_bos_token"] is True
