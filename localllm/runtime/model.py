@@ -69,7 +69,7 @@ class Decoder:
             source.weights.let_go()
         self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
-            self.head = Linear(self.embedding.weight, between=source.weights.let_go)
+            self.head = Linear(self.embedding.weight, dtype=source.dtype, between=source.weights.let_go)
         else:
             self.head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         # In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256).

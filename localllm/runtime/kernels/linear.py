@@ -33,19 +33,25 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
 
 
 def prepared(
-    *weights: Tensor | QuantizedTensor, between: Callable[[], None] = lanes.nothing
+    *weights: Tensor | QuantizedTensor,
+    dtype: torch.dtype | None = None,
+    between: Callable[[], None] = lanes.nothing,
 ) -> tuple[Tensor | QuantizedTensor, ...]:
     """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
-    as can be. between: as in `to_lanes`."""
+    as can be. dtype: of x, where it is known: its kernels are compiled meanwhile. between: as in `to_lanes`."""
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and compiles_for(weight)]
-    if len(packed) == len(weights) and (whole := laid(*packed, between=between)):
-        return (whole,)
-    return tuple(
-        (laid(weight, between=between) or weight)
-        if isinstance(weight, QuantizedTensor) and compiles_for(weight)
-        else weight
-        for weight in weights
-    )
+    whole = laid(*packed, between=between) if packed and len(packed) == len(weights) else None
+    found = (whole,) if whole else tuple(for_device(weight, between) for weight in weights)
+    for weight in found:
+        if dtype and isinstance(weight, QuantizedTensor) and weight.format in LANES_BITS:
+            products.compile_ahead(weight, dtype)
+    return found
+
+
+def for_device(weight: Tensor | QuantizedTensor, between: Callable[[], None]) -> Tensor | QuantizedTensor:
+    if isinstance(weight, Tensor) or not compiles_for(weight):
+        return weight
+    return laid(weight, between=between) or weight
 
 
 def compiles_for(weight: QuantizedTensor) -> bool:

@@ -17,10 +17,11 @@ class Linear:
         self,
         *weights: Tensor | QuantizedTensor,
         bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
         between: Callable[[], None] = lambda: None,
     ):
-        """between: called each time that some of the weights has been read."""
-        self.weights = kernels.prepared(*weights, between=between)
+        """dtype: of x; between: called each time that some of the weights has been read."""
+        self.weights = kernels.prepared(*weights, dtype=dtype, between=between)
         self.bias = bias  # [out]
 
     @classmethod
@@ -35,7 +36,7 @@ class Linear:
         """One matrix of the named ones (name -> rows), stacked by rows. `order`: as in `Source.matrices`."""
         weights = source.matrices(names, columns, order)
         vector = source.vectors(names, "bias") if bias else None
-        return cls(*weights, bias=vector, between=source.weights.let_go)
+        return cls(*weights, bias=vector, dtype=source.dtype, between=source.weights.let_go)
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.weights) == 1:

@@ -7,9 +7,11 @@ fight with them for the cores.
 import ctypes
 import functools
 import platform
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, ParamSpec
 
 import llvmlite.binding as llvm
 import torch
@@ -17,6 +19,7 @@ import torch
 from localllm.runtime.kernels.cpu.program import Program
 from localllm.runtime.kernels.threads import in_parts
 
+P = ParamSpec("P")
 VNNI = ("avx512vnni", "avx512bw")
 NEEDED = ("avx2", "f16c", "fma")  # of x86; a conversion that the processor has not would be a call into nowhere
 # What a thread of OpenMP begins with. How many there are it asks: they may be fewer than were wanted.
@@ -63,6 +66,31 @@ class Compiled:
     def alone(self, *arguments: int) -> None:
         """In one part, by the thread that calls."""
         self.part(self.slots(*arguments), 0, 1)
+
+
+class Once(Generic[P]):
+    """A program for each set of properties, compiled when it is first asked for; who asks meanwhile waits."""
+
+    def __init__(self, compiled: Callable[P, Compiled]):
+        self.compiled = compiled
+        self.made: dict[tuple[object, ...], Compiled] = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, *properties: P.args, **_: P.kwargs) -> Compiled:
+        if properties not in self.made:
+            with self.lock:
+                if properties not in self.made:
+                    self.made[properties] = self.compiled(*properties, **_)
+        return self.made[properties]
+
+    def ahead(self, *properties: P.args, **_: P.kwargs) -> Future[Compiled]:
+        """Compile it beside whatever else is done."""
+        return beside().submit(self, *properties, **_)
+
+
+@functools.cache
+def beside() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "localllm-compile")
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """Rows of GGUF's Q4_0 and Q8_0 laid side by side: their bytes are in the order of lanes already, so that a
 program can move them as fast as memory takes them. All other formats `quant/formats/lanes.py` lays, with torch."""
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -12,7 +11,7 @@ from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.memory import large
 from localllm.quant.packing import ROWS
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.cpu.compile import Compiled
+from localllm.runtime.kernels.cpu.compile import Compiled, Once
 from localllm.runtime.kernels.cpu.program import INT, SHORT, Program
 
 SCALE_BYTES, WORD_BYTES = 2, 4
@@ -36,7 +35,7 @@ def lay_blocks(p: Program, words: int) -> None:
                 p.store(p.load(INT, here, SCALE_BYTES + WORD_BYTES * word), q, place)
 
 
-@functools.cache
+@Once
 def program(words: int) -> Compiled:
     return Compiled(lambda p: lay_blocks(p, words), "lay", 5)
 

@@ -1,13 +1,12 @@
 """RMSNorm: torch's takes 16 us for a row of 2048, and 47 us where the weights that were read before it have
 pushed its code out of the caches; a model has two of them a layer."""
 
-import functools
 import struct
 
 import torch
 from torch import Tensor
 
-from localllm.runtime.kernels.cpu.compile import Compiled, runs_here
+from localllm.runtime.kernels.cpu.compile import Compiled, Once, runs_here
 from localllm.runtime.kernels.cpu.layout import KINDS
 from localllm.runtime.kernels.cpu.program import FLOAT, LANES, Program
 
@@ -34,7 +33,7 @@ def write_normed(p: Program, kind: torch.dtype, weighted: bool) -> None:
             p.store_floats(number, KINDS[kind], p.at(y, here), at * size)
 
 
-@functools.cache
+@Once
 def program(kind: torch.dtype, weighted: bool) -> Compiled:
     return Compiled(lambda p: write_normed(p, kind, weighted), "normed", 6)
 

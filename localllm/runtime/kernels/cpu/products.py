@@ -3,8 +3,6 @@
 The result for a row of x does not depend on what other rows there are, within each of the two ways.
 """
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +10,7 @@ from torch import Tensor
 from localllm.quant.packing import ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import programs
-from localllm.runtime.kernels.cpu.compile import Compiled
+from localllm.runtime.kernels.cpu.compile import Compiled, Once
 from localllm.runtime.kernels.cpu.layout import PARTS, Layout
 
 PLANES = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
@@ -21,19 +19,30 @@ MOST_ROWS = 64  # of x; bfloat16, 8192 x 2048: 64 rows 6.4 ms so and 7.9 dequant
 PANEL_ROWS = 1024  # of W dequantized together: the product of 512 rows of x runs at 1,700 GFLOP/s, 230 with 256
 
 
-@functools.cache
+@Once
 def planes_program(kind: torch.dtype, group: int, planes: int) -> Compiled:
     return Compiled(lambda p: programs.write_planes(p, kind, group, planes), "planes", 6)
 
 
-@functools.cache
+@Once
 def product_program(layout: Layout, planes: int, rows: int, out: torch.dtype) -> Compiled:
     return Compiled(lambda p: programs.multiply(p, layout, planes, rows, out), "multiply", 6 + len(PARTS))
 
 
-@functools.cache
+@Once
 def numbers_program(layout: Layout, out: torch.dtype) -> Compiled:
     return Compiled(lambda p: programs.write_numbers(p, layout, out), "numbers", 4 + len(PARTS))
+
+
+def compile_ahead(weight: QuantizedTensor, kind: torch.dtype) -> None:
+    """All that will multiply rows of this dtype with the weight."""
+    if kind not in PLANES:
+        return
+    layout, planes = Layout.of(weight), PLANES[kind]
+    planes_program.ahead(kind, layout.group, planes)
+    for rows in (ROWS_AT_ONCE, 1):
+        product_program.ahead(layout, planes, rows, kind)
+    numbers_program.ahead(layout, kind)
 
 
 def few_rows(x: Tensor, weight: QuantizedTensor) -> Tensor:

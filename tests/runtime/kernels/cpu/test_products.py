@@ -154,11 +154,11 @@ def test_processors_without_products_of_bytes(form: str, monkeypatch: pytest.Mon
     weight, x = laned(blocks(form, 37, 512)), rows_of(5, 512, torch.float32)
     expected = few_rows(x, weight)
     monkeypatch.setattr(compiling, "VNNI", ("no such feature",))
-    products.product_program.cache_clear()
+    products.product_program.made.clear()
     try:
         assert torch.equal(few_rows(x, weight), expected)
     finally:
-        products.product_program.cache_clear()
+        products.product_program.made.clear()
 
 
 @pytest.mark.parametrize(("triple", "cpu"), [("x86_64-linux", "haswell"), ("aarch64-linux", "neoverse-n1")])
@@ -176,3 +176,20 @@ def test_the_programs_compile_for_other_processors(triple: str, cpu: str, form: 
     assembly = machine.emit_assembly(module)
     # One instruction that multiplies and adds pairs, or a lane's worth of products.
     assert "vpmaddwd" in assembly if cpu == "haswell" else "mla" in assembly or "dot" in assembly
+
+
+def test_programs_are_compiled_once_however_many_ask() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from localllm.runtime.kernels.cpu.compile import Compiled, Once
+
+    made: list[int] = []
+
+    def write(size: int) -> Compiled:
+        made.append(size)
+        return Compiled(lambda p: programs.write_planes(p, torch.float32, size, 2), "planes", 6)
+
+    program = Once(write)
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(program, 48) for _ in range(4)] + [program.ahead(48)]
+    assert len({id(one.result()) for one in found}) == 1 and made == [48]
