@@ -26,6 +26,9 @@ class Settings:
     """LOCALLLM_THREADS: CPU threads for matrix products. Default: one for small models, else
     as many as the machine has cores"""
 
+    cache: Path = Path("~/.cache/localllm").expanduser()
+    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of CPU kernels. Default: ~/.cache"""
+
     kv_dtype: str = "auto"
     """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, where `--kv-dtype` is not given. Default:
     auto"""
@@ -40,6 +43,7 @@ class Settings:
             home=Path(environment.get("LOCALLLM_HOME") or "~/.localllm").expanduser(),
             device=environment.get("LOCALLLM_DEVICE") or "auto",
             dtype=environment.get("LOCALLLM_DTYPE") or "auto",
+            cache=Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "localllm",
             threads=int(threads) if threads else None,
             kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
         )

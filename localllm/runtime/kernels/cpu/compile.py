@@ -13,9 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, ParamSpec
 
+import llvmlite
 import llvmlite.binding as llvm
 import torch
 
+from localllm.runtime.kernels.cpu import kept
 from localllm.runtime.kernels.cpu.program import Program
 from localllm.runtime.kernels.threads import in_parts
 
@@ -24,9 +26,12 @@ VNNI = ("avx512vnni", "avx512bw")
 NEEDED = ("avx2", "f16c", "fma")  # of x86; a conversion that the processor has not would be a call into nowhere
 # What a thread of OpenMP begins with. How many there are it asks: they may be fewer than were wanted.
 ENTRY = """
+declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
+
 define void @{name}_thread(ptr %arguments) {{
-  %number = call i32 inttoptr (i64 {thread_number} to ptr)()
-  %count = call i32 inttoptr (i64 {thread_count} to ptr)()
+  %number = call i32 @omp_get_thread_num()
+  %count = call i32 @omp_get_num_threads()
   %part = zext i32 %number to i64
   %parts = zext i32 %count to i64
   call void @{name}(ptr %arguments, i64 %part, i64 %parts)
@@ -43,10 +48,7 @@ class Compiled:
         program = Program(name, vnni=all(features().get(feature) for feature in VNNI))
         write(program)
         text = program.finish()
-        if openmp():
-            asked = {"number": openmp().omp_get_thread_num, "count": openmp().omp_get_num_threads}
-            text += ENTRY.format(name=name, **{f"thread_{what}": address(of) for what, of in asked.items()})
-        self.engine = machine_code(text)
+        self.engine = machine_code(text + ENTRY.format(name=name) if openmp() else text)
         self.slots: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * count
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self.part = kind(self.engine.get_function_address(name))
@@ -97,11 +99,12 @@ def beside() -> ThreadPoolExecutor:
 def openmp() -> Any:
     """GNU's OpenMP runtime if torch has brought one, else None."""
     found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    return ctypes.CDLL(str(found[0])) if found else None
-
-
-def address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    if not found:
+        return None
+    library = ctypes.CDLL(str(found[0]))
+    for name in ("omp_get_thread_num", "omp_get_num_threads"):
+        llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+    return library
 
 
 @functools.cache
@@ -130,16 +133,21 @@ def runs_here() -> bool:
 
 
 def machine_code(text: str) -> llvm.ExecutionEngine:
-    """Optimized for the processor at hand."""
-    machine = target().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=",".join(f"{'+' if there else '-'}{name}" for name, there in sorted(features().items())),
-        opt=3,
-    )
+    """Optimized for the processor at hand; what was compiled once is found again by the next process."""
+    cpu = llvm.get_host_cpu_name()
+    wanted = ",".join(f"{'+' if there else '-'}{name}" for name, there in sorted(features().items()))
+    machine = target().create_target_machine(cpu=cpu, features=wanted, opt=3)
     module = llvm.parse_assembly(text)
     module.verify()
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-    passes.getModulePassManager().run(module, passes)
+    made_of = (text, cpu, wanted, llvmlite.__version__, *map(str, llvm.llvm_version_info))
+    known = kept.read(made_of)
+    if known is None:
+        passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+        passes.getModulePassManager().run(module, passes)
     engine = llvm.create_mcjit_compiler(module, machine)
+    if known is None:
+        engine.set_object_cache(notify_func=lambda _, code: kept.write(made_of, code))
+    else:
+        engine.set_object_cache(getbuffer_func=lambda _: known)
     engine.finalize_object()
     return engine

@@ -1,0 +1,63 @@
+"""Machine code is found again by the next process, and only whole."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.runtime.kernels.cpu import compile as compiling
+from localllm.runtime.kernels.cpu import kept, programs
+from localllm.runtime.kernels.cpu.compile import Compiled
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "localllm" / "kernels"
+
+
+def planes() -> list[int]:
+    """What the program makes of a row."""
+    program = Compiled(lambda p: programs.write_planes(p, torch.float32, 16, 2), "planes", 6)
+    x = torch.linspace(-1, 1, 16)
+    bytes_, records = torch.zeros(32, dtype=torch.int8), torch.zeros(16, dtype=torch.int8)
+    program.alone(x.data_ptr(), bytes_.data_ptr(), records.data_ptr(), 1, 1, 1)
+    return [*bytes_.tolist(), *records.tolist()]
+
+
+def test_what_was_compiled_is_not_compiled_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = planes()
+    [file] = home.iterdir()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it optimizes again")
+
+    monkeypatch.setattr(compiling.llvm, "create_pass_builder", refuse)
+    assert planes() == expected
+    file.unlink()
+    with pytest.raises(AssertionError, match="optimizes again"):
+        planes()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:-100], lambda whole: b"", lambda whole: bytes(len(whole))]
+)
+def test_what_is_damaged_is_compiled_again(home: Path, damage) -> None:
+    expected = planes()
+    [file] = home.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert planes() == expected
+    assert file.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(home: Path) -> None:
+    home.parent.mkdir(parents=True)
+    home.write_text("no folder")
+    assert len(planes()) == 48
+
+
+def test_other_processors_have_code_of_their_own(home: Path) -> None:
+    kept.write(("text", "one"), b"code")
+    assert kept.read(("text", "one")) == b"code"
+    assert kept.read(("text", "other")) is None
