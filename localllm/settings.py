@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from localllm.errors import UsageError
@@ -26,12 +26,12 @@ class Settings:
     """LOCALLLM_THREADS: CPU threads for matrix products. Default: one for small models, else
     as many as the machine has cores"""
 
-    cache: Path = Path("~/.cache/localllm").expanduser()
-    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of CPU kernels. Default: ~/.cache"""
-
     kv_dtype: str = "auto"
     """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, where `--kv-dtype` is not given. Default:
     auto"""
+
+    cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "localllm")
+    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of CPU kernels. Default: ~/.cache"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
