@@ -20,7 +20,11 @@ def localllm(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
     os.environ["LOCALLLM_THREADS"] = str(threads)
     import localllm as package
 
-    llm = package.load(file, device="cpu", context=CONTEXT)
+    load = package.load  # imports the rest
+    start = time.perf_counter()
+    llm = load(file, device="cpu", context=CONTEXT)
+
+    load_s = time.perf_counter() - start
 
     def answer(prompt: list[int], count: int) -> Sample:
         params = package.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
@@ -28,12 +32,13 @@ def localllm(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
         assert m.output_tokens == count and m.cached_tokens == 0
         return {"prefill_tokens_per_s": m.prefill_tokens_per_s, "decode_tokens_per_s": m.tokens_per_s}
 
-    return answer, {"version": package.__version__, "dtype": llm.dtype}
+    return answer, {"version": package.__version__, "dtype": llm.dtype, "load_s": load_s}
 
 
 def llama_cpp(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
     import llama_cpp
 
+    start = time.perf_counter()
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
     wanted = llama_cpp.llama_context_default_params()
@@ -41,6 +46,7 @@ def llama_cpp(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
     wanted.n_threads = wanted.n_threads_batch = threads
     context = llama_cpp.llama_init_from_model(model, wanted)
     sampler = llama_cpp.llama_sampler_init_greedy()
+    load_s = time.perf_counter() - start
 
     def step(tokens: list[int]) -> int:
         array = (ctypes.c_int32 * len(tokens))(*tokens)
@@ -61,7 +67,7 @@ def llama_cpp(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
         }
 
     features = llama_cpp.llama_print_system_info().decode()
-    return answer, {"version": llama_cpp.__version__, "features": features}
+    return answer, {"version": llama_cpp.__version__, "features": features, "load_s": load_s}
 
 
 CONTESTANTS = {"localllm": localllm, "llama.cpp": llama_cpp}
@@ -71,7 +77,8 @@ def contest(name: str, file: Path, threads: int) -> None:
     """The other side of `Contestant`: a line of JSON for each that comes."""
     start = time.perf_counter()
     answer, about = CONTESTANTS[name](file, threads)
-    print(json.dumps(about | {"load_s": time.perf_counter() - start}), flush=True)
+    ready_s = time.perf_counter() - start
+    print(json.dumps(about | {"import_s": ready_s - about["load_s"]}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps(answer(asked["prompt"], asked["count"]) | {"peak_bytes": peak_bytes()}), flush=True)

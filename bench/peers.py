@@ -11,7 +11,6 @@ rounds: torch's own libraries included. llama.cpp computes keys and values in fl
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,10 @@ from typing import Any
 from bench import gguf_checkpoint
 from bench.contestants import CONTESTANTS
 from bench.report import finish
-from bench.rounds import Sample, new_prompt, take_turns
+from bench.rounds import Sample, medians, new_prompt, take_turns
 
 LOADS = 4
+BEGINNING = ("import_s", "load_s")
 
 
 class Contestant:
@@ -55,11 +55,12 @@ def measure(form: str, threads: int, prompt: int, answer: int, rounds: int) -> d
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / f"{form}.gguf"
         gguf_checkpoint.make(file, form)
-        loads: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+        begun: dict[str, list[Sample]] = {name: [] for name in CONTESTANTS}
         for i in range(LOADS):
             for name in CONTESTANTS:
                 contestant = Contestant(name, file, threads)
-                loads[name] += [contestant.about["load_s"]] if i else []  # the first finds nothing in the cache
+                # The first finds nothing in the caches.
+                begun[name] += [{key: contestant.about[key] for key in BEGINNING}] if i else []
                 contestant.close()
         both = {name: Contestant(name, file, threads) for name in CONTESTANTS}
 
@@ -70,11 +71,14 @@ def measure(form: str, threads: int, prompt: int, answer: int, rounds: int) -> d
         taken = take_turns(rounds, turn)
         for one in both.values():
             one.close()
-        found = {name: s | {"load_s": statistics.median(loads[name])} for name, s in taken.items()}
+        found = {name: sample | medians(begun[name]) for name, sample in taken.items()}
         ratios = {f"{key}_ratio": value / found["llama.cpp"][key] for key, value in found["localllm"].items()}
         sizes = {"type": form, "file_bytes": file.stat().st_size, "threads": threads}
         asked = {"prompt_tokens": prompt, "output_tokens": answer, "rounds": rounds}
-        told = {name: {k: v for k, v in one.about.items() if k != "load_s"} for name, one in both.items()}
+        told = {
+            name: {k: v for k, v in one.about.items() if k not in ("load_s", "import_s")}
+            for name, one in both.items()
+        }
     return sizes | asked | {name: told[name] | found[name] for name in found} | ratios
 
 
