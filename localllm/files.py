@@ -2,13 +2,16 @@
 Files of our own: written whole or not at all.
 """
 
+import errno
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
-from localllm.errors import DamagedModel
+from localllm.errors import DamagedModel, DiskFull, LocalLLMError
 
 # Where a folder has a tokenizer. The first that is there counts: tokenizer.json alone says every step, and where
 # Mistral gives both others, tokenizer.model is the one it has left behind.
@@ -68,3 +71,21 @@ def refuse_pointer(file: Path, begin: bytes) -> None:
     """
     if len(begin) >= 8 and begin.startswith(LFS_POINTER[: len(begin)]):
         raise damaged(file, "it is a Git LFS pointer, not the weights (`git lfs pull` gets them)")
+
+
+@contextmanager
+def writing(folder: Path, instead: str = "name a folder that can", *, goes_on: bool = False) -> Iterator[None]:
+    """Turns the faults of a disk into sentences: DiskFull, and LocalLLMError where nothing may be written.
+
+    instead: its remedy; goes_on: what is there already is found by the next run.
+    """
+    try:
+        yield
+    except OSError as error:
+        match error.errno:
+            case errno.ENOSPC | errno.EDQUOT:
+                again = "make room, then run the same command again" + (": it goes on" if goes_on else "")
+                raise DiskFull(f"the disk with {folder} is full", again) from error
+            case errno.EROFS | errno.EACCES | errno.EPERM:
+                raise LocalLLMError(f"{folder} cannot be written ({error.strerror})", instead) from error
+        raise

@@ -3,10 +3,9 @@
 Knows nothing of models, nor of which files one needs.
 """
 
-import errno
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -15,7 +14,8 @@ from typing import Any
 from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock
 
-from localllm.errors import DamagedModel, DiskFull, LocalLLMError
+from localllm import files
+from localllm.errors import DamagedModel
 from localllm.hub.http import Say
 from localllm.hub.listing import Listing, RemoteFile
 from localllm.hub.partial import SUFFIX, Part, Partial
@@ -137,20 +137,6 @@ def first_fault(futures: Sequence[Future[Any]]) -> BaseException | None:
     return next((fault for fault in faults if fault and not isinstance(fault, Interrupted)), None)
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turns the faults of a disk into sentences."""
-    try:
-        yield
-    except OSError as error:
-        match error.errno:
-            case errno.ENOSPC | errno.EDQUOT:
-                raise DiskFull(
-                    f"the disk with {folder} is full", "make room, then run the same command again: it goes on"
-                ) from error
-            case errno.EROFS | errno.EACCES | errno.EPERM:
-                raise LocalLLMError(
-                    f"the cache {folder.parent} cannot be written ({error.strerror})",
-                    "set HF_HUB_CACHE to a folder that can",
-                ) from error
-        raise
+def writing(root: Path) -> AbstractContextManager[None]:
+    """Of a repository's folder in the cache: as `files.writing`."""
+    return files.writing(root.parent, "set HF_HUB_CACHE to a folder that can", goes_on=True)

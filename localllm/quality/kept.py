@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from localllm.errors import DiskFull
+from localllm.files import writing
 from localllm.quality.measure import Logits
 from localllm.quality.text import Windows
 from localllm.units import size
@@ -32,22 +33,25 @@ def keeping(folder: Path, needed: int) -> Iterator["Kept"]:
             "give fewer --tokens, or free memory for both models at once",
         )
     with tempfile.TemporaryFile(dir=folder, prefix="logits-") as file:
-        yield Kept(file)
+        yield Kept(file, folder)
 
 
 class Kept:
     """A function as `measure.Logits` describes it, of the windows that were recorded."""
 
-    def __init__(self, file: IO[bytes]):
+    def __init__(self, file: IO[bytes], folder: Path):
         self.file = file
+        self.folder = folder  # that the file is in, for errors
         self.pieces: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}  # offset and shape, by window
 
     def record(self, logits: Logits, windows: Windows) -> None:
+        """Raises DiskFull where the disk has become full."""
         for ids in windows.ids:
             found = self.pieces[ids] = []
             for piece in logits(ids):
                 found.append((self.file.tell(), tuple(piece.shape)))
-                self.file.write(piece.float().cpu().contiguous().numpy().data)
+                with writing(self.folder):
+                    self.file.write(piece.float().cpu().contiguous().numpy().data)
 
     def __call__(self, ids: Sequence[int]) -> Iterator[Tensor]:
         for offset, shape in self.pieces[tuple(ids)]:

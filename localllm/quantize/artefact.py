@@ -28,13 +28,13 @@ from torch import Tensor
 from localllm import __version__
 from localllm.checkpoint.header import Header, read_tensors
 from localllm.errors import UsageError
-from localllm.files import read_json
+from localllm.files import read_json, writing
 from localllm.hub.folder import INDEX, weight_files
 from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.companions import copy_companions
 from localllm.quantize.compressed import Scheme, quantization_config, scheme_of, stored
-from localllm.quantize.disk import DRAFT, check_room, put, sync, writing
+from localllm.quantize.disk import DRAFT, check_room, put, sync
 from localllm.quantize.expected import artefact_bytes
 from localllm.quantize.shards import save
 from localllm.quantize.source import PARTIAL, RECIPE, check_source, identity
@@ -76,7 +76,7 @@ class Artefact:
             "calibration": calibration,
         }
         self.force = force
-        with writing(self.partial):
+        with writing(self.partial, goes_on=True):
             self.partial.mkdir(parents=True, exist_ok=True)
             self.lock = FileLock(self.partial / LOCK, timeout=0)
             try:
@@ -147,7 +147,7 @@ class Artefact:
             "kept": kept_matrices(plain),
             "schemes": {module: asdict(scheme) for module, scheme in sorted(schemes.items())},
         }
-        with writing(self.folder):
+        with writing(self.folder, goes_on=True):
             put(self.partial / PARTS / f"{part}.json", as_bytes(beside))
             self._save(part, found)
 
@@ -156,7 +156,7 @@ class Artefact:
 
     def finish(self) -> Path:
         """Copy what no part brought, say in config.json what is quantized, and give the folder its name."""
-        with writing(self.folder):
+        with writing(self.folder, goes_on=True):
             if not (self.partial / CONFIG).is_file():
                 self._complete()
             for folder in (PARTS, STATES):

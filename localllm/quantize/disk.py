@@ -1,36 +1,13 @@
-"""Files that are on the disk before anybody sees them, and a disk's faults as sentences. No torch."""
+"""Files that are on the disk before anybody sees them. No torch."""
 
-import errno
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from localllm.errors import DiskFull, LocalLLMError
+from localllm.errors import DiskFull
 from localllm.units import size
 
 DRAFT = ".draft"  # ends the name of a file that is being written
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Raises DiskFull or LocalLLMError for what the disk says."""
-    try:
-        yield
-    except OSError as error:
-        match error.errno:
-            case errno.ENOSPC | errno.EDQUOT:
-                raise full(folder) from error
-            case errno.EROFS | errno.EACCES | errno.EPERM:
-                raise LocalLLMError(
-                    f"{folder} cannot be written ({error.strerror})", "name a folder that can"
-                ) from error
-        raise
-
-
-def full(folder: Path) -> DiskFull:
-    return DiskFull(f"the disk with {folder} is full", "make room, then run the same command again: it goes on")
 
 
 def check_room(folder: Path, needed: int) -> None:

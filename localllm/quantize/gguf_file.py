@@ -23,8 +23,9 @@ from localllm.checkpoint.gguf.names import PAIRS_SIDE_BY_SIDE
 from localllm.checkpoint.header import Header, TensorHeader
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.errors import UsageError
+from localllm.files import writing
 from localllm.hub.card import read_license
-from localllm.quantize.disk import DRAFT, check_room, settle, writing
+from localllm.quantize.disk import DRAFT, check_room, settle
 from localllm.quantize.gguf_keys import FREQUENCIES, architecture_of, divisors, gguf_name, model_keys
 from localllm.quantize.gguf_vocabulary import vocabulary_keys
 from localllm.quantize.source import check_source

@@ -17,9 +17,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UsageError
-from localllm.files import read_json
+from localllm.files import read_json, writing
 from localllm.quant.recipe import Recipe
-from localllm.quantize.disk import writing
 from localllm.quantize.source import PARTIAL, RECIPE, identity
 
 RECIPES = {"int8": Recipe("rtn", 8, None), "int4": Recipe("rtn", 4, 128)}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from localllm.errors import DiskFull
-from localllm.quality.kept import bytes_of, keeping
+from localllm.quality.kept import Kept, bytes_of, keeping
 from localllm.quality.measure import distance
 from tests.quality.test_measure import VOCAB, WINDOWS, Table
 
@@ -32,3 +32,8 @@ def test_a_disk_without_room_is_told_before_anything_is_computed(tmp_path):
     ):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_becomes_full_is_a_sentence(tmp_path):
+    with open("/dev/full", "wb", buffering=0) as file, pytest.raises(DiskFull, match=f"the disk with {tmp_path}"):
+        Kept(file, tmp_path).record(Table(1), WINDOWS)
