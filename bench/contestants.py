@@ -3,6 +3,7 @@ What is imported here counts in the memory of both."""
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import sys
@@ -36,7 +37,7 @@ def localllm(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
 
 
 def llama_cpp(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
-    import llama_cpp
+    llama_cpp = importlib.import_module("llama_cpp")  # no dependency
 
     start = time.perf_counter()
     llama_cpp.llama_backend_init()

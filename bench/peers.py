@@ -30,6 +30,7 @@ class Contestant:
     def __init__(self, name: str, file: Path, threads: int):
         command = [sys.executable, "-m", "bench.contestants", name, str(file), str(threads)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.name = name
         self.process = subprocess.Popen(command, text=True, **pipes)
         self.about = self.read()
 
@@ -37,7 +38,7 @@ class Contestant:
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{' '.join(map(str, self.process.args))} ended with {self.process.wait()}")
+            raise SystemExit(f"{self.name} ended with {self.process.wait()}")
         return json.loads(line)
 
     def answer(self, prompt: list[int], count: int) -> Sample:

@@ -319,7 +319,7 @@ def test_a_disk_that_is_too_small_is_told_before_any_work(tmp_path: Path) -> Non
 
 
 def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stored as GGUF"):
+    with pytest.raises(UsageError, match="is a GGUF file"):
         Artefact(tmp_path / "small", read_header(shared("stories260K-f32.gguf")), INT4)
     header, _ = make_model(tmp_path / "model")
     with Artefact(tmp_path / "small", header, INT4) as artefact:
