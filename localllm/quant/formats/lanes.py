@@ -26,7 +26,6 @@ from localllm.quant.memory import large
 from localllm.quant.packing import GGUF_LANES, INT4, INT4_LANES, INT8, INT8_LANES, ROWS, lanes_group
 from localllm.quant.tensor import ORDER, QuantizedTensor
 
-COLUMNS_A_WORD = {INT4_LANES: 8, INT8_LANES: 4}
 HALF = 16  # columns between the low and the high half of a byte
 FOUR_BITS = ("q4_0", "q4_1", "q2_k", "q3_k", "q4_k")
 AS_THEY_LIE = {"q4_0": INT4_LANES, "q8_0": INT8_LANES}  # their bytes are in this order already

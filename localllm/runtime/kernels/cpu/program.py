@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 LANES = 16
-BYTE, SHORT, INT, LONG, BOOL = (ir.IntType(bits) for bits in (8, 16, 32, 64, 1))
+BYTE, SHORT, INT, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 POINTER = ir.PointerType()
 BFLOAT = "bfloat"  # LLVM's own type is not in llvmlite: the upper half of a float

@@ -1,9 +1,8 @@
 """The programs behind y = x W^T, for W in lanes.
 
 A few rows of x are cut into planes of bytes: x = s * (256 * high + low) with one s for each group of columns, so
-that
-products are sums of whole numbers, which the processor makes 64 at a time, and exactly. Two planes keep 16 bits
-of x and three keep 24: what bfloat16 and float32 have. Many rows are worth dequantizing W.
+that products are sums of whole numbers, which the processor makes 64 at a time, and exactly. Two planes keep 16
+bits of x and three keep 24: what bfloat16 and float32 have. Many rows are worth dequantizing W.
 """
 
 from collections.abc import Callable
