@@ -139,4 +139,4 @@ def first_fault(futures: Sequence[Future[Any]]) -> BaseException | None:
 
 def writing(root: Path) -> AbstractContextManager[None]:
     """Of a repository's folder in the cache: as `files.writing`."""
-    return files.writing(root.parent, "set HF_HUB_CACHE to a folder that can", goes_on=True)
+    return files.writing(root, "set HF_HUB_CACHE to a folder that can", goes_on=True)
