@@ -139,7 +139,7 @@ def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
     for name, tensor in header.tensors.items():
         module, _, kind = name.rpartition(".")
         matrix = packed_matrix(header, module) if kind in CODES and tensor.dtype in ("I8", "I32") else None
-        if matrix and reads_packed(matrix.format, matrix.columns, dtype, device):
+        if matrix and reads_packed(matrix.format, device):
             sizes.append(2 * matrix.rows * matrix.columns * element_bytes(matrix, e))
         if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte: an index of 8 bytes each
             sizes.append(2 * tensor.elements * (8 + EXACT))

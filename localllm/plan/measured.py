@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
-from localllm.device import dtype_name
 from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.packing import FP8, INT4, reads_packed
 
@@ -90,7 +89,7 @@ def matrix(
 
     if isinstance(tensor, PackedMatrix):
         rows, columns, groups = tensor.rows, tensor.columns, tensor.groups
-        if not reads_packed(tensor.format, columns, dtype_name(dtype), device.type):
+        if not reads_packed(tensor.format, device.type):
             return plain(rows, columns)
         q = filled(rows, tensor.code_bytes // rows)
         kept = q if tensor.format == INT4 else q.view(torch.float8_e4m3fn if tensor.format == FP8 else torch.int8)

@@ -14,7 +14,16 @@ from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
 from localllm.checkpoint.matrices import CODES, ORDERS, SCALES, PackedMatrix, packed_matrix
 from localllm.errors import DamagedModel, UsageError
 from localllm.quant.formats.gguf_types import BY_NAME
-from localllm.quant.packing import ELEMENT_BYTES, GGUF_LANES, INT4, INT8, ROWS, UNIT, lanes_group, reads_packed
+from localllm.quant.packing import (
+    ELEMENT_BYTES,
+    GGUF_LANES,
+    INT4,
+    INT8,
+    ROWS,
+    lanes_columns,
+    lanes_group,
+    reads_packed,
+)
 
 QUANTS = ("int8", "int4")
 # Bits a weight of a matrix, by its use. Q4_K_M keeps some matrices of the layers in Q6_K, and the head (llama.cpp,
@@ -133,7 +142,7 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
         if kind in ORDERS and module.endswith(STACKED):
             return 0
         pieces = USED_IN_PIECES.fullmatch(name)
-        if not pieces and reads_packed(matrix.format, matrix.columns, dtype, device):
+        if not pieces and reads_packed(matrix.format, device):
             return part_bytes(matrix, kind, device)
         return matrix.rows * matrix.columns * element if kind in CODES else 0
     if tensor.dtype == "U8":  # parts of MXFP4
@@ -159,8 +168,7 @@ def part_bytes(matrix: PackedMatrix, kind: str, device: str) -> int:
     codes, numbers = matrix.code_bytes, matrix.rows * matrix.groups
     bits = {INT4: 4, INT8: 8}.get(matrix.format)
     if device == "cpu" and bits and (group := lanes_group(matrix.group, matrix.columns, bits)):
-        rows, unit = -(-matrix.rows // ROWS) * ROWS, max(group, UNIT[4])
-        columns = -(-matrix.columns // unit) * unit
+        rows, columns = -(-matrix.rows // ROWS) * ROWS, lanes_columns(group, matrix.columns)
         codes, numbers = rows * columns * bits // 8, rows * columns // group
     if kind in CODES:
         return codes

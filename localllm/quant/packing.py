@@ -39,7 +39,13 @@ def lanes_group(group: int | None, columns: int, bits: int) -> int | None:
     return group if fits and group <= LARGEST_GROUP else None
 
 
-def reads_packed(form: str, columns: int, dtype: str, device: str) -> bool:
+def lanes_columns(group: int, columns: int) -> int:
+    """How many columns lie in lanes: filled up to whole groups, and to whole units of INT4."""
+    unit = max(group, UNIT[4])
+    return -(-columns // unit) * unit
+
+
+def reads_packed(form: str, device: str) -> bool:
     """Does a kernel read this format packed, or is it so much smaller that it must stay packed? INT8 that no
     kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet."""
     return form != FP8 and (form != INT8 or device == "cpu")

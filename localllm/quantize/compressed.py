@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localllm.checkpoint.layouts import WORD_BITS
 from localllm.quant.formats import int4
 from localllm.quant.packing import INT4
-from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.tensor import ORDER, QuantizedTensor
 
-WORD = 32  # bits
 EVERY_LINEAR = "Linear"  # the class of module that a target may name
 
 
@@ -65,7 +65,7 @@ def scheme_of(weight: QuantizedTensor, *, activations: bool, words: bool = False
         bits=4 if weight.format == INT4 else 8,
         group=weight.group or 0,
         symmetric="zero" not in weight.parts,
-        ordered="columns" in weight.parts,
+        ordered=ORDER in weight.parts,
         activations=activations,
         words=words or weight.format == INT4 or weight.group is not None,
     )
@@ -74,7 +74,7 @@ def scheme_of(weight: QuantizedTensor, *, activations: bool, words: bool = False
 def stored(weight: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
     """The tensors of the module, by their names within it."""
     half = 2 ** (scheme.bits - 1)
-    codes, columns = signed_codes(weight), weight.parts.get("columns")
+    codes, columns = signed_codes(weight), weight.parts.get(ORDER)
     if columns is not None:
         codes = torch.empty_like(codes).index_copy_(1, columns, codes)
     found = {"weight_scale": weight.parts["scale"]}
@@ -108,9 +108,9 @@ def signed_zeros(weight: QuantizedTensor) -> Tensor:
 
 def packed(codes: Tensor, bits: int) -> Tensor:
     """int32 [rows, n] of numbers below 2^bits -> int32 [rows, ceil(n * bits / 32)]; bits divide 32."""
-    a_word = WORD // bits
+    a_word = WORD_BITS // bits
     words = torch.nn.functional.pad(codes, (0, -codes.shape[1] % a_word)).unflatten(1, (-1, a_word))
-    places = torch.arange(0, WORD, bits, dtype=torch.int32)
+    places = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     return (words << places).sum(2, dtype=torch.int32)
 
 

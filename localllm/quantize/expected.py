@@ -36,15 +36,16 @@ def is_quantized(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
     return multiplied(name, tensor, config) and not KEPT.fullmatch(name)
 
 
+def in_layers(header: Header) -> list[TensorHeader]:
+    """The matrices of layers that are quantized."""
+    config, tensors = describe(header.config), header.tensors
+    return [t for name, t in tensors.items() if name.startswith("layers.") and is_quantized(name, t, config)]
+
+
 def check_groups(header: Header, recipe: Recipe) -> None:
     """Raises UsageError for a group that does not divide the rows of every matrix, UnsupportedModel where there is
     no matrix to quantize."""
-    config = describe(header.config)
-    matrices = [
-        tensor
-        for name, tensor in header.tensors.items()
-        if name.startswith("layers.") and is_quantized(name, tensor, config)
-    ]
+    matrices = in_layers(header)
     if not matrices:
         raise UnsupportedModel(f"{header.path} has no matrix in its layers to quantize", None)
     uneven = [tensor for tensor in matrices if recipe.group and tensor.shape[1] % recipe.group]
@@ -59,10 +60,5 @@ def check_groups(header: Header, recipe: Recipe) -> None:
 
 def dividing_group(header: Header) -> int | None:
     """The largest group that divides the rows of every matrix of the layers; None where none does."""
-    config = describe(header.config)
-    widths = {
-        tensor.shape[1]
-        for name, tensor in header.tensors.items()
-        if name.startswith("layers.") and is_quantized(name, tensor, config)
-    }
+    widths = {tensor.shape[1] for tensor in in_layers(header)}
     return next((group for group in GROUPS if not any(width % group for width in widths)), None)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantized
 from localllm.checkpoint.safetensors import Weights, check_finite
-from localllm.device import dtype_name
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import W8A8, reads_packed
 from localllm.quant.tensor import QuantizedTensor, stacked
@@ -113,7 +112,7 @@ class Source:
 
     def kept(self, weight: QuantizedTensor, name: str) -> Tensor | QuantizedTensor:
         """As it is where a kernel reads it so, else in the model's dtype: once, not in every step."""
-        if not reads_packed(weight.format, weight.shape[1], dtype_name(self.dtype), self.device.type):
+        if not reads_packed(weight.format, self.device.type):
             return self.checked(f"{name}.weight", dequantize(weight, self.dtype).to(self.device))
         placed = self.placed(weight)
         if weight.format != W8A8:

@@ -23,12 +23,11 @@ from torch import Tensor
 from localllm.quant.formats import gguf, int4
 from localllm.quant.formats.groups import spread
 from localllm.quant.memory import large
-from localllm.quant.packing import GGUF_LANES, INT4, INT4_LANES, INT8, INT8_LANES, ROWS, lanes_group
+from localllm.quant.packing import GGUF_LANES, INT4, INT4_LANES, INT8, INT8_LANES, ROWS, lanes_columns, lanes_group
 from localllm.quant.tensor import ORDER, QuantizedTensor
 
 HALF = 16  # columns between the low and the high half of a byte
 FOUR_BITS = ("q4_0", "q4_1", "q2_k", "q3_k", "q4_k")
-AS_THEY_LIE = {"q4_0": INT4_LANES, "q8_0": INT8_LANES}  # their bytes are in this order already
 WEIGHTS_AT_ONCE = 2**21  # what is unpacked on the way stays in the cache
 
 
@@ -86,11 +85,6 @@ Piece = tuple[str, int, dict[str, Tensor]]  # format, group, parts
 def gguf_piece(weight: QuantizedTensor, rows: slice) -> Piece:
     columns, packed = weight.shape[1], weight.parts[gguf.PART][rows]
     blocks = packed.unflatten(1, (-1, gguf.BY_NAME[weight.format].block_bytes))
-    if form := AS_THEY_LIE.get(weight.format):
-        scale = blocks[..., :2].contiguous().view(torch.float16).flatten(1)
-        codes = blocks[..., 2:].contiguous().flatten(1)
-        q = side_by_side(codes if form == INT4_LANES else codes.view(torch.int8))
-        return form, columns // scale.shape[1], {"q": q, "scale": by_lane(scale)}
     apart = gguf.TAKE_APART[weight.format](blocks.flatten(0, 1))
     count = len(packed)
     form = INT4_LANES if weight.format in FOUR_BITS else INT8_LANES
@@ -114,7 +108,7 @@ def integer_piece(weight: QuantizedTensor, rows: slice) -> Piece:
     codes = weight.parts["q"][rows]
     if form == INT4_LANES:
         codes = int4.unpack(codes, columns)
-    stored = -(-columns // max(group, 2 * HALF)) * max(group, 2 * HALF)
+    stored = lanes_columns(group, columns)
     groups, codes = stored // group, F.pad(codes, (0, stored - columns))
     numbers = {name: weight.parts[name][rows] for name in ("scale", "zero") if name in weight.parts}
     wide = weight.group or columns

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, ParamSpec
+from typing import Any, Generic, TypeVarTuple
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -21,7 +21,7 @@ from localllm.runtime.kernels.cpu import kept
 from localllm.runtime.kernels.cpu.program import Program
 from localllm.runtime.kernels.threads import in_parts
 
-P = ParamSpec("P")
+P = TypeVarTuple("P")
 VNNI = ("avx512vnni", "avx512bw")
 NEEDED = ("avx2", "f16c", "fma")  # of x86; a conversion that the processor has not would be a call into nowhere
 # What a thread of OpenMP begins with. How many there are it asks: they may be fewer than were wanted.
@@ -70,24 +70,24 @@ class Compiled:
         self.part(self.slots(*arguments), 0, 1)
 
 
-class Once(Generic[P]):
+class Once(Generic[*P]):
     """A program for each set of properties, compiled when it is first asked for; who asks meanwhile waits."""
 
-    def __init__(self, compiled: Callable[P, Compiled]):
+    def __init__(self, compiled: Callable[[*P], Compiled]):
         self.compiled = compiled
-        self.made: dict[tuple[object, ...], Compiled] = {}
+        self.made: dict[tuple[*P], Compiled] = {}
         self.lock = threading.Lock()
 
-    def __call__(self, *properties: P.args, **_: P.kwargs) -> Compiled:
+    def __call__(self, *properties: *P) -> Compiled:
         if properties not in self.made:
             with self.lock:
                 if properties not in self.made:
-                    self.made[properties] = self.compiled(*properties, **_)
+                    self.made[properties] = self.compiled(*properties)
         return self.made[properties]
 
-    def ahead(self, *properties: P.args, **_: P.kwargs) -> Future[Compiled]:
+    def ahead(self, *properties: *P) -> Future[Compiled]:
         """Compile it beside whatever else is done."""
-        return beside().submit(self, *properties, **_)
+        return beside().submit(self, *properties)
 
 
 @functools.cache

@@ -9,13 +9,14 @@ from torch import Tensor
 from localllm.quant.formats import gguf, lanes
 from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.memory import large
-from localllm.quant.packing import ROWS
+from localllm.quant.packing import INT4_LANES, INT8_LANES, ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu.compile import Compiled, Once
 from localllm.runtime.kernels.cpu.program import INT, SHORT, Program
 
 SCALE_BYTES, WORD_BYTES = 2, 4
 READ_AT_ONCE = 2**24  # bytes of a file
+AS_THEY_LIE = {"q4_0": INT4_LANES, "q8_0": INT8_LANES}
 
 
 def lay_blocks(p: Program, words: int) -> None:
@@ -43,7 +44,7 @@ def program(words: int) -> Compiled:
 def laid(*weights: QuantizedTensor, between: Callable[[], None] = lanes.nothing) -> QuantizedTensor | None:
     """As `lanes.to_lanes`."""
     first = weights[0]
-    form = lanes.AS_THEY_LIE.get(first.format)
+    form = AS_THEY_LIE.get(first.format)
     whole = all(weight.format == first.format and weight.shape[0] % ROWS == 0 for weight in weights)
     if form is None or not whole or any(weight.shape[1] != first.shape[1] for weight in weights):
         return lanes.to_lanes(*weights, between=between)
@@ -58,7 +59,7 @@ def laid(*weights: QuantizedTensor, between: Callable[[], None] = lanes.nothing)
             program(words)(some.data_ptr(), q[tile].data_ptr(), scale[tile].data_ptr(), count, blocks)
             tile += count
             between()
-    parts = {"q": q if form == lanes.INT4_LANES else q.view(torch.int8), "scale": scale}
+    parts = {"q": q if form == INT4_LANES else q.view(torch.int8), "scale": scale}
     return QuantizedTensor(form, (rows, first.shape[1]), parts, kind.elements)
 
 
