@@ -6,8 +6,15 @@ from huggingface_hub import constants
 
 from localllm.hub import http
 from tests.hub.loopback import LoopbackHub
+from tests.interpreted import launch
 
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for GPUs run here, under Triton's interpreter."""
+    monkeypatch.setattr(launch, "takes_cpu", True)
 
 
 @pytest.fixture(autouse=True)

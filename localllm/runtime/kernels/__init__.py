@@ -1,5 +1,10 @@
 """The operations that a model is made of, each a signature with shapes; the kernels behind them register here."""
 
+import importlib
+import os
+
+import torch
+
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
@@ -25,3 +30,7 @@ __all__ = [
     "rotate",
     "unit",
 ]
+
+# Where nothing can run them they are not loaded: Triton alone takes a third of a second.
+if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+    importlib.import_module("localllm.runtime.kernels.gpu.register")

@@ -26,11 +26,16 @@ class Kernel:
 KERNELS: dict[str, list[Kernel]] = defaultdict(list)
 
 
-def kernel(operation: str, name: str, when: Callable[..., str | None] = always) -> Callable[[F], F]:
-    """Registers a function; those of one operation stand in one file, the fastest first, the reference last."""
+def kernel(
+    operation: str, name: str, when: Callable[..., str | None] = always, *, first: bool = False
+) -> Callable[[F], F]:
+    """Registers a function; those of one operation stand in one file, the fastest first, the reference last.
+
+    first: before all that are registered already, for kernels that are loaded only where there is a GPU.
+    """
 
     def register(run: F) -> F:
-        KERNELS[operation].append(Kernel(operation, name, when, run))
+        KERNELS[operation].insert(0 if first else len(KERNELS[operation]), Kernel(operation, name, when, run))
         return run
 
     return register

@@ -1,0 +1,105 @@
+"""Compiles noted launches for their architecture without a GPU, and tells what they take of a multiprocessor."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from localllm.runtime.kernels.gpu.launch import Launch
+
+THREADS = 32  # in a warp
+SHARED_BYTES = {80: 163 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10, 100: 227 * 2**10, 120: 99 * 2**10}
+# that a block may have: CUDA C++ Programming Guide, table of technical specifications
+TYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8e4nv",
+    "int8": "i8",
+    "uint8": "u8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "bool": "i1",
+}
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    name: str
+    arch: int
+    warps: int
+    stages: int
+    registers: int  # a thread
+    spilled: int  # bytes a thread
+    shared: int  # bytes a block
+    ptx: str
+    cubin: bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.spilled == 0 and self.shared <= SHARED_BYTES[self.arch]
+
+
+def compile_for(launch: Launch, arch: int) -> Compiled:
+    """As Triton's own launcher would: integers of 1 and those that 16 divides are known to the compiler."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], object] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for at, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            signature[parameter.name], constants[(at,)] = "constexpr", value
+            continue
+        signature[parameter.name] = type_of(value)
+        special = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
+        if special and not parameter.do_not_specialize:
+            attributes[(at,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, THREADS), options=dict(launch.options))
+    registers, spilled = resources(compiled.asm["cubin"])
+    return Compiled(
+        launch.kernel.__name__,
+        arch,
+        launch.options["num_warps"],
+        launch.options["num_stages"],
+        registers,
+        spilled,
+        compiled.metadata.shared,
+        compiled.asm["ptx"],
+        compiled.asm["cubin"],
+    )
+
+
+def type_of(value: object) -> str:
+    match value:
+        case Tensor():
+            return "*" + TYPES[str(value.dtype).removeprefix("torch.")]
+        case bool():
+            return "i1"
+        case int():
+            return "i32" if -(2**31) <= value < 2**31 else "i64"
+        case float():
+            return "fp32"
+    raise TypeError(f"a kernel takes no {type(value).__name__}")
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and spilled bytes of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", told)
+    assert found, told
+    return int(found[1]), int(found[2]) + int(found[3])

@@ -1,0 +1,1 @@
+"""Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
