@@ -30,6 +30,7 @@ class Row:
     position: int  # of the token to be drawn, counted from the first of the prompt
     token_ids: ListLike[int]  # prompt and answer so far; used by repetition_penalty only
     output_counts: Counter[int]  # of the answer so far; used by presence and frequency penalty only
+    history: int = -1  # where its tokens lie on a device that counts them itself
 
 
 def sample(logits: Tensor, rows: list[Row]) -> Tensor:
@@ -102,11 +103,11 @@ def keep_top_k(logits: Tensor, top_k: list[int]) -> Tensor:
 def top_p_threshold(logits: Tensor, top_p: Tensor) -> Tensor:
     """[N, 1] the smallest logit of each row's nucleus; -inf for rows with top_p = 1."""
     total = logits.logsumexp(-1, keepdim=True)
-    count = min(CANDIDATES, logits.shape[-1])
+    # A device that works on by itself is not asked whether they suffice: the host would have to wait for it.
+    count = min(CANDIDATES, logits.shape[-1]) if logits.device.type == "cpu" else logits.shape[-1]
     values = logits.topk(count).values
     cumulative = (values - total).exp().cumsum(-1)
-    enough = (cumulative[:, -1:] >= top_p) | (top_p >= 1)
-    if count < logits.shape[-1] and not bool(enough.all()):
+    if count < logits.shape[-1] and not bool(((cumulative[:, -1:] >= top_p) | (top_p >= 1)).all()):
         values = logits.sort(descending=True).values
         cumulative = (values - total).exp().cumsum(-1)
     # The nucleus ends with the first token at which the sum reaches top_p.
