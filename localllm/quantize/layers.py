@@ -18,6 +18,7 @@ from localllm.plan.memory import BLOCK_SIZE
 from localllm.quantize.held import Held, Holding
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LayerCache, RecurrentCache, make_caches
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.per_layer import PerLayerInputs
@@ -38,8 +39,8 @@ class Watched:
         self.linear = linear
         self.see = see
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.linear(self.see(x))
+    def __call__(self, x: Tensor, norm: Norm | None = None, **behind: Any) -> Tensor:
+        return self.linear(self.see(norm(x) if norm else x), **behind)
 
 
 def build(

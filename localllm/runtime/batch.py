@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import RopeConfig
+from localllm.runtime.sent import moved, sent
 from localllm.runtime.state import NO_COPIES, Copies, SequenceState
 
 
@@ -58,8 +59,11 @@ class Batch:
     block_table: Tensor  # [B, max_blocks] int32
     slot: Tensor  # [T] int64, where each token's keys and values go
     logit_index: Tensor  # [N] int64, the tokens of T whose logits are wanted
-    spans: tuple[Span, ...]
     block_size: int
+    longest: int  # most tokens that a sequence brings
+    uniform: int | None  # so many does each bring; None: they differ
+    rows: Tensor | None = None  # [B] int32, of recurrent states
+    spans: tuple[Span, ...] = ()
     copies: Copies = NO_COPIES
     singles: Singles | None = None  # for recurrent layers
     saves: tuple[tuple[int, int], ...] = ()  # rows to copy when the step has run: saves at the end of a span
@@ -90,20 +94,29 @@ class Batch:
             spans.append(span_of(state, starts[-1], len(tokens), first))
             saves += [(state.row, save.row) for save in state.saves if save.length == state.length]
             starts.append(starts[-1] + len(tokens))
+        counts = [span.count for span in spans]
         return cls(
-            token_ids=torch.tensor([t for tokens in token_ids for t in tokens], device=device),
-            positions=torch.cat(positions).to(device),
-            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
-            context_len=torch.tensor([s.length for s in states], dtype=torch.int32, device=device),
-            block_table=table.to(device),
-            slot=torch.cat(slots).to(device),
-            logit_index=torch.tensor(logit_index, dtype=torch.int64, device=device),
-            spans=tuple(spans),
+            token_ids=sent([t for tokens in token_ids for t in tokens], torch.int64, device),
+            positions=moved(torch.cat(positions), device),
+            query_start=sent(starts, torch.int32, device),
+            context_len=sent([s.length for s in states], torch.int32, device),
+            block_table=moved(table, device),
+            slot=moved(torch.cat(slots), device),
+            logit_index=sent(logit_index, torch.int64, device),
             block_size=size,
+            longest=max(counts),
+            uniform=counts[0] if min(counts) == max(counts) else None,
+            rows=row_tensor(states, device),
+            spans=tuple(spans),
             copies=copies,
             singles=singles(spans, device) if states[0].pool.recurrent else None,
             saves=tuple(saves),
         )
+
+
+def row_tensor(states: list[SequenceState], device: torch.device) -> Tensor | None:
+    rows = [state.row for state in states if state.row is not None]
+    return sent(rows, torch.int32, device) if rows else None
 
 
 def span_of(state: SequenceState, start: int, count: int, first_slot: int | None) -> Span:
@@ -120,7 +133,7 @@ def singles(spans: list[Span], device: torch.device) -> Singles | None:
         return None
     rows = [span.row for span in alone]
     return Singles(
-        tokens=torch.tensor([span.start for span in alone], device=device),
-        rows=torch.tensor(rows, device=device),
+        tokens=sent([span.start for span in alone], torch.int64, device),
+        rows=sent(rows, torch.int64, device),
         first_row=rows[0] if rows == list(range(rows[0], rows[0] + len(rows))) else None,
     )

@@ -1,16 +1,20 @@
 """The decoder: embed, layers, norm, logits. No family names here; everything comes from ModelConfig."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LayerCache
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.ffn import load_ffn
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.mixer import load_mixer
-from localllm.runtime.layers.norm import Norm, identity, load_norm
+from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerGate, PerLayerInputs
 from localllm.runtime.layers.rope import Rope
 from localllm.runtime.load import Source
@@ -20,8 +24,8 @@ class Layer:
     """x + mixer(norm(x)), then x + ffn(norm(x)); where the norms stand, its config says."""
 
     def __init__(self, config: LayerConfig, model: ModelConfig, source: Source):
-        def norm(name: str, there: bool) -> Norm:
-            return load_norm(source, name, model.hidden_size, model) if there else identity
+        def norm(name: str, there: bool) -> Norm | None:
+            return load_norm(source, name, model.hidden_size, model) if there else None
 
         self.config = config
         self.before_mixer = norm("before_mixer", config.norms.before_mixer)
@@ -35,16 +39,22 @@ class Layer:
 
     def __call__(self, x: Tensor, batch: Batch, cache: LayerCache, token_input: Tensor | None) -> Tensor:
         """x: [T, hidden]; token_input: [T, dim], of models with per-layer inputs -> [T, hidden]"""
-        scale = self.config.residual_scale
-        normed = self.before_mixer(x)
-        mixed = scaled(self.after_mixer(self.mixer(normed, batch, cache)), scale)
         if self.config.parallel:
-            return x + mixed + scaled(self.after_ffn(self.ffn(self.before_ffn(normed))), scale)
-        x = x + mixed
-        x = x + scaled(self.after_ffn(self.ffn(self.before_ffn(x))), scale)
+            normed = self.before_mixer(x) if self.before_mixer else x
+            mixed = self.added(x, self.after_mixer, partial(self.mixer, normed, batch, cache, None))
+            return self.added(mixed, self.after_ffn, partial(self.ffn, normed, self.before_ffn))
+        x = self.added(x, self.after_mixer, partial(self.mixer, x, batch, cache, self.before_mixer))
+        x = self.added(x, self.after_ffn, partial(self.ffn, x, self.before_ffn))
         if self.gate and token_input is not None:
             x = x + self.gate(x, token_input)
         return scaled(x, self.output_scale)
+
+    def added(self, x: Tensor, after: Norm | None, part: Callable[[Tensor | None], Tensor]) -> Tensor:
+        """x + after(part) * residual_scale; `part` itself adds what it is given, where nothing stands between."""
+        if after is None and self.config.residual_scale == 1.0:
+            return part(x)
+        y = part(None)
+        return x + scaled(after(y) if after else y, self.config.residual_scale)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -89,5 +99,5 @@ class Decoder:
         token_inputs = self.per_layer(batch.token_ids, x) if self.per_layer else [None] * len(self.layers)
         for layer, cache, token_input in zip(self.layers, caches, token_inputs, strict=True):
             x = layer(x, batch, cache, token_input)
-        logits = scaled(self.head(self.norm(x[batch.logit_index])), c.logit_scale)
+        logits = scaled(self.head(x[batch.logit_index], norm=self.norm), c.logit_scale)
         return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -25,6 +26,7 @@ from localllm.quant.smooth import by_token
 from localllm.quantize import calibrate
 from localllm.quantize.driver import quantize
 from localllm.quantize.layers import linears
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer
 from tests.quantize.plain import Kept, write_plain
@@ -116,8 +118,8 @@ class Rounding:
     def __init__(self, linear: Linear):
         self.linear = linear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.linear(by_token(x))
+    def __call__(self, x: Tensor, norm: Norm | None = None, **behind: Any) -> Tensor:
+        return self.linear(by_token(norm(x) if norm else x), **behind)
 
 
 def of_stories(folder: Path) -> Judged:

@@ -21,6 +21,7 @@ from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import check
 from localllm.quantize.driver import quantize
+from localllm.runtime.kernels.norm import Norm
 from tests.models.families import FAMILIES
 from tests.quantize.plain import Kept, plain, write_plain
 from tests.tiny import make_checkpoint, make_engine
@@ -216,9 +217,9 @@ def test_layers_hear_what_the_quantized_ones_before_them_give(header: Header, tm
     inner = original.layers[1].mixer.qkv.weights[0]
     qkv = layer.mixer.qkv
 
-    def listen(x: Tensor) -> Tensor:
-        heard.append(x)
-        return qkv(x)
+    def listen(x: Tensor, norm: Norm) -> Tensor:
+        heard.append(norm(x))
+        return qkv(x, norm=norm)
 
     layer.mixer.qkv = listen
     for window in text():

@@ -10,9 +10,11 @@ from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
 from localllm.runtime.kernels.elementwise import gated, gated_rms_norm, layer_norm, rms_norm, rotate, unit
 from localllm.runtime.kernels.experts import experts
+from localllm.runtime.kernels.fused import fused_linear
 from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kernels.linear import linear, prepared
 from localllm.runtime.kernels.registry import explain
+from localllm.runtime.kernels.rope_append import rope_append
 
 __all__ = [
     "attention",
@@ -20,6 +22,7 @@ __all__ = [
     "delta_net",
     "experts",
     "explain",
+    "fused_linear",
     "gated",
     "gated_rms_norm",
     "latent_attention",
@@ -27,6 +30,7 @@ __all__ = [
     "linear",
     "prepared",
     "rms_norm",
+    "rope_append",
     "rotate",
     "unit",
 ]

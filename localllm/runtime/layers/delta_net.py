@@ -10,6 +10,7 @@ from localllm.arch.config import DeltaNetConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.load import Source
 
@@ -39,9 +40,17 @@ class DeltaNet:
         self.norm = source.exact("norm.weight", c.value_dim)
         self.out = Linear.load(source, {"out_proj": hidden}, values, bias=False)
 
-    def __call__(self, x: Tensor, batch: Batch, cache: RecurrentCache) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]"""
+    def __call__(
+        self,
+        x: Tensor,
+        batch: Batch,
+        cache: RecurrentCache,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
         c = self.config
+        x = norm(x) if norm else x  # for two products
         qkv, z = self.qkvz(x).split((c.channels, c.value_heads * c.value_dim), -1)
         b, a = self.ba(x).float().chunk(2, -1)  # [T, value_heads]
         qkv = F.silu(kernels.causal_conv(qkv, self.taps, cache, batch))
@@ -54,7 +63,7 @@ class DeltaNet:
         mixed = kernels.delta_net(q, k, v, decay, beta, cache, batch)
         if c.tiled:
             mixed = regrouped(mixed, c.value_heads // c.key_heads)
-        return self.out(kernels.gated_rms_norm(mixed, z, self.norm, self.eps).flatten(1))
+        return self.out(kernels.gated_rms_norm(mixed, z, self.norm, self.eps).flatten(1), residual=residual)
 
 
 def regrouped(x: Tensor, heads: int) -> Tensor:

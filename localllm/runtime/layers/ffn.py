@@ -1,12 +1,15 @@
 """The feed-forward half of a layer: one gated MLP, or a mixture of them."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation, MLPConfig, ModelConfig, MoEConfig, RouterConfig
 from localllm.runtime import kernels
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
-from localllm.runtime.layers.norm import Norm, identity, load_norm
+from localllm.runtime.layers.norm import identity, load_norm
 from localllm.runtime.load import Source
 
 
@@ -19,14 +22,14 @@ class MLP:
         self.gate_up = Linear.load(source, names, hidden, config.bias)
         self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]"""
-        return self.down(kernels.gated(self.gate_up(x), self.activation))
+    def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        return self.down(self.gate_up(x, norm=norm, activation=self.activation), residual=residual)
 
 
 class MoE:
     def __init__(self, config: MoEConfig, model: ModelConfig, source: Source):
-        def norm(name: str) -> Norm:
+        def norm(name: str) -> Callable[[Tensor], Tensor]:
             return load_norm(source, name, hidden, model) if config.apart else identity
 
         self.config, hidden = config, model.hidden_size
@@ -43,8 +46,12 @@ class MoE:
             Linear.load(source, {"shared_gate": 1}, hidden, bias=False) if config.shared_gate else None
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]"""
+    def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        out = self.mixture(norm(x) if norm else x)
+        return out if residual is None else residual + out
+
+    def mixture(self, x: Tensor) -> Tensor:
         chosen, weight = route(self.router(self.before_router(x)).float(), self.correction, self.config)
         if self.expert_scale is not None:
             weight = weight * self.expert_scale[chosen]
@@ -84,7 +91,7 @@ def best_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
 
 def router_norm(source: Source, model: ModelConfig) -> Norm:
     weight = source.norm("before_router.weight", model.hidden_size) * model.hidden_size**-0.5
-    return lambda x: kernels.rms_norm(x, weight, model.norm_eps)
+    return Norm(weight, model.norm_eps)
 
 
 def load_ffn(config: MLPConfig | MoEConfig, model: ModelConfig, source: Source) -> MLP | MoE:

@@ -7,6 +7,7 @@ from localllm.arch.config import LatentConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LatentCache
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.load import Source
@@ -28,17 +29,22 @@ class LatentAttention:
         self.k_b, self.v_b = load_kv_b(c, source)
         self.out = Linear.load(source, {"o_proj": hidden}, c.heads * c.value_dim, c.bias)
 
-    def __call__(self, x: Tensor, batch: Batch, cache: LatentCache) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]"""
+    def __call__(
+        self, x: Tensor, batch: Batch, cache: LatentCache, norm: Norm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
         c = self.config
-        q = self.q(self.q_norm(self.q_a(x)) if self.q_a else x).unflatten(-1, (c.heads, -1))
+        x = norm(x) if norm else x  # for two products
+        q = (self.q(self.q_a(x), norm=self.q_norm) if self.q_a else self.q(x)).unflatten(-1, (c.heads, -1))
         nope, turning = q.split((c.nope_dim, c.rope_dim), -1)
         latent, key = self.kv_a(x).split((c.kv_lora_rank, c.rope_dim), -1)
         turned = kernels.rotate(torch.cat((turning, key[:, None]), 1), *batch.angles[c.rope], c.rope.interleaved)
         turned, key = turned.split((c.heads, 1), 1)
         cache.append(torch.cat((self.kv_norm(latent), key[:, 0]), -1), batch.slot)
         q = torch.cat((nope, turned), -1)
-        return self.out(kernels.latent_attention(q, cache, batch, c, self.k_b, self.v_b).flatten(1))
+        return self.out(
+            kernels.latent_attention(q, cache, batch, c, self.k_b, self.v_b).flatten(1), residual=residual
+        )
 
 
 def load_kv_b(c: LatentConfig, source: Source) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from localllm.arch.config import Activation
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime import kernels
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.load import Source
 
 
@@ -38,8 +40,12 @@ class Linear:
         vector = source.vectors(names, "bias") if bias else None
         return cls(*weights, bias=vector, dtype=source.dtype, between=source.weights.let_go)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if len(self.weights) == 1:
-            return kernels.linear(x, self.weights[0], self.bias)
-        y = torch.cat([kernels.linear(x, weight) for weight in self.weights], -1)
-        return y if self.bias is None else y + self.bias
+    def __call__(
+        self,
+        x: Tensor,
+        norm: Norm | None = None,
+        activation: Activation | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + gated(W norm(x) + bias), x: [T, in]; what is not given is not done. See kernels/fused.py"""
+        return kernels.fused_linear(x, self.weights, self.bias, norm, activation, residual)

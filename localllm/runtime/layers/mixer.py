@@ -20,7 +20,8 @@ from localllm.runtime.load import Source
 
 
 def load_mixer(config: Mixer, model: ModelConfig, source: Source) -> Callable[..., Tensor]:
-    """From the place that its kind has in a checkpoint; called with x [T, hidden], the batch and its cache."""
+    """From the place that its kind has in a checkpoint; called with x [T, hidden], the batch, its cache, and maybe
+    the norm before it and the residual that it is added to."""
     match config:
         case AttentionConfig():
             return Attention(config, model, source.under("self_attn"))

@@ -6,6 +6,7 @@ from localllm.arch.config import ModelConfig, ShortConvConfig
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.load import Source
 
@@ -18,8 +19,15 @@ class ShortConv:
         self.bias = source.tensor("conv.bias", hidden) if bias else None
         self.out = Linear.load(source, {"out_proj": hidden}, hidden, bias)
 
-    def __call__(self, x: Tensor, batch: Batch, cache: RecurrentCache) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]"""
-        before, after, x = self.into(x).chunk(3, -1)
+    def __call__(
+        self,
+        x: Tensor,
+        batch: Batch,
+        cache: RecurrentCache,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        before, after, x = self.into(x, norm=norm).chunk(3, -1)
         mixed = kernels.causal_conv(before * x, self.taps, cache, batch)
-        return self.out(after * (mixed if self.bias is None else mixed + self.bias))
+        return self.out(after * (mixed if self.bias is None else mixed + self.bias), residual=residual)

@@ -1,0 +1,53 @@
+"""residual + gated(W norm(x) + bias): a product with what stands before and behind it in a layer, so that a GPU
+reads and writes activations once; any part may be missing.
+
+x: [T, in]; W: [out, in] in one or more matrices, one below the other, each plain or quantized; with an activation
+the first half of W's rows are gates, the second what they gate.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.arch.config import Activation
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels.elementwise import gated
+from localllm.runtime.kernels.linear import linear
+from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.registry import choose, kernel
+
+Weights = tuple[Tensor | QuantizedTensor, ...]
+
+
+def fused_linear(
+    x: Tensor,
+    weights: Weights,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """bias: [out]; residual: the shape of the result -> [T, out], or [T, out / 2] with an activation"""
+    arguments = (x, weights, bias, norm, activation, residual)
+    return choose("fused_linear", *arguments).run(*arguments)
+
+
+@kernel("fused_linear", "reference")
+def fused_linear_reference(
+    x: Tensor,
+    weights: Weights,
+    bias: Tensor | None,
+    norm: Norm | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+) -> Tensor:
+    """One operation after another."""
+    if norm:
+        x = norm(x)
+    if len(weights) == 1:
+        y = linear(x, weights[0], bias)
+    else:
+        y = torch.cat([linear(x, weight) for weight in weights], -1)
+        y = y if bias is None else y + bias
+    if activation:
+        y = gated(y, activation)
+    return y if residual is None else residual + y
