@@ -1,8 +1,9 @@
 """What a bucket of rows is drawn by, kept on the device: a step of the same rows uploads nothing.
 
-`set` says what the next step draws by and copies what has changed through pinned memory; `launch` starts kernels and
-nothing else, so that it can be captured in a graph. Between two calls of `set` there is one step, and with it each
-position is one further. The rules are those of `sampler.py`; knows nothing of sequences, graphs and the engine.
+`set` says what the next step draws by and copies what has changed through pinned memory; `launch` starts kernels
+and nothing else, so that it can be captured in a graph. Between two calls of `set` there is one step, and with it
+each position is one further. The rules are those of `sampler.py`. Knows nothing of sequences, graphs and the
+engine.
 """
 
 from collections.abc import Sequence as ListLike
@@ -11,11 +12,11 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from localllm.request import SamplingParams
 from localllm.runtime.kernels.gpu.nucleus import LARGEST_VOCABULARY
-from localllm.runtime.kernels.gpu.penalties import Biases, History, mark
-from localllm.runtime.kernels.gpu.sampling import Columns, Scratch, drawn, greedy
+from localllm.runtime.kernels.gpu.penalties import Biases, History
+from localllm.runtime.kernels.gpu.sampling import Columns, Scratch, choose
 from localllm.runtime.sampler import Row
+from localllm.runtime.sent import fill
 
 MOST_BIASES = 1024  # tokens that one row's logit_bias may name; longer lists are left to `sampler.sample`
 ALIGNED = 4  # rows: columns begin at addresses that 16 divides, whatever the bucket
@@ -43,29 +44,6 @@ def kind_of(rows: list[Row], vocabulary: int) -> Kind:
     return Kind(any(p.temperature > 0 for p in params), adjusted, refused)
 
 
-class Staging:
-    """Pinned memory that the device copies from while the host goes on; no piece is written before its last copy
-    has been made."""
-
-    def __init__(self, size: int, device: torch.device, pieces: int = 4):
-        cuda = device.type == "cuda"
-        self.pieces = [torch.empty(size, dtype=torch.uint8, pin_memory=cuda) for _ in range(pieces)]
-        self.copied = [torch.cuda.Event() if cuda else None for _ in range(pieces)]
-        self.next = 0
-
-    def send(self, values: Tensor, target: Tensor) -> None:
-        """values: on the host, as large as the target."""
-        piece, copied = self.pieces[self.next], self.copied[self.next]
-        self.next = (self.next + 1) % len(self.pieces)
-        staged = piece[: values.nbytes].view(values.dtype).view(values.shape)
-        if copied:
-            copied.synchronize()
-        staged.copy_(values)
-        target.copy_(staged, non_blocking=True)
-        if copied:
-            copied.record()
-
-
 class Histories:
     """The tokens of sequences whose penalties are counted on the device, shared by all buckets.
 
@@ -77,7 +55,6 @@ class Histories:
             tokens=torch.zeros(rows, context, dtype=torch.int32, device=device),
             marks=torch.zeros(rows, vocabulary, dtype=torch.int32, device=device),
         )
-        self.staging = Staging(4 * context, device)
         self.known: dict[int, tuple[ListLike[int], int]] = {}  # row: whose tokens it holds, and how many
 
     def follow(self, row: Row) -> None:
@@ -87,7 +64,7 @@ class Histories:
         if tokens is not row.token_ids or length != row.position:
             assert len(row.token_ids) >= row.position, "a token is neither on the device's history nor known here"
             known = torch.tensor(row.token_ids[: row.position], dtype=torch.int32)
-            self.staging.send(known, self.on_device.tokens[row.history, : row.position])
+            fill(self.on_device.tokens[row.history, : row.position], known)
         self.known[row.history] = (row.token_ids, row.position + 1)
 
 
@@ -103,7 +80,6 @@ class Draws:
             torch.full((bucket, MOST_BIASES), -1, dtype=torch.int32, device=device),
             torch.zeros(bucket, MOST_BIASES, dtype=torch.float32, device=device),
         )
-        self.staging = Staging(max(self.packed.nbytes, self.biases.token.nbytes), device)
         self.held: list[Row] = []
         self.biased = False
 
@@ -119,11 +95,10 @@ class Draws:
 
     def upload(self, rows: list[Row]) -> None:
         packed = torch.zeros(self.packed.shape, dtype=torch.int32)
-        for column, values in zip(
-            each(columns(packed, self.bucket)), zip(*map(values_of, rows)), strict=rows != []
-        ):
-            column[: len(rows)] = torch.tensor(values, dtype=column.dtype)
-        self.staging.send(packed, self.packed)
+        values = list(map(values_of, rows))
+        for i, column in enumerate(each(columns(packed, self.bucket))):
+            column[: len(rows)] = torch.tensor([value[i] for value in values], dtype=column.dtype)
+        fill(self.packed, packed)
         biased = any(row.params.logit_bias for row in rows)
         if biased or self.biased:
             token = torch.full((self.bucket, MOST_BIASES), -1, dtype=torch.int32)
@@ -132,8 +107,8 @@ class Draws:
                 bias = row.params.logit_bias
                 token[i, : len(bias)] = torch.tensor(list(bias), dtype=torch.int32)
                 value[i, : len(bias)] = torch.tensor(list(bias.values()), dtype=torch.float32)
-            self.staging.send(token, self.biases.token)
-            self.staging.send(value, self.biases.value)
+            fill(self.biases.token, token)
+            fill(self.biases.value, value)
         self.biased = biased
 
     def launch(self, kind: Kind, logits: Tensor, choices: Tensor) -> None:
@@ -142,10 +117,8 @@ class Draws:
         logits: [N, vocab] float32, N rows of the bucket, changed in place; choices: [N] int64, gets token ids,
         NO_NUMBER or NOTHING_LEFT. Rows that were not set are neither read nor written.
         """
-        c, history = self.columns, self.histories.on_device if kind.adjusted else None
-        if history:
-            mark(logits, c.live, c.history, c.position, c.answer, c.last, history, self.biases)
-        (drawn if kind.drawn else greedy)(logits, choices, c, self.scratch, history)
+        adjusted = (self.histories.on_device, self.biases) if kind.adjusted else None
+        choose(logits, choices, self.columns, self.scratch, drawn=kind.drawn, adjusted=adjusted)
 
 
 def continues(row: Row, before: Row) -> bool:

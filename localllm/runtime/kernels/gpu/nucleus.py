@@ -16,23 +16,21 @@ ONE = tl.constexpr(2.0**44)
 LARGEST_VOCABULARY = 2**19 - 1  # so that the weights of a row add up to less than 2^63
 LEVELS = tl.constexpr(32)
 FINE = tl.constexpr(24)  # levels with a distance of 0.5; a nucleus seldom reaches below them
+DESCENDING = tl.constexpr(True)
 TOP = tl.constexpr(0.5)  # above every x, and halves of halves of its distance to the first level are exact
 
 
 @triton.jit
 def weight(x):
     """exp(x) for x <= 0, as torch computes it."""
-    if INTERPRETED:
-        power = tl.exp(x)
-    else:
-        power = libdevice.exp(x)
-    return (power * ONE).to(tl.int64)
+    power = tl.exp(x) if INTERPRETED else libdevice.exp(x)
+    return tl.cast(power * ONE, tl.int64)
 
 
 @triton.jit
 def kept_weight(x, threshold, min_p):
     whole = weight(x)
-    return tl.where((x >= threshold) & (whole >= (min_p * ONE).to(tl.int64)), whole, 0)
+    return tl.where((x >= threshold) & (whole >= tl.cast(min_p * ONE, tl.int64)), whole, 0)
 
 
 @triton.jit
@@ -88,10 +86,10 @@ def at_first(values, chosen):
 
 
 @triton.jit
-def threshold_in_list(x, total, top_k, top_p):
+def threshold_in_list(x, total, top_k, top_p, CANDIDATES: tl.constexpr):
     """x: [CANDIDATES], the largest of a row in any order, -inf behind them; total: weight of the whole row."""
-    x = tl.sort(x, descending=True)
-    rank = tl.arange(0, x.shape[0])
+    x = tl.sort(x, descending=DESCENDING)
+    rank = tl.arange(0, CANDIDATES)
     threshold = tl.where(top_k > 0, tl.min(tl.where(rank < top_k, x, float("inf"))), -float("inf"))
     mass = tl.where(x >= threshold, weight(x), 0)
     need = share(top_p, tl.where(top_k > 0, tl.sum(mass), total))

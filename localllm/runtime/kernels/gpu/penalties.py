@@ -1,8 +1,9 @@
 """Bias and penalties, from tokens that only the device knows: `sampler.adjust` in two kernels.
 
-`mark` adds the bias, and notes for each token of the vocabulary whether repetition_penalty sees it and how often it
-stands in the answer: 4 bytes for a token of the history. `peaks` of `sampling.py` reads the notes (4 bytes for a token
-of the vocabulary), applies them and wipes them out. Notes are sums of whole numbers, so their order does not matter.
+`mark` adds the bias, and notes for each token of the vocabulary whether repetition_penalty sees it and how often
+it stands in the answer; it reads 4 bytes for a token of the history. `peaks` of `sampling.py` reads the notes, 4
+bytes for a token of the vocabulary, applies them and wipes them out. Notes are sums of whole numbers, in any
+order.
 """
 
 from dataclasses import dataclass
@@ -11,12 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import let_next_start, wait_for_inputs
 
 SEEN = tl.constexpr(2**30)  # above every count
-BLOCK = (
-    1024  # tokens of history a program: arithmetic, 8 a thread, so that 128k take as many programs as a GPU runs
-)
+PART = 1024  # tokens of a history a program. Arithmetic: 8 a thread, and 128 programs for 131,072 tokens
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def mark_kernel(
     p_bias_token,
     p_bias,
     BIASES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PART: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -68,11 +67,11 @@ def mark_kernel(
         return
     history = tl.load(p_history + row).to(tl.int64)
     position = tl.load(p_position + row)
-    begin = (part - 1) * BLOCK
+    begin = (part - 1) * PART
     if (history < 0) | (begin >= position):
         return
     last = tl.load(p_last + row)
-    i_token = begin + tl.arange(0, BLOCK)
+    i_token = begin + tl.arange(0, PART)
     known = i_token < position
     token = tl.load(p_tokens + history * context + i_token, mask=known, other=0)
     known &= token < vocabulary
@@ -87,38 +86,3 @@ def penalized(logit, mark, repetition, presence, frequency):
     logit = tl.where(mark >= SEEN, scaled, logit)
     count = mark & (SEEN - 1)
     return tl.where(count > 0, logit - (presence + frequency * count.to(tl.float32)), logit)
-
-
-def mark(
-    logits: Tensor,
-    live: Tensor,
-    history_row: Tensor,
-    position: Tensor,
-    answer: Tensor,
-    last: Tensor,
-    history: History,
-    biases: Biases,
-) -> None:
-    """logits: [B, vocab] float32, changed in place; the next five: [B]."""
-    context = history.tokens.shape[1]
-    start(
-        mark_kernel,
-        (len(logits), 1 + triton.cdiv(context, BLOCK)),
-        warps=4,
-        device=logits.device,
-        p_logits=logits,
-        s_logits=logits.stride(0),
-        vocabulary=logits.shape[1],
-        p_live=live,
-        p_history=history_row,
-        p_position=position,
-        p_answer=answer,
-        p_last=last,
-        p_tokens=history.tokens,
-        context=context,
-        p_marks=history.marks,
-        p_bias_token=biases.token,
-        p_bias=biases.value,
-        BIASES=biases.token.shape[1],
-        BLOCK=BLOCK,
-    )

@@ -1,7 +1,8 @@
 """The last kernel of a draw, one program a row, and what it shares with the greedy one.
 
-The draw inverts the cumulative distribution in the order of the vocabulary at a point that is a function of seed and
-position alone: in the list of `gather`, or, where that cannot hold all tokens, in the chunk where the point falls.
+The draw inverts the cumulative distribution in the order of the vocabulary at a point that is a function of seed
+and position alone: in the list of `gather`, or, where that cannot hold all tokens, in the chunk that the point
+falls into.
 """
 
 import triton
@@ -93,7 +94,7 @@ def from_list(p_listed, p_listed_token, size, point, total, top_k, top_p, min_p,
     x = tl.load(p_listed + i_listed, mask=i_listed < size, other=-float("inf"))
     threshold = -float("inf")
     if sought:
-        threshold = threshold_in_list(x, total, top_k, top_p)
+        threshold = threshold_in_list(x, total, top_k, top_p, CANDIDATES)
     mass = kept_weight(x, threshold, min_p)
     at, _ = drawn_at(mass, on_scale(point, tl.sum(mass)))
     return tl.load(p_listed_token + at)
@@ -174,7 +175,7 @@ def pick_kernel(
     if tl.load(p_live + row) == 0:
         return
     peak, token = row_peak(p_peak, p_peak_token, row, chunks, CHUNKS)
-    if (tl.load(p_temperature + row) > 0) & (peak != float("inf")) & (peak != -float("inf")):
+    if (tl.load(p_temperature + row) > 0) & (tl.abs(peak) < float("inf")):
         p_level_counts += 2 * row * LEVELS
         p_level_masses += 2 * row * LEVELS
         i_level = tl.arange(0, LEVELS)
