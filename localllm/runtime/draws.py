@@ -61,8 +61,8 @@ class Histories:
         """Have all tokens before the row's position on the device. Those that it drew itself are there; for others
         the host must know all of them."""
         tokens, length = self.known.get(row.history, ((), 0))
-        if tokens is not row.token_ids or length != row.position:
-            assert len(row.token_ids) >= row.position, "a token is neither on the device's history nor known here"
+        if tokens is not row.token_ids or length < row.position:
+            assert len(row.token_ids) >= row.position, "the host does not know a token that the device has not drawn"
             known = torch.tensor(row.token_ids[: row.position], dtype=torch.int32)
             fill(self.on_device.tokens[row.history, : row.position], known)
         self.known[row.history] = (row.token_ids, row.position + 1)

@@ -113,6 +113,8 @@ def gather_kernel(
         return
     i_level = tl.arange(0, LEVELS)
     counts = tl.load(p_level_counts + 2 * row * LEVELS + i_level)
+    if tl.max(counts) == 0:  # not measured: the row holds what is no number, or nothing
+        return
     masses = tl.load(p_level_masses + 2 * row * LEVELS + i_level)
     top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
     top_k, sought, enough = limits(counts, masses, top_k, top_p, min_p)
