@@ -62,7 +62,9 @@ class Histories:
         the host must know all of them."""
         tokens, length = self.known.get(row.history, ((), 0))
         if tokens is not row.token_ids or length < row.position:
-            assert len(row.token_ids) >= row.position, "the host does not know a token that the device has not drawn"
+            assert len(row.token_ids) >= row.position, (
+                "the host does not know a token that the device has not drawn"
+            )
             known = torch.tensor(row.token_ids[: row.position], dtype=torch.int32)
             fill(self.on_device.tokens[row.history, : row.position], known)
         self.known[row.history] = (row.token_ids, row.position + 1)

@@ -16,8 +16,7 @@ ONE = tl.constexpr(2.0**44)
 LARGEST_VOCABULARY = 2**19 - 1  # so that the weights of a row add up to less than 2^63
 LEVELS = tl.constexpr(32)
 FINE = tl.constexpr(24)  # levels with a distance of 0.5; a nucleus seldom reaches below them
-DESCENDING = tl.constexpr(True)
-TOP = tl.constexpr(0.5)  # above every x, and halves of halves of its distance to the first level are exact
+TOP = tl.constexpr(0.5)  # above every x, and a 32nd of its distance to the first level is exact
 
 
 @triton.jit
@@ -48,7 +47,7 @@ def coarse_levels():
 @triton.jit
 def fine_levels(low, high):
     """From just below `high` down to `low`."""
-    return high - (high - low) / LEVELS * (tl.arange(0, LEVELS) + 1)
+    return high - (high - low) * (1.0 / LEVELS) * (tl.arange(0, LEVELS) + 1)
 
 
 @triton.jit
@@ -86,30 +85,18 @@ def at_first(values, chosen):
 
 
 @triton.jit
-def threshold_in_list(x, total, top_k, top_p, CANDIDATES: tl.constexpr):
-    """x: [CANDIDATES], the largest of a row in any order, -inf behind them; total: weight of the whole row."""
-    x = tl.sort(x, descending=DESCENDING)
-    rank = tl.arange(0, CANDIDATES)
-    threshold = tl.where(top_k > 0, tl.min(tl.where(rank < top_k, x, float("inf"))), -float("inf"))
-    mass = tl.where(x >= threshold, weight(x), 0)
-    need = share(top_p, tl.where(top_k > 0, tl.sum(mass), total))
-    nucleus = tl.max(tl.where(tl.cumsum(mass) >= need, x, -float("inf")))
-    return tl.where(top_p < 1, nucleus, threshold)
-
-
-@triton.jit
-def mass_from(p_x, vocabulary, threshold, BLOCK: tl.constexpr):
+def mass_from(p_x, length, threshold, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.int64)
-    for i in range(0, vocabulary, BLOCK):
+    for i in range(0, length, BLOCK):
         at = i + tl.arange(0, BLOCK)
-        x = tl.load(p_x + at, mask=at < vocabulary, other=-float("inf"))
+        x = tl.load(p_x + at, mask=at < length, other=-float("inf"))
         total += tl.where(x >= threshold, weight(x), 0)
     return tl.sum(total)
 
 
 @triton.jit
-def threshold_in_row(p_x, vocabulary, low, high, need, by_mass, BLOCK: tl.constexpr):
-    """The largest x of the row that so many tokens reach, or tokens of so much weight; `low` is reached by enough,
+def threshold_of(p_x, length, low, high, need, by_mass, BLOCK: tl.constexpr):
+    """The largest x that so many of the tokens reach, or tokens of so much weight; `low` is reached by enough,
     `high` is not. Each pass halves the distance, until one value is left between them."""
     smallest, largest = low, high
     while smallest < largest:
@@ -121,9 +108,9 @@ def threshold_in_row(p_x, vocabulary, low, high, need, by_mass, BLOCK: tl.conste
         upper_largest = tl.full([BLOCK], -float("inf"), tl.float32)
         lower_smallest = tl.full([BLOCK], float("inf"), tl.float32)
         lower_largest = tl.full([BLOCK], -float("inf"), tl.float32)
-        for i in range(0, vocabulary, BLOCK):
+        for i in range(0, length, BLOCK):
             at = i + tl.arange(0, BLOCK)
-            x = tl.load(p_x + at, mask=at < vocabulary, other=-float("inf"))
+            x = tl.load(p_x + at, mask=at < length, other=-float("inf"))
             reached = x >= middle
             count += reached.to(tl.int32)
             mass += tl.where(reached, weight(x), 0)

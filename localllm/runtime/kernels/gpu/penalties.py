@@ -76,8 +76,9 @@ def mark_kernel(
     token = tl.load(p_tokens + history * context + i_token, mask=known, other=0)
     known &= token < vocabulary
     p_mark = p_marks + history * vocabulary + token
-    tl.atomic_or(p_mark, SEEN, mask=known & (i_token >= tl.where(last < 0, 0, position - last)))
-    tl.atomic_add(p_mark, 1, mask=known & (i_token >= tl.load(p_answer + row)))
+    seen = i_token >= tl.where(last < 0, 0, position - last)
+    tl.atomic_or(p_mark, SEEN, mask=known & seen, sem="relaxed")
+    tl.atomic_add(p_mark, 1, mask=known & (i_token >= tl.load(p_answer + row)), sem="relaxed")
 
 
 @triton.jit

@@ -21,8 +21,7 @@ from localllm.runtime.kernels.gpu.nucleus import (
     limits,
     mass_from,
     share,
-    threshold_in_list,
-    threshold_in_row,
+    threshold_of,
 )
 
 NO_NUMBER = tl.constexpr(sampler.NO_NUMBER)
@@ -89,40 +88,36 @@ def chunk_mass(p_x, chunk, vocabulary, threshold, min_p, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def from_list(p_listed, p_listed_token, size, point, total, top_k, top_p, min_p, sought, CANDIDATES: tl.constexpr):
-    i_listed = tl.arange(0, CANDIDATES)
-    x = tl.load(p_listed + i_listed, mask=i_listed < size, other=-float("inf"))
-    threshold = -float("inf")
-    if sought:
-        threshold = threshold_in_list(x, total, top_k, top_p, CANDIDATES)
-    mass = kept_weight(x, threshold, min_p)
-    at, _ = drawn_at(mass, on_scale(point, tl.sum(mass)))
-    return tl.load(p_listed_token + at)
-
-
-@triton.jit
-def row_threshold(
-    p_x, vocabulary, p_level_counts, p_level_masses, masses, enough, top_k, top_p, BLOCK: tl.constexpr
+def threshold_for(
+    p_x, length, top_k, top_p, low, high, masses, measured, finer_counts, finer_masses, BLOCK: tl.constexpr
 ):
-    """By the finer levels that `gather` has measured for the first of top_k and top_p."""
-    i_fine = LEVELS + tl.arange(0, LEVELS)
-    counts, finer = tl.load(p_level_counts + i_fine), tl.load(p_level_masses + i_fine)
-    low, high = bracket(coarse_levels(), enough, TOP)
-    fine = fine_levels(low, high)
+    """The lowest x that top_k and top_p leave. `low`, `high`: levels between which the first threshold that is
+    sought lies, top_k's if there is one; finer_counts, finer_masses: of levels between these, where measured."""
     total = tl.max(masses)
+    fine = fine_levels(low, high)
     threshold = -float("inf")
     if top_k > 0:
-        low, high = bracket(fine, counts >= top_k, high)
-        threshold = threshold_in_row(p_x, vocabulary, low, high, top_k.to(tl.int64), False, BLOCK)
-        total = mass_from(p_x, vocabulary, threshold, BLOCK)
+        if measured:
+            low, high = bracket(fine, finer_counts >= top_k, high)
+        threshold = threshold_of(p_x, length, low, high, top_k.to(tl.int64), False, BLOCK)
+        total = mass_from(p_x, length, threshold, BLOCK)
     if top_p < 1:
         need = share(top_p, total)
         if top_k > 0:
             low, high = bracket(coarse_levels(), masses >= need, TOP)
-        else:
-            low, high = bracket(fine, finer >= need, high)
-        threshold = threshold_in_row(p_x, vocabulary, low, high, need, True, BLOCK)
+        elif measured:
+            low, high = bracket(fine, finer_masses >= need, high)
+        threshold = threshold_of(p_x, length, low, high, need, True, BLOCK)
     return threshold
+
+
+@triton.jit
+def from_list(p_x, p_token, size, point, threshold, min_p, CANDIDATES: tl.constexpr):
+    i_listed = tl.arange(0, CANDIDATES)
+    x = tl.load(p_x + i_listed, mask=i_listed < size, other=-float("inf"))
+    mass = kept_weight(x, threshold, min_p)
+    at, _ = drawn_at(mass, on_scale(point, tl.sum(mass)))
+    return tl.load(p_token + at)
 
 
 @triton.jit
@@ -183,21 +178,22 @@ def pick_kernel(
         top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
         top_k, sought, enough = limits(counts, masses, top_k, top_p, min_p)
         size = at_first(counts, enough)
+        p_x, length = p_logits + row * s_logits, vocabulary
+        if size <= CANDIDATES:
+            p_x, length = p_listed + row * CANDIDATES, size
+        threshold = -float("inf")
+        if sought:
+            low, high = bracket(coarse_levels(), enough, TOP)
+            finer_counts = tl.load(p_level_counts + LEVELS + i_level)
+            finer_masses = tl.load(p_level_masses + LEVELS + i_level)
+            threshold = threshold_for(
+                p_x, length, top_k, top_p, low, high, masses, size > CANDIDATES, finer_counts, finer_masses, BLOCK
+            )
         point = uniform(tl.load(p_seed + row), tl.load(p_position + row))
         if size <= CANDIDATES:
-            p_listed += row * CANDIDATES
-            p_listed_token += row * CANDIDATES
-            total = tl.max(masses)
-            token = from_list(
-                p_listed, p_listed_token, size, point, total, top_k, top_p, min_p, sought, CANDIDATES
-            )
+            p_token = p_listed_token + row * CANDIDATES
+            token = from_list(p_x, p_token, size, point, threshold, min_p, CANDIDATES)
         else:
-            p_x = p_logits + row * s_logits
-            threshold = -float("inf")
-            if sought:
-                threshold = row_threshold(
-                    p_x, vocabulary, p_level_counts, p_level_masses, masses, enough, top_k, top_p, BLOCK
-                )
             p_mass = p_masses + row * chunks
             token = from_row(p_x, vocabulary, p_mass, chunks, point, threshold, min_p, CHUNKS, CHUNK)
     finish(token, peak, p_choices, p_position, p_history, p_tokens, context, row)
