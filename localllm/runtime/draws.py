@@ -60,11 +60,10 @@ class Histories:
     def follow(self, row: Row) -> None:
         """Have all tokens before the row's position on the device. Those that it drew itself are there; for others
         the host must know all of them."""
+        assert row.history >= 0, "a row whose tokens are counted needs a row of the history"
         tokens, length = self.known.get(row.history, ((), 0))
         if tokens is not row.token_ids or length < row.position:
-            assert len(row.token_ids) >= row.position, (
-                "the host does not know a token that the device has not drawn"
-            )
+            assert len(row.token_ids) >= row.position, "neither the host nor the device has all tokens"
             known = torch.tensor(row.token_ids[: row.position], dtype=torch.int32)
             fill(self.on_device.tokens[row.history, : row.position], known)
         self.known[row.history] = (row.token_ids, row.position + 1)
@@ -135,12 +134,9 @@ def values_of(row: Row) -> tuple[float, ...]:
     history, answer = -1, 0
     if p.counts_tokens:
         history, answer = row.history, len(row.token_ids) - row.output_counts.total()
-    return (
-        *(row.seed, row.position),
-        *(1, p.top_k, history, answer, p.repeat_last_n),
-        *(p.temperature, p.top_p, p.min_p),
-        *(p.repetition_penalty, p.presence_penalty, p.frequency_penalty),
-    )
+    whole = (row.seed, row.position, 1, p.top_k, history, answer, p.repeat_last_n)
+    filters = (p.temperature, p.top_p, p.min_p)
+    return (*whole, *filters, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
 
 
 def words(bucket: int) -> int:

@@ -26,6 +26,7 @@ from localllm.runtime.kernels.gpu.nucleus import (
 
 NO_NUMBER = tl.constexpr(sampler.NO_NUMBER)
 NOTHING_LEFT = tl.constexpr(sampler.NOTHING_LEFT)
+AT_ONCE = tl.constexpr(4)  # chunks, so that their loads wait for the L2 cache together
 
 
 @triton.jit
@@ -81,8 +82,7 @@ def on_scale(point, total):
 
 
 @triton.jit
-def chunk_mass(p_x, chunk, vocabulary, threshold, min_p, CHUNK: tl.constexpr):
-    i_token = chunk * CHUNK + tl.arange(0, CHUNK)
+def masses_at(p_x, i_token, vocabulary, threshold, min_p):
     x = tl.load(p_x + i_token, mask=i_token < vocabulary, other=-float("inf"))
     return kept_weight(x, threshold, min_p)
 
@@ -124,13 +124,17 @@ def from_list(p_x, p_token, size, point, threshold, min_p, CANDIDATES: tl.conste
 def from_row(p_x, vocabulary, p_mass, chunks, point, threshold, min_p, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
     """`p_mass`: weights of the chunks, which hold where nothing is left out."""
     if (threshold > -float("inf")) | (min_p > 0):
-        for chunk in range(0, chunks):
-            tl.store(p_mass + chunk, tl.sum(chunk_mass(p_x, chunk, vocabulary, threshold, min_p, CHUNK)))
+        for first in range(0, chunks, AT_ONCE):
+            i_chunk = first + tl.arange(0, AT_ONCE)
+            i_token = i_chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+            mass = tl.sum(masses_at(p_x, i_token, vocabulary, threshold, min_p), 1)
+            tl.store(p_mass + i_chunk, mass, mask=i_chunk < chunks)
         tl.debug_barrier()
     i_chunk = tl.arange(0, CHUNKS)
     mass = tl.load(p_mass + i_chunk, mask=i_chunk < chunks, other=0)
     chunk, rest = drawn_at(mass, on_scale(point, tl.sum(mass)))
-    at, _ = drawn_at(chunk_mass(p_x, chunk, vocabulary, threshold, min_p, CHUNK), rest)
+    i_token = chunk * CHUNK + tl.arange(0, CHUNK)
+    at, _ = drawn_at(masses_at(p_x, i_token, vocabulary, threshold, min_p), rest)
     return chunk * CHUNK + at
 
 

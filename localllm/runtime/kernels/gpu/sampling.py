@@ -5,7 +5,7 @@
 lists the tokens from the level on that includes all that may be drawn; `pick` finds the thresholds in the list and
 draws. Where the list cannot hold them `gather` measures 32 finer levels instead, and `pick` goes through the row.
 
-Bytes a row: 4 of each token's logit for `peaks`, 8 for `levels`, which the L2 cache still holds, little else.
+Bytes a row: 4 of each token's logit for `peaks`, and 8 for `levels`, which the L2 cache still holds.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,8 +27,8 @@ from localllm.runtime.kernels.gpu.pick import finish, pick_kernel, row_peak
 
 # Arithmetic: 150 programs of 1,024 logits for a vocabulary of 152,064 are one wave of a large GPU.
 CHUNK = 1024
-CANDIDATES = 1024  # sorted in the registers of one program; four a thread
-BLOCK = 2048  # of a row that one program goes through: eight a thread, loads of 128 bits
+CANDIDATES = 1024  # more than most nuclei have, and half a BLOCK: one load for each pass of the search
+BLOCK = 2048  # of what one program searches: eight a thread, loads of 128 bits
 
 
 @dataclass(frozen=True)
