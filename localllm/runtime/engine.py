@@ -195,7 +195,12 @@ class Engine:
 
 def row_of(sequence: Sequence) -> Row:
     return Row(
-        sequence.request.params, sequence.seed, sequence.computed, sequence.token_ids, sequence.output_counts
+        sequence.request.params,
+        sequence.seed,
+        sequence.computed,
+        sequence.token_ids,
+        sequence.output_counts,
+        sequence.row,
     )
 
 

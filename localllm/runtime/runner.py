@@ -1,23 +1,32 @@
 """Runs one step of a model on its device: copies of blocks and rows, the forward pass, logits, the draw."""
 
-from collections.abc import Iterable
+import importlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from localllm.runtime.batch import Batch
+from localllm.runtime.batch import Batch, CannotCapture
 from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache, make_caches
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import sample
 from localllm.runtime.sent import sent
+from localllm.runtime.state import Copies
 from localllm.runtime.step import Drawn, Readback, Step
+
+if TYPE_CHECKING:
+    from localllm.runtime.drawer import Drawer
+    from localllm.runtime.graphs import Graphs, Results
+
+NO_OTHERS = torch.empty(0, 0)
 
 
 class Runner:
-    """Eager execution. `asynchronous`: does the device work on while the host goes on?
+    """`asynchronous`: does the device work on while the host goes on?
 
     `rows`: of recurrent states, for models that have recurrent layers; kv_dtype: as `make_caches`; max_running:
-    most sequences in a step.
+    most sequences in a step; context: most tokens of one, where steps are captured as graphs, else None.
     """
 
     def __init__(
@@ -30,42 +39,80 @@ class Runner:
         rows: int = 0,
         kv_dtype: torch.dtype | None = None,
         max_running: int = 1,
+        context: int | None = None,
     ):
         self.model = model
         self.device = device
         self.asynchronous = device.type != "cpu"
         mixers = [layer.mixer for layer in model.config.layers]
-        self.caches = make_caches(mixers, blocks, block_size, rows, dtype, device, kv_dtype)
+        spare = int(context is not None)  # one block and one row more, for what pads a step
+        self.caches = make_caches(mixers, blocks + spare, block_size, rows + spare, dtype, device, kv_dtype)
         each = dict.fromkeys(self.caches)  # layers that share keys and values share a cache
         self.paged = [cache for cache in each if isinstance(cache, KVCache | LatentCache)]
         self.recurrent = [cache for cache in each if isinstance(cache, RecurrentCache)]
         self.newest = torch.zeros(max_running, dtype=torch.int64, device=device)  # [rows], tokens drawn last
+        self.drawer: Drawer | None = None
+        self.graphs: Graphs | None = None
+        self.without_graphs = "no step is captured" if context is None else ""  # why not, where it is so
+        if context is not None:
+            # Here, as they need Triton, which is not everywhere.
+            drawer, graphs = (importlib.import_module(f"localllm.runtime.{name}") for name in ("drawer", "graphs"))
+            self.drawer = drawer.Drawer(max_running, context, model.config.vocab_size, device)
+            self.graphs = graphs.Graphs(
+                model, self.caches, self.drawer, self.newest, block_size, context, blocks, rows
+            )
 
     def run(self, step: Step) -> Drawn:
+        """What a step brings, in one launch where its kind can be captured, else kernel by kernel."""
+        replay = self.captured(step) if self.graphs else None
+        if replay is None:
+            return self.run_eagerly(step)
+        self.copy(step.copies)
+        found = replay(step)
+        self.copy_rows(save for state in step.states for save in state.saves_at_end)
+        return Drawn(Readback(found.choices), found.logits, NO_OTHERS)
+
+    def captured(self, step: Step) -> "Callable[[Step], Results] | None":
+        """The graph of steps of this kind."""
+        assert self.graphs
+        key = self.graphs.key_of(step)
+        if isinstance(key, str):
+            return None
+        try:
+            return self.graphs.of(key)
+        except CannotCapture as reason:  # nor can it for another step
+            self.graphs, self.without_graphs = None, str(reason)
+            return None
+
+    def run_eagerly(self, step: Step) -> Drawn:
         batch = Batch.of(step.states, step.token_ids, step.logit_index, self.device, step.copies)
         if step.unread:
             index, rows = (sent(each, torch.int64, self.device) for each in zip(*step.unread, strict=True))
             batch.token_ids[index] = self.newest[rows]
         logits, others = self.launch(batch).tensor_split([len(step.draws)])
         kept = logits.clone() if step.keeps_logits else None  # the draw changes its logits
-        choices = sample(logits, step.draws)
+        choices = (self.drawer.draw if self.drawer else sample)(logits, step.draws)
         if step.rows:
-            self.newest[sent(step.rows, torch.int64, self.device)] = choices
+            last = choices.view(len(step.rows), -1)[:, -1]
+            self.newest[sent(step.rows, torch.int64, self.device)] = last
         return Drawn(Readback(choices), kept, others)
 
     def launch(self, batch: Batch) -> Tensor:
         """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
-        for source, target in batch.copies.blocks:
-            for cache in self.paged:
-                cache.copy_block(source, target)
-        self.copy_rows(batch.copies.rows)
+        self.copy(batch.copies)
         logits = self.model(batch, self.caches).float()
         self.copy_rows(batch.saves)
         return logits
 
     def free(self) -> None:
         """Let go of the weights, the files that they are mapped from, and the caches: nothing can run after it."""
-        del self.model, self.caches, self.paged, self.recurrent
+        del self.model, self.caches, self.paged, self.recurrent, self.graphs, self.drawer
+
+    def copy(self, copies: Copies) -> None:
+        for source, target in copies.blocks:
+            for cache in self.paged:
+                cache.copy_block(source, target)
+        self.copy_rows(copies.rows)
 
     def copy_rows(self, copies: Iterable[tuple[int, int]]) -> None:
         for source, target in copies:

@@ -38,7 +38,7 @@ class Step:
     token_ids: list[list[int]]
     logit_index: list[int]  # tokens of T whose logits are wanted, those first that are drawn from
     draws: list[Row]
-    rows: list[int]  # where each drawn token is kept on the device
+    rows: list[int]  # where the last token drawn of each sequence is kept on the device
     unread: list[tuple[int, int]]  # (token of T, row): tokens that are kept there, and known nowhere else
     keeps_logits: bool = False  # those that are drawn from are wanted as the model gave them
     copies: Copies = NO_COPIES

@@ -67,7 +67,7 @@ def begin_kernel(
     there = length >= 0
     m_there = o_token < tl.where(there, COUNT, 0)
     token = tl.load(inputs + (3 + o_token) * most + i, m_there, 0)
-    last = tl.load(newest + tl.load(inputs + i), there, 0)
+    last = tl.maximum(tl.load(newest + tl.load(inputs + i), there, 0), 0)  # what is no token ends the answer
     position = tl.where(there, length + o_token, 0)
     block = tl.load(tables + i.to(tl.int64) * width + position // BLOCK_SIZE, m_there, 0).to(tl.int64)
     place = tl.where(there, block * BLOCK_SIZE + position % BLOCK_SIZE, spare_block * BLOCK_SIZE)
@@ -172,7 +172,7 @@ def begin_reference(columns: Columns) -> None:
     length, steps = c.inputs[LENGTH, :bucket], torch.arange(c.count, device=c.inputs.device)
     there = length >= 0
     tokens = c.inputs[TOKENS : TOKENS + c.count, :bucket].T
-    last = c.newest[c.inputs[PLACE, :bucket].where(there, 0)][:, None]
+    last = c.newest[c.inputs[PLACE, :bucket].where(there, 0)].clamp(min=0)[:, None]
     position = (length[:, None] + steps).where(there[:, None], 0)
     block = c.tables[:bucket].gather(1, position // c.block_size)
     place = (block * c.block_size + position % c.block_size).where(there[:, None], c.spare_block * c.block_size)

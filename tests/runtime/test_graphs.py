@@ -1,0 +1,137 @@
+"""The loop over static buffers, with torch's kernels where it does not matter which: nothing is captured here."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.request import SamplingParams
+from localllm.runtime import graphs
+from localllm.runtime.engine import Engine
+from localllm.runtime.kernels.registry import KERNELS
+from localllm.runtime.sampler import Row
+from localllm.runtime.sent import fill
+from localllm.runtime.sequence import Sequence
+from localllm.runtime.state import SequenceState
+from localllm.runtime.step import Step
+from tests.models.families import FAMILIES
+from tests.runtime.test_engine import run, sequence, tokens
+from tests.tiny import make_checkpoint, make_engine
+
+OPERATIONS = ("attention", "latent_attention")
+
+
+@pytest.fixture(autouse=True)
+def from_the_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The references read what is on the device, as kernels for GPUs do; others go sequence by sequence."""
+    for operation in OPERATIONS:
+        monkeypatch.setitem(KERNELS, operation, KERNELS[operation][-1:])
+
+
+@pytest.fixture(scope="module", params=["Llama 3.x", "DeepSeek-V3", "Gemma 4, all at once"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graphs")
+    kind, changes = FAMILIES[request.param]
+    make_checkpoint(path, kind, **changes)
+    return path
+
+
+def captured(engine: Engine) -> int:
+    assert engine.runner.graphs, engine.runner.without_graphs
+    return len(engine.runner.graphs.captured)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
+@pytest.mark.parametrize("seed", range(2))
+def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone_without_graphs(
+    folder: Path, seed: int, asynchronous: bool
+) -> None:
+    rng = random.Random(seed)
+    base = [rng.randrange(3, 300) for _ in range(rng.randrange(1, 30))]
+    prompts = [[*base[: rng.randrange(len(base) + 1)], rng.randrange(3, 300)] for _ in range(rng.randrange(2, 6))]
+    choices = [
+        {"temperature": 0},
+        {"temperature": 0, "logprobs": 2},
+        {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"temperature": 0, "frequency_penalty": 0.4, "logit_bias": {7: 3.0}},
+    ]
+    asked = [rng.choice(choices) | {"max_tokens": rng.randrange(1, 16)} for _ in prompts]
+
+    def fresh() -> list[Sequence]:
+        return [sequence(p, seed, frozenset([5, 6]), **a) for p, a in zip(prompts, asked, strict=True)]
+
+    roomy = make_engine(folder)
+    alone = [run(roomy, [s])[s.request.id] for s in fresh()]
+    need = max(-(-s.limit // 8) for s in fresh())
+    engine = make_engine(folder, blocks=need + rng.randrange(12), token_budget=rng.choice([3, 40]), graphs=True)
+    engine.runner.asynchronous = asynchronous
+    together = fresh()
+    got = run(engine, together)
+    for s, expected in zip(together, alone, strict=True):
+        assert tokens(got[s.request.id]) == tokens(expected)
+        for event, other in zip(got[s.request.id], expected, strict=True):
+            assert (event.logprob is None) == (other.logprob is None)
+            if event.logprob and other.logprob:
+                assert event.logprob.top[0][0] == other.logprob.top[0][0]
+                assert event.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)
+    assert captured(engine) > 0
+
+
+def test_a_step_that_the_device_knows_is_not_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(folder, graphs=True)
+    engine.runner.asynchronous = True
+    sent: list[object] = []
+    assert engine.runner.graphs
+    inputs = engine.runner.graphs.inputs
+    engine.submit(sequence(list(range(3, 12)), temperature=0, max_tokens=12))
+
+    def noted(target: torch.Tensor, values: torch.Tensor) -> None:
+        sent.append(values)
+        fill(target, values)
+
+    monkeypatch.setattr(graphs, "fill", noted)
+    steps = []
+    while engine.busy:
+        sent.clear()
+        engine.step()
+        steps.append(len(sent))
+    # The prompt; capturing and the first token; then one block of 8 more at token 16, and what is not launched.
+    assert steps[0] == 0 and steps[1] == 3
+    assert sum(steps[2:]) == 1
+    assert inputs is engine.runner.graphs.inputs
+
+
+def test_steps_of_many_tokens_run_kernel_by_kernel(folder: Path) -> None:
+    engine = make_engine(folder, graphs=True)
+    run(engine, [sequence(list(range(3, 40)), temperature=0, max_tokens=1)])
+    assert captured(engine) == 0
+
+
+def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
+    """As the verification of drafts has them."""
+    engine, plain = make_engine(folder, graphs=True), make_engine(folder)
+    ids = list(range(3, 31))
+    expected = plain.logits(ids)
+    state = SequenceState(engine.pool)
+    for begin in range(0, 28, 4):
+        state.extend(4)
+        piece = ids[begin : begin + 4]
+        draws = [Row(SamplingParams(temperature=0), 0, begin + i + 1, ids, Counter()) for i in range(4)]
+        step = Step([state], [piece], list(range(4)), draws, [0], [], keeps_logits=True)
+        drawn = engine.runner.run(step)
+        torch.testing.assert_close(drawn.logits, expected[begin : begin + 4], atol=1e-4, rtol=1e-4)
+        assert drawn.choices.wait().tolist() == expected[begin : begin + 4].argmax(-1).tolist()
+    state.free()
+    assert captured(engine) == 1
+
+
+def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: Path) -> None:
+    kind, changes = FAMILIES["LFM2"]
+    make_checkpoint(tmp_path, kind, **changes)
+    engine = make_engine(tmp_path, graphs=True)
+    [answer] = run(engine, [sequence([3, 4, 5], temperature=0, max_tokens=4)]).values()
+    [expected] = run(make_engine(tmp_path), [sequence([3, 4, 5], temperature=0, max_tokens=4)]).values()
+    assert tokens(answer) == tokens(expected)
+    assert engine.runner.graphs is None and "sequence by sequence" in engine.runner.without_graphs
