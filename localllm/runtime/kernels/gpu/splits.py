@@ -54,11 +54,6 @@ def splits_for(q: Tensor, shares: int) -> int:
     return max(LEAST_SPLITS, min(MOST_SPLITS, -(-PROGRAMS * gpu_of(q.device).multiprocessors // shares)))
 
 
-def workspace_bytes(q: Tensor, sequences: int, queries: int, heads: int, shares: int, dim: int) -> int:
-    """That a call takes, for the plan of a device's memory."""
-    return 4 * sequences * queries * heads * splits_for(q, shares) * (dim + 2)
-
-
 @triton.jit
 def tiles_of(position, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):
     """Tiles of each chunk, for a token at this position. With a window, any 16 neighbours touch SPLITS chunks at
