@@ -28,7 +28,7 @@ from localllm.runtime.kernels.gpu.paged import FEW, LOG2_E, LOWEST
 PROGRAMS = 2  # a multiprocessor: one computes while the other's keys are on their way
 MOST_SPLITS = 64  # more would make the workspace's bytes felt beside the cache's
 LEAST_SPLITS = 4
-COLUMNS = 128  # of a mixture that a program of `combine` puts together
+COLUMNS = 64  # of a mixture that a program of `combine` puts together: with 64 splits 32 registers a thread
 
 
 @dataclass(frozen=True)
