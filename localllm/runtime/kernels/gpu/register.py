@@ -1,5 +1,5 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
 
-from localllm.runtime.kernels.gpu import sampling, step
+from localllm.runtime.kernels.gpu import decode, latent, prefill, sampling, step
 
-__all__ = ["sampling", "step"]
+__all__ = ["decode", "latent", "prefill", "sampling", "step"]

@@ -1,0 +1,289 @@
+"""softmax(q k^T * scale) v where sequences bring few tokens, over a context that is split among programs.
+
+q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], in 8 bits with a scale a vector. A program has one
+chunk of a sequence's context for 16 rows of one key head: its query heads, token by token. Tensor cores multiply
+16 rows at least, so up to 16 cost the time of one, and the cache is read once for all of them. More tokens make
+more programs that read the same chunk, neighbours in the grid, so that all but the first find it in the
+second-level cache; the tile stays as it is, and with it the bits of each row.
+
+Bytes: 2 * context * kv_heads * head_dim * itemsize (in 8 bits 2 more a vector) are read, and for each chunk
+heads * (head_dim + 2) * 4 written and read again (splits.py): an eighth of a chunk's own at 4 heads a key head and
+its least length of 64, and less the longer the context.
+"""
+
+# Triton declares constants and tensors of kernels otherwise than they are used.
+# pyright: reportArgumentType=false
+
+from collections.abc import Callable, Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.arch.config import AttentionConfig
+from localllm.runtime.batch import Batch
+from localllm.runtime.cache import KVCache
+from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.paged import (
+    CONTEXT,
+    FEW,
+    LOWEST,
+    META,
+    NARROW,
+    PLAIN,
+    WIDEST,
+    form_of,
+    load_queries,
+    meta_batch,
+    no_mixture,
+    store_mixture,
+    take_tile,
+    units,
+)
+from localllm.runtime.kernels.gpu.splits import Workspace, chunk_of, put_together, splits_for, tiles_of
+from localllm.runtime.kernels.registry import choose, kernel
+
+
+@triton.jit(do_not_specialize=["queries"])
+def decode_kernel(
+    p_q,
+    p_k,
+    p_v,
+    p_k_scale,
+    p_v_scale,
+    p_acc,
+    p_most,
+    p_total,
+    p_table,
+    p_start,
+    p_context,
+    queries,
+    q_token,
+    q_head,
+    table_row,
+    unit,
+    bend,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BENT: tl.constexpr,
+    FORM: tl.constexpr,
+    MOST_TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)  # even of lengths: they were written by an earlier kernel too
+    let_next_start(PDL)
+    row_tiles = tl.num_programs(0) // KV_HEADS
+    i_head = tl.program_id(0) // row_tiles
+    i_row = tl.program_id(0) % row_tiles * ROWS
+    i_split = tl.program_id(1)
+    i_sequence = tl.program_id(2)
+    start = tl.load(p_start + i_sequence)
+    count = tl.load(p_start + i_sequence + 1) - start
+    before = tl.load(p_context + i_sequence) - count  # tokens
+    o_row = i_row + tl.arange(0, ROWS)
+    m_row = o_row < count * GROUP
+    o_query = o_row // GROUP
+    o_head = i_head * GROUP + o_row % GROUP
+    position = before + o_query
+    low = before + i_row // GROUP
+    high = before + tl.minimum((i_row + ROWS - 1) // GROUP, count - 1)
+    leave = (i_row >= count * GROUP) | (count > MOST_TOKENS) | (high < 0)
+    if WINDOW == 0:
+        leave |= high < i_split * TILE
+    if leave:
+        return
+    o_q = (start + o_query).to(tl.int64) * q_token + o_head * q_head
+    q, q_odd = load_queries(p_q, o_q, m_row, DIM, BLOCK_WIDTH, FORM)
+    p_table += i_sequence * table_row
+    for tiles in range(tiles_of(low, WINDOW, TILE, SPLITS), tiles_of(high, WINDOW, TILE, SPLITS) + 1):
+        span = tiles * TILE
+        chunk = chunk_of(i_split, low, span, WINDOW, SPLITS)
+        begin = chunk * span
+        end = tl.minimum(begin + span, high + 1)
+        if WINDOW:
+            begin = tl.maximum(begin, tl.maximum(low - WINDOW + 1, 0) // TILE * TILE)
+        most = tl.full([ROWS], LOWEST, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc, acc_odd = no_mixture(ROWS, BLOCK_WIDTH, FORM)
+        for at in range(begin, end, TILE):
+            acc, acc_odd, most, total = take_tile(
+                at,
+                q,
+                q_odd,
+                acc,
+                acc_odd,
+                most,
+                total,
+                position,
+                low,
+                high,
+                i_head,
+                p_k,
+                p_v,
+                p_k_scale,
+                p_v_scale,
+                p_table,
+                unit,
+                bend,
+                KV_HEADS,
+                WIDTH,
+                BLOCK_WIDTH,
+                TILE,
+                BLOCK,
+                WINDOW,
+                BENT,
+                FORM,
+                True,
+            )
+        if begin < end:
+            m_own = m_row & (tiles_of(position, WINDOW, TILE, SPLITS) == tiles)
+            o_space = (i_sequence * queries + o_query).to(tl.int64) * (KV_HEADS * GROUP) + o_head
+            o_space = o_space * SPLITS + chunk % SPLITS
+            tl.store(p_most + o_space, most, mask=m_own)
+            tl.store(p_total + o_space, total, mask=m_own)
+            store_mixture(p_acc, o_space * DIM, m_own, acc, acc_odd, DIM, BLOCK_WIDTH, FORM)
+
+
+def rows_for(group: int) -> int:
+    """Of a tile: 16, or a power of two that holds a token's query heads, up to 32."""
+    return max(16, min(32, triton.next_power_of_2(group)))
+
+
+def tile_for(q: Tensor, form: int) -> tuple[int, int, int]:
+    """Keys, warps and stages of a program. Arithmetic: a tile's keys and values are 32 KB up to 256 bytes a head,
+    and bandwidth times latency is about as much for a multiprocessor, which has two programs or more. Rows of 1 KB
+    and their sums are shared among more warps, or their registers would not do. The block table is read a stage
+    ahead of the keys, so that 3 stages keep one tile under way and 5 keep two."""
+    width = triton.next_power_of_2(q.shape[-1]) * q.element_size()
+    if width > 512:
+        return 32, 8, 3
+    narrow = gpu_of(q.device).arch in NARROW and form == PLAIN.value
+    return 64 if width <= 256 else 32, 4, 3 if narrow else 5
+
+
+def decode(
+    out: Tensor,
+    q: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    c: AttentionConfig,
+    queries: int,
+    sinks: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> None:
+    """Writes the results of the sequences that bring FEW tokens or less, and these bring `queries` at most.
+    out, q, gate: [T, heads, head_dim]; with a gate each result is multiplied by its sigmoid."""
+    sequences, group = len(batch.context_len), c.heads // c.kv_heads
+    (k, form), (v, _) = form_of(cache.k), form_of(cache.v)
+    width = k.shape[-1]  # in numbers, or pairs of them
+    rows, (tile, warps, stages), splits = rows_for(group), tile_for(q, form), splits_for(q, c.kv_heads)
+    space = Workspace.like(q, sequences, queries, c.heads, splits, c.head_dim)
+    unit, bend = units(c.scale, c.softcap)
+    start(
+        decode_kernel,
+        (c.kv_heads * triton.cdiv(queries * group, rows), splits, sequences),
+        warps=warps,
+        stages=stages,
+        device=q.device,
+        p_q=q,
+        p_k=k,
+        p_v=v,
+        p_k_scale=cache.k_scale,
+        p_v_scale=cache.v_scale,
+        p_acc=space.acc,
+        p_most=space.most,
+        p_total=space.total,
+        p_table=batch.block_table,
+        p_start=batch.query_start,
+        p_context=batch.context_len,
+        queries=queries,
+        q_token=q.stride(0),
+        q_head=q.stride(1),
+        table_row=batch.block_table.stride(0),
+        unit=unit,
+        bend=bend,
+        KV_HEADS=c.kv_heads,
+        GROUP=group,
+        DIM=c.head_dim,
+        WIDTH=width,
+        BLOCK_WIDTH=max(16, triton.next_power_of_2(width)),
+        ROWS=rows,
+        TILE=tile,
+        SPLITS=splits,
+        BLOCK=batch.block_size,
+        WINDOW=c.window or 0,
+        BENT=bool(c.softcap),
+        FORM=form,
+        MOST_TOKENS=FEW,
+    )
+    put_together(out, space, batch.query_start, batch.context_len, c.window or 0, tile, sinks, gate)
+
+
+def takes(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None) -> str | None:
+    if reason := needs_gpu(q):
+        return reason
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"queries are in {q.dtype}"
+    if cache.k_scale is not None and config.head_dim % 2:
+        return f"a cache in 8 bits is read as pairs, and heads have {config.head_dim} dimensions"
+    if config.head_dim * q.element_size() > WIDEST:
+        return f"heads have more than {WIDEST} bytes"
+    if config.scale <= 0:
+        return "scores are not multiplied by a positive number"
+    return None
+
+
+def few(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None) -> str | None:
+    if batch.longest > FEW:
+        return f"a sequence brings more than {FEW} tokens"
+    return takes(q, cache, batch, config, sinks)
+
+
+@kernel("attention", "triton-decode", few, first=True)
+def attention_decode(
+    q: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    config: AttentionConfig,
+    sinks: Tensor | None,
+    gate: Tensor | None = None,
+) -> Tensor:
+    out = q.new_empty(q.shape)
+    decode(out, q, cache, batch, config, batch.longest, sinks, gate)
+    return out
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    for name, c, form, queries in (
+        ("Llama 3 8B", AttentionConfig(32, 8, 128, None, 0.1), torch.bfloat16, 1),
+        ("Llama 3 8B, 8 tokens", AttentionConfig(32, 8, 128, None, 0.1), torch.bfloat16, 8),
+        ("Llama 3 8B, INT8 cache", AttentionConfig(32, 8, 128, None, 0.1), torch.int8, 1),
+        ("Llama 3 8B, FP8 cache", AttentionConfig(32, 8, 128, None, 0.1), torch.float8_e4m3fn, 1),
+        ("gpt-oss 20B", AttentionConfig(64, 8, 64, None, 0.1, window=128, sinks=True), torch.bfloat16, 1),
+        ("Gemma 2 9B", AttentionConfig(16, 8, 256, None, 0.1, window=4096, softcap=50.0), torch.bfloat16, 1),
+        ("Gemma 4, whole layers", AttentionConfig(16, 2, 512, None, 0.1), torch.bfloat16, 1),
+        ("Gemma 4, whole layers, FP8 cache", AttentionConfig(16, 2, 512, None, 0.1), torch.float8_e4m3fn, 1),
+    ):
+        yield name, example(c, form, 1, queries)
+
+
+def example(c: AttentionConfig, form: torch.dtype, sequences: int, queries: int) -> Callable[[], object]:
+    """A call of `attention` in bfloat16 for sequences that bring so many tokens each."""
+
+    def call() -> Tensor:
+        batch = meta_batch(sequences, queries)
+        cache = KVCache(CONTEXT // 16, 16, c.kv_heads, c.head_dim, form, META)
+        q = torch.empty(sequences * queries, c.heads, c.head_dim, dtype=torch.bfloat16, device=META)
+        sinks = torch.empty(c.heads, dtype=torch.bfloat16, device=META) if c.sinks else None
+        return choose("attention", q, cache, batch, c, sinks).run(q, cache, batch, c, sinks)
+
+    return call

@@ -1,0 +1,249 @@
+"""What the attention kernels share: reading rows of a paged cache in any of its forms, and the running softmax.
+
+A tile of keys always begins at a multiple of its length, counted in positions, and what a token does not see of a
+tile changes nothing of its row, to the bit: sums get + 0, maxima stay, factors are 1. So a token's result depends
+neither on the tokens beside it in a tile nor on the other sequences.
+"""
+
+# Triton declares constants and tensors of kernels otherwise than they are used.
+# pyright: reportArgumentType=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.runtime.batch import Batch
+from localllm.runtime.kernels.gpu.launch import INTERPRETED, dot
+
+LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2_E), and the hardware has exp2
+LOWEST = tl.constexpr(-1e30)  # stands for minus infinity in running maxima: differences of two of it are no NaN
+NARROW = (86, 89, 120, 121)  # architectures with 99 KB of shared memory for a program; others have 163 or more
+WIDEST = 1024  # bytes of a head or a latent, in the queries' type, that registers have room for
+FEW = 16  # tokens: sequences that bring no more go to the kernels that split the context
+
+CONTEXT = 32768  # tokens, of the examples
+META = torch.device("meta")
+
+# How a cache's numbers are kept. Those in 8 bits are read as pairs of neighbouring dimensions, as tensor cores'
+# operands are gathered by 16 bits, and taken apart in registers: even dimensions and odd ones go separate ways.
+PLAIN, WHOLE, FLOAT8 = (tl.constexpr(i) for i in range(3))
+FORMS = {torch.int8: WHOLE.value, torch.float8_e4m3fn: FLOAT8.value}
+
+# Two pairs in a register to two registers of bfloat16, exactly and without a conversion. With s the sign's bit,
+# a whole number is (128 + its other bits) - (128 + s), both of which are bfloat16 of 0x4300 and bits of it.
+APART_WHOLE = tl.constexpr("""{
+    .reg .b32 odd, one, m, s;
+    mov.b32 one, 0x3F803F80;
+    shr.u32 odd, $2, 8;
+    lop3.b32 m, $2, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 s, $2, 0x00800080, 0xC300C300, 0xEA;
+    fma.rn.bf16x2 $0, m, one, s;
+    lop3.b32 m, odd, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 s, odd, 0x00800080, 0xC300C300, 0xEA;
+    fma.rn.bf16x2 $1, m, one, s;
+}""")
+# With its bits at their places in bfloat16, which counts exponents from 127, an e4m3 is 2**-120 of itself.
+APART_FLOAT8 = tl.constexpr("""{
+    .reg .b32 odd, m, s, grow, zero;
+    mov.b32 grow, 0x7B807B80;
+    mov.b32 zero, 0x80008000;
+    mov.b32 odd, $2;
+    shl.b32 s, $2, 8;
+    shl.b32 m, $2, 4;
+    and.b32 s, s, 0x80008000;
+    lop3.b32 m, m, 0x07F007F0, s, 0xEA;
+    fma.rn.bf16x2 $0, m, grow, zero;
+    shr.u32 m, odd, 4;
+    and.b32 s, odd, 0x80008000;
+    lop3.b32 m, m, 0x07F007F0, s, 0xEA;
+    fma.rn.bf16x2 $1, m, grow, zero;
+}""")
+
+
+def form_of(rows: Tensor) -> tuple[Tensor, int]:
+    """A cache's rows as the kernels take them, and their form."""
+    form = FORMS.get(rows.dtype, PLAIN.value)
+    return (rows if form == PLAIN.value else rows.view(torch.int16)), form
+
+
+@triton.jit
+def apart(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
+    """Pairs of numbers in 8 bits -> the even and the odd ones in TYPE, exact, without their scales."""
+    if tl.bfloat16 == TYPE and not INTERPRETED:
+        return tl.inline_asm_elementwise(
+            APART_WHOLE if FORM == WHOLE else APART_FLOAT8,
+            "=r,=r,r",
+            [pair],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    elif FORM == WHOLE:
+        return ((pair << 8) >> 8).to(tl.float32).to(TYPE), (pair >> 8).to(tl.float32).to(TYPE)
+    else:
+        # The bits at their places in float16, which counts exponents from 15, not 7.
+        even = ((pair << 7) & 0x3F80) | ((pair << 8) & -0x8000)
+        odd = ((pair >> 1) & 0x3F80) | (pair & -0x8000)
+        return (
+            (even.to(tl.float16, bitcast=True).to(tl.float32) * 256).to(TYPE),
+            (odd.to(tl.float16, bitcast=True).to(tl.float32) * 256).to(TYPE),
+        )
+
+
+@triton.jit
+def slots_of(p_table, o_at, m_at, BLOCK: tl.constexpr):
+    """Where the rows of positions o_at stand in a cache, int64; p_table: the sequence's row of the block table."""
+    block = tl.load(p_table + o_at // BLOCK, mask=m_at, other=0)
+    return block.to(tl.int64) * BLOCK + o_at % BLOCK
+
+
+@triton.jit
+def load_rows(p_x, o_row, m_row, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """[rows, BLOCK_WIDTH], zeros beyond the first WIDTH columns and where m_row, if MASKED, says no."""
+    o_column = tl.arange(0, BLOCK_WIDTH)
+    p_x += o_row[:, None] + o_column[None, :]
+    if MASKED and WIDTH == BLOCK_WIDTH:
+        return tl.load(p_x, mask=m_row[:, None], other=0)
+    elif MASKED:
+        return tl.load(p_x, mask=m_row[:, None] & (o_column < WIDTH)[None, :], other=0)
+    elif WIDTH == BLOCK_WIDTH:
+        return tl.load(p_x)
+    else:
+        return tl.load(p_x, mask=(o_column < WIDTH)[None, :], other=0)
+
+
+@triton.jit
+def load_queries(p_q, o_row, m_row, DIM: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr):
+    """Rows of q as the cache's are read: whole, and the same again, or their even dimensions and the odd ones."""
+    if FORM == PLAIN:
+        q = load_rows(p_q, o_row, m_row, DIM, BLOCK_WIDTH, True)
+        return q, q
+    else:
+        q = load_rows(p_q, o_row, m_row, DIM, 2 * BLOCK_WIDTH, True)
+        return tl.split(tl.reshape(q, [q.shape[0], BLOCK_WIDTH, 2]))
+
+
+@triton.jit
+def store_mixture(
+    p_out, o_row, m_row, acc, acc_odd, DIM: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr
+):
+    """The counterpart of `load_queries`."""
+    if FORM != PLAIN:
+        acc = tl.interleave(acc, acc_odd)
+    o_column = tl.arange(0, acc.shape[1])
+    m_out = m_row[:, None] & (o_column < DIM)[None, :]
+    tl.store(p_out + o_row[:, None] + o_column[None, :], acc.to(p_out.dtype.element_ty), mask=m_out)
+
+
+@triton.jit
+def no_mixture(ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr):
+    """The sums before the first tile; where the cache is plain the second one is never used."""
+    acc = tl.zeros([ROWS, BLOCK_WIDTH], tl.float32)
+    if FORM == PLAIN:
+        return acc, tl.zeros([ROWS], tl.float32)
+    else:
+        return acc, acc
+
+
+@triton.jit
+def take_tile(
+    at,
+    q,
+    q_odd,
+    acc,
+    acc_odd,
+    most,
+    total,
+    position,
+    low,
+    high,
+    i_head,
+    p_k,
+    p_v,
+    p_k_scale,
+    p_v_scale,
+    p_table,
+    unit,
+    bend,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BENT: tl.constexpr,
+    FORM: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Keys at .. at + TILE - 1 of one key head into the running softmax of rows of queries.
+
+    position: [rows], between low and high; MASKED: not every row sees every key.
+    -> acc, acc_odd, most, total
+    """
+    o_at = at + tl.arange(0, TILE)
+    m_at = o_at <= high
+    if WINDOW:
+        m_at &= o_at > low - WINDOW
+    o_vector = slots_of(p_table, o_at, m_at, BLOCK) * KV_HEADS + i_head
+    k = load_rows(p_k, o_vector * WIDTH, m_at, WIDTH, BLOCK_WIDTH, MASKED)
+    v = load_rows(p_v, o_vector * WIDTH, m_at, WIDTH, BLOCK_WIDTH, MASKED)
+    score = tl.zeros([q.shape[0], TILE], tl.float32)
+    if FORM == PLAIN:
+        score = dot(q, tl.trans(k), score)
+    else:
+        k, k_odd = apart(k, FORM, q.dtype)
+        score = dot(q_odd, tl.trans(k_odd), dot(q, tl.trans(k), score))
+        score *= tl.load(p_k_scale + o_vector, mask=m_at, other=0.0).to(tl.float32)[None, :]
+    if BENT:
+        score = bent(score, bend)
+    if MASKED:
+        seen = o_at[None, :] <= position[:, None]
+        if WINDOW:
+            seen &= o_at[None, :] > position[:, None] - WINDOW
+        score = tl.where(seen, score, float("-inf"))
+    weight, fading, most, total = weights(score, unit, most, total)
+    if FORM == PLAIN:
+        acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
+    else:
+        weight *= tl.load(p_v_scale + o_vector, mask=m_at, other=0.0).to(tl.float32)[None, :]
+        v, v_odd = apart(v, FORM, q.dtype)
+        acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
+        acc_odd = dot(weight.to(q.dtype), v_odd, acc_odd * fading[:, None])
+    return acc, acc_odd, most, total
+
+
+@triton.jit
+def weights(score, unit, most, total):
+    """A tile of scores [rows, keys] into the running softmax (Milakov and Gimelshein 2018), in powers of two.
+
+    unit: > 0, what a score is multiplied by; most: [rows] the largest so far, in that unit; total: [rows]
+    -> weights of the tile, the factor of what has been summed so far, the new most and total
+    """
+    largest = tl.maximum(most, tl.max(score, 1) * unit)
+    weight = tl.exp2(score * unit - largest[:, None])
+    fading = tl.exp2(most - largest)
+    return weight, fading, largest, total * fading + tl.sum(weight, 1)
+
+
+@triton.jit
+def bent(score, bend):
+    """tanh(score * bend / (2 * LOG2_E)), in a form that no score overflows."""
+    return 1 - 2 / (tl.exp2(score * bend) + 1)
+
+
+def units(scale: float, softcap: float | None) -> tuple[float, float]:
+    """`unit` and `bend` of an attention's scores."""
+    if softcap:
+        return softcap * LOG2_E.value, 2 * LOG2_E.value * scale / softcap
+    return scale * LOG2_E.value, 0.0
+
+
+def meta_batch(sequences: int, queries: int) -> Batch:
+    """Of the examples: sequences that bring so many tokens each, without data."""
+    tokens = sequences * queries
+    integers = (torch.empty(n, dtype=torch.int64, device=META) for n in (tokens, tokens, tokens, sequences))
+    token_ids, positions, slot, logit_index = integers
+    start, context = (torch.empty(n, dtype=torch.int32, device=META) for n in (sequences + 1, sequences))
+    table = torch.empty(sequences, CONTEXT // 16, dtype=torch.int32, device=META)
+    return Batch(token_ids, positions, start, context, table, slot, logit_index, 16, queries, queries)

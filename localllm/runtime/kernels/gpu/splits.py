@@ -1,0 +1,178 @@
+"""Splitting a context over programs, so that the share of each depends on a token's own position alone.
+
+A context is cut into chunks of whole tiles, so many tiles that it has at most SPLITS chunks. Chunks begin at
+multiples of their length, counted in positions; with a window they are dealt to the programs in turn. How many
+tiles a chunk has follows from the token's position and the window, neither from the batch nor from the other
+tokens that its sequence brings: where these need chunks of another length, a program goes through both. So a draft
+token has the bits of the same token decoded alone.
+
+Each program leaves the largest score, the sum of weights and the mixture of its chunk in a workspace; `combine`
+puts the chunks together in their order.
+
+Workspace: acc [B, queries, heads, SPLITS, dim], most and total [B, queries, heads, SPLITS], all float32.
+"""
+
+# Triton declares constants and tensors of kernels otherwise than they are used.
+# pyright: reportOperatorIssue=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.paged import FEW, LOG2_E, LOWEST
+
+PROGRAMS = 2  # a multiprocessor: one computes while the other's keys are on their way
+MOST_SPLITS = 64  # more would make the workspace's bytes felt beside the cache's
+LEAST_SPLITS = 4
+COLUMNS = 64  # of a mixture that a program of `combine` puts together: with 64 splits 32 registers a thread
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What the programs of one call leave for `combine`; in a captured graph it lies in the graph's own pool."""
+
+    acc: Tensor
+    most: Tensor
+    total: Tensor
+
+    @classmethod
+    def like(cls, q: Tensor, sequences: int, queries: int, heads: int, splits: int, dim: int) -> "Workspace":
+        rows = sequences, queries, heads, splits
+        return cls(
+            *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in ((*rows, dim), rows, rows))
+        )
+
+
+def splits_for(q: Tensor, shares: int) -> int:
+    """shares: programs that each sequence has anyway. Two programs a multiprocessor where one sequence is alone
+    (arithmetic: 2 of 64 KB under way each are more than bandwidth times latency); the same for larger batches, so
+    that a result does not depend on them."""
+    return max(LEAST_SPLITS, min(MOST_SPLITS, -(-PROGRAMS * gpu_of(q.device).multiprocessors // shares)))
+
+
+@triton.jit
+def tiles_of(position, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):
+    """Tiles of each chunk, for a token at this position. With a window, any 16 neighbours touch SPLITS chunks at
+    most, wherever the window begins."""
+    if WINDOW:
+        seen = tl.minimum(tl.maximum(position, 0) + 1, WINDOW) + 15
+        tiles = (seen + TILE * (SPLITS - 1) - 1) // (TILE * (SPLITS - 1))
+    else:
+        tiles = (position + TILE * SPLITS) // (TILE * SPLITS)
+    return tiles
+
+
+@triton.jit
+def chunk_of(i_split, low, span, WINDOW: tl.constexpr, SPLITS: tl.constexpr):
+    """The chunk that program i_split has of those from the first that position `low` sees on."""
+    if WINDOW:
+        first = tl.maximum(low - WINDOW + 1, 0) // span
+        chunk = first + (i_split + SPLITS - first % SPLITS) % SPLITS
+    else:
+        chunk = i_split
+    return chunk
+
+
+@triton.jit(do_not_specialize=["queries"])
+def combine(
+    p_out,
+    p_acc,
+    p_most,
+    p_total,
+    p_start,
+    p_context,
+    p_sinks,
+    p_gate,
+    queries,
+    gate_token,
+    gate_head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    MOST_TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a head, token and BLOCK_DIM columns: out = sum(weight * acc) / sum(weight * total)."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    parts = tl.num_programs(0) // HEADS
+    i_head = tl.program_id(0) // parts
+    i_query = tl.program_id(1)
+    i_sequence = tl.program_id(2)
+    start = tl.load(p_start + i_sequence)
+    count = tl.load(p_start + i_sequence + 1) - start
+    if (i_query >= count) | (count > MOST_TOKENS):
+        return
+    position = tl.load(p_context + i_sequence) - count + i_query
+    span = tiles_of(position, WINDOW, TILE, SPLITS) * TILE
+    first = 0
+    if WINDOW:
+        first = tl.maximum(position - WINDOW + 1, 0) // span
+    o_chunk = first + tl.arange(0, BLOCK_SPLITS)
+    m_chunk = o_chunk * span <= position
+    o_row = ((i_sequence * queries + i_query).to(tl.int64) * HEADS + i_head) * SPLITS + o_chunk % SPLITS
+    most = tl.load(p_most + o_row, mask=m_chunk, other=LOWEST)
+    sink = LOWEST
+    if p_sinks is not None:
+        sink = tl.load(p_sinks + i_head).to(tl.float32) * LOG2_E
+    largest = tl.maximum(tl.max(most, 0), sink)
+    weight = tl.where(m_chunk, tl.exp2(most - largest), 0.0)
+    total = tl.sum(weight * tl.load(p_total + o_row, mask=m_chunk, other=0.0), 0)
+    total += tl.exp2(sink - largest)  # 0 without sinks, but 1 where a bucket's row has no context
+    o_dim = tl.program_id(0) % parts * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    m_dim = o_dim < DIM
+    acc = tl.load(p_acc + o_row[:, None] * DIM + o_dim, mask=m_chunk[:, None] & m_dim, other=0.0)
+    out = tl.sum(acc * weight[:, None], 0) / total
+    token = (start + i_query).to(tl.int64)
+    if p_gate is not None:
+        gate = tl.load(p_gate + token * gate_token + i_head * gate_head + o_dim, mask=m_dim, other=0.0)
+        out = out / (1 + tl.exp2(-gate.to(tl.float32) * LOG2_E))
+    tl.store(p_out + (token * HEADS + i_head) * DIM + o_dim, out.to(p_out.dtype.element_ty), mask=m_dim)
+
+
+def put_together(
+    out: Tensor,
+    space: Workspace,
+    query_start: Tensor,
+    context_len: Tensor,
+    window: int,
+    tile: int,
+    sinks: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> None:
+    """out: [T, heads, dim]; gate: the same, or None."""
+    sequences, queries, heads, splits, dim = space.acc.shape
+    columns = min(COLUMNS, triton.next_power_of_2(dim))
+    start(
+        combine,
+        (heads * triton.cdiv(dim, columns), queries, sequences),
+        warps=4,
+        device=out.device,
+        p_out=out,
+        p_acc=space.acc,
+        p_most=space.most,
+        p_total=space.total,
+        p_start=query_start,
+        p_context=context_len,
+        p_sinks=sinks,
+        p_gate=gate,
+        queries=queries,
+        gate_token=0 if gate is None else gate.stride(0),
+        gate_head=0 if gate is None else gate.stride(1),
+        HEADS=heads,
+        DIM=dim,
+        BLOCK_DIM=columns,
+        WINDOW=window,
+        TILE=tile,
+        SPLITS=splits,
+        BLOCK_SPLITS=triton.next_power_of_2(splits),
+        MOST_TOKENS=FEW,
+    )
