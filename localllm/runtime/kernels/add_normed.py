@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kernels.registry import kernel, run
 
 
 def add_normed(residual: Tensor, x: Tensor, norm: Norm, scale: float = 1.0) -> Tensor:
     """residual, x: [T, hidden] -> their shape"""
-    return choose("add_normed", residual, x, norm, scale).run(residual, x, norm, scale)
+    return run("add_normed", residual, x, norm, scale)
 
 
 @kernel("add_normed", "reference")

@@ -1,10 +1,4 @@
-"""The small operations between matrix products; sums and rotations in float32 whatever the dtype of x.
-
-Where nothing but the reference is registered, it is called without a question: on a CPU asking the registry takes a
-sixth of the time of a norm (0.9 us beside 5.7, a row of 2,048).
-"""
-
-from typing import Any
+"""The small operations between matrix products; sums and rotations in float32 whatever the dtype of x."""
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +6,9 @@ from torch import Tensor
 
 from localllm.arch.config import Activation
 from localllm.runtime.kernels.cpu import norm
-from localllm.runtime.kernels.registry import KERNELS, choose, kernel
+from localllm.runtime.kernels.registry import kernel, run
 
 CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
-
-
-def run(operation: str, *arguments: Any) -> Tensor:
-    kernels = KERNELS[operation]
-    return (kernels[0] if len(kernels) == 1 else choose(operation, *arguments)).run(*arguments)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -86,7 +75,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
 def angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
     """positions: [T] int64; frequencies: [dim / 2] float32, radians per position -> cos and sin of their products
     times the magnitude, [T, 1, dim / 2] float32 each"""
-    return choose("angles", positions, frequencies, magnitude).run(positions, frequencies, magnitude)
+    return run("angles", positions, frequencies, magnitude)
 
 
 @kernel("angles", "reference")

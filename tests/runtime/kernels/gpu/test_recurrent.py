@@ -113,3 +113,36 @@ def test_a_token_has_the_same_bits_whatever_stands_beside_it() -> None:
         alone = replace(batch, query_start=start, rows=row, longest=1, uniform=1, spans=())
         each = (x[t : t + 1] for x in (q, k, v, decay, beta))
         assert torch.equal(KERNELS["delta_net"][0].run(*each, cache, alone)[0], together[t])
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("kernel", [1, 2, 4])
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("spans", [*SINGLE, [(5, 4), (4, 4)], SPANS[2]], ids=str)
+def test_convolution(spans: list[tuple[int, int]], saved: bool, kernel: int, silu: bool) -> None:
+    config = DeltaNetConfig(1, 1, 100, 60, kernel)  # 260 channels: more than a program has
+    batch, tokens = step(spans, saved), sum(count for _, count in spans)
+    held = torch.full((tokens, config.channels + 5), torch.nan)
+    held[:, 2:-3] = numbers(tokens, config.channels)
+    taps, kept, got = numbers(kernel, config.channels).float(), [], []
+    for each in KERNELS["causal_conv"]:
+        cache = RecurrentCache(ROWS, config, torch.float32, CPU)
+        cache.conv = numbers(ROWS, kernel - 1, config.channels).float()
+        got.append(each.run(held[:, 2:-3], taps, cache, batch, silu))
+        kept.append(cache.conv)
+    torch.testing.assert_close(*got, atol=2e-6, rtol=2e-6)
+    assert torch.equal(*kept)
+
+
+def test_one_token_after_another_is_the_whole() -> None:
+    config = DeltaNetConfig(1, 1, 8, 8, 4)
+    x, taps = numbers(9, config.channels), numbers(4, config.channels).float()
+    whole = RecurrentCache(ROWS, config, torch.bfloat16, CPU)
+    whole.conv.zero_()
+    together = KERNELS["causal_conv"][0].run(x, taps, whole, step([(9, 9)], False), True)
+    single = RecurrentCache(ROWS, config, torch.bfloat16, CPU)
+    single.conv.zero_()
+    for t in range(9):
+        y = KERNELS["causal_conv"][0].run(x[t : t + 1], taps, single, step([(t + 1, 1)], False), True)
+        assert torch.equal(y[0], together[t])
+    assert torch.equal(whole.conv, single.conv)
