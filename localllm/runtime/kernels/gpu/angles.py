@@ -1,9 +1,9 @@
 """cos and sin of position * frequency, times a magnitude: [T, 1, dim / 2] float32 each, once a step.
 
 The product is rounded to float32, as models were trained. Multiples of pi / 2 are taken off it in float64, where a
-million turns lose no more than 1e-10, and what is left, at most pi / 4, goes into Cephes' polynomials (Moshier 1989):
-exact but for the last bits however large the angle is. CUDA's own cosf is as exact, but beyond an angle of 105,615
-it branches into memory of its own for each thread.
+million turns lose no more than 1e-10, and what is left, at most pi / 4, goes into Cephes' polynomials (Moshier
+1989): exact but for the last bits however large the angle is. CUDA's own cosf is as exact, but beyond an angle of
+105,615 it branches into memory of its own for each thread.
 """
 
 from collections.abc import Callable, Iterator

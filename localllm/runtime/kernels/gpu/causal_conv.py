@@ -29,7 +29,7 @@ CHANNELS = 256  # of a program: 32 programs a token of 8,192 channels
 
 @triton.jit
 def inputs(p_x, p_kept, at, i, m, stride, CHANNELS: tl.constexpr, KEPT: tl.constexpr):
-    """Inputs of a sequence at places `at` [n, 1], counted from its first token here; those before it from its row."""
+    """Inputs of a sequence at places `at` [n, 1], counted from its first token here; what is before, from its row."""
     x = tl.load(p_x + at * stride + i, mask=m & (at >= 0), other=0.0).to(tl.float32)
     if KEPT > 0:
         before = tl.load(p_kept + (at + KEPT) * CHANNELS + i, mask=m & (at < 0), other=0.0).to(tl.float32)
@@ -78,17 +78,16 @@ def convolve(
             total *= tl.sigmoid(total)
         p_y += tl.cast(begin, tl.int64) * CHANNELS
         tl.store(p_y + at * CHANNELS + i, rounded(total, p_y.dtype.element_ty), mask=m)
-        if KEPT > 0:
-            if tl.program_id(1) == 0:
-                kept = tl.arange(0, KEPT_BLOCK)[:, None].to(tl.int64)
-                m_kept = (kept < KEPT) & (i < CHANNELS)
-                first, last = pieces_of(p_first, sequence, SAVED)
-                for piece in range(first, last):  # the last one's row is the sequence's own
-                    end = tl.load(p_end + piece + 1) - begin
-                    state = inputs(p_x, p_own, end - KEPT + kept, i, m_kept, stride, CHANNELS, KEPT)
-                    p_to = p_kept + tl.load(p_row + piece).to(tl.int64) * (KEPT * CHANNELS)
-                    tl.debug_barrier()
-                    tl.store(p_to + kept * CHANNELS + i, state.to(p_kept.dtype.element_ty), mask=m_kept)
+        if KEPT > 0 and tl.program_id(1) == 0:
+            kept = tl.arange(0, KEPT_BLOCK)[:, None].to(tl.int64)
+            m_kept = (kept < KEPT) & (i < CHANNELS)
+            first, last = pieces_of(p_first, sequence, SAVED)
+            for piece in range(first, last):  # the last one's row is the sequence's own
+                end = tl.load(p_end + piece + 1) - begin
+                state = inputs(p_x, p_own, end - KEPT + kept, i, m_kept, stride, CHANNELS, KEPT)
+                p_to = p_kept + tl.load(p_row + piece).to(tl.int64) * (KEPT * CHANNELS)
+                tl.debug_barrier()  # all threads have read
+                tl.store(p_to + kept * CHANNELS + i, state.to(p_kept.dtype.element_ty), mask=m_kept)
 
 
 def takes(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, silu: bool) -> str | None:

@@ -1,18 +1,18 @@
 """The gated delta rule (kernels/delta_net.py) for all sequences of a step at once, in float32.
 
 A program has one value head of one sequence and COLUMNS columns of its state S [key_dim, value_dim], which do not
-depend on each other. Where a sequence brings few tokens, `step` takes them one after another with S in registers, so
+need each other. Where a sequence brings few tokens, `step` takes them one after another with S in registers, so
 that a token has the same result however many stand beside it; where it brings more, `walk` takes chunks of them as
 matrix products, with S where it lies, in parts. Which of the two, only the sequence's own tokens decide.
 
-Within a chunk of C tokens, with D[i, j] the product of exp(decay) from behind token j to token i, and d[i] that from
-the chunk's begin (Yang et al. 2024, section 3.2, with decay):
+Within a chunk of C tokens, with D[i, j] the product of exp(decay) from behind token j to token i, and d[i] that
+from the chunk's begin (Yang et al. 2024, section 3.2, with decay):
 
 A = strictly lower part of beta_i (k_i k_j) D[i, j];  delta = (1 + A)^-1 beta (v - d (k S))
 out = d (q S) + lower part of ((q_i k_j) D[i, j]) delta;  S <- D[C, begin] S + (D[C, j] k_j)^T delta
 
-(1 + A)^-1 by forward substitution in diagonal blocks of 16, then block by block. Sums of decays are summed one by one:
-as differences of sums from the begin they would lose the digits that matter. Products are float32's own: in three parts
+(1 + A)^-1 by forward substitution in diagonal blocks of 16, then block by block. Decays are summed up one by one,
+as differences of sums from the begin would lose the digits that matter. Products are float32's own: in three parts
 of TF32, which are as exact, they do not fit in registers.
 
 Bytes of a decode step: S once each way, 8 * value_heads * key_dim * value_dim a sequence.
@@ -99,14 +99,16 @@ def step(
                 i_q = head // SHARES * K_DIM + i_k
                 q = tl.load(p_q + token * q_stride + i_q, mask=i_k < K_DIM, other=0.0).to(tl.float32) * scale
                 k = tl.load(p_k + token * k_stride + i_q, mask=i_k < K_DIM, other=0.0).to(tl.float32)
-                v = tl.load(p_v + token * v_stride + head * V_DIM + i_v, mask=i_v < V_DIM, other=0.0).to(tl.float32)
+                v = tl.load(p_v + token * v_stride + head * V_DIM + i_v, mask=i_v < V_DIM, other=0.0).to(
+                    tl.float32
+                )
                 fade = tl.exp(tl.load(p_decay + token * decay_stride + head))
                 beta = tl.load(p_beta + token * beta_stride + head)
                 delta = (v - fade * tl.sum(state * k, 0)[None, :]) * beta
                 out = fade * tl.sum(state * q, 0)[None, :] + tl.sum(q * k) * delta
                 state = state * fade + k * delta
-                p = p_out + (token * VALUE_HEADS + head) * V_DIM + i_v
-                tl.store(p, rounded(out, p_out.dtype.element_ty), mask=i_v < V_DIM)
+                p_here = p_out + (token * VALUE_HEADS + head) * V_DIM + i_v
+                tl.store(p_here, rounded(out, p_out.dtype.element_ty), mask=i_v < V_DIM)
             row = tl.load(p_row + piece).to(tl.int64)
             tl.store(p_state + row * (VALUE_HEADS * K_DIM * V_DIM) + i_state, state, mask=m)
             begin = end
@@ -181,7 +183,9 @@ def walk(
                 p_after = p_decay + (token + 1) * decay_stride + head
                 after = tl.load(p_after, mask=(token + 1 < end) & (tl.arange(0, CHUNK) < CHUNK - 1), other=0.0)
                 beta = tl.load(p_beta + token * beta_stride + head, mask=m, other=0.0)[:, None]
-                v = tl.load(p_v + token[:, None] * v_stride + head * V_DIM + i_v, mask=m_v, other=0.0).to(tl.float32)
+                v = tl.load(p_v + token[:, None] * v_stride + head * V_DIM + i_v, mask=m_v, other=0.0).to(
+                    tl.float32
+                )
                 p_queries = p_q + token[:, None] * q_stride + head // SHARES * K_DIM
                 p_keys = p_k + token[:, None] * k_stride + head // SHARES * K_DIM
                 key_key = tl.zeros([CHUNK, CHUNK], tl.float32)
@@ -263,7 +267,10 @@ def delta_net(
     arguments |= {f"{name}_stride": x.stride(0) for name, x in (("q", q), ("k", k), ("v", v))}
     arguments |= {"decay_stride": decay.stride(0), "beta_stride": beta.stride(0), "scale": key_dim**-0.5}
     arguments |= {"p_state": cache.matrix, "p_start": batch.query_start, "p_rows": batch.rows}
-    arguments |= {"p_first": pieces.first if pieces else None, "p_end": pieces.end if pieces else batch.query_start}
+    arguments |= {
+        "p_first": pieces.first if pieces else None,
+        "p_end": pieces.end if pieces else batch.query_start,
+    }
     arguments |= {"p_row": pieces.row if pieces else batch.rows, "SAVED": pieces is not None, "FEW": FEW}
     arguments |= {"VALUE_HEADS": heads, "SHARES": heads // k.shape[1], "K_DIM": key_dim, "V_DIM": value_dim}
     arguments |= {"BLOCK_V": columns}

@@ -4,8 +4,8 @@ rms:   mean = 0, factor = 1 / sqrt(sum(x^2) / K + eps)
 layer: mean = sum(x) / K, factor = 1 / sqrt(sum((x - mean)^2) / K + eps)
 unit:  mean = 0, factor = 1 / sqrt(sum(x^2) + 1e-6), in float32
 
-then y * silu(gate), or residual + y * scale. x: any leading shape whose rows lie at two strides at most, weight: [K]
-float32 or none.
+then y * silu(gate), or residual + y * scale. x: any leading shape, copied only if its rows lie at more than two
+strides; weight: [K] float32 or none.
 
 Bytes: x and y once each, the weight once a program. Rows longer than WIDEST are read twice or three times, the
 second time from a cache.

@@ -1,5 +1,5 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
 
-from localllm.runtime.kernels.gpu import activations, angles, causal_conv, delta_net, norms, rope_append
+from localllm.runtime.kernels.gpu import activations, angles, causal_conv, delta_net, norms, rope_append, step
 
-__all__ = ["activations", "angles", "causal_conv", "delta_net", "norms", "rope_append"]
+__all__ = ["activations", "angles", "causal_conv", "delta_net", "norms", "rope_append", "step"]

@@ -1,9 +1,9 @@
 """Everything between the product of q, k and v and attention, in one kernel: norms of heads, rotation, growth of
 queries, keys and values into the cache, in 8 bits where the cache has them.
 
-Each vector of a head is read, changed and written once; numbers are rounded where plain torch rounds them, so that a
-cache holds the same bits whichever path wrote it. A program takes HEADS heads of one token that are all of q, all of
-k or all of v.
+Each vector of a head is read, changed and written once; numbers are rounded where plain torch rounds them, so that
+a cache holds the same bits whichever path wrote it. A program takes HEADS heads of one token that are all of q, all
+of k or all of v.
 
 Bytes: a token's row of the product once, q once, keys and values once. A "whole" norm reads the row of q or k once
 more for each program, from a cache.
@@ -39,8 +39,8 @@ TO_WHOLE: tl.constexpr = tl.constexpr(
 
 @triton.jit
 def e4m3_bits(x):
-    """The bits of float32 numbers from -448 to 448 or NaN as e4m3, rounded half to even; not every architecture has
-    the type."""
+    """The bits of float32 numbers from -448 to 448 or NaN as e4m3, rounded half to even; not every architecture
+    has the type."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
@@ -145,7 +145,7 @@ def turned(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Heads of q or k at p [heads, 1], normed and turned -> [heads, dim] float32 that hold numbers of their dtype."""
+    """Heads of q or k at p [heads, 1], normed and turned -> [heads, dim] float32 holding numbers of their dtype."""
     TYPE: tl.constexpr = p_row.dtype.element_ty
     x = tl.load(p + i, mask=m, other=0.0).to(tl.float32)
     if HALF > 0:  # all loads before the first sum

@@ -1,4 +1,4 @@
-"""All that happens between the product of q, k and v and attention, under Triton's interpreter against plain torch:
+"""All between the product of q, k and v and attention, under Triton's interpreter against plain torch:
 what lies in the cache is the same but where a sum's last bit decides, and nothing else is written."""
 
 from dataclasses import replace
