@@ -2,11 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-<<<<<<< HEAD
 from functools import cached_property
-=======
 from typing import Any
->>>>>>> main
 
 import torch
 from torch import Tensor

@@ -7,6 +7,7 @@ million turns lose no more than 1e-10, and what is left, at most pi / 4, goes in
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import triton
@@ -55,7 +56,12 @@ def takes(positions: Tensor, frequencies: Tensor, _: float) -> str | None:
 def angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
     half = len(frequencies)
     cos, sin = (frequencies.new_empty(len(positions), 1, half) for _ in range(2))
-    arguments = {"p_positions": positions, "p_frequencies": frequencies, "p_cos": cos, "p_sin": sin}
+    arguments: dict[str, Any] = {
+        "p_positions": positions,
+        "p_frequencies": frequencies,
+        "p_cos": cos,
+        "p_sin": sin,
+    }
     arguments |= {"size": cos.numel(), "half": half, "magnitude": magnitude, "BLOCK": 128}
     if cos.numel():
         start(turns, (triton.cdiv(cos.numel(), 128),), 4, device=positions.device, **arguments)

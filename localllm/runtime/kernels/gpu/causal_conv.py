@@ -29,7 +29,7 @@ CHANNELS = 256  # of a program: 32 programs a token of 8,192 channels
 
 @triton.jit
 def inputs(p_x, p_kept, at, i, m, stride, CHANNELS: tl.constexpr, KEPT: tl.constexpr):
-    """Inputs of a sequence at places `at` [n, 1], counted from its first token here; what is before, from its row."""
+    """Inputs of a sequence at places `at` [n, 1], counted from its first token; those before, from its row."""
     x = tl.load(p_x + at * stride + i, mask=m & (at >= 0), other=0.0).to(tl.float32)
     if KEPT > 0:
         before = tl.load(p_kept + (at + KEPT) * CHANNELS + i, mask=m & (at < 0), other=0.0).to(tl.float32)
@@ -71,7 +71,7 @@ def convolve(
         p_x += tl.cast(begin, tl.int64) * stride
         p_own = p_kept + tl.load(p_rows + sequence).to(tl.int64) * (KEPT * CHANNELS)
         total = tl.zeros([TOKENS, BLOCK], tl.float32)
-        for tap in tl.static_range(KERNEL):
+        for tap in range(KERNEL):
             weight = tl.load(p_taps + tap * CHANNELS + i, mask=i < CHANNELS, other=0.0)
             total += inputs(p_x, p_own, at - (KEPT - tap), i, m, stride, CHANNELS, KEPT) * weight
         if SILU:

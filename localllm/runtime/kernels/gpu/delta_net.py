@@ -19,6 +19,7 @@ Bytes of a decode step: S once each way, 8 * value_heads * key_dim * value_dim a
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import triton
@@ -104,8 +105,8 @@ def step(
                 )
                 fade = tl.exp(tl.load(p_decay + token * decay_stride + head))
                 beta = tl.load(p_beta + token * beta_stride + head)
-                delta = (v - fade * tl.sum(state * k, 0)[None, :]) * beta
-                out = fade * tl.sum(state * q, 0)[None, :] + tl.sum(q * k) * delta
+                delta = (v - fade * tl.sum(state * k, 0, keep_dims=True)) * beta
+                out = fade * tl.sum(state * q, 0, keep_dims=True) + tl.sum(q * k) * delta
                 state = state * fade + k * delta
                 p_here = p_out + (token * VALUE_HEADS + head) * V_DIM + i_v
                 tl.store(p_here, rounded(out, p_out.dtype.element_ty), mask=i_v < V_DIM)
@@ -122,8 +123,8 @@ def solved(a, x, i, j, CHUNK: tl.constexpr):
     diagonal = tl.where(near, a, 0.0)
     inverse = tl.where(i == j, 1.0, 0.0)
     for c in range(15):
-        column = tl.sum(tl.where(j % 16 == c, diagonal, 0.0), 1)[:, None]
-        row = tl.sum(tl.where((i % 16 == c) & near, inverse, 0.0), 0)[None, :]
+        column = tl.sum(tl.where(j % 16 == c, diagonal, 0.0), 1, keep_dims=True)
+        row = tl.sum(tl.where((i % 16 == c) & near, inverse, 0.0), 0, keep_dims=True)
         inverse -= tl.where(near, column * row, 0.0)
     # 1 + a = (diagonal blocks) (1 + b), and b^2 = 0
     b = dot(inverse, tl.where(near, 0.0, a), tl.zeros_like(a))
@@ -263,7 +264,7 @@ def delta_net(
     columns = min(COLUMNS, max(16, triton.next_power_of_2(value_dim)))
     sequences = len(batch.query_start) - 1
     grid = (sequences * heads, triton.cdiv(value_dim, columns))
-    arguments = {"p_q": q, "p_k": k, "p_v": v, "p_decay": decay, "p_beta": beta, "p_out": out}
+    arguments: dict[str, Any] = {"p_q": q, "p_k": k, "p_v": v, "p_decay": decay, "p_beta": beta, "p_out": out}
     arguments |= {f"{name}_stride": x.stride(0) for name, x in (("q", q), ("k", k), ("v", v))}
     arguments |= {"decay_stride": decay.stride(0), "beta_stride": beta.stride(0), "scale": key_dim**-0.5}
     arguments |= {"p_state": cache.matrix, "p_start": batch.query_start, "p_rows": batch.rows}

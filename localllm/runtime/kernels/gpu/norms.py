@@ -57,6 +57,7 @@ def norm(
     PDL: tl.constexpr,
 ):
     i = tl.arange(0, BLOCK)[None, :]
+    weight = 1.0
     if WEIGHTED:
         weight = tl.load(p_weight + i, mask=i < columns, other=0.0)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)

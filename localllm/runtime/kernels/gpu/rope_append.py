@@ -2,8 +2,7 @@
 queries, keys and values into the cache, in 8 bits where the cache has them.
 
 Each vector of a head is read, changed and written once; numbers are rounded where plain torch rounds them, so that
-a cache holds the same bits whichever path wrote it. A program takes HEADS heads of one token that are all of q, all
-of k or all of v.
+a cache holds the same bits whichever path wrote it. A program takes HEADS heads of one token, of q, of k or of v.
 
 Bytes: a token's row of the product once, q once, keys and values once. A "whole" norm reads the row of q or k once
 more for each program, from a cache.
@@ -32,9 +31,7 @@ HEADS = 4  # of a program; depends on nothing, so that sums keep their order
 WIDEST = 1024  # a head
 AT_ONCE = 1024  # numbers of a whole row
 TINY: tl.constexpr = tl.constexpr(torch.finfo(SCALE).tiny)
-TO_WHOLE: tl.constexpr = tl.constexpr(
-    1.5 * 2.0**23
-)  # added to a small float32 and taken off, rounds it half to even
+TO_WHOLE: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken off, rounds a small float32 half to even
 
 
 @triton.jit
@@ -50,13 +47,13 @@ def e4m3_bits(x):
 
 
 @triton.jit
-def quantized(x, m, FORM_MOST: tl.constexpr):
+def quantized(x, m, FORM_MOST: tl.constexpr, SCALE_TYPE: tl.constexpr):
     """x: [heads, dim] float32 -> 8 bits each, and bfloat16 scales [heads]; as quant/vectors.py says."""
     x = tl.where(m, x, 0.0)
     largest = tl.max(tl.abs(x), 1)
     scale = tl.maximum(tl.div_rn(largest, FORM_MOST + tl.zeros_like(largest)), TINY)
     scale += tl.sum(x * 0.0, 1)  # NaN and infinity make it NaN
-    scale = rounded(scale, tl.bfloat16)
+    scale = rounded(scale, SCALE_TYPE)
     x = tl.div_rn(x, (tl.zeros_like(x) + scale.to(tl.float32)[:, None]))
     if FORM_MOST == 127.0:
         x = (x + TO_WHOLE) - TO_WHOLE
@@ -72,7 +69,7 @@ def keep(
     if slot >= 0:
         row = slot * HEADS_KEPT + head
         if FORM_MOST > 0:
-            bits, scale = quantized(x, m, FORM_MOST)
+            bits, scale = quantized(x, m, FORM_MOST, p_scale.dtype.element_ty)
             tl.store(p_rows + row[:, None] * DIM + i, bits, mask=m)
             tl.store(p_scale + row, scale, mask=head < HEADS_KEPT)
         else:
@@ -82,7 +79,9 @@ def keep(
 @triton.jit
 def moments(x, m, p_row, KIND: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, PART: tl.constexpr, eps):
     """The mean that a norm takes off and the factor that it multiplies by, [heads, 1]."""
-    if WHOLE:
+    if KIND == "none":
+        return 0.0, 1.0
+    elif WHOLE:
         tl.static_assert(KIND == "rms")
         squares = tl.zeros([PART], tl.float32)
         for begin in range(0, SIZE, PART):
@@ -92,11 +91,11 @@ def moments(x, m, p_row, KIND: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.const
         mean = tl.zeros([1, 1], tl.float32)
         return mean, mean + tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
     else:
-        mean = tl.sum(x * 0.0, 1)[:, None]
+        mean = tl.zeros([1, 1], tl.float32)
         if KIND == "layer":
-            mean = (tl.sum(x, 1) / SIZE)[:, None]
+            mean = tl.sum(x, 1, keep_dims=True) / SIZE
             x = tl.where(m, x - mean, 0.0)
-        return mean, tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]
+        return mean, tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / SIZE + eps)
 
 
 @triton.jit
@@ -145,17 +144,18 @@ def turned(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Heads of q or k at p [heads, 1], normed and turned -> [heads, dim] float32 holding numbers of their dtype."""
+    """Heads of q or k at p [heads, 1], normed and turned -> [heads, dim] float32 with numbers of their dtype."""
     TYPE: tl.constexpr = p_row.dtype.element_ty
     x = tl.load(p + i, mask=m, other=0.0).to(tl.float32)
+    y, cos, sin, turning = x, 1.0, 0.0, m
     if HALF > 0:  # all loads before the first sum
         turning = m & (i < 2 * HALF)
         y = tl.load(p + partner_of(i, HALF, INTERLEAVED), mask=turning, other=0.0).to(tl.float32)
         pair = i // 2 if INTERLEAVED else i % HALF
         cos = tl.load(p_cos + pair, mask=i < 2 * HALF, other=1.0)
         sin = tl.load(p_sin + pair, mask=i < 2 * HALF, other=0.0)
+    mean, factor = moments(x, m, p_row, KIND, SIZE, WHOLE, PART, eps)
     if KIND != "none":
-        mean, factor = moments(x, m, p_row, KIND, SIZE, WHOLE, PART, eps)
         x = rounded((x - mean) * factor * x_weight, TYPE).to(tl.float32)
     if HALF > 0:
         if KIND != "none":
@@ -221,6 +221,7 @@ def rope_append_rows(
         x_weight, y_weight = gammas(p_q_weight, head, i, m, DIM, Q_WEIGHTED, WHOLE, HALF, INTERLEAVED)
         wait_for_inputs(PDL)
         let_next_start(PDL)
+        position = 0.0
         if GROWS:
             position = tl.load(p_positions + token).to(tl.float32)
         x = turned(
