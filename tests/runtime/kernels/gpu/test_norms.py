@@ -12,7 +12,7 @@ from tests.runtime.kernels.harness import check
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 DTYPES = [torch.float32, torch.bfloat16]
-SHAPES = [(1, 64), (3, 100), (17, 128), (2, 3, 5), (1, 2049), (2, 4096), (1, 1, 1)]
+SHAPES = [(3, 100), (17, 128), (2, 3, 5), (1, 2049), (1, 1, 1)]
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

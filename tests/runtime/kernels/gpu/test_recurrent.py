@@ -69,8 +69,7 @@ def test_single_tokens(spans: list[tuple[int, int]], dtype: torch.dtype) -> None
     compare_rows(make)
 
 
-@pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("fading", [0.01, 30.0])
+@pytest.mark.parametrize(("saved", "fading"), [(False, 0.01), (True, 30.0)])
 @pytest.mark.parametrize("spans", SPANS, ids=str)
 def test_spans(spans: list[tuple[int, int]], fading: float, saved: bool) -> None:
     config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=24, value_dim=12, kernel=4)
@@ -115,10 +114,9 @@ def test_a_token_has_the_same_bits_whatever_stands_beside_it() -> None:
         assert torch.equal(KERNELS["delta_net"][0].run(*each, cache, alone)[0], together[t])
 
 
-@pytest.mark.parametrize("silu", [False, True])
-@pytest.mark.parametrize("kernel", [1, 2, 4])
+@pytest.mark.parametrize(("kernel", "silu"), [(1, False), (2, True), (4, False), (4, True)])
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("spans", [*SINGLE, [(5, 4), (4, 4)], SPANS[2]], ids=str)
+@pytest.mark.parametrize("spans", [SINGLE[1], SPANS[0], [(9, 1), (40, 39)]], ids=str)
 def test_convolution(spans: list[tuple[int, int]], saved: bool, kernel: int, silu: bool) -> None:
     config = DeltaNetConfig(1, 1, 100, 60, kernel)  # 260 channels: more than a program has
     batch, tokens = step(spans, saved), sum(count for _, count in spans)
