@@ -82,12 +82,14 @@ def convolve(
             kept = tl.arange(0, KEPT_BLOCK)[:, None].to(tl.int64)
             m_kept = (kept < KEPT) & (i < CHANNELS)
             first, last = pieces_of(p_first, sequence, SAVED)
-            for piece in range(first, last):  # the last one's row is the sequence's own
+            piece = first
+            while piece < last:  # the last one's row is the sequence's own
                 end = tl.load(p_end + piece + 1) - begin
                 state = inputs(p_x, p_own, end - KEPT + kept, i, m_kept, stride, CHANNELS, KEPT)
                 p_to = p_kept + tl.load(p_row + piece).to(tl.int64) * (KEPT * CHANNELS)
                 tl.debug_barrier()  # all threads have read
                 tl.store(p_to + kept * CHANNELS + i, state.to(p_kept.dtype.element_ty), mask=m_kept)
+                piece += 1
 
 
 def takes(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, silu: bool) -> str | None:

@@ -93,9 +93,11 @@ def step(
         row = tl.load(p_rows + sequence).to(tl.int64)
         state = tl.load(p_state + row * (VALUE_HEADS * K_DIM * V_DIM) + i_state, mask=m, other=0.0)
         first, last = pieces_of(p_first, sequence, SAVED)
-        for piece in range(first, last):
+        piece = first
+        while piece < last:
             end = tl.load(p_end + piece + 1)
-            for t in range(begin, end):
+            t = begin
+            while t < end:
                 token = tl.cast(t, tl.int64)
                 i_q = head // SHARES * K_DIM + i_k
                 q = tl.load(p_q + token * q_stride + i_q, mask=i_k < K_DIM, other=0.0).to(tl.float32) * scale
@@ -110,9 +112,11 @@ def step(
                 state = state * fade + k * delta
                 p_here = p_out + (token * VALUE_HEADS + head) * V_DIM + i_v
                 tl.store(p_here, rounded(out, p_out.dtype.element_ty), mask=i_v < V_DIM)
+                t += 1
             row = tl.load(p_row + piece).to(tl.int64)
             tl.store(p_state + row * (VALUE_HEADS * K_DIM * V_DIM) + i_state, state, mask=m)
             begin = end
+            piece += 1
 
 
 @triton.jit
@@ -174,9 +178,11 @@ def walk(
         own = tl.load(p_rows + sequence).to(tl.int64)
         p_own = p_state + (own * VALUE_HEADS + head) * (K_DIM * V_DIM)
         first, last = pieces_of(p_first, sequence, SAVED)
-        for piece in range(first, last):
+        piece = first
+        while piece < last:
             end = tl.load(p_end + piece + 1)
-            for chunk in range(begin, end, CHUNK):
+            chunk = begin
+            while chunk < end:
                 token = tl.cast(chunk, tl.int64) + tl.arange(0, CHUNK)
                 m = token < end
                 m_v = m[:, None] & (i_v < V_DIM)
@@ -224,6 +230,7 @@ def walk(
                     state = dot(tl.trans(k), delta, tl.load(p, mask=m_s, other=0.0) * fade)
                     tl.store(p, state, mask=m_s)
                 tl.debug_barrier()  # the state is written
+                chunk += CHUNK
             saved = tl.load(p_row + piece).to(tl.int64)
             p_saved = p_state + (saved * VALUE_HEADS + head) * (K_DIM * V_DIM)
             if saved != own:
@@ -233,6 +240,7 @@ def walk(
                     state = tl.load(p_own + i_k[:, None] * V_DIM + i_v, mask=m_s, other=0.0)
                     tl.store(p_saved + i_k[:, None] * V_DIM + i_v, state, mask=m_s)
             begin = end
+            piece += 1
 
 
 def takes(
