@@ -1,5 +1,14 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
 
-from localllm.runtime.kernels.gpu import activations, angles, causal_conv, delta_net, norms, rope_append, step
+from localllm.runtime.kernels.gpu import (
+    activations,
+    angles,
+    causal_conv,
+    delta_net,
+    norms,
+    rope_append,
+    sampling,
+    step,
+)
 
-__all__ = ["activations", "angles", "causal_conv", "delta_net", "norms", "rope_append", "step"]
+__all__ = ["activations", "angles", "causal_conv", "delta_net", "norms", "rope_append", "sampling", "step"]
