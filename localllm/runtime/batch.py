@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -69,6 +70,16 @@ ON_THE_DEVICE = OnTheDevice()
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """The parts of spans after which a recurrent state goes to a row, for kernels: those of sequence i are
+    first[i] .. first[i + 1] - 1, and piece p ends before the token end[p + 1]."""
+
+    first: Tensor  # [B + 1] int32
+    end: Tensor  # [P + 1] int32
+    row: Tensor  # [P] int32
+
+
+@dataclass(frozen=True)
 class Batch:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
@@ -88,6 +99,19 @@ class Batch:
     # Made once a step, for all layers:
     angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [T, 1, dim / 2]
     masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        """None where each span is one piece: no state is saved inside one."""
+        if self.spans is ON_THE_DEVICE or not any(span.saves for span in self.spans):
+            return None
+        first, end, row = [0], [0], []
+        for span in self.spans:
+            for piece, place in span.pieces():
+                end.append(piece.stop)
+                row.append(place)
+            first.append(len(row))
+        return Pieces(*(sent(numbers, torch.int32, self.token_ids.device) for numbers in (first, end, row)))
 
     @classmethod
     def of(

@@ -5,10 +5,19 @@ import os
 
 import torch
 
+from localllm.runtime.kernels.add_normed import add_normed
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
-from localllm.runtime.kernels.elementwise import gated, gated_rms_norm, layer_norm, rms_norm, rotate, unit
+from localllm.runtime.kernels.elementwise import (
+    angles,
+    gated,
+    gated_rms_norm,
+    layer_norm,
+    rms_norm,
+    rotate,
+    unit,
+)
 from localllm.runtime.kernels.experts import experts
 from localllm.runtime.kernels.fused import fused_linear
 from localllm.runtime.kernels.latent import latent_attention
@@ -17,6 +26,8 @@ from localllm.runtime.kernels.registry import explain
 from localllm.runtime.kernels.rope_append import rope_append
 
 __all__ = [
+    "add_normed",
+    "angles",
     "attention",
     "causal_conv",
     "delta_net",

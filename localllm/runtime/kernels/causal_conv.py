@@ -4,14 +4,22 @@ y_t = sum_j taps[j] * x_{t - kernel + 1 + j}, where x before the first token is 
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
+from localllm.runtime.kernels.registry import kernel, run
 
 
-def causal_conv(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch) -> Tensor:
-    """x: [T, channels]; taps: [kernel, channels] float32 -> the shape of x, summed in float32"""
+def causal_conv(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, silu: bool = False) -> Tensor:
+    """x: [T, channels]; taps: [kernel, channels] float32 -> y or silu(y), the shape of x, summed in float32"""
+    return run("causal_conv", x, taps, cache, batch, silu)
+
+
+@kernel("causal_conv", "reference")
+def causal_conv_reference(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, silu: bool) -> Tensor:
+    """Single tokens of all sequences together, longer spans one after another."""
     out, kept = torch.empty_like(x), len(taps) - 1
     if singles := batch.singles:
         before = singles.read(cache.conv)  # [S, kernel - 1, channels]
@@ -31,4 +39,4 @@ def causal_conv(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch) ->
         for piece, row in span.pieces():
             end = piece.stop - span.start
             cache.conv[row] = inputs[end : end + kept]
-    return out
+    return F.silu(out) if silu else out

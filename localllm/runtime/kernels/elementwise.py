@@ -6,6 +6,7 @@ from torch import Tensor
 
 from localllm.arch.config import Activation
 from localllm.runtime.kernels.cpu import norm
+from localllm.runtime.kernels.registry import kernel, run
 
 CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
 
@@ -15,22 +16,46 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     None for one"""
     if norm.takes(x, weight):
         return norm.rms_norm(x, weight, eps)
-    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+    return run("rms_norm", x, weight, eps)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(x) * silu(gate). weight: float32"""
-    return (F.rms_norm(x.float(), (x.shape[-1],), weight, eps) * F.silu(gate.float())).to(x.dtype)
+@kernel("rms_norm", "reference")
+def rms_norm_reference(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return F.rms_norm(wide(x), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
-def unit(x: Tensor) -> Tensor:
-    """x / sqrt(sum(x^2) + 1e-6) over the last dimension, in float32."""
-    return x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6)
+def wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight (Ba et al. 2016, without a bias). weight: float32"""
-    return F.layer_norm(x.float(), (x.shape[-1],), weight, None, eps).to(x.dtype)
+    return run("layer_norm", x, weight, eps)
+
+
+@kernel("layer_norm", "reference")
+def layer_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(wide(x), (x.shape[-1],), weight, None, eps).to(x.dtype)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm(x) * silu(gate). weight: float32"""
+    return run("gated_rms_norm", x, gate, weight, eps)
+
+
+@kernel("gated_rms_norm", "reference")
+def gated_rms_norm_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return (F.rms_norm(wide(x), (x.shape[-1],), weight, eps) * F.silu(wide(gate))).to(x.dtype)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / sqrt(sum(x^2) + 1e-6) over the last dimension, in float32."""
+    return run("unit", x)
+
+
+@kernel("unit", "reference")
+def unit_reference(x: Tensor) -> Tensor:
+    return wide(x) * torch.rsqrt(wide(x).square().sum(-1, keepdim=True) + 1e-6)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
@@ -47,8 +72,25 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     return joined if whole else torch.cat((joined, x[..., width:]), -1)
 
 
+def angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+    """positions: [T] int64; frequencies: [dim / 2] float32, radians per position -> cos and sin of their products
+    times the magnitude, [T, 1, dim / 2] float32 each"""
+    return run("angles", positions, frequencies, magnitude)
+
+
+@kernel("angles", "reference")
+def angles_reference(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+    angle = positions[:, None, None] * frequencies
+    return angle.cos() * magnitude, angle.sin() * magnitude
+
+
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """activation(gate) * up, where gate_up: [T, 2 * n] holds gate first -> [T, n]"""
+    return run("gated", gate_up, activation)
+
+
+@kernel("gated", "reference")
+def gated_reference(gate_up: Tensor, activation: Activation) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     if activation == "silu":
         return F.silu(gate) * up

@@ -45,6 +45,13 @@ def choose(operation: str, *arguments: Any) -> Kernel:
     return next(k for k in KERNELS[operation] if k.when(*arguments) is None)
 
 
+def run(operation: str, *arguments: Any) -> Any:
+    """Of operations that a CPU does often: where only the reference is registered it is called without a question,
+    which would take 0.9 us (a norm of a row of 2,048 takes 5.7)."""
+    kernels = KERNELS[operation]
+    return (kernels[0] if len(kernels) == 1 else choose(operation, *arguments)).run(*arguments)
+
+
 def explain(operation: str, *arguments: Any) -> list[tuple[str, str]]:
     """Every kernel's name with `ok` or its reason to decline; the first `ok` is the one that runs."""
     return [(k.name, k.when(*arguments) or "ok") for k in KERNELS[operation]]

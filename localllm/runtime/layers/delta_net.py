@@ -53,7 +53,7 @@ class DeltaNet:
         x = norm(x) if norm else x  # for two products
         qkv, z = self.qkvz(x).split((c.channels, c.value_heads * c.value_dim), -1)
         b, a = self.ba(x).float().chunk(2, -1)  # [T, value_heads]
-        qkv = F.silu(kernels.causal_conv(qkv, self.taps, cache, batch))
+        qkv = kernels.causal_conv(qkv, self.taps, cache, batch, silu=True)
         qk, v = qkv.split((2 * c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
         q, k = kernels.unit(qk.unflatten(-1, (-1, c.key_dim))).chunk(2, 1)
         v, z = (each.unflatten(-1, (-1, c.value_dim)) for each in (v, z))

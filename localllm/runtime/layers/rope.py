@@ -14,6 +14,7 @@ from localllm.arch.config import (
     RopeConfig,
     YarnScaling,
 )
+from localllm.runtime import kernels
 
 Angles = tuple[Tensor, Tensor]
 
@@ -65,5 +66,4 @@ class Rope:
 
     def angles(self, positions: Tensor) -> Angles:
         """positions: [T] -> cos and sin, [T, 1, dim / 2] float32 each."""
-        angle = positions[:, None, None] * self.frequencies
-        return angle.cos() * self.magnitude, angle.sin() * self.magnitude
+        return kernels.angles(positions, self.frequencies, self.magnitude)

@@ -1,5 +1,29 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
 
-from localllm.runtime.kernels.gpu import decode, latent, prefill, sampling, step
+from localllm.runtime.kernels.gpu import (
+    activations,
+    angles,
+    causal_conv,
+    decode,
+    delta_net,
+    latent,
+    norms,
+    prefill,
+    rope_append,
+    sampling,
+    step,
+)
 
-__all__ = ["decode", "latent", "prefill", "sampling", "step"]
+__all__ = [
+    "activations",
+    "angles",
+    "causal_conv",
+    "decode",
+    "delta_net",
+    "latent",
+    "norms",
+    "prefill",
+    "rope_append",
+    "sampling",
+    "step",
+]

@@ -1,0 +1,251 @@
+"""Norms over the last dimension: y = (x - mean) * factor * weight, where
+
+rms:   mean = 0, factor = 1 / sqrt(sum(x^2) / K + eps)
+layer: mean = sum(x) / K, factor = 1 / sqrt(sum((x - mean)^2) / K + eps)
+unit:  mean = 0, factor = 1 / sqrt(sum(x^2) + 1e-6), in float32
+
+then y * silu(gate), or residual + y * scale. x: any leading shape, copied only if its rows lie at more than two
+strides; weight: [K] float32 or none.
+
+Bytes: x and y once each, the weight once a program. Rows longer than WIDEST are read twice or three times, the
+second time from a cache.
+"""
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.rounding import rounded
+from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.registry import kernel
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+WIDEST = 2**14  # columns that a program holds in registers: 32 a thread of 16 warps
+LONGEST = 2**16
+TILE = 2**11  # numbers of short rows that one program takes
+AT_ONCE = 2**13  # of a long row
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm(
+    p_x,
+    p_weight,
+    p_gate,
+    p_residual,
+    p_y,
+    rows,
+    columns,
+    x_count,  # rows that lie at the inner stride
+    x_outer,
+    x_inner,
+    gate_count,
+    gate_outer,
+    gate_inner,
+    eps,
+    scale,
+    KIND: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    i = tl.arange(0, BLOCK)[None, :]
+    weight = 1.0
+    if WEIGHTED:
+        weight = tl.load(p_weight + i, mask=i < columns, other=0.0)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    m = (row < rows) & (i < columns)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    x = tl.load(p_x + row // x_count * x_outer + row % x_count * x_inner + i, mask=m, other=0.0).to(tl.float32)
+    if KIND == "layer":
+        x = tl.where(m, x - (tl.sum(x, 1) / columns)[:, None], 0.0)
+    squares = tl.sum(x * x, 1)
+    factor = tl.rsqrt((squares if KIND == "unit" else squares / columns) + eps)
+    y = x * factor[:, None]
+    if WEIGHTED:
+        y *= weight
+    if GATED:
+        p = p_gate + row // gate_count * gate_outer + row % gate_count * gate_inner + i
+        gate = tl.load(p, mask=m, other=0.0).to(tl.float32)
+        y *= gate * tl.sigmoid(gate)
+    if ADDED:
+        y = tl.load(p_residual + row * columns + i, mask=m, other=0.0).to(tl.float32) + y * scale
+    tl.store(p_y + row * columns + i, rounded(y, p_y.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def norm_of_long_rows(
+    p_x,
+    p_weight,
+    p_y,
+    columns,
+    x_count,
+    x_outer,
+    x_inner,
+    eps,
+    KIND: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    i = tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    p_x += row // x_count * x_outer + row % x_count * x_inner
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    mean = 0.0
+    if KIND == "layer":
+        total = tl.zeros([BLOCK], tl.float32)
+        for begin in range(0, columns, BLOCK):
+            total += tl.load(p_x + begin + i, mask=begin + i < columns, other=0.0).to(tl.float32)
+        mean = tl.sum(total, 0) / columns
+    squares = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, columns, BLOCK):
+        m = begin + i < columns
+        x = tl.where(m, tl.load(p_x + begin + i, mask=m, other=0.0).to(tl.float32) - mean, 0.0)
+        squares += x * x
+    factor = tl.rsqrt(tl.sum(squares, 0) / columns + eps)
+    for begin in range(0, columns, BLOCK):
+        m = begin + i < columns
+        y = (tl.load(p_x + begin + i, mask=m, other=0.0).to(tl.float32) - mean) * factor
+        if WEIGHTED:
+            y *= tl.load(p_weight + begin + i, mask=m, other=0.0)
+        tl.store(p_y + row * columns + begin + i, rounded(y, p_y.dtype.element_ty), mask=m)
+
+
+def placed(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """(x, how many of its rows lie at the inner stride, outer stride, inner stride); a copy where two strides do
+    not say where its rows lie."""
+    sizes: list[list[int]] = []  # [size, stride], neighbours joined
+    for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
+        if size == 1:
+            continue
+        if sizes and sizes[-1][1] == size * stride:
+            sizes[-1] = [sizes[-1][0] * size, stride]
+        else:
+            sizes.append([size, stride])
+    if len(sizes) > 2 or x.stride(-1) != 1:
+        return placed(x.contiguous())
+    outer, inner = [[1, 0], [1, 0], *sizes][-2:]
+    return x, inner[0], outer[1], inner[1]
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    kind: str,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """A program takes one row, or several short ones; how many depends on their length alone, so that the order of
+    its sums does not change with the number of rows."""
+    y = torch.empty(x.shape, dtype=torch.float32 if kind == "unit" else x.dtype, device=x.device)
+    if not x.numel():
+        return y
+    columns, rows = x.shape[-1], prod(x.shape[:-1])
+    x, x_count, x_outer, x_inner = placed(x)
+    common = {"p_x": x, "p_weight": weight, "p_y": y, "columns": columns, "eps": eps, "x_count": x_count}
+    common |= {"x_outer": x_outer, "x_inner": x_inner, "KIND": kind, "WEIGHTED": weight is not None}
+    if columns > WIDEST:
+        start(norm_of_long_rows, (rows,), 16, device=x.device, **common, BLOCK=AT_ONCE)
+        return y
+    gate, gate_count, gate_outer, gate_inner = (None, 1, 0, 0) if gate is None else placed(gate)
+    block = triton.next_power_of_2(columns)
+    tile = max(1, TILE // block)
+    start(
+        norm,
+        (triton.cdiv(rows, tile),),
+        min(16, max(4, block // 512)),  # two 128-bit loads of bfloat16 a thread
+        device=x.device,
+        **common,
+        p_gate=gate,
+        p_residual=None if residual is None else residual.contiguous(),
+        rows=rows,
+        gate_count=gate_count,
+        gate_outer=gate_outer,
+        gate_inner=gate_inner,
+        scale=scale,
+        GATED=gate is not None,
+        ADDED=residual is not None,
+        ROWS=tile,
+        BLOCK=block,
+    )
+    return y
+
+
+def takes(x: Tensor, weight: Tensor | None, most: int = LONGEST) -> str | None:
+    if reason := needs_gpu(x):
+        return reason
+    if x.dtype not in FLOATS:
+        return f"x is in {x.dtype}"
+    if weight is not None and (weight.dtype != torch.float32 or not weight.is_contiguous()):
+        return "the weight is not float32, or has gaps"
+    return None if x.shape[-1] <= most else f"a row is longer than {most}"
+
+
+def takes_norm(x: Tensor, weight: Tensor | None, _: float) -> str | None:
+    return takes(x, weight)
+
+
+def takes_gate(x: Tensor, gate: Tensor, weight: Tensor, _: float) -> str | None:
+    return takes(x, weight, WIDEST) or (None if gate.shape == x.shape else "x and gate differ in shape")
+
+
+def takes_unit(x: Tensor) -> str | None:
+    return takes(x, None, WIDEST)
+
+
+def takes_sum(residual: Tensor, x: Tensor, norm: Norm, _: float) -> str | None:
+    return takes(x, norm.weight, WIDEST)
+
+
+@kernel("rms_norm", "triton-rows", takes_norm, first=True)
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return launch(x, weight, eps, "rms")
+
+
+@kernel("layer_norm", "triton-rows", takes_norm, first=True)
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return launch(x, weight, eps, "layer")
+
+
+@kernel("gated_rms_norm", "triton-rows", takes_gate, first=True)
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return launch(x, weight, eps, "rms", gate=gate)
+
+
+@kernel("unit", "triton-rows", takes_unit, first=True)
+def unit(x: Tensor) -> Tensor:
+    return launch(x, None, 1e-6, "unit")
+
+
+@kernel("add_normed", "triton-rows", takes_sum, first=True)
+def add_normed(residual: Tensor, x: Tensor, norm: Norm, scale: float) -> Tensor:
+    return launch(x, norm.weight, norm.eps, norm.kind, residual=residual, scale=scale)
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def weight(size: int) -> Tensor:
+        return empty(size, dtype=torch.float32)
+
+    for columns in (2048, 4096, 16384):
+        yield f"RMS of rows of {columns}", lambda n=columns: rms_norm(empty(8, n), weight(n), 1e-5)
+    yield "RMS of rows of 65536", lambda: rms_norm(empty(8, 65536), weight(65536), 1e-5)
+    yield "RMS of 4096, added", lambda: add_normed(empty(8, 4096), empty(8, 4096), Norm(weight(4096), 1e-6), 1.0)
+    yield (
+        "RMS of heads of 128, gated",
+        lambda: gated_rms_norm(empty(8, 32, 128), empty(8, 32, 128), weight(128), 1e-6),
+    )

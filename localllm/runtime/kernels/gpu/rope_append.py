@@ -1,0 +1,378 @@
+"""Everything between the product of q, k and v and attention, in one kernel: norms of heads, rotation, growth of
+queries, keys and values into the cache, in 8 bits where the cache has them.
+
+Each vector of a head is read, changed and written once; numbers are rounded where plain torch rounds them, so that
+a cache holds the same bits whichever path wrote it. A program takes HEADS heads of one token, of q, of k or of v.
+
+Bytes: a token's row of the product once, q once, keys and values once. A "whole" norm reads the row of q or k once
+more for each program, from a cache.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.arch.config import AttentionConfig, QueryGrowth, RopeConfig
+from localllm.quant.vectors import MOST, SCALE
+from localllm.runtime.batch import Batch
+from localllm.runtime.cache import KVCache, bits_of
+from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.norms import FLOATS
+from localllm.runtime.kernels.gpu.rounding import rounded
+from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.registry import kernel
+from localllm.runtime.kernels.rope_append import Angles
+
+HEADS = 4  # of a program; depends on nothing, so that sums keep their order
+WIDEST = 1024  # a head
+AT_ONCE = 1024  # numbers of a whole row
+TINY: tl.constexpr = tl.constexpr(torch.finfo(SCALE).tiny)
+TO_WHOLE: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken off, rounds a small float32 half to even
+
+
+@triton.jit
+def e4m3_bits(x):
+    """The bits of float32 numbers from -448 to 448 or NaN as e4m3, rounded half to even; not every architecture
+    has the type."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+    subnormal = (tl.abs(x) * 512.0 + TO_WHOLE) - TO_WHOLE
+    code = tl.where(size < 0x3C800000, subnormal.to(tl.int32), normal)  # 2^-6
+    return tl.where(size > 0x7F800000, 0x7F, code | ((bits >> 24) & 0x80)).to(tl.int8)
+
+
+@triton.jit
+def quantized(x, m, FORM_MOST: tl.constexpr, SCALE_TYPE: tl.constexpr):
+    """x: [heads, dim] float32 -> 8 bits each, and bfloat16 scales [heads]; as quant/vectors.py says."""
+    x = tl.where(m, x, 0.0)
+    largest = tl.max(tl.abs(x), 1)
+    scale = tl.maximum(tl.div_rn(largest, FORM_MOST + tl.zeros_like(largest)), TINY)
+    scale += tl.sum(x * 0.0, 1)  # NaN and infinity make it NaN
+    scale = rounded(scale, SCALE_TYPE)
+    x = tl.div_rn(x, (tl.zeros_like(x) + scale.to(tl.float32)[:, None]))
+    if FORM_MOST == 127.0:
+        x = (x + TO_WHOLE) - TO_WHOLE
+    x = tl.where(x > FORM_MOST, FORM_MOST, tl.where(x < -FORM_MOST, -FORM_MOST, x))
+    return x.to(tl.int8) if FORM_MOST == 127.0 else e4m3_bits(x), scale
+
+
+@triton.jit
+def keep(
+    p_rows, p_scale, x, slot, head, i, m, HEADS_KEPT: tl.constexpr, DIM: tl.constexpr, FORM_MOST: tl.constexpr
+):
+    """Writes heads of a token to its slot of the cache, unless there is none."""
+    if slot >= 0:
+        row = slot * HEADS_KEPT + head
+        if FORM_MOST > 0:
+            bits, scale = quantized(x, m, FORM_MOST, p_scale.dtype.element_ty)
+            tl.store(p_rows + row[:, None] * DIM + i, bits, mask=m)
+            tl.store(p_scale + row, scale, mask=head < HEADS_KEPT)
+        else:
+            tl.store(p_rows + row[:, None] * DIM + i, rounded(x, p_rows.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def moments(x, m, p_row, KIND: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, PART: tl.constexpr, eps):
+    """The mean that a norm takes off and the factor that it multiplies by, [heads, 1]."""
+    if KIND == "none":
+        return 0.0, 1.0
+    elif WHOLE:
+        tl.static_assert(KIND == "rms")
+        squares = tl.zeros([PART], tl.float32)
+        for begin in range(0, SIZE, PART):
+            i = begin + tl.arange(0, PART)
+            part = tl.load(p_row + i, mask=i < SIZE, other=0.0).to(tl.float32)
+            squares += part * part
+        mean = tl.zeros([1, 1], tl.float32)
+        return mean, mean + tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
+    else:
+        mean = tl.zeros([1, 1], tl.float32)
+        if KIND == "layer":
+            mean = tl.sum(x, 1, keep_dims=True) / SIZE
+            x = tl.where(m, x - mean, 0.0)
+        return mean, tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / SIZE + eps)
+
+
+@triton.jit
+def partner_of(i, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Which number of a head each is turned with."""
+    return (i ^ 1) if INTERLEAVED else tl.where(i < HALF, i + HALF, i - HALF)
+
+
+@triton.jit
+def gammas(
+    p_weight,
+    head,
+    i,
+    m,
+    DIM: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """The norm's weights for the numbers of some heads and for those that they are turned with; else ones."""
+    if WEIGHTED:
+        p_weight += head[:, None] * DIM if WHOLE else tl.zeros_like(head)[:, None]
+        partner = partner_of(i, HALF, INTERLEAVED)
+        turning = m & (i < 2 * HALF)
+        return tl.load(p_weight + i, mask=m, other=0.0), tl.load(p_weight + partner, mask=turning, other=0.0)
+    else:
+        return 1.0, 1.0
+
+
+@triton.jit
+def turned(
+    p,
+    p_row,
+    p_cos,
+    p_sin,
+    x_weight,
+    y_weight,
+    i,
+    m,
+    eps,
+    KIND: tl.constexpr,
+    SIZE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PART: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """Heads of q or k at p [heads, 1], normed and turned -> [heads, dim] float32 with numbers of their dtype."""
+    TYPE: tl.constexpr = p_row.dtype.element_ty
+    x = tl.load(p + i, mask=m, other=0.0).to(tl.float32)
+    y, cos, sin, turning = x, 1.0, 0.0, m
+    if HALF > 0:  # all loads before the first sum
+        turning = m & (i < 2 * HALF)
+        y = tl.load(p + partner_of(i, HALF, INTERLEAVED), mask=turning, other=0.0).to(tl.float32)
+        pair = i // 2 if INTERLEAVED else i % HALF
+        cos = tl.load(p_cos + pair, mask=i < 2 * HALF, other=1.0)
+        sin = tl.load(p_sin + pair, mask=i < 2 * HALF, other=0.0)
+    mean, factor = moments(x, m, p_row, KIND, SIZE, WHOLE, PART, eps)
+    if KIND != "none":
+        x = rounded((x - mean) * factor * x_weight, TYPE).to(tl.float32)
+    if HALF > 0:
+        if KIND != "none":
+            y = rounded((y - mean) * factor * y_weight, TYPE).to(tl.float32)
+        first = (i % 2 == 0) if INTERLEAVED else (i < HALF)
+        x = tl.where(turning, x * cos + tl.where(first, -y, y) * sin, x)
+        x = rounded(x, TYPE).to(tl.float32)
+    return x
+
+
+@triton.jit
+def rope_append_rows(
+    p_x,
+    p_q,
+    p_k,
+    p_v,
+    p_k_scale,
+    p_v_scale,
+    p_slot,
+    p_positions,
+    p_cos,
+    p_sin,
+    p_q_weight,
+    p_k_weight,
+    stride,
+    q_eps,
+    k_eps,
+    v_eps,
+    beta,
+    original,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,  # of keys and values that are made here
+    DIM: tl.constexpr,
+    Q_STEP: tl.constexpr,  # from a head of q to the next: twice as far if its gate stands between
+    V_AT: tl.constexpr,  # where values begin in a row
+    Q_KIND: tl.constexpr,  # "rms", "layer" or no norm
+    K_KIND: tl.constexpr,
+    Q_WEIGHTED: tl.constexpr,
+    K_WEIGHTED: tl.constexpr,
+    WHOLE: tl.constexpr,  # are q and k normed across heads?
+    VALUE_NORM: tl.constexpr,
+    HALF: tl.constexpr,  # pairs that turn in a head
+    INTERLEAVED: tl.constexpr,
+    GROWS: tl.constexpr,
+    FORM_MOST: tl.constexpr,  # the largest number of the cache's 8 bits; 0: it has more
+    HEADS: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    Q_PROGRAMS: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
+    K_PROGRAMS: tl.constexpr = (K_HEADS + HEADS - 1) // HEADS
+    token = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(1)
+    i = tl.arange(0, BLOCK)[None, :]
+    p_x += token * stride
+    p_cos += token * HALF
+    p_sin += token * HALF
+    if program < Q_PROGRAMS:
+        head = program * HEADS + tl.arange(0, HEADS)
+        m = (head[:, None] < Q_HEADS) & (i < DIM)
+        p = p_x + head[:, None] * Q_STEP
+        x_weight, y_weight = gammas(p_q_weight, head, i, m, DIM, Q_WEIGHTED, WHOLE, HALF, INTERLEAVED)
+        wait_for_inputs(PDL)
+        let_next_start(PDL)
+        position = 0.0
+        if GROWS:
+            position = tl.load(p_positions + token).to(tl.float32)
+        x = turned(
+            p, p_x, p_cos, p_sin, x_weight, y_weight, i, m, q_eps,
+            Q_KIND, Q_HEADS * DIM if WHOLE else DIM, WHOLE, PART, HALF, INTERLEAVED,
+        )  # fmt: skip
+        if GROWS:
+            growth = 1.0 + beta * tl.log(1.0 + tl.floor(tl.div_rn(position, original)))
+            x *= rounded(growth, p_q.dtype.element_ty).to(tl.float32)
+        tl.store(p_q + (token * Q_HEADS + head[:, None]) * DIM + i, rounded(x, p_q.dtype.element_ty), mask=m)
+    elif program < Q_PROGRAMS + K_PROGRAMS:
+        head = (program - Q_PROGRAMS) * HEADS + tl.arange(0, HEADS)
+        m = (head[:, None] < K_HEADS) & (i < DIM)
+        p_row = p_x + Q_HEADS * Q_STEP
+        p = p_row + head[:, None] * DIM
+        x_weight, y_weight = gammas(p_k_weight, head, i, m, DIM, K_WEIGHTED, WHOLE, HALF, INTERLEAVED)
+        wait_for_inputs(PDL)
+        let_next_start(PDL)
+        slot = tl.load(p_slot + token)
+        x = turned(
+            p, p_row, p_cos, p_sin, x_weight, y_weight, i, m, k_eps,
+            K_KIND, K_HEADS * DIM if WHOLE else DIM, WHOLE, PART, HALF, INTERLEAVED,
+        )  # fmt: skip
+        keep(p_k, p_k_scale, x, slot, head, i, m, K_HEADS, DIM, FORM_MOST)
+    else:
+        head = (program - Q_PROGRAMS - K_PROGRAMS) * HEADS + tl.arange(0, HEADS)
+        m = (head[:, None] < K_HEADS) & (i < DIM)
+        wait_for_inputs(PDL)
+        let_next_start(PDL)
+        slot = tl.load(p_slot + token)
+        x = tl.load(p_x + V_AT + head[:, None] * DIM + i, mask=m, other=0.0).to(tl.float32)
+        if VALUE_NORM:
+            x *= tl.rsqrt(tl.sum(x * x, 1) / DIM + v_eps)[:, None]
+            x = rounded(x, p_x.dtype.element_ty).to(tl.float32)
+        keep(p_v, p_v_scale, x, slot, head, i, m, K_HEADS, DIM, FORM_MOST)
+
+
+def takes(
+    qkv: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    config: AttentionConfig,
+    angles: Angles | None,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    eps: float,
+) -> str | None:
+    if reason := needs_gpu(qkv):
+        return reason
+    if qkv.dtype not in FLOATS:
+        return f"the product is in {qkv.dtype}"
+    if cache.k.dtype not in MOST and cache.k.dtype != qkv.dtype:
+        return f"the product is in {qkv.dtype}, the cache in {cache.k.dtype}"
+    if config.head_dim > WIDEST:
+        return f"a head is wider than {WIDEST}"
+    whole = config.qk_norm == "whole"
+    if whole and config.output_gate:
+        return "gates stand between the heads that are normed as one"
+    if whole and any(norm and norm.kind == "layer" for norm in (q_norm, k_norm)):
+        return "a mean across heads is taken off"
+    return None
+
+
+@kernel("rope_append", "triton-heads", takes, first=True)
+def rope_append(
+    qkv: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    config: AttentionConfig,
+    angles: Angles | None,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    eps: float,
+) -> tuple[Tensor, Tensor | None]:
+    """One warp a program: four heads of 128 are a 128-bit load of bfloat16 twice a thread (arithmetic)."""
+    c = config
+    own = c.kv_heads if c.kv_source is None else 0
+    qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()
+    q = qkv.new_empty(len(qkv), c.heads, c.head_dim)
+    step = (2 if c.output_gate else 1) * c.head_dim
+    gates = qkv[:, : c.heads * step].unflatten(1, (c.heads, -1))[..., c.head_dim :] if c.output_gate else None
+    if not len(qkv):
+        return q, gates
+    cos, sin = angles if c.rope and angles else (None, None)
+    q_norm, k_norm = (norm if c.qk_norm else None for norm in (q_norm, k_norm))
+    growth = c.query_growth or QueryGrowth(0.0, 1)
+    block = triton.next_power_of_2(c.head_dim)
+    start(
+        rope_append_rows,
+        (len(qkv), triton.cdiv(c.heads, HEADS) + 2 * triton.cdiv(own, HEADS)),
+        max(1, HEADS * block // 512),
+        device=qkv.device,
+        p_x=qkv,
+        p_q=q,
+        p_k=bits_of(cache.k),
+        p_v=bits_of(cache.v),
+        p_k_scale=cache.k_scale,
+        p_v_scale=cache.v_scale,
+        p_slot=batch.slot,
+        p_positions=batch.positions,
+        p_cos=q if cos is None else cos,
+        p_sin=q if sin is None else sin,
+        p_q_weight=q_norm.weight if q_norm else None,
+        p_k_weight=k_norm.weight if k_norm else None,
+        stride=qkv.stride(0),
+        q_eps=q_norm.eps if q_norm else 0.0,
+        k_eps=k_norm.eps if k_norm else 0.0,
+        v_eps=eps,
+        beta=growth.beta,
+        original=float(growth.original_context),
+        Q_HEADS=c.heads,
+        K_HEADS=own,
+        DIM=c.head_dim,
+        Q_STEP=step,
+        V_AT=c.heads * step + (0 if c.keys_as_values else own * c.head_dim),
+        Q_KIND=q_norm.kind if q_norm else "none",
+        K_KIND=k_norm.kind if k_norm else "none",
+        Q_WEIGHTED=q_norm is not None and q_norm.weight is not None,
+        K_WEIGHTED=k_norm is not None and k_norm.weight is not None,
+        WHOLE=c.qk_norm == "whole",
+        VALUE_NORM=c.value_norm,
+        HALF=0 if cos is None else cos.shape[-1],
+        INTERLEAVED=bool(c.rope and c.rope.interleaved),
+        GROWS=c.query_growth is not None,
+        FORM_MOST=MOST.get(cache.k.dtype, 0.0),
+        HEADS=HEADS,
+        PART=AT_ONCE,
+        BLOCK=block,
+    )
+    return q, gates
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    def call(c: AttentionConfig, form: torch.dtype) -> object:
+        meta, tokens = torch.device("meta"), 4
+        own = c.kv_heads if c.kv_source is None else 0
+        rows = (c.heads * (2 if c.output_gate else 1) + (1 if c.keys_as_values else 2) * own) * c.head_dim
+        half = (tokens, 1, c.rope.dim // 2) if c.rope else (0,)
+        angles = (torch.empty(half, device=meta), torch.empty(half, device=meta)) if c.rope else None
+        norm = Norm(torch.empty(c.head_dim, device=meta), 1e-6) if c.qk_norm else None
+        places = torch.empty(tokens, dtype=torch.int64, device=meta)
+        table = torch.empty(tokens, 1, dtype=torch.int32, device=meta)
+        batch = Batch(places, places, table, table, table, places, places, 16, 1, 1)
+        cache = KVCache(64, 16, c.kv_heads, c.head_dim, form, meta)
+        x = torch.empty(tokens, rows, dtype=torch.bfloat16, device=meta)
+        return rope_append(x, cache, batch, c, angles, norm, norm, 1e-6)
+
+    llama = AttentionConfig(32, 8, 128, RopeConfig(500000.0, 128), 128**-0.5)
+    qwen = replace(llama, qk_norm="per_head")
+    gemma = AttentionConfig(8, 4, 256, RopeConfig(10000.0, 256), 0.0625, qk_norm="per_head")
+    yield "32 + 8 heads of 128", lambda: call(llama, torch.bfloat16)
+    yield "32 + 8 heads of 128, normed, INT8", lambda: call(qwen, torch.int8)
+    yield "32 + 8 heads of 128, normed, FP8", lambda: call(qwen, torch.float8_e4m3fn)
+    yield "8 + 4 heads of 256, normed", lambda: call(gemma, torch.bfloat16)
