@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig
+from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LayerCache
 from localllm.runtime.kernels.norm import Norm
@@ -53,8 +54,8 @@ class Layer:
         """x + after(part) * residual_scale; `part` itself adds what it is given, where nothing stands between."""
         if after is None and self.config.residual_scale == 1.0:
             return part(x)
-        y = part(None)
-        return x + scaled(after(y) if after else y, self.config.residual_scale)
+        y, scale = part(None), self.config.residual_scale
+        return kernels.add_normed(x, y, after, scale) if after else x + scaled(y, scale)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
