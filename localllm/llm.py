@@ -9,9 +9,10 @@ import operator
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex, cast
@@ -25,7 +26,7 @@ from localllm.arch.fields import Fields
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
-from localllm.device import dtype_name, free_bytes, resolve_device
+from localllm.device import claim, dtype_name, free_bytes, on, release, resolve_device
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.metrics import Metrics, Stopwatch
@@ -33,12 +34,14 @@ from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
 from localllm.plan.runs import Run
+from localllm.plan.shortage import shortage
 from localllm.quant.vectors import FORMS
 from localllm.quantize.keep import kept_or_made
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.engine import Engine
+from localllm.runtime.faults import broken, gpu_failed, out_of_memory
 from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.load import Source
 from localllm.runtime.model import Decoder
@@ -108,7 +111,8 @@ def load(
     end_ids = Fields(header.generation_config).ids("eos_token_id")
     tokenizer = read_tokenizer(header)
     fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
-    memory = fit.memory or allocate_least(config, fit.weights, fit.dtype, context, fit.kv_dtype)
+    memory = fit.memory or allocate_least(fit.needs, context)
+    short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     kind: torch.dtype = getattr(torch, fit.dtype)
     kept = FORMS.get(fit.kv_dtype, kind)
     threads = threads_for(fit.weights.total, settings.threads)
@@ -118,18 +122,33 @@ def load(
         if template:
             undo.callback(template.close)
             template.warm_up()  # its process starts while the weights are read
-        with torch.inference_mode():
+        with torch.inference_mode(), on(place), told(short):
             decoder = Decoder(config, Source(Weights(header), place, kind), memory.context)
+            release(place)  # what only loading took
             runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept)
+            claim(place, memory.workspace)
         pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows)
         engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
-        worker = Worker(engine, tokenizer, threads)
+        worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
     eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
     load_s = time.perf_counter() - start
     return LLM(
         ref, config, default_params, eos_ids, tokenizer, template, worker, memory, fit.kv_dtype, load_s, setup
     )
+
+
+@contextlib.contextmanager
+def told(short: Callable[[], DoesNotFit]) -> Iterator[None]:
+    """Turns the faults of a device into sentences. short: of one that has no memory left."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise short() from None
+        if gpu_failed(error):
+            raise broken(error) from None
+        raise
 
 
 def read_tokenizer(header: Header) -> Tokenizer:

@@ -21,7 +21,7 @@ from localllm.arch.config import (
 from localllm.arch.cost import numbers_seen
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.matrices import CODES, PackedMatrix, packed_matrix
-from localllm.quant.packing import ELEMENT_BYTES, INT4, KV_8BIT, reads_packed
+from localllm.quant.packing import ELEMENT_BYTES, INT4, KV_8BIT, PANEL_ROWS, reads_packed
 
 EXACT = 4  # sums, norms, rotations and scores are made in float32
 SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
@@ -110,7 +110,7 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             q = tokens * c.heads * width * e
             latent = tokens * (c.kv_lora_rank + c.rope_dim) * e
             of_head = context * max(width, c.value_dim)
-            keys = of_head * min(c.heads, max(1, EXPANDED // of_head)) * e
+            keys = min(of_head * c.heads, max(of_head, EXPANDED)) * e
             making = tokens * context * MASKS
             return 3 * q + latent + max(3 * keys, making) + tokens * c.heads * c.value_dim * e
         case DeltaNetConfig():
@@ -140,7 +140,12 @@ def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
         module, _, kind = name.rpartition(".")
         matrix = packed_matrix(header, module) if kind in CODES and tensor.dtype in ("I8", "I32") else None
         if matrix and reads_packed(matrix.format, device):
-            sizes.append(2 * matrix.rows * matrix.columns * element_bytes(matrix, e))
+            panel = min(matrix.rows, PANEL_ROWS)  # on a CPU a part of it at a time
+            sizes.append(
+                panel * matrix.columns * e
+                if device == "cpu"
+                else 2 * matrix.rows * matrix.columns * element_bytes(matrix, e)
+            )
         if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte: an index of 8 bytes each
             sizes.append(2 * tensor.elements * (8 + EXACT))
         if tensor.offset is not None and device != "cpu":
