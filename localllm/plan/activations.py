@@ -28,7 +28,7 @@ SCORES = 2**23  # numbers at once, of the attention that writes them out (kernel
 EXPANDED = 2**25  # numbers in the keys of so many heads, of latent attention (kernels/latent.py)
 OF_A_LOGIT = 24  # bytes: float32 twice or thrice, and float64 twice, where a token is drawn
 MASKS = 3  # bytes for each pair of a query and a key: two masks, and the one that is made of them
-STREAMS = 5  # copies of [T, hidden] that live in the middle of a layer: x before and within, normed, mixed
+STREAMS = 3  # copies of [T, hidden] that live in the middle of a layer: x, what is added to it, normed
 
 
 def activation_bytes(
