@@ -125,7 +125,7 @@ def load(
         with torch.inference_mode(), on(place), told(short):
             decoder = Decoder(config, Source(Weights(header), place, kind), memory.context)
             release(place)  # what only loading took
-            runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept)
+            runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING)
             claim(place, memory.workspace)
         pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows)
         engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
