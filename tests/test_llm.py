@@ -266,10 +266,42 @@ def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypa
         raise MemoryError
 
     monkeypatch.setattr(llm.worker.engine.runner, "launch", fail)
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(
+        DoesNotFit, match=r"cpu has no memory left; .* were planned: 1\.04 MB for weights, .* less with"
+    ):
         llm.generate(PROMPT, GREEDY)
     monkeypatch.setattr(llm.worker.engine.runner, "launch", launch)
     assert llm.generate(PROMPT, GREEDY).text == STORY
+
+
+@pytest.mark.parametrize("asked", ["while answering", "beside it"])
+def test_a_gpu_that_breaks_off_ends_every_answer_and_the_model(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    def fail(batch: object) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
+
+    said = r"the GPU broke off \(CUDA error: device-side assert triggered\); load"
+    with localllm.load(shared("stories260K")) as llm:
+        monkeypatch.setattr(llm.worker.engine.runner, "launch", fail)
+        with pytest.raises(LocalLLMError, match=said):
+            llm.generate(PROMPT, GREEDY) if asked == "while answering" else llm.logits([1, 2])
+        llm.worker.thread.join()
+        with pytest.raises(LocalLLMError, match=r"the GPU broke off .*; load it again"):
+            llm.generate(PROMPT, GREEDY)
+
+
+def test_memory_that_is_missing_while_loading_is_told_with_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("localllm.runtime.runner.make_caches", fail)
+    with pytest.raises(
+        DoesNotFit, match=r"were planned: 1\.04 MB for weights, .* for a cache of 4096 tokens"
+    ) as told:
+        localllm.load(shared("stories260K"))
+    assert told.value.exit_code == 3
+    assert psutil.Process().children() == []
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,11 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             rotating = tokens * (heads + keys) * (3 * EXACT + e)
             mixing = tokens * (2 * heads + keys) * e  # q and k rotated, and the result
             if c.softcap or c.sinks:
-                mixing += max(min(SCORES, tokens * c.heads * seen) * 3 * EXACT, tokens * seen * MASKS)
+                mixing += max(min(SCORES, tokens * c.heads * seen) * 3 * EXACT, tokens * seen * (MASKS - 1))
             else:
-                mixing += tokens * seen * max(MASKS, e)  # or the mask as numbers
-            return qkv + gated + max(rotating, mixing)
+                mixing += tokens * seen * max(MASKS - 1, e)  # or the mask as numbers
+            kept = qkv if c.output_gate else 0  # whose gates are a view of it
+            return gated + max(qkv + rotating, kept + mixing)
         case LatentConfig():
             width = c.nope_dim + c.rope_dim
             q = tokens * c.heads * width * e
