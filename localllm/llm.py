@@ -26,13 +26,13 @@ from localllm.arch.fields import Fields
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
-from localllm.device import claim, dtype_name, free_bytes, on, release, resolve_device
+from localllm.device import claim, dtype_name, free_bytes, free_memory, on, release, resolve_device
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.metrics import Metrics, Stopwatch
 from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
+from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least, host_blocks
 from localllm.plan.runs import Run
 from localllm.plan.shortage import shortage
 from localllm.quant.vectors import FORMS
@@ -112,6 +112,8 @@ def load(
     tokenizer = read_tokenizer(header)
     fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
     memory = fit.memory or allocate_least(fit.needs, context)
+    if place.type != "cpu":
+        memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
     short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     kind: torch.dtype = getattr(torch, fit.dtype)
     kept = FORMS.get(fit.kv_dtype, kind)
@@ -127,7 +129,7 @@ def load(
             release(place)  # what only loading took
             runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING)
             claim(place, memory.workspace)
-        pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows)
+        pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows, memory.host_blocks)
         engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
         worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()

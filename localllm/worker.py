@@ -253,6 +253,7 @@ class Worker:
             reply.events.put(error)
         self.replies.clear()
         self.engine.in_flight = None
+        self.engine.pool.forget_all()
 
     def explain(self, error: Exception) -> Exception:
         """What to tell of a step that broke off."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from localllm.arch.config import LatentConfig, Mixer, RecurrentConfig
 from localllm.quant.vectors import MOST, SCALE, quantize
 from localllm.runtime.places import ZEROS
+from localllm.runtime.tiered_rows import tiers
+from localllm.runtime.tiers import Run
 
 
 class KVCache:
@@ -33,6 +35,7 @@ class KVCache:
         self.v = torch.empty(shape, dtype=dtype, device=device)
         self.k_scale = empty_scales(self.k, kv_heads)
         self.v_scale = empty_scales(self.v, kv_heads)
+        self.tiers = tiers((self.k, self.v, self.k_scale, self.v_scale), block_size)
 
     def append(self, k: Tensor, v: Tensor, slot: Tensor) -> None:
         """k, v: [T, kv_heads, head_dim]; slot: [T]"""
@@ -42,10 +45,9 @@ class KVCache:
                 scales.index_copy_(0, slot, scale)
             bits_of(stored).index_copy_(0, slot, bits_of(x))
 
-    def copy_block(self, source: int, target: int) -> None:
-        for rows in (self.k, self.v, self.k_scale, self.v_scale):
-            if rows is not None:
-                copy_block(rows, self.block_size, source, target)
+    def copy_blocks(self, run: Run) -> None:
+        for rows in self.tiers:
+            rows.copy(run)
 
 
 class LatentCache:
@@ -63,6 +65,7 @@ class LatentCache:
         self.widths = widths
         self.rows = torch.empty(blocks * block_size, sum(widths), dtype=dtype, device=device)
         self.scale = empty_scales(self.rows, len(widths))
+        self.tiers = tiers((self.rows, self.scale), block_size)
 
     def append(self, rows: Tensor, slot: Tensor) -> None:
         """rows: [T, kv_lora_rank + rope_dim]; slot: [T]"""
@@ -74,10 +77,9 @@ class LatentCache:
             rows = torch.cat([bits_of(part) for part in parts], -1)
         bits_of(self.rows).index_copy_(0, slot, bits_of(rows))
 
-    def copy_block(self, source: int, target: int) -> None:
-        for rows in (self.rows, self.scale):
-            if rows is not None:
-                copy_block(rows, self.block_size, source, target)
+    def copy_blocks(self, run: Run) -> None:
+        for rows in self.tiers:
+            rows.copy(run)
 
 
 class RecurrentCache:
@@ -133,7 +135,3 @@ def empty_scales(rows: Tensor, vectors: int) -> Tensor | None:
 def bits_of(rows: Tensor) -> Tensor:
     """What torch can gather and scatter: on a CPU floats of 8 bits only as integers."""
     return rows.view(torch.int8) if rows.dtype in MOST else rows
-
-
-def copy_block(rows: Tensor, size: int, source: int, target: int) -> None:
-    rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]

@@ -55,9 +55,9 @@ class Runner:
 
     def launch(self, batch: Batch) -> Tensor:
         """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
-        for source, target in batch.copies.blocks:
+        for run in batch.copies.blocks:
             for cache in self.paged:
-                cache.copy_block(source, target)
+                cache.copy_blocks(run)
         self.copy_rows(batch.copies.rows)
         logits = self.model(batch, self.caches).float()
         self.copy_rows(batch.saves)
