@@ -48,6 +48,7 @@ from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool, OutOfBlocks
+from localllm.runtime.transfer import Streamed, Transfer
 from localllm.settings import Settings
 from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
@@ -125,7 +126,7 @@ def load(
             undo.callback(template.close)
             template.warm_up()  # its process starts while the weights are read
         with torch.inference_mode(), on(place), told(short):
-            decoder = Decoder(config, Source(Weights(header), place, kind), memory.context)
+            decoder = make_decoder(header, config, place, kind, memory.context)
             release(place)  # what only loading took
             runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING)
             claim(place, memory.workspace)
@@ -138,6 +139,20 @@ def load(
     return LLM(
         ref, config, default_params, eos_ids, tokenizer, template, worker, memory, fit.kv_dtype, load_s, setup
     )
+
+
+def make_decoder(
+    header: Header, config: ModelConfig, device: torch.device, dtype: torch.dtype, context: int
+) -> Decoder:
+    """On a CPU of mapped files, on a GPU of what is read ahead."""
+    if device.type == "cpu":
+        return Decoder(config, Source(Weights(header), device, dtype), context)
+    spare = ("lm_head.weight",) if config.tie_embeddings else ()
+    tensors = {name: tensor for name, tensor in header.tensors.items() if name not in spare}
+    with Transfer(tensors, Streamed(device)) as transfer:
+        decoder = Decoder(config, Source(Weights(header, reader=transfer), device, dtype), context)
+        transfer.check_unchanged()
+        return decoder
 
 
 @contextlib.contextmanager
