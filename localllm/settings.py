@@ -31,7 +31,7 @@ class Settings:
     auto"""
 
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "localllm")
-    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of CPU kernels. Default: ~/.cache"""
+    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of kernels. Default: ~/.cache"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":

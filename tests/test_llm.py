@@ -79,6 +79,14 @@ def test_pieces_of_a_stream_are_the_whole_and_the_last_one_carries_the_metrics(l
     assert metrics.e2e_s == pytest.approx(metrics.ttft_s + sum(metrics.itl_s))
 
 
+def test_the_phases_of_loading_are_most_of_its_time() -> None:
+    with localllm.load(shared("stories260K")) as llm:
+        assert list(llm.load_phases) == ["header", "tokenizer", "device", "weights", "repack", "cache"]
+        assert all(took >= 0 for took in llm.load_phases.values())
+        assert 0.5 * llm.load_s < sum(llm.load_phases.values()) <= llm.load_s
+        assert llm.read_bytes_per_s is None  # mapped
+
+
 def test_only_the_first_request_waited_for_the_load() -> None:
     with localllm.load(shared("stories260K")) as llm:
         first, second = (llm.generate("A", SamplingParams(max_tokens=1)).metrics.load_s for _ in range(2))

@@ -1,5 +1,8 @@
 """What an error of torch means: memory that one step has not found, or a GPU on which nothing can run any more."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 
 from localllm.errors import LocalLLMError
@@ -25,3 +28,16 @@ def broken(error: Exception) -> LocalLLMError:
     """What to tell of a GPU that failed, without the advice that torch writes below its first line."""
     what = str(error).partition("\n")[0] or type(error).__name__
     return LocalLLMError(f"the GPU broke off ({what})", "load the model again, in a new process")
+
+
+@contextmanager
+def telling(shortage: Callable[[], LocalLLMError]) -> Iterator[None]:
+    """Turns such errors into sentences. shortage: makes the one about memory."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise shortage() from None
+        if gpu_failed(error):
+            raise broken(error) from None
+        raise

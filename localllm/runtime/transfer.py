@@ -21,6 +21,7 @@ from torch import Tensor
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.stored import tensor_of
 from localllm.files import damaged
+from localllm.metrics import Phases
 
 READERS = 4
 BUFFERS = 8
@@ -130,7 +131,8 @@ class Arriving:
 class Transfer:
     """Used by one thread, in a `with`, at whose end no thread and no buffer is left.
 
-    tensors: those that will be taken, by their names in `arch.layout`.
+    tensors: those that will be taken, by their names in `arch.layout`; phases: to note under `read` how long the
+    disk and the bus were waited for.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class Transfer:
         way: Way,
         buffer_bytes: int = BUFFER_BYTES,
         ahead_bytes: int = AHEAD_BYTES,
+        phases: Phases | None = None,
     ):
         self.way = way
         self.buffer_bytes = buffer_bytes
@@ -154,8 +157,8 @@ class Transfer:
             self.free.put((way.buffer(buffer_bytes), None))
         self.readers = ThreadPoolExecutor(READERS, "localllm-reader")
         self.closed = False
+        self.phases = phases or Phases()
         self.nbytes = 0
-        self.waited_s = 0.0  # for the disk and the bus
         self.begin_s = self.end_s = time.perf_counter()
 
     def __enter__(self) -> "Transfer":
@@ -182,12 +185,11 @@ class Transfer:
         if entry not in self.arriving:
             self.ask(entry)
         self.look_ahead()
-        before = time.perf_counter()
         arriving = self.arriving.pop(entry)
-        arriving.done.result()
+        with self.phases("read"):
+            arriving.done.result()
         self.way.arrived(arriving.sent)
         self.end_s = time.perf_counter()
-        self.waited_s += self.end_s - before
         self.taken.add(entry)
         self.ahead -= entry.nbytes
         self.nbytes += entry.nbytes

@@ -1,4 +1,4 @@
-"""Tensors that threads read through a ring of buffers are those of the mapped files, byte for byte, in any order and
+"""Tensors that threads read through a ring of buffers are those of the mapped files, byte for byte, in any order,
 with any sizes of buffers, also where copies end late; and nothing is left behind."""
 
 import itertools
