@@ -172,8 +172,8 @@ def test_verbose_prints_every_measurement_to_stderr(localllm, model):
     loaded = "device weights cache workspace load load load"
     names = f"{loaded} load queue prompt prefill TTFT output ITL TPOT TPS E2E peak seed"
     assert [line.split()[0] for line in err.splitlines()] == names.split()
-    assert "cache         4.10 MB for 4096 tokens\n" in err
-    assert "load header   250 ms\n" in err
+    assert "cache          4.10 MB for 4096 tokens\n" in err
+    assert "load header    250 ms\n" in err
     assert "load          1.50 s\n" in err
     assert "prompt        5 tokens (0 cached)\n" in err
     assert "peak memory   300 MB\n" in err
