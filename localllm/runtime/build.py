@@ -12,7 +12,8 @@ from localllm.metrics import Phases
 from localllm.runtime.engine import Engine
 from localllm.runtime.load import Source
 from localllm.runtime.model import Decoder
-from localllm.runtime.transfer import Streamed, Transfer
+from localllm.runtime.transfer import Transfer
+from localllm.runtime.ways import Streamed
 
 WARM_TOKENS = 64  # of a first step, which compiles the kernels of prompts
 
@@ -29,7 +30,7 @@ def load_decoder(
         decoder = Decoder(config, Source(Weights(header, reader=transfer), device, dtype, phases), context)
         transfer.check_unchanged()
         torch.cuda.synchronize(device)
-        return decoder, transfer.bytes_per_s
+    return decoder, transfer.bytes_per_s
 
 
 def keep_kernels(cache: Path) -> None:

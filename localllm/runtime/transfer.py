@@ -9,11 +9,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.stored import tensor_of
 from localllm.files import damaged
 from localllm.metrics import Phases
+from localllm.runtime.ways import Sent, Way
 
 READERS = 4
 BUFFERS = 8
@@ -29,78 +29,6 @@ BUFFER_BYTES = 2**24
 AHEAD_BYTES = 2**29  # of the device, in tensors that nobody has taken yet
 LAYER = re.compile(r"layers\.(\d+)\.")
 BEHIND = ("norm.", "lm_head.")  # the layers
-
-
-class Sent(Protocol):
-    """A copy on its way to the device; torch.cuda.Event is one."""
-
-    def synchronize(self) -> None:
-        """Wait for it."""
-        ...
-
-
-class Way(Protocol):
-    """How bytes get to the device."""
-
-    def buffer(self, size: int) -> Tensor:
-        """uint8 [size] on the host, to read into."""
-        ...
-
-    def room(self, size: int) -> Tensor:
-        """uint8 [size] on the device. Called by the thread that takes tensors, as `arrived` is."""
-        ...
-
-    def send(self, target: Tensor, source: Tensor) -> Sent | None:
-        """Begin to copy; None: it is done."""
-        ...
-
-    def arrived(self, sent: Iterable[Sent]) -> None:
-        """What this thread does next on the device comes after these copies."""
-        ...
-
-
-class Streamed:
-    """To a GPU, by a stream of its own."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.stream = torch.cuda.Stream(device)
-
-    def buffer(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-    def room(self, size: int) -> Tensor:
-        room = torch.empty(size, dtype=torch.uint8, device=self.device)
-        # What the allocator gives may have been another tensor's, of which work is still to be done.
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return room
-
-    def send(self, target: Tensor, source: Tensor) -> torch.cuda.Event:
-        with torch.cuda.stream(self.stream):
-            target.copy_(source, non_blocking=True)
-            sent = torch.cuda.Event(blocking=True)
-            sent.record(self.stream)
-        return sent
-
-    def arrived(self, sent: Iterable[Sent]) -> None:
-        for event in sent:
-            assert isinstance(event, torch.cuda.Event)
-            torch.cuda.current_stream(self.device).wait_event(event)
-
-
-class Copied:
-    """To the CPU, by the thread that has read."""
-
-    def buffer(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8)
-
-    room = buffer
-
-    def send(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source)
-
-    def arrived(self, sent: Iterable[Sent]) -> None:
-        pass
 
 
 class Arriving:
@@ -171,14 +99,15 @@ class Transfer:
             _, sent = self.free.get()
             if sent:
                 sent.synchronize()
+        self.end_s = time.perf_counter()
         for handle, _ in self.files.values():
             os.close(handle)
         self.arriving.clear()
 
     @property
     def bytes_per_s(self) -> float:
-        """Of what was taken so far."""
-        return self.nbytes / max(1e-9, self.end_s - self.begin_s)
+        """Of what was taken, from the first that was asked for until all was there and the model was made of it."""
+        return self.nbytes / (self.end_s - self.begin_s)
 
     def read(self, entry: TensorHeader) -> Tensor:
         """As `tensor_of`, on the device. Raises DamagedModel where the file ends too early, OSError."""
@@ -189,7 +118,6 @@ class Transfer:
         with self.phases("read"):
             arriving.done.result()
         self.way.arrived(arriving.sent)
-        self.end_s = time.perf_counter()
         self.taken.add(entry)
         self.ahead -= entry.nbytes
         self.nbytes += entry.nbytes

@@ -23,7 +23,8 @@ from localllm.errors import DamagedModel
 from localllm.hub.resolve import resolve
 from localllm.runtime.load import Source
 from localllm.runtime.model import Decoder
-from localllm.runtime.transfer import Copied, Sent, Transfer
+from localllm.runtime.transfer import Transfer
+from localllm.runtime.ways import Copied, Sent
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
 from tests.shared import shared
@@ -96,6 +97,7 @@ def test_what_is_read_is_what_is_mapped(tmp_path: Path) -> None:
             with nothing_left(), Transfer(header.tensors, Copied(), buffer, ahead) as transfer:
                 check_same(header, transfer, reversed(header.tensors))
             assert transfer.nbytes == header.stored_bytes
+            assert transfer.bytes_per_s > 0
 
 
 @pytest.mark.parametrize("file", ["model-q4_k_m.gguf", "model-q8_0.gguf", "model-f16.gguf"])
