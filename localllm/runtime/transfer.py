@@ -106,7 +106,7 @@ class Transfer:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of what was taken, from the first that was asked for until all was there and the model was made of it."""
+        """Of what was taken, from the first that was asked for until the model was made of all."""
         return self.nbytes / (self.end_s - self.begin_s)
 
     def read(self, entry: TensorHeader) -> Tensor:
