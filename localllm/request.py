@@ -136,6 +136,11 @@ class SamplingParams:
                     f"logit_bias of token {token} is {bias!r}", f"give -inf or a number up to {BIAS_LIMIT}"
                 )
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Does the choice depend on the tokens before it, beyond what the model makes of them?"""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+
     def _check(
         self,
         name: str,

@@ -4,6 +4,8 @@ Order of operations, as in `transformers`: bias, penalties, temperature, top_k, 
 thresholds on the value, so that tokens of equal probability are kept or dropped together and the result does not
 depend on the order in which a sort leaves them. The draw inverts the cumulative distribution in the order of the
 vocabulary at a point that is a function of the row's seed and position alone.
+
+This is the reference of `draws.py`, which does the same on a GPU while the host goes on.
 """
 
 from collections import Counter
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from localllm.request import SamplingParams, TokenLogprob
+from localllm.runtime.sent import sent
 
 # Choices that are no tokens, so that nothing waits for the check.
 NO_NUMBER = -1  # the row holds NaN, or infinity
@@ -30,6 +33,7 @@ class Row:
     position: int  # of the token to be drawn, counted from the first of the prompt
     token_ids: ListLike[int]  # prompt and answer so far; used by repetition_penalty only
     output_counts: Counter[int]  # of the answer so far; used by presence and frequency penalty only
+    history: int = -1  # where its tokens lie on a device that counts them itself
 
 
 def sample(logits: Tensor, rows: list[Row]) -> Tensor:
@@ -39,7 +43,7 @@ def sample(logits: Tensor, rows: list[Row]) -> Tensor:
     choice = best.indices
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if drawn:
-        index = torch.tensor(drawn, device=logits.device)
+        index = sent(drawn, torch.int64, logits.device)
         choice[index] = draw(logits[index], [rows[i] for i in drawn])
     choice.masked_fill_(best.values == -torch.inf, NOTHING_LEFT)
     return choice.masked_fill_(best.values.isnan() | (best.values == torch.inf), NO_NUMBER)
@@ -50,16 +54,16 @@ def adjust(logits: Tensor, rows: list[Row]) -> None:
     for i, row in enumerate(rows):
         p = row.params
         if p.logit_bias:
-            ids = torch.tensor(list(p.logit_bias), device=logits.device)
-            logits[i, ids] += torch.tensor(list(p.logit_bias.values()), dtype=torch.float32, device=logits.device)
+            ids = sent(list(p.logit_bias), torch.int64, logits.device)
+            logits[i, ids] += sent(list(p.logit_bias.values()), torch.float32, logits.device)
         if p.repetition_penalty != 1.0 and p.repeat_last_n:
             window = row.token_ids if p.repeat_last_n < 0 else row.token_ids[-p.repeat_last_n :]
-            ids = torch.tensor(list(set(window)), dtype=torch.int64, device=logits.device)
+            ids = sent(list(set(window)), torch.int64, logits.device)
             seen = logits[i, ids]
             logits[i, ids] = torch.where(seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty)
         if row.output_counts and (p.presence_penalty or p.frequency_penalty):
-            ids = torch.tensor(list(row.output_counts), device=logits.device)
-            counts = torch.tensor(list(row.output_counts.values()), device=logits.device)
+            ids = sent(list(row.output_counts), torch.int64, logits.device)
+            counts = sent(list(row.output_counts.values()), torch.int64, logits.device)
             logits[i, ids] -= p.presence_penalty + p.frequency_penalty * counts
 
 
@@ -67,7 +71,7 @@ def draw(logits: Tensor, rows: list[Row]) -> Tensor:
     """Temperature, filters and the draw. logits: [N, vocab] of rows whose temperature is above 0 -> [N]"""
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+        return sent(values, torch.float32, logits.device)[:, None]
 
     # The largest logit becomes 0, so that no temperature above 0 overflows.
     logits = (logits - logits.amax(-1, keepdim=True)) / column([row.params.temperature for row in rows])
@@ -79,8 +83,8 @@ def draw(logits: Tensor, rows: list[Row]) -> Tensor:
     min_p = column([row.params.min_p for row in rows])
     probabilities = probabilities.masked_fill(probabilities < min_p * probabilities.amax(-1, keepdim=True), 0)
     cumulative = probabilities.double().cumsum(-1)
-    seeds = torch.tensor([row.seed for row in rows], device=logits.device)
-    positions = torch.tensor([row.position for row in rows], device=logits.device)
+    seeds = sent([row.seed for row in rows], torch.int64, logits.device)
+    positions = sent([row.position for row in rows], torch.int64, logits.device)
     point = uniform(seeds, positions)[:, None] * cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, point, right=True)[:, 0]
     # A point that rounds up to the whole mass lies behind the last possible token, not on a forbidden one.
@@ -94,7 +98,7 @@ def keep_top_k(logits: Tensor, top_k: list[int]) -> Tensor:
     largest = min(max(top_k), vocabulary)
     if largest == 0:
         return logits
-    rank = torch.tensor([min(k, vocabulary) - 1 for k in top_k], device=logits.device)
+    rank = sent([min(k, vocabulary) - 1 for k in top_k], torch.int64, logits.device)
     values = logits.topk(largest).values.gather(-1, rank.clamp(min=0)[:, None])
     return logits.masked_fill((logits < values) & (rank >= 0)[:, None], -torch.inf)
 
@@ -102,11 +106,11 @@ def keep_top_k(logits: Tensor, top_k: list[int]) -> Tensor:
 def top_p_threshold(logits: Tensor, top_p: Tensor) -> Tensor:
     """[N, 1] the smallest logit of each row's nucleus; -inf for rows with top_p = 1."""
     total = logits.logsumexp(-1, keepdim=True)
-    count = min(CANDIDATES, logits.shape[-1])
+    # A device that works on by itself is not asked whether they suffice: the host would have to wait for it.
+    count = min(CANDIDATES, logits.shape[-1]) if logits.device.type == "cpu" else logits.shape[-1]
     values = logits.topk(count).values
     cumulative = (values - total).exp().cumsum(-1)
-    enough = (cumulative[:, -1:] >= top_p) | (top_p >= 1)
-    if count < logits.shape[-1] and not bool(enough.all()):
+    if count < logits.shape[-1] and not bool(((cumulative[:, -1:] >= top_p) | (top_p >= 1)).all()):
         values = logits.sort(descending=True).values
         cumulative = (values - total).exp().cumsum(-1)
     # The nucleus ends with the first token at which the sum reaches top_p.

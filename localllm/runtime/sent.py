@@ -15,3 +15,8 @@ def sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Ten
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """tensor: on the CPU, and not changed after this."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def fill(target: Tensor, values: Tensor) -> None:
+    """values: on the CPU, of the target's shape, and not changed after this."""
+    target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)

@@ -48,8 +48,7 @@ class Sequence:
     @property
     def needs_host_token(self) -> bool:
         """Its next token can only be sampled when the last one has been read: penalties count tokens."""
-        params = self.request.params
-        return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+        return self.request.params.counts_tokens
 
     @property
     def reads_whole_prompt(self) -> bool:

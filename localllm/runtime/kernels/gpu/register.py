@@ -1,5 +1,5 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
 
-from localllm.runtime.kernels.gpu import step
+from localllm.runtime.kernels.gpu import sampling, step
 
-__all__ = ["step"]
+__all__ = ["sampling", "step"]

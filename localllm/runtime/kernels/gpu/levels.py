@@ -1,0 +1,137 @@
+"""How many tokens of a row reach each of 32 levels of x and what they weigh, and the list of those that a draw may
+take: each program goes through one chunk of one row, and sums of whole numbers are added up in any order."""
+
+import triton
+import triton.language as tl
+
+from localllm.runtime.kernels.gpu.launch import let_next_start, wait_for_inputs
+from localllm.runtime.kernels.gpu.nucleus import (
+    LEVELS,
+    TOP,
+    at_first,
+    bracket,
+    coarse_levels,
+    fine_levels,
+    limits,
+    tally,
+)
+from localllm.runtime.kernels.gpu.pick import row_peak
+
+WARPS = 4  # of levels_kernel
+LANES = tl.constexpr(WARPS)  # of `tally`, so that each warp has its own and sums need no exchange
+PARTS = tl.constexpr(32)  # summed by one thread before it goes on
+
+
+@triton.jit
+def add_levels(count, mass, p_level_counts, p_level_masses, at):
+    i_level = at * LEVELS + tl.arange(0, LEVELS)
+    tl.atomic_add(p_level_counts + i_level, count, sem="relaxed")
+    tl.atomic_add(p_level_masses + i_level, mass, sem="relaxed")
+
+
+@triton.jit
+def tally_chunk(p_row, chunk, vocabulary, peak, temperature, level, CHUNK: tl.constexpr):
+    """Writes x over the logits -> how many tokens of the chunk reach each level and what they weigh, [LEVELS]."""
+    counts = tl.zeros([LANES, LEVELS], tl.int32)
+    masses = tl.zeros([LANES, LEVELS], tl.int64)
+    lane = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    for i in range(0, CHUNK, PARTS * LANES):
+        i_token = chunk * CHUNK + i + lane
+        m_token = (i + lane < CHUNK) & (i_token < vocabulary)
+        logit = tl.load(p_row + i_token, mask=m_token, other=-float("inf"))
+        # The largest logit becomes 0, so that no temperature above 0 overflows.
+        x = tl.div_rn(logit - peak, temperature)
+        tl.store(p_row + i_token, x, mask=m_token)
+        count, mass = tally(x, level)
+        counts += count
+        masses += mass
+    return tl.sum(counts, 0), tl.sum(masses, 0)
+
+
+@triton.jit
+def levels_kernel(
+    p_logits,
+    s_logits,
+    vocabulary,
+    p_live,
+    p_temperature,
+    p_peak,
+    p_peak_token,
+    p_counts,
+    p_masses,
+    p_level_counts,
+    p_level_masses,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    chunks = tl.num_programs(1)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    temperature = tl.load(p_temperature + row)
+    if (tl.load(p_live + row) == 0) | (temperature == 0):
+        return
+    peak, _ = row_peak(p_peak, p_peak_token, row, chunks, CHUNKS)
+    if tl.abs(peak) == float("inf"):
+        return
+    x_row = p_logits + row * s_logits
+    count, mass = tally_chunk(x_row, chunk, vocabulary, peak, temperature, coarse_levels(), CHUNK)
+    i_level = tl.arange(0, LEVELS)
+    tl.store(p_counts + (row * LEVELS + i_level) * chunks + chunk, count)
+    tl.store(p_masses + row * chunks + chunk, tl.max(mass))
+    add_levels(count, mass, p_level_counts, p_level_masses, 2 * row)
+
+
+@triton.jit
+def gather_kernel(
+    p_logits,
+    s_logits,
+    vocabulary,
+    p_live,
+    p_temperature,
+    p_top_k,
+    p_top_p,
+    p_min_p,
+    p_counts,
+    p_level_counts,
+    p_level_masses,
+    p_listed,
+    p_listed_token,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    chunks = tl.num_programs(1)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    if (tl.load(p_live + row) == 0) | (tl.load(p_temperature + row) == 0):
+        return
+    i_level = tl.arange(0, LEVELS)
+    counts = tl.load(p_level_counts + 2 * row * LEVELS + i_level)
+    if tl.max(counts) == 0:  # not measured: the row holds what is no number, or nothing
+        return
+    masses = tl.load(p_level_masses + 2 * row * LEVELS + i_level)
+    top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
+    top_k, sought, enough = limits(counts, masses, top_k, top_p, min_p)
+    low, high = bracket(coarse_levels(), enough, TOP)
+    x_row = p_logits + row * s_logits
+    if at_first(counts, enough) <= CANDIDATES:
+        p_count = p_counts + (row * LEVELS + LEVELS - tl.sum(enough.to(tl.int32))) * chunks
+        if tl.load(p_count + chunk) > 0:
+            i_chunk = tl.arange(0, CHUNKS)
+            before = tl.sum(tl.load(p_count + i_chunk, mask=i_chunk < chunk, other=0))
+            i_token = chunk * CHUNK + tl.arange(0, CHUNK)
+            x = tl.load(x_row + i_token, mask=i_token < vocabulary, other=-float("inf"))
+            reached = x >= low
+            at = row * CANDIDATES + before + tl.cumsum(reached.to(tl.int32)) - 1
+            tl.store(p_listed + at, x, mask=reached)
+            tl.store(p_listed_token + at, i_token, mask=reached)
+    elif sought:
+        # The row holds x already: it is measured as it is.
+        count, mass = tally_chunk(x_row, chunk, vocabulary, 0.0, 1.0, fine_levels(low, high), CHUNK)
+        add_levels(count, mass, p_level_counts, p_level_masses, 2 * row + 1)

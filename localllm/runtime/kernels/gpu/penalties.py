@@ -1,0 +1,89 @@
+"""Bias and penalties, from tokens that only the device knows: `sampler.adjust` in two kernels.
+
+`mark` adds the bias, and notes for each token of the vocabulary whether repetition_penalty sees it and how often
+it stands in the answer; it reads 4 bytes for a token of the history. `peaks` of `sampling.py` reads the notes, 4
+bytes for a token of the vocabulary, applies them and wipes them out. Notes are sums of whole numbers, in any
+order.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.runtime.kernels.gpu.launch import let_next_start, wait_for_inputs
+
+SEEN = tl.constexpr(2**30)  # above every count
+PART = 1024  # tokens of a history a program. Arithmetic: 8 a thread, and 128 programs for 131,072 tokens
+
+
+@dataclass(frozen=True)
+class History:
+    """Rows are those of the engine's sequences, whatever their place in a bucket."""
+
+    tokens: Tensor  # [rows, context] int32, prompt and answer
+    marks: Tensor  # [rows, vocab] int32, 0 between steps
+
+
+@dataclass(frozen=True)
+class Biases:
+    token: Tensor  # [B, most] int32, -1 behind a row's last
+    value: Tensor  # [B, most] float32
+
+
+@triton.jit
+def mark_kernel(
+    p_logits,
+    s_logits,
+    vocabulary,
+    p_live,
+    p_history,
+    p_position,
+    p_answer,
+    p_last,
+    p_tokens,
+    context,
+    p_marks,
+    p_bias_token,
+    p_bias,
+    BIASES: tl.constexpr,
+    PART: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    if tl.load(p_live + row) == 0:
+        return
+    if part == 0:
+        i_bias = row * BIASES + tl.arange(0, BIASES)
+        token = tl.load(p_bias_token + i_bias)
+        named = (token >= 0) & (token < vocabulary)
+        p_logit = p_logits + row * s_logits + token
+        logit = tl.load(p_logit, mask=named, other=0.0)
+        tl.store(p_logit, logit + tl.load(p_bias + i_bias), mask=named)
+        return
+    history = tl.load(p_history + row).to(tl.int64)
+    position = tl.load(p_position + row)
+    begin = (part - 1) * PART
+    if (history < 0) | (begin >= position):
+        return
+    last = tl.load(p_last + row)
+    i_token = begin + tl.arange(0, PART)
+    known = i_token < position
+    token = tl.load(p_tokens + history * context + i_token, mask=known, other=0)
+    known &= token < vocabulary
+    p_mark = p_marks + history * vocabulary + token
+    seen = i_token >= tl.where(last < 0, 0, position - last)
+    tl.atomic_or(p_mark, SEEN, mask=known & seen, sem="relaxed")
+    tl.atomic_add(p_mark, 1, mask=known & (i_token >= tl.load(p_answer + row)), sem="relaxed")
+
+
+@triton.jit
+def penalized(logit, mark, repetition, presence, frequency):
+    scaled = tl.where(logit > 0, tl.div_rn(logit, repetition), logit * repetition)
+    logit = tl.where(mark >= SEEN, scaled, logit)
+    count = mark & (SEEN - 1)
+    return tl.where(count > 0, logit - (presence + frequency * count.to(tl.float32)), logit)

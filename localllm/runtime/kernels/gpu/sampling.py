@@ -1,0 +1,228 @@
+"""Logits to tokens, as `runtime/sampler.py` has it, in two or four kernels that no host waits for.
+
+`peaks`: the largest logit of each chunk. `best`: of those, the token of a greedy row. For rows that are drawn:
+`levels` writes x over the logits and finds how many tokens reach each of 32 levels and what they weigh; `gather`
+lists the tokens from the level on that includes all that may be drawn; `pick` finds the thresholds in the list and
+draws. Where the list cannot hold them `gather` measures 32 finer levels instead, and `pick` goes through the row.
+
+Bytes a row: 4 of each token's logit for `peaks`, and 8 for `levels`, which the L2 cache still holds.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.runtime.kernels.gpu import levels
+from localllm.runtime.kernels.gpu.launch import Grid, let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.levels import gather_kernel, levels_kernel
+from localllm.runtime.kernels.gpu.nucleus import LEVELS
+from localllm.runtime.kernels.gpu.penalties import PART, Biases, History, mark_kernel, penalized
+from localllm.runtime.kernels.gpu.pick import finish, pick_kernel, row_peak
+
+# Arithmetic: 150 programs of 1,024 logits for a vocabulary of 152,064 are one wave of a large GPU.
+CHUNK = 1024
+CANDIDATES = 1024  # more than most nuclei have, and half a BLOCK: one load for each pass of the search
+BLOCK = 2048  # of what one program searches: eight a thread, loads of 128 bits
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the rows of a bucket are drawn by: [B] on the device."""
+
+    seed: Tensor  # int64
+    position: Tensor  # int64, of the token to be drawn; one more after each draw
+    live: Tensor  # int32, 0: the row is not read
+    top_k: Tensor  # int32
+    history: Tensor  # int32, its row of History, -1: none is needed
+    answer: Tensor  # int32, position of the answer's first token
+    last: Tensor  # int32, repeat_last_n
+    temperature: Tensor  # float32, as all that follow
+    top_p: Tensor
+    min_p: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """What the kernels of one step tell each other of a bucket's rows."""
+
+    peak: Tensor  # [B, chunks] float32, infinity for NaN
+    peak_token: Tensor  # [B, chunks] int32
+    counts: Tensor  # [B, LEVELS, chunks] int32, tokens of the chunk that reach a level
+    masses: Tensor  # [B, chunks] int64, weight of the chunk
+    level_counts: Tensor  # [B, 2, LEVELS] int32, of the row; the second ones are of the finer levels
+    level_masses: Tensor  # [B, 2, LEVELS] int64
+    listed: Tensor  # [B, CANDIDATES] float32, x in the order of the vocabulary
+    listed_token: Tensor  # [B, CANDIDATES] int32
+
+    @classmethod
+    def of(cls, bucket: int, vocabulary: int, device: torch.device) -> "Scratch":
+        chunks, levels = triton.cdiv(vocabulary, CHUNK), LEVELS.value
+
+        def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(bucket, *shape, dtype=dtype, device=device)
+
+        return cls(
+            peak=empty(torch.float32, chunks),
+            peak_token=empty(torch.int32, chunks),
+            counts=empty(torch.int32, levels, chunks),
+            masses=empty(torch.int64, chunks),
+            level_counts=empty(torch.int32, 2, levels),
+            level_masses=empty(torch.int64, 2, levels),
+            listed=empty(torch.float32, CANDIDATES),
+            listed_token=empty(torch.int32, CANDIDATES),
+        )
+
+
+@triton.jit
+def peaks_kernel(
+    p_logits,
+    s_logits,
+    vocabulary,
+    p_live,
+    p_history,
+    p_repetition,
+    p_presence,
+    p_frequency,
+    p_marks,
+    p_peak,
+    p_peak_token,
+    p_level_counts,
+    p_level_masses,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    if tl.load(p_live + row) == 0:
+        return
+    i_token = chunk * CHUNK + tl.arange(0, CHUNK)
+    m_token = i_token < vocabulary
+    logit = tl.load(p_logits + row * s_logits + i_token, mask=m_token, other=-float("inf"))
+    if p_marks is not None:
+        history = tl.load(p_history + row).to(tl.int64)
+        if history >= 0:
+            p_mark = p_marks + history * vocabulary + i_token
+            mark = tl.load(p_mark, mask=m_token, other=0)
+            repetition, presence = tl.load(p_repetition + row), tl.load(p_presence + row)
+            logit = penalized(logit, mark, repetition, presence, tl.load(p_frequency + row))
+            tl.store(p_logits + row * s_logits + i_token, logit, mask=mark != 0)
+            tl.store(p_mark, 0, mask=mark != 0)
+    logit = tl.where(logit != logit, float("inf"), logit)
+    peak = tl.max(logit)
+    at = row * tl.num_programs(1) + chunk
+    tl.store(p_peak + at, peak)
+    tl.store(p_peak_token + at, tl.min(tl.where(logit == peak, i_token, vocabulary)))
+    if p_level_counts is not None and chunk == 0:
+        i_level = row * (2 * LEVELS) + tl.arange(0, 2 * LEVELS)
+        tl.store(p_level_counts + i_level, 0)
+        tl.store(p_level_masses + i_level, 0)
+
+
+@triton.jit
+def best_kernel(
+    p_choices,
+    p_live,
+    p_position,
+    p_history,
+    p_tokens,
+    context,
+    p_peak,
+    p_peak_token,
+    chunks,
+    CHUNKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    if tl.load(p_live + row) != 0:
+        peak, token = row_peak(p_peak, p_peak_token, row, chunks, CHUNKS)
+        finish(token, peak, p_choices, p_position, p_history, p_tokens, context, row)
+
+
+def choose(
+    logits: Tensor,
+    choices: Tensor,
+    columns: Columns,
+    scratch: Scratch,
+    *,
+    drawn: bool,
+    adjusted: tuple[History, Biases] | None,
+) -> None:
+    """logits: [N, vocab] float32, changed in place; choices: [N] int64, gets tokens, NO_NUMBER or NOTHING_LEFT.
+
+    drawn: rows with a temperature above 0 are drawn, else all are greedy; adjusted: None where no row has a bias
+    or a penalty.
+    """
+    rows, chunks = len(logits), scratch.peak.shape[1]
+    known: dict[str, Any] = {
+        **pointers(columns),
+        **pointers(scratch),
+        "p_choices": choices,
+        "p_logits": logits,
+        "s_logits": logits.stride(0),
+        "vocabulary": logits.shape[1],
+        "p_marks": None,
+        "p_tokens": None,
+        "context": 0,
+        "chunks": chunks,
+        "CHUNKS": triton.next_power_of_2(chunks),
+        "CHUNK": CHUNK,
+        "CANDIDATES": scratch.listed.shape[1],
+        "BLOCK": BLOCK,
+    }
+    if not drawn:
+        known |= {"p_level_counts": None, "p_level_masses": None}
+
+    def run(kernel: Any, grid: Grid, warps: int, **more: Any) -> None:
+        arguments = {name: value for name, value in (known | more).items() if name in kernel.arg_names}
+        start(kernel, grid, warps, device=logits.device, **arguments)
+
+    if adjusted:
+        history, biases = adjusted
+        context = history.tokens.shape[1]
+        known |= {"p_marks": history.marks, "p_tokens": history.tokens, "context": context}
+        bias = {"p_bias_token": biases.token, "p_bias": biases.value, "BIASES": biases.token.shape[1]}
+        run(mark_kernel, (rows, 1 + triton.cdiv(context, PART)), 4, PART=PART, **bias)
+    run(peaks_kernel, (rows, chunks), 4)
+    if not drawn:
+        return run(best_kernel, (rows,), 4)
+    run(levels_kernel, (rows, chunks), levels.WARPS)
+    run(gather_kernel, (rows, chunks), 4)
+    run(pick_kernel, (rows,), 8)
+
+
+def pointers(of: Columns | Scratch) -> dict[str, Tensor]:
+    """Kernels call their tensors by the names that they have here."""
+    return {f"p_{field.name}": getattr(of, field.name) for field in fields(of)}
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    for vocabulary, bucket in ((32_000, 16), (152_064, 1), (262_144, 1)):
+        of = f"{bucket} x {vocabulary:,}"
+        yield f"greedy, {of}", partial(example, bucket, vocabulary, False)
+        yield f"drawn with penalties, {of}", partial(example, bucket, vocabulary, True)
+
+
+def example(bucket: int, vocabulary: int, drawn: bool) -> None:
+    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    whole, short, real = (empty(dtype, bucket) for dtype in (torch.int64, torch.int32, torch.float32))
+    columns = Columns(*[whole] * 2, *[short] * 5, *[real] * 6)
+    logits = empty(torch.float32, bucket, vocabulary)
+    history = History(empty(torch.int32, bucket, 131_072), empty(torch.int32, bucket, vocabulary))
+    biases = Biases(empty(torch.int32, bucket, 1024), empty(torch.float32, bucket, 1024))
+    scratch = Scratch.of(bucket, vocabulary, logits.device)
+    choose(logits, whole, columns, scratch, drawn=drawn, adjusted=(history, biases) if drawn else None)
