@@ -1,4 +1,4 @@
-"""How bytes that were read get to a device: from pinned buffers by a GPU's stream, or copied at once to a CPU's."""
+"""How bytes that were read get to a device: from pinned buffers by a GPU's stream, or copied at once on a CPU."""
 
 from collections.abc import Iterable
 from typing import Protocol
