@@ -9,8 +9,8 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,26 +25,80 @@ NO_LIMIT = 2**60  # bytes; the first version of control groups writes 2**63 less
 NVIDIA, DISPLAY = "0x10de", "0x03"  # a maker and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("int8", "fp8")  # of keys and values, beside the model's own
+DO_WITHOUT = "leave --device out or name cpu; `localllm doctor` says more"
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` takes the first GPU, else the CPU; anything else is taken literally or refused.
+    """`auto` takes the first GPU if torch has kernels for it, else the CPU; anything else is taken literally or
+    refused, never replaced.
 
     Raises NoSuchDevice where it is not here, UsageError where the name means nothing.
     """
     import torch
 
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
         return torch.device(name)
-    if not re.fullmatch(r"cuda(:\d{1,3})?", name):
+    if name != "auto" and not re.fullmatch(r"cuda(:\d{1,3})?", name):
         raise UsageError(f"there is no device {name!r}", "name auto, cpu, cuda or cuda:N")
-    if not torch.cuda.is_available():
-        raise NoSuchDevice("there is no CUDA device here", "leave --device out or name cpu")
-    if int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
-        raise NoSuchDevice(f"there is no device {name}", f"{torch.cuda.device_count()} CUDA devices are here")
-    return torch.device(name)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda", 0) if count and runs_here(0) else torch.device("cpu")
+    index = int(name.partition(":")[2] or 0)
+    if not count:
+        raise NoSuchDevice(why_no_gpu(torch.version.cuda, nvidia_driver(), nvidia_devices()), DO_WITHOUT)
+    if index >= count:
+        raise NoSuchDevice(f"there is no device {name}", f"here are cuda:0 to cuda:{count - 1}")
+    if not runs_here(index):
+        called = torch.cuda.get_device_name(index)
+        raise NoSuchDevice(
+            f"this torch has no kernels for {name}, the {called}", f"install one that has; {DO_WITHOUT}"
+        )
+    return torch.device("cuda", index)
+
+
+def runs_here(index: int) -> bool:
+    """Has this torch kernels for the GPU?"""
+    import torch
+
+    return has_kernels(*torch.cuda.get_device_capability(index), torch.cuda.get_arch_list())
+
+
+def why_no_gpu(torch_cuda: str | None, driver: str | None, plugged_in: int) -> str:
+    """torch_cuda: the CUDA that torch was made for, None: the CPU alone; driver: its version, None: not loaded."""
+    if torch_cuda is None:
+        return "there is no CUDA device: this torch is for the CPU alone"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "there is no CUDA device: CUDA_VISIBLE_DEVICES hides all"
+    if driver is None:
+        here = "an NVIDIA GPU is here" if plugged_in else "no NVIDIA GPU was found"
+        return f"there is no CUDA device: {here}, and no driver is loaded"
+    return f"there is no CUDA device: torch, made for CUDA {torch_cuda}, cannot use the driver {driver}"
+
+
+@contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """What this thread allocates, starts and captures without naming a device goes there."""
+    import torch
+
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        yield
+
+
+def claim(device: torch.device, size: int) -> None:
+    """Have so many bytes of a GPU kept for this process's later tensors. Raises torch.OutOfMemoryError."""
+    import torch
+
+    if device.type == "cuda":
+        torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def release(device: torch.device) -> None:
+    """What torch keeps of a GPU for later tensors goes back to all."""
+    import torch
+
+    if device.type == "cuda":
+        with suppress(RuntimeError):  # a GPU that broke off releases nothing before the process ends
+            torch.cuda.empty_cache()
 
 
 def resolve_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
@@ -195,8 +249,7 @@ def gpus() -> list[Gpu]:
     def gpu(index: int) -> Gpu:
         free, memory = torch.cuda.mem_get_info(index)
         major, minor = torch.cuda.get_device_capability(index)
-        runs = has_kernels(major, minor, torch.cuda.get_arch_list())
-        return Gpu(index, torch.cuda.get_device_name(index), f"{major}.{minor}", runs, memory, free)
+        return Gpu(index, torch.cuda.get_device_name(index), f"{major}.{minor}", runs_here(index), memory, free)
 
     return [gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex, cast
@@ -24,24 +25,25 @@ from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.checkpoint.safetensors import Weights
-from localllm.device import dtype_name, free_bytes, resolve_device
+from localllm.device import claim, dtype_name, free_bytes, free_memory, on, release, resolve_device
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve, to_pull
-from localllm.metrics import Metrics, Stopwatch
+from localllm.metrics import Metrics, Phases, Stopwatch
 from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least
+from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least, host_blocks
 from localllm.plan.runs import Run
+from localllm.plan.shortage import shortage
 from localllm.quant.vectors import FORMS
 from localllm.quantize.keep import kept_or_made
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
+from localllm.runtime.build import keep_kernels, load_decoder, warm_up
 from localllm.runtime.engine import Engine
+from localllm.runtime.faults import telling
+from localllm.runtime.kernels import triton_runs_on
 from localllm.runtime.kernels.threads import threads_for
-from localllm.runtime.load import Source
-from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool, OutOfBlocks
@@ -94,21 +96,29 @@ def load(
         from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
 
         fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), wish, force=force)
-    start = time.perf_counter()
-    ref = resolve(str(model))
-    header = read_header(ref.path)
-    if quant is not None:
-        check_source(header, INSTEAD)
-        check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
-        ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
-        header, wish = read_header(ref.path), replace(wish, quant=None)
-    config = describe(header.config)
-    check_quantization(header.config)
-    default_params = SamplingParams.from_generation_config(header.generation_config)
-    end_ids = Fields(header.generation_config).ids("eos_token_id")
-    tokenizer = read_tokenizer(header)
-    fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
-    memory = fit.memory or allocate_least(config, fit.weights, fit.dtype, context, fit.kv_dtype)
+    start, phases = time.perf_counter(), Phases()
+    with phases("header"):
+        ref = resolve(str(model))
+        header = read_header(ref.path)
+        if quant is not None:
+            check_source(header, INSTEAD)
+            check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+            with phases("quantize"):
+                ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
+            header, wish = read_header(ref.path), replace(wish, quant=None)
+        config = describe(header.config)
+        check_quantization(header.config)
+        default_params = SamplingParams.from_generation_config(header.generation_config)
+        end_ids = Fields(header.generation_config).ids("eos_token_id")
+    with phases("tokenizer"):
+        tokenizer = read_tokenizer(header)
+    with phases("device"):
+        fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+        memory = fit.memory or allocate_least(fit.needs, context)
+        if place.type != "cpu":
+            memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
+            keep_kernels(settings.cache)
+    short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     kind: torch.dtype = getattr(torch, fit.dtype)
     kept = FORMS.get(fit.kv_dtype, kind)
     threads = threads_for(fit.weights.total, settings.threads)
@@ -118,17 +128,41 @@ def load(
         if template:
             undo.callback(template.close)
             template.warm_up()  # its process starts while the weights are read
-        with torch.inference_mode():
-            decoder = Decoder(config, Source(Weights(header), place, kind), memory.context)
-            runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING)
-        pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows)
-        engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
-        worker = Worker(engine, tokenizer, threads)
+        with torch.inference_mode(), on(place), telling(short):
+            with phases("weights"):
+                decoder, read_bytes_per_s = load_decoder(header, config, place, kind, memory.context, phases)
+            with phases("cache"):
+                release(place)  # what only loading took
+                captured = memory.context if settings.graphs and triton_runs_on(place) else None
+                runner = Runner(
+                    decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING, captured
+                )
+                claim(place, memory.workspace)
+                pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows, memory.host_blocks)
+                engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
+            if place.type != "cpu":
+                with phases("compile"):
+                    warm_up(engine)
+                with phases("capture"):
+                    runner.prepare(default_params)
+        worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
     eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
     load_s = time.perf_counter() - start
     return LLM(
-        ref, config, default_params, eos_ids, tokenizer, template, worker, memory, fit.kv_dtype, load_s, setup
+        ref,
+        config,
+        default_params,
+        eos_ids,
+        tokenizer,
+        template,
+        worker,
+        memory,
+        fit.kv_dtype,
+        load_s,
+        setup,
+        phases.seconds,
+        read_bytes_per_s,
     )
 
 
@@ -154,6 +188,8 @@ class LLM:
         kv_dtype: str,
         load_s: float,
         setup: Run,
+        load_phases: Mapping[str, float],
+        read_bytes_per_s: float | None,
     ):
         self.name = ref.name
         self.path = ref.path
@@ -172,6 +208,8 @@ class LLM:
         self.eos_ids = eos_ids
         self.setup = setup
         self.load_s = load_s
+        self.load_phases = load_phases  # seconds, in their order: docs/cli.md has what each is
+        self.read_bytes_per_s = read_bytes_per_s  # of the weights' files, on their way to a GPU; None: mapped
         self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
         self.close = weakref.finalize(self, shut, worker, template)

@@ -16,7 +16,8 @@ Times are seconds of `time.perf_counter()`.
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -82,6 +83,33 @@ class Metrics:
             "peak_bytes": self.peak_bytes,
         }
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+
+
+class Phases:
+    """Seconds that each part of a longer task took, in their order. Of a part inside another only the inner one
+    counts; any may come again."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.seconds: dict[str, float] = {}
+        self.clock = clock
+        self.under_way: list[str] = []
+        self.since = 0.0
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.note()
+        self.under_way.append(name)
+        self.seconds.setdefault(name, 0.0)
+        try:
+            yield
+        finally:
+            self.note()
+            self.under_way.pop()
+
+    def note(self) -> None:
+        before, self.since = self.since, self.clock()
+        if self.under_way:
+            self.seconds[self.under_way[-1]] += self.since - before
 
 
 @dataclass

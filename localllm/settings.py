@@ -30,15 +30,22 @@ class Settings:
     """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, where `--kv-dtype` is not given. Default:
     auto"""
 
+    graphs: bool = True
+    """LOCALLLM_GRAPHS: `off` launches the kernels of every step one by one on a GPU, where a captured graph is at
+    fault. Default: on"""
+
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "localllm")
-    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of CPU kernels. Default: ~/.cache"""
+    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of kernels. Default: ~/.cache"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is not a positive whole number."""
+        """Raises UsageError where LOCALLLM_THREADS is no positive number, or LOCALLLM_GRAPHS not on or off."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
+        graphs = environment.get("LOCALLLM_GRAPHS") or "on"
+        if graphs not in ("on", "off"):
+            raise UsageError(f"LOCALLLM_GRAPHS is {graphs!r}", "set it to on or off")
         return cls(
             home=Path(environment.get("LOCALLLM_HOME") or "~/.localllm").expanduser(),
             device=environment.get("LOCALLLM_DEVICE") or "auto",
@@ -46,4 +53,5 @@ class Settings:
             cache=Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "localllm",
             threads=int(threads) if threads else None,
             kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
+            graphs=graphs != "off",
         )

@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from localllm.device import peak_bytes
-from localllm.errors import DoesNotFit, LocalLLMError
+from localllm.device import on, peak_bytes, release
+from localllm.errors import LocalLLMError
 from localllm.request import FinishReason, GenerationEvent, Kind, ToolCall
 from localllm.runtime.engine import Engine, TokenEvent
+from localllm.runtime.faults import broken, gpu_failed, out_of_memory
 from localllm.runtime.sequence import Sequence
 from localllm.text.detokenizer import Detokenizer
 from localllm.text.output.delta import Delta, Router
@@ -134,14 +135,17 @@ class Stream(Iterator[GenerationEvent]):
 class Worker:
     """Requests may come from any thread; the engine is touched by this one thread only."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, threads: int):
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, threads: int, shortage: Callable[[], LocalLLMError]):
+        """threads: of the CPU, of an operation; shortage: what to tell where a step finds no memory."""
         self.engine = engine
         self.tokenizer = tokenizer
-        self.threads = threads  # CPU threads of an operation
+        self.threads = threads
+        self.shortage = shortage
         self.replies: dict[Sequence, Reply] = {}
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.gate = threading.Lock()  # so that nothing is put into the inbox after the end
         self.closed = False
+        self.why_closed = "the model is closed"
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
         self.thread.start()
 
@@ -164,7 +168,9 @@ class Worker:
             try:
                 future.set_result(function())
             except Exception as error:
-                future.set_exception(explain(error))
+                future.set_exception(self.explain(error))
+                if gpu_failed(error):
+                    raise
 
         self.put(run)
         return future.result()
@@ -180,23 +186,38 @@ class Worker:
     def put(self, command: Callable[[], object]) -> None:
         with self.gate:
             if self.closed:
-                raise LocalLLMError("the model is closed", "load it again")
+                raise LocalLLMError(self.why_closed, "load it again")
             self.inbox.put(command)
 
     def run(self) -> None:
         torch.get_num_threads()  # else the first operation would take over what another thread has set
         torch.set_num_threads(self.threads)
-        going_on = True
-        with torch.inference_mode():
+        device, going_on = self.engine.runner.device, True
+        with torch.inference_mode(), on(device):
             while going_on:
                 try:
                     going_on = self.read_inbox()
                     for event in self.engine.step() if going_on else ():
                         self.deliver(event)
                 except Exception as error:
-                    self.fail(explain(error))
+                    self.fail(self.explain(error))
+                    if gpu_failed(error):
+                        going_on = self.give_up(error)
         self.fail(LocalLLMError("the model was closed while it was answering", "ask again after loading it"))
         self.engine.runner.free()
+        release(device)
+
+    def give_up(self, error: Exception) -> bool:
+        """Nothing more can be asked of the engine. What came in meanwhile is told so. Always False."""
+        with self.gate:
+            self.closed, self.why_closed = True, broken(error).message
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self.inbox.get_nowait()
+                with contextlib.suppress(Exception):  # told to who asked
+                    command()
+        self.fail(broken(error))
+        return False
 
     def read_inbox(self) -> bool:
         """Carry out what came in, waiting if there is nothing else to do. False: closed, and all is done."""
@@ -232,9 +253,10 @@ class Worker:
             reply.events.put(error)
         self.replies.clear()
         self.engine.in_flight = None
+        self.engine.pool.forget_all()
 
-
-def explain(error: Exception) -> Exception:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        return DoesNotFit("there is no memory left for this step", "use a smaller --context")
-    return error
+    def explain(self, error: Exception) -> Exception:
+        """What to tell of a step that broke off."""
+        if out_of_memory(error):
+            return self.shortage()
+        return broken(error) if gpu_failed(error) else error

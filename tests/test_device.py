@@ -18,6 +18,7 @@ from localllm.device import (
     resolve_device,
     resolve_dtype,
     usable_cores,
+    why_no_gpu,
 )
 from localllm.errors import NoSuchDevice, UsageError
 
@@ -39,6 +40,46 @@ def test_a_name_that_means_nothing(name: str) -> None:
 def test_a_device_that_is_not_here_is_never_replaced() -> None:
     with pytest.raises(NoSuchDevice):
         resolve_device("cuda:999")
+
+
+@pytest.mark.parametrize(
+    ("torch_cuda", "driver", "plugged_in", "hidden", "said"),
+    [
+        (None, None, 1, None, "this torch is for the CPU alone"),
+        ("12.8", None, 1, None, "an NVIDIA GPU is here, and no driver is loaded"),
+        ("12.8", None, 0, None, "no NVIDIA GPU was found, and no driver is loaded"),
+        ("12.8", "470.10", 1, None, "torch, made for CUDA 12.8, cannot use the driver 470.10"),
+        ("12.8", "575.57", 1, "", "CUDA_VISIBLE_DEVICES hides all"),
+    ],
+)
+def test_why_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    torch_cuda: str | None,
+    driver: str | None,
+    plugged_in: int,
+    hidden: str | None,
+    said: str,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert why_no_gpu(torch_cuda, driver, plugged_in) == f"there is no CUDA device: {said}"
+
+
+def test_a_gpu_is_taken_as_it_was_named_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with two GPUs, the second of which is older than this torch."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(9, 0), (5, 2)][index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ["H200", "GTX 980"][index])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    assert resolve_device("auto") == resolve_device("cuda") == resolve_device("cuda:0") == torch.device("cuda", 0)
+    with pytest.raises(NoSuchDevice, match="no kernels for cuda:1, the GTX 980; install one that has"):
+        resolve_device("cuda:1")
+    with pytest.raises(NoSuchDevice, match="there is no device cuda:2; here are cuda:0 to cuda:1"):
+        resolve_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (5, 2))
+    assert resolve_device("auto") == CPU
 
 
 def test_dtypes_are_kept_where_they_run_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,14 @@ def test_pieces_of_a_stream_are_the_whole_and_the_last_one_carries_the_metrics(l
     assert metrics.e2e_s == pytest.approx(metrics.ttft_s + sum(metrics.itl_s))
 
 
+def test_the_phases_of_loading_are_most_of_its_time() -> None:
+    with localllm.load(shared("stories260K")) as llm:
+        assert list(llm.load_phases) == ["header", "tokenizer", "device", "weights", "repack", "cache"]
+        assert all(took >= 0 for took in llm.load_phases.values())
+        assert 0.5 * llm.load_s < sum(llm.load_phases.values()) <= llm.load_s
+        assert llm.read_bytes_per_s is None  # mapped
+
+
 def test_only_the_first_request_waited_for_the_load() -> None:
     with localllm.load(shared("stories260K")) as llm:
         first, second = (llm.generate("A", SamplingParams(max_tokens=1)).metrics.load_s for _ in range(2))
@@ -266,10 +274,42 @@ def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypa
         raise MemoryError
 
     monkeypatch.setattr(llm.worker.engine.runner, "launch", fail)
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(
+        DoesNotFit, match=r"cpu has no memory left; .* were planned: 1\.04 MB for weights, .* less with"
+    ):
         llm.generate(PROMPT, GREEDY)
     monkeypatch.setattr(llm.worker.engine.runner, "launch", launch)
     assert llm.generate(PROMPT, GREEDY).text == STORY
+
+
+@pytest.mark.parametrize("asked", ["while answering", "beside it"])
+def test_a_gpu_that_breaks_off_ends_every_answer_and_the_model(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    def fail(batch: object) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
+
+    said = r"the GPU broke off \(CUDA error: device-side assert triggered\); load"
+    with localllm.load(shared("stories260K")) as llm:
+        monkeypatch.setattr(llm.worker.engine.runner, "launch", fail)
+        with pytest.raises(LocalLLMError, match=said):
+            llm.generate(PROMPT, GREEDY) if asked == "while answering" else llm.logits([1, 2])
+        llm.worker.thread.join()
+        with pytest.raises(LocalLLMError, match=r"the GPU broke off .*; load it again"):
+            llm.generate(PROMPT, GREEDY)
+
+
+def test_memory_that_is_missing_while_loading_is_told_with_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("localllm.runtime.runner.make_caches", fail)
+    with pytest.raises(
+        DoesNotFit, match=r"were planned: 1\.04 MB for weights, .* for a cache of 4096 tokens"
+    ) as told:
+        localllm.load(shared("stories260K"))
+    assert told.value.exit_code == 3
+    assert psutil.Process().children() == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import math
 import numpy
 import pytest
 
-from localllm.metrics import Stopwatch, percentile
+from localllm.metrics import Phases, Stopwatch, percentile
 
 
 class Clock:
@@ -45,3 +45,16 @@ def test_nothing_measured_is_nothing_told() -> None:
 def test_percentiles_are_those_of_numpy(percent: float) -> None:
     values = [3.0, 1.0, 2.0, 10.0, 7.5]
     assert percentile(values, percent) == pytest.approx(numpy.percentile(values, percent))
+
+
+def test_a_phase_inside_another_counts_for_itself_alone() -> None:
+    clock = iter([0.0, 1.0, 3.0, 3.5, 4.5, 5.0, 9.0, 10.0])
+    phases = Phases(lambda: next(clock))
+    with phases("weights"):
+        for _ in range(2):
+            with phases("repack"):
+                pass
+    with phases("cache"):
+        pass
+    assert phases.seconds == {"weights": 1.0 + 0.5 + 0.5, "repack": 2.0 + 1.0, "cache": 1.0}
+    assert list(phases.seconds) == ["weights", "repack", "cache"]

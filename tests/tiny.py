@@ -87,8 +87,10 @@ def make_engine(
     rows: int = 24,
     kv_dtype: torch.dtype | None = None,
     graphs: bool = False,
+    aside: int = 0,
 ) -> Engine:
-    """`rows`: of recurrent states, where the model has any; graphs: run steps as where they are captured."""
+    """`rows`: of recurrent states, where the model has any; graphs: run steps as where they are captured; aside:
+    blocks, as beside a GPU's."""
     header = read_header(folder)
     check_quantization(header.config)
     config = describe(header.config)
@@ -101,4 +103,4 @@ def make_engine(
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside
                 tensor.fill_(torch.nan)
-    return Engine(runner, BlockPool(blocks, block_size, rows), token_budget, max_running)
+    return Engine(runner, BlockPool(blocks, block_size, rows, aside), token_budget, max_running)

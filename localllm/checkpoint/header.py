@@ -47,10 +47,16 @@ class TensorHeader:
     interleaved: bool = False  # in the file: rows of gate and up take turns
     offset: int | None = None  # bytes from the begin of a GGUF file
     heads: tuple[int, int] | None = None  # (how many, their size): rotary pairs lie side by side in their rows
+    data: int = 0  # where the bytes of the file's tensor of this name begin, in a safetensors file
 
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def begin(self) -> int:
+        """Where its bytes begin in its file."""
+        return self.offset if self.offset is not None else self.data + (self.expert or 0) * self.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -188,7 +194,8 @@ def read_tensors(file: Path) -> dict[str, TensorHeader]:
     for name, entry in fields.items():
         if name == "__metadata__":
             continue
-        tensors[name], span = read_entry(file, name, entry)
+        tensor, span = read_entry(file, name, entry)
+        tensors[name] = replace(tensor, data=8 + length + span[0])
         spans.append(span)
     end = 0
     for begin, until in sorted(spans):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from localllm.checkpoint.gguf.tensors import GGUFTensors
 from localllm.checkpoint.header import Header, TensorHeader
+from localllm.checkpoint.stored import arranged
 from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import damaged
@@ -17,13 +19,23 @@ from localllm.hub.gguf import is_gguf
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
+class Reader(Protocol):
+    def read(self, entry: TensorHeader) -> Tensor:
+        """Whole, as the runtime has it. Raises OSError and DamagedModel."""
+        ...
+
+
 class Weights:
     """Every tensor is taken once, with the shape that the model wants: what is missing, extra or of another
     shape is an error that names it. `under(name)` is a view of the names below a prefix."""
 
-    def __init__(self, header: Header, prefix: str = "", shared: "Weights | None" = None):
+    def __init__(
+        self, header: Header, prefix: str = "", shared: "Weights | None" = None, reader: Reader | None = None
+    ):
+        """reader: of tensors that are not to be mapped, but read to where it says."""
         self.header = header
         self.prefix = prefix
+        self.reader = shared.reader if shared else reader
         self.left: set[str] = shared.left if shared else set(header.tensors)
         self.files: dict[Path, SafeTensors | GGUFTensors] = shared.files if shared else {}
 
@@ -69,6 +81,8 @@ class Weights:
 
     def read(self, entry: TensorHeader) -> Tensor:
         try:
+            if self.reader:
+                return self.reader.read(entry)
             if entry.file not in self.files:
                 self.files[entry.file] = (GGUFTensors if is_gguf(entry.file) else SafeTensors)(entry.file)
             return self.files[entry.file].read(entry)
@@ -111,9 +125,7 @@ class SafeTensors:
         """The tensor, or one expert of it, as the runtime has it: [out, in], gate before up."""
         whole = entry.expert is None
         tensor = self.file.get_tensor(entry.name) if whole else self.file.get_slice(entry.name)[entry.expert]
-        if entry.transposed:
-            tensor = tensor.T
-        return torch.cat((tensor[::2], tensor[1::2])) if entry.interleaved else tensor
+        return arranged(tensor, entry)
 
     def let_go(self) -> None:
         """Each tensor is a mapping of its own, which ends with it."""

@@ -1,11 +1,13 @@
 """The one door from the command line to the engine."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from localllm.chat import ChatModel
 from localllm.cli.io import note, status
+from localllm.cli.report import load_block
 from localllm.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve, to_pull
 from localllm.metrics import Metrics
@@ -48,8 +50,10 @@ def load_model(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
+    verbose: bool = False,
 ) -> Model:
-    """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done.
+    """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
+    verbose: tell what it takes and how long each phase took.
 
     None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
     """
@@ -61,10 +65,16 @@ def load_model(
     if quant:
         quantize_missing(name, quant, settings)
     with status(f"loading {name}"):
+        start = time.perf_counter()
         from localllm.llm import load
 
+        imported_s = time.perf_counter() - start
         where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
-        return load(name, settings=settings, quant=quant, context=context, force=force, **where)
+        llm = load(name, settings=settings, quant=quant, context=context, force=force, **where)
+    if verbose:
+        phases = {"import": imported_s, **llm.load_phases}
+        note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s))
+    return llm
 
 
 def fetch_missing(

@@ -114,7 +114,6 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "total_bytes": plan.total_bytes,
         "allocated_bytes": fit.memory.total if fit.memory else None,
         "fits": fit.fits,
-        "tight": plan.tight,
         "refusal": fit.refusal.message if fit.refusal else None,
         "remedy": plan.remedy,
         "most_context": fit.most_context,

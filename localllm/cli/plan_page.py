@@ -39,9 +39,7 @@ def _memory(plan: Plan) -> Rows:
     fit = plan.fit
     users = f" for {plan.users} users" if plan.users > 1 else ""
     states = [("states", f"{units.size(plan.state_bytes)}{users}, of recurrent layers")]
-    verdict = "yes, but so tightly that a step may run out of memory" if plan.tight else "yes"
-    if fit.refusal:
-        verdict = f"no: {fit.refusal.message}; {plan.remedy}"
+    verdict = f"no: {fit.refusal.message}; {plan.remedy}" if fit.refusal else "yes"
     return [
         ("weights", units.size(fit.weights.total)),
         *_cache(plan),

@@ -1,8 +1,9 @@
 """What a person reads about an answer: the block that `--verbose` prints, and facts in columns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from localllm.metrics import Metrics
+from localllm.plan.memory import BLOCK_SIZE, Memory
 from localllm.units import rate, seconds, size
 
 
@@ -23,6 +24,25 @@ def metrics_block(metrics: Metrics, seed: int | None) -> str:
             ("E2E", seconds(metrics.e2e_s)),
             ("peak memory", size(metrics.peak_bytes)),
             ("seed", "-" if seed is None else str(seed)),
+        ]
+    )
+
+
+def load_block(device: str, memory: Memory, phases: Mapping[str, float], bytes_per_s: float | None) -> str:
+    """What a loaded model takes of its device, and how long each phase of loading it took."""
+    parts = [
+        ("weights", memory.weights.total, ""),
+        ("cache", memory.cache_bytes, f" for {memory.blocks * BLOCK_SIZE} tokens"),
+        ("states", memory.state_bytes, f" for {memory.rows} of recurrent layers"),
+        ("workspace", memory.workspace, " for a step"),
+        ("put aside", memory.host_bytes, " of main memory at most, for what the cache has no room for"),
+    ]
+    read = {"read": f"  {size(bytes_per_s)}/s"} if bytes_per_s else {}
+    return columns(
+        [
+            ("device", device),
+            *((name, size(taken) + note) for name, taken, note in parts if taken),
+            *((f"load {name}", seconds(took) + read.get(name, "")) for name, took in phases.items()),
         ]
     )
 

@@ -104,7 +104,8 @@ def fit_together(reference: Subject, other: Subject, context: int) -> bool:
         return Wish(context, dtype=one.dtype, kv_dtype=one.kv_dtype)
 
     alone = [check(one.header, Space(place.type, free), wish(one), name=one.name) for one in (reference, other)]
-    taken = alone[0].memory.total if alone[0].memory else free
+    memory = alone[0].memory
+    taken = memory.total + memory.workspace if memory else free
     left = Space(place.type, free - taken)
     return fit(other.header, other.config, left, wish(other), name=other.name).fits
 

@@ -21,14 +21,14 @@ from localllm.arch.config import (
 from localllm.arch.cost import numbers_seen
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.matrices import CODES, PackedMatrix, packed_matrix
-from localllm.quant.packing import ELEMENT_BYTES, INT4, KV_8BIT, reads_packed
+from localllm.quant.packing import ELEMENT_BYTES, INT4, KV_8BIT, PANEL_ROWS, reads_packed
 
 EXACT = 4  # sums, norms, rotations and scores are made in float32
 SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
 EXPANDED = 2**25  # numbers in the keys of so many heads, of latent attention (kernels/latent.py)
 OF_A_LOGIT = 24  # bytes: float32 twice or thrice, and float64 twice, where a token is drawn
 MASKS = 3  # bytes for each pair of a query and a key: two masks, and the one that is made of them
-STREAMS = 5  # copies of [T, hidden] that live in the middle of a layer: x before and within, normed, mixed
+STREAMS = 3  # copies of [T, hidden] that live in the middle of a layer: x, what is added to it, normed
 
 
 def activation_bytes(
@@ -101,16 +101,17 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             rotating = tokens * (heads + keys) * (3 * EXACT + e)
             mixing = tokens * (2 * heads + keys) * e  # q and k rotated, and the result
             if c.softcap or c.sinks:
-                mixing += max(min(SCORES, tokens * c.heads * seen) * 3 * EXACT, tokens * seen * MASKS)
+                mixing += max(min(SCORES, tokens * c.heads * seen) * 3 * EXACT, tokens * seen * (MASKS - 1))
             else:
-                mixing += tokens * seen * max(MASKS, e)  # or the mask as numbers
-            return qkv + gated + max(rotating, mixing)
+                mixing += tokens * seen * max(MASKS - 1, e)  # or the mask as numbers
+            kept = qkv if c.output_gate else 0  # whose gates are a view of it
+            return gated + max(qkv + rotating, kept + mixing)
         case LatentConfig():
             width = c.nope_dim + c.rope_dim
             q = tokens * c.heads * width * e
             latent = tokens * (c.kv_lora_rank + c.rope_dim) * e
             of_head = context * max(width, c.value_dim)
-            keys = of_head * min(c.heads, max(1, EXPANDED // of_head)) * e
+            keys = min(of_head * c.heads, max(of_head, EXPANDED)) * e
             making = tokens * context * MASKS
             return 3 * q + latent + max(3 * keys, making) + tokens * c.heads * c.value_dim * e
         case DeltaNetConfig():
@@ -140,7 +141,12 @@ def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
         module, _, kind = name.rpartition(".")
         matrix = packed_matrix(header, module) if kind in CODES and tensor.dtype in ("I8", "I32") else None
         if matrix and reads_packed(matrix.format, device):
-            sizes.append(2 * matrix.rows * matrix.columns * element_bytes(matrix, e))
+            panel = min(matrix.rows, PANEL_ROWS)  # on a CPU a part of it at a time
+            sizes.append(
+                panel * matrix.columns * e
+                if device == "cpu"
+                else 2 * matrix.rows * matrix.columns * element_bytes(matrix, e)
+            )
         if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte: an index of 8 bytes each
             sizes.append(2 * tensor.elements * (8 + EXACT))
         if tensor.offset is not None and device != "cpu":

@@ -3,7 +3,7 @@
 `pull` and `run` ask `check` before they begin.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,11 +13,12 @@ from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
 from localllm.device import dtype_for, kv_dtype_for
 from localllm.errors import DoesNotFit, UsageError
+from localllm.plan.activations import unpacked_bytes
 from localllm.plan.memory import (
-    BLOCK_SIZE,
     CACHED_CONTEXTS,
     MAX_RUNNING,
     Memory,
+    Needs,
     allocate,
     blocks_for,
     check_context,
@@ -73,7 +74,7 @@ class Fit:
     quant: str | None
     dtype: str  # of what is not quantized
     kv_dtype: str  # of keys and values
-    weights: WeightBytes
+    needs: Needs
     memory: Memory | None  # what it is given; None where it does not fit
     refusal: DoesNotFit | None  # why it does not
     context: int  # tokens, of each user
@@ -83,6 +84,14 @@ class Fit:
     @property
     def fits(self) -> bool:
         return self.refusal is None
+
+    @property
+    def weights(self) -> WeightBytes:
+        return self.needs.weights
+
+    @property
+    def workspace(self) -> int:
+        return self.memory.workspace if self.memory else self.needs.workspace(self.context)
 
     @property
     def engine_users(self) -> int:
@@ -116,56 +125,23 @@ def remedy(found: Fit, others: Iterable[Fit]) -> str:
 
 
 def fit(header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: str) -> Fit:
-    """By the very code that `load` allocates by, where there is one user. Raises UsageError as `check`."""
+    """By the very code that `load` allocates by. Raises UsageError as `check`."""
     check_context(config.max_context, wish.context)
     stored = stored_dtype(header, room.kind, gguf=wish.quant in GGUF_BITS)
     dtype = dtype_for(wish.dtype, stored, room.kind)
     kv_dtype = kv_dtype_for(wish.kv_dtype, dtype)
     weights = weight_bytes(header, config, dtype, room.kind, wish.quant)
-
-    def given(context: int | None) -> Memory:
-        return allocate(name, config, weights, dtype, room.memory_bytes, context, kv_dtype)
-
-    most = most_context(given, config.max_context)
+    unpacked = 0 if wish.quant else unpacked_bytes(header, dtype, room.kind)
+    needs = Needs(name, config, weights, room.kind, dtype, kv_dtype, unpacked)
+    most = 0
     try:
-        memory = given(wish.context if wish.users == 1 else shared(given(None), wish.users, wish.context))
+        most = allocate(needs, room.memory_bytes).most_context
+        memory = allocate(needs, room.memory_bytes, wish.context, wish.users)
     except DoesNotFit as refusal:
-        context = wish.context or config.default_context or config.max_context
-        return Fit(wish.quant, dtype, kv_dtype, weights, None, refusal, context, most, 0)
+        context = wish.context or needs.usual_context
+        return Fit(wish.quant, dtype, kv_dtype, needs, None, refusal, context, most, 0)
     users = most_users(memory, memory.context)
-    return Fit(wish.quant, dtype, kv_dtype, weights, memory, None, memory.context, most, users)
-
-
-def most_context(given: Callable[[int | None], Memory], longest: int) -> int:
-    """Tokens that one sequence may have, `longest` if the model knows no more; 0 where the model does not fit."""
-    try:
-        return min(longest, given(None).affordable_blocks * BLOCK_SIZE)
-    except DoesNotFit:
-        return 0
-
-
-def shared(memory: Memory, users: int, asked: int | None) -> int:
-    """The context of each of several users, shorter than one alone has it where nobody asked for a length.
-
-    memory: what one alone gets who asks for no length. Raises DoesNotFit where it does not hold all of them.
-    """
-    each = memory.affordable_blocks // users * BLOCK_SIZE  # tokens
-    states = not memory.row_bytes or memory.rows >= users
-    context = asked or min(memory.context, each)
-    if states and 0 < context <= each:
-        return context
-    least = asked or BLOCK_SIZE
-    most = most_users(memory, least)
-    if states:
-        needed = users * blocks_for(least) * memory.block_bytes
-        what = f"{users} contexts of {least} tokens need {size(needed)}, and there is room for {most}"
-    else:
-        needed = users * memory.row_bytes
-        what = f"{users} states of the recurrent layers need {size(needed)}, and there is room for {memory.rows}"
-    if states and each:
-        raise DoesNotFit(what, f"--context {each} fits")
-    alone = f"--users 1 --context {memory.affordable_blocks * BLOCK_SIZE} fits"
-    raise DoesNotFit(what, f"--users {most} fits" if most else alone)
+    return Fit(wish.quant, dtype, kv_dtype, needs, memory, None, memory.context, most, users)
 
 
 def most_users(memory: Memory, context: int) -> int:

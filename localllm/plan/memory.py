@@ -1,13 +1,16 @@
-"""How the free memory of a device is shared out between weights, recurrent states, the cache and the rest.
+"""How the free memory of a device is shared out: to weights, recurrent states, the cache and a step's workspace.
 
 `llm.load` allocates what is told here, and `plan` says it before a download. All sizes are bytes.
 """
 
+import bisect
 from dataclasses import dataclass
+from functools import cached_property
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, kv_bytes_per_token, state_bytes
 from localllm.errors import DoesNotFit, UsageError
+from localllm.plan.activations import activation_bytes
 from localllm.quant.packing import ELEMENT_BYTES, kv_bytes
 from localllm.units import size
 
@@ -19,6 +22,48 @@ MOST_ROWS = 2 * MAX_RUNNING  # each sequence's own, and as many to come back to
 MOST_BLOCKS = 2**20  # the pool counts them one by one: 16 million tokens, 0.1 GB, set up in 0.3 s
 FORCED_CONTEXT = 4096  # tokens, where not even the weights fit and nobody asks for more
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
+# Percent of what weights, states and workspace leave that the cache may take: main memory is everybody's, and on a
+# GPU the allocator needs some to find whole pieces.
+CACHE_SHARE = {"cpu": 50, "cuda": 90}
+# Of a GPU, beside activations: captured graphs and their pool, workspaces of cuBLAS (32 MB on Hopper) and of split
+# products. Arithmetic, not measured.
+GPU_WORKSPACE = 2**28
+HOST_SHARE = 25  # percent of the free main memory that a GPU's cache may put blocks aside in
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model takes of a device, whatever is free there."""
+
+    name: str
+    config: ModelConfig
+    weights: WeightBytes
+    kind: str  # of the device: cpu or cuda
+    dtype: str
+    kv_dtype: str  # of keys and values
+    unpacked: int = 0  # bytes of the largest matrix that is dequantized in a step
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Of a recurrent state; 0 for models that have none."""
+        return state_bytes(self.config, ELEMENT_BYTES[self.dtype])
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Of a block of the cache; 0 where no layer attends."""
+        return BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_bytes(self.kv_dtype))
+
+    def workspace(self, context: int) -> int:
+        """Of the largest step there is while sequences have so much context: activations, logits, what is
+        dequantized on the way, and a GPU's own."""
+        step = activation_bytes(
+            self.config, self.dtype, TOKEN_BUDGET, context, MAX_RUNNING, self.unpacked, self.kv_dtype
+        )
+        return step + (GPU_WORKSPACE if self.kind == "cuda" else 0)
+
+    @property
+    def usual_context(self) -> int:
+        return self.config.default_context or self.config.max_context
 
 
 @dataclass(frozen=True)
@@ -31,7 +76,10 @@ class Memory:
     block_bytes: int
     rows: int  # of recurrent states
     row_bytes: int
-    affordable_blocks: int  # that half of what the weights and rows leave could hold
+    workspace: int  # what a step takes while it runs, set apart
+    affordable_blocks: int  # that the cache could have at this context
+    most_context: int  # that one sequence could have
+    host_blocks: int = 0  # of main memory, for blocks that a GPU's cache has no room for
 
     @property
     def cache_bytes(self) -> int:
@@ -42,50 +90,78 @@ class Memory:
         return self.rows * self.row_bytes
 
     @property
+    def host_bytes(self) -> int:
+        return self.host_blocks * self.block_bytes
+
+    @property
     def total(self) -> int:
+        """Of what stays between steps."""
         return self.weights.total + self.cache_bytes + self.state_bytes
 
 
-def allocate(
-    name: str,
-    config: ModelConfig,
-    weights: WeightBytes,
-    dtype: str,
-    free: int,
-    context: int | None = None,
-    kv_dtype: str | None = None,
-) -> Memory:
-    """What a model gets of `free` bytes. context: in tokens, None for as much of the usual as fits; kv_dtype: of
-    keys and values, None: as `dtype`.
+def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1) -> Memory:
+    """What a model gets of `free` bytes. context: in tokens, None for as much of the usual as fits; users: who are
+    to have so much each.
 
     Raises DoesNotFit, with what would, and UsageError for a context that the model does not have.
     """
-    check_context(config.max_context, context)
-    if weights.total > free:
+    longest = needs.config.max_context
+    check_context(longest, context)
+    weights = needs.weights.total
+    if weights > free:
         raise DoesNotFit(
-            f"the weights of {name} need {size(weights.total)} in {dtype}, {size(free)} are free",
+            f"the weights of {needs.name} need {size(weights)} in {needs.dtype}, {size(free)} are free",
             "name a smaller model, or free memory",
         )
-    left = free - weights.total
-    row_bytes = state_bytes(config, ELEMENT_BYTES[dtype])
-    rows = plan_rows(row_bytes, left)
-    left -= rows * row_bytes
-    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, *kv_bytes(kv_dtype or dtype))
-    affordable = affordable_blocks(block_bytes, left)
-    usual = config.default_context or config.max_context
-    context, blocks = plan_context(usual, context, block_bytes, left)
-    return Memory(weights, context, blocks, block_bytes, rows, row_bytes, affordable)
+    left = free - weights
+    rows = plan_rows(needs.row_bytes, left)
+    left -= rows * needs.row_bytes
+
+    def affordable(context: int) -> int:
+        share = max(0, left - needs.workspace(context)) * CACHE_SHARE[needs.kind] // 100
+        return min(share // max(1, needs.block_bytes), MOST_BLOCKS)  # 0 bytes: no layer attends
+
+    def most_context(users: int) -> int:
+        def too_long(blocks: int) -> bool:
+            return affordable(min(longest, blocks * BLOCK_SIZE)) < users * blocks
+
+        lengths = range(1, min(blocks_for(longest), MOST_BLOCKS) + 1)  # in blocks
+        return min(longest, bisect.bisect_left(lengths, True, key=too_long) * BLOCK_SIZE)
+
+    alone, most = most_context(1), most_context(users)
+    least = context or BLOCK_SIZE
+    if needs.row_bytes and users > rows:
+        needed = size(users * needs.row_bytes)
+        what = f"{users} states of the recurrent layers need {needed}, and there is room for {rows}"
+        raise DoesNotFit(what, fewer_users(min(rows, affordable(least) // blocks_for(least)), alone))
+    if most < least:
+        fewer = fewer_users(affordable(least) // blocks_for(least), alone)
+        remedy = f"--context {most} fits" if most else fewer if users > 1 else None
+        raise DoesNotFit(no_room(needs, least, users, left), remedy or "free memory")
+    context = context or min(needs.usual_context, most)
+    blocks = affordable(context)
+    return Memory(
+        weights=needs.weights,
+        context=context,
+        blocks=min(blocks, CACHED_CONTEXTS * blocks_for(context)),
+        block_bytes=needs.block_bytes,
+        rows=rows,
+        row_bytes=needs.row_bytes,
+        workspace=needs.workspace(context),
+        affordable_blocks=blocks,
+        most_context=alone,
+    )
 
 
-def allocate_least(
-    config: ModelConfig, weights: WeightBytes, dtype: str, context: int | None = None, kv_dtype: str | None = None
-) -> Memory:
+def allocate_least(needs: Needs, context: int | None = None) -> Memory:
     """The least that one sequence can run in, whatever is free. Raises UsageError as `allocate`."""
-    check_context(config.max_context, context)
-    context = context or min(FORCED_CONTEXT, config.default_context or config.max_context)
-    blocks, row_bytes = blocks_for(context), state_bytes(config, ELEMENT_BYTES[dtype])
-    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, *kv_bytes(kv_dtype or dtype))
-    return Memory(weights, context, blocks, block_bytes, LEAST_ROWS if row_bytes else 0, row_bytes, blocks)
+    check_context(needs.config.max_context, context)
+    context = context or min(FORCED_CONTEXT, needs.usual_context)
+    blocks, rows = blocks_for(context), LEAST_ROWS if needs.row_bytes else 0
+    workspace = needs.workspace(context)
+    return Memory(
+        needs.weights, context, blocks, needs.block_bytes, rows, needs.row_bytes, workspace, blocks, context
+    )
 
 
 def check_context(longest: int, asked: int | None) -> None:
@@ -107,27 +183,31 @@ def plan_rows(row_bytes: int, free: int) -> int:
     return rows
 
 
-def affordable_blocks(block_bytes: int, free: int) -> int:
-    """How many blocks the cache may have: half of the free memory is left alone."""
-    return min(free // 2 // max(1, block_bytes), MOST_BLOCKS)  # 0 bytes: no layer attends
+def no_room(needs: Needs, context: int, users: int, left: int) -> str:
+    """For so much context of each user. left: bytes beside weights and states."""
+    what = f"{users} contexts of {context} tokens need" if users > 1 else f"a context of {context} tokens needs"
+    cache, step = users * blocks_for(context) * needs.block_bytes, needs.workspace(context)
+    return (
+        f"{what} {size(cache)} and a step {size(step)}; {size(left)} are free beside the weights, and "
+        f"{CACHE_SHARE[needs.kind]}% of what a step leaves of it is for contexts"
+    )
 
 
-def plan_context(usual: int, asked: int | None, block_bytes: int, free: int) -> tuple[int, int]:
-    """How long one sequence may be, and how many blocks the cache has.
-
-    usual: where nobody asks; asked: by the user, None for as much of the usual as fits (both in tokens).
-    """
-    affordable = affordable_blocks(block_bytes, free)
-    least = blocks_for(asked or 1)
-    if affordable < least:
-        raise DoesNotFit(
-            f"a context of {asked or BLOCK_SIZE} tokens needs {size(least * block_bytes)}, and of the "
-            f"{size(free)} that are free beside the weights half is kept for the rest",
-            f"--context {affordable * BLOCK_SIZE} fits" if affordable else "free memory",
-        )
-    context = min(asked or usual, affordable * BLOCK_SIZE)
-    return context, min(affordable, CACHED_CONTEXTS * blocks_for(context))
+def fewer_users(most: int, context: int) -> str | None:
+    """most: users that there is room for; context: of one alone, 0 where none fits."""
+    if most:
+        return f"--users {most} fits"
+    return f"--users 1 --context {context} fits" if context else None
 
 
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_SIZE)
+
+
+def host_blocks(memory: Memory, free: int) -> int:
+    """How many blocks of a GPU's cache may be put aside in main memory, of which `free` bytes are free: as many as
+    the whole contexts that are kept for later, within a share of it."""
+    if not memory.block_bytes:
+        return 0
+    most = CACHED_CONTEXTS * blocks_for(memory.context)
+    return min(most, free * HOST_SHARE // 100 // memory.block_bytes)

@@ -10,9 +10,8 @@ from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
 from localllm.hardware import Hardware
-from localllm.plan.activations import activation_bytes, unpacked_bytes
 from localllm.plan.fit import ORDER, Fit, Wish, fit, remedy
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, blocks_for
+from localllm.plan.memory import BLOCK_SIZE, blocks_for
 from localllm.plan.speed import Speed, speed
 from localllm.plan.weights import GGUF_BITS
 from localllm.quant.packing import ELEMENT_BYTES, SCALE_BYTES, kv_bytes
@@ -55,7 +54,7 @@ class Plan:
     kv_bytes_per_sequence: int  # with the whole context
     kv_bytes_read: int  # of it by a step of one sequence: of a window only that
     state_bytes_per_sequence: int
-    activation_bytes: int
+    activation_bytes: int  # what a step takes while it runs
     expected: Speed | None
     expectation: Expectation | None
 
@@ -79,12 +78,6 @@ class Plan:
     def total_bytes(self) -> int:
         """What all users need at once."""
         return self.fit.weights.total + self.kv_bytes + self.state_bytes + self.activation_bytes
-
-    @property
-    def tight(self) -> bool:
-        """It fits, but what `load` takes and a step's activations together may be more than there is."""
-        memory = self.fit.memory
-        return memory is not None and memory.total + self.activation_bytes > self.hardware.memory_bytes
 
     @property
     def remedy(self) -> str | None:
@@ -141,15 +134,6 @@ def plan(
     element = ELEMENT_BYTES[chosen.dtype]
     kv = kv_bytes_per_token(config, *kv_bytes(chosen.kv_dtype))
     length = prompt or min(USUAL_PROMPT, chosen.context)
-    activations = activation_bytes(
-        config,
-        chosen.dtype,
-        kv_dtype=chosen.kv_dtype,
-        tokens=min(TOKEN_BUDGET, max(length, wish.users)),
-        context=chosen.context,
-        sequences=min(wish.users, MAX_RUNNING),
-        unpacked=0 if wish.quant else unpacked_bytes(header, chosen.dtype, hardware.kind),
-    )
     return Plan(
         name=name,
         hardware=hardware,
@@ -164,7 +148,7 @@ def plan(
         kv_bytes_per_sequence=blocks_for(chosen.context) * BLOCK_SIZE * kv,
         kv_bytes_read=kv_bytes_read(config, (Share(1, chosen.context),), *kv_bytes(chosen.kv_dtype)),
         state_bytes_per_sequence=state_bytes(config, element),
-        activation_bytes=activations,
+        activation_bytes=chosen.workspace,
         expected=speed_of(chosen, expectation) if expectation and chosen.fits else None,
         expectation=expectation,
     )

@@ -8,6 +8,8 @@ from torch import Tensor
 from localllm.arch.config import LatentConfig, Mixer, RecurrentConfig
 from localllm.quant.vectors import MOST, SCALE, quantize
 from localllm.runtime.places import ZEROS
+from localllm.runtime.tiered_rows import tiers
+from localllm.runtime.tiers import Run
 
 
 class KVCache:
@@ -25,14 +27,17 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        spare: int = 0,
     ):
+        """spare: blocks behind those that have numbers, for what nobody will read."""
         self.block_size = block_size
-        shape = (blocks * block_size, kv_heads, head_dim)
+        shape = ((blocks + spare) * block_size, kv_heads, head_dim)
         # Not zeroed: on the CPU memory is then taken as it is written, and no slot is read before that.
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)
         self.k_scale = empty_scales(self.k, kv_heads)
         self.v_scale = empty_scales(self.v, kv_heads)
+        self.tiers = tiers((self.k, self.v, self.k_scale, self.v_scale), blocks, block_size)
 
     def append(self, k: Tensor, v: Tensor, slot: Tensor) -> None:
         """k, v: [T, kv_heads, head_dim]; slot: [T]"""
@@ -42,10 +47,9 @@ class KVCache:
                 scales.index_copy_(0, slot, scale)
             bits_of(stored).index_copy_(0, slot, bits_of(x))
 
-    def copy_block(self, source: int, target: int) -> None:
-        for rows in (self.k, self.v, self.k_scale, self.v_scale):
-            if rows is not None:
-                copy_block(rows, self.block_size, source, target)
+    def copy_blocks(self, run: Run) -> None:
+        for rows in self.tiers:
+            rows.copy(run)
 
 
 class LatentCache:
@@ -56,13 +60,20 @@ class LatentCache:
     """
 
     def __init__(
-        self, blocks: int, block_size: int, widths: tuple[int, int], dtype: torch.dtype, device: torch.device
+        self,
+        blocks: int,
+        block_size: int,
+        widths: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        spare: int = 0,
     ):
-        """widths: of the latent and of the key."""
+        """widths: of the latent and of the key; spare: as of KVCache."""
         self.block_size = block_size
         self.widths = widths
-        self.rows = torch.empty(blocks * block_size, sum(widths), dtype=dtype, device=device)
+        self.rows = torch.empty((blocks + spare) * block_size, sum(widths), dtype=dtype, device=device)
         self.scale = empty_scales(self.rows, len(widths))
+        self.tiers = tiers((self.rows, self.scale), blocks, block_size)
 
     def append(self, rows: Tensor, slot: Tensor) -> None:
         """rows: [T, kv_lora_rank + rope_dim]; slot: [T]"""
@@ -74,10 +85,9 @@ class LatentCache:
             rows = torch.cat([bits_of(part) for part in parts], -1)
         bits_of(self.rows).index_copy_(0, slot, bits_of(rows))
 
-    def copy_block(self, source: int, target: int) -> None:
-        for rows in (self.rows, self.scale):
-            if rows is not None:
-                copy_block(rows, self.block_size, source, target)
+    def copy_blocks(self, run: Run) -> None:
+        for rows in self.tiers:
+            rows.copy(run)
 
 
 class RecurrentCache:
@@ -106,20 +116,22 @@ def make_caches(
     dtype: torch.dtype,
     device: torch.device,
     kv_dtype: torch.dtype | None = None,
+    spare: int = 0,
 ) -> list[LayerCache]:
     """Each layer's; one that reads another's keys and values has that one's. `rows`: of recurrent states.
 
-    kv_dtype: of keys, values and latents; None: as `dtype`, which recurrent states have.
+    kv_dtype: of keys, values and latents; None: as `dtype`, which recurrent states have; spare: blocks and rows
+    behind those that have numbers, for what nobody will read.
     """
     kept = kv_dtype or dtype
     caches: list[LayerCache] = []
     for c in mixers:
         if isinstance(c, RecurrentConfig):
-            caches.append(RecurrentCache(rows, c, dtype, device))
+            caches.append(RecurrentCache(rows + spare, c, dtype, device))
         elif isinstance(c, LatentConfig):
-            caches.append(LatentCache(blocks, block_size, (c.kv_lora_rank, c.rope_dim), kept, device))
+            caches.append(LatentCache(blocks, block_size, (c.kv_lora_rank, c.rope_dim), kept, device, spare))
         elif c.kv_source is None:
-            caches.append(KVCache(blocks, block_size, c.kv_heads, c.head_dim, kept, device))
+            caches.append(KVCache(blocks, block_size, c.kv_heads, c.head_dim, kept, device, spare))
         else:
             caches.append(caches[c.kv_source])
     return caches
@@ -133,7 +145,3 @@ def empty_scales(rows: Tensor, vectors: int) -> Tensor | None:
 def bits_of(rows: Tensor) -> Tensor:
     """What torch can gather and scatter: on a CPU floats of 8 bits only as integers."""
     return rows.view(torch.int8) if rows.dtype in MOST else rows
-
-
-def copy_block(rows: Tensor, size: int, source: int, target: int) -> None:
-    rows[target * size : (target + 1) * size] = rows[source * size : (source + 1) * size]

@@ -9,6 +9,7 @@ On a CPU nothing is captured, and a step is launched kernel by kernel from the s
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LayerCache
 from localllm.runtime.drawer import Drawer
@@ -23,6 +25,7 @@ from localllm.runtime.draws import Draws, Kind, kind_of
 from localllm.runtime.kernels.gpu import step as ends
 from localllm.runtime.kernels.gpu.step import LENGTH, NEWEST, NOBODY, PLACE, ROW, TOKENS, Columns
 from localllm.runtime.model import Decoder
+from localllm.runtime.sampler import Row
 from localllm.runtime.sent import fill
 from localllm.runtime.step import Step
 
@@ -94,6 +97,12 @@ class Graphs:
         if kind.refused:
             return kind.refused
         return Key(self.buckets[bisect_left(self.buckets, len(step.states))], count, kind, step.keeps_logits)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Capture a step of one sequence and one token. Raises CannotCapture."""
+        kind = kind_of([Row(params, 0, 0, [], Counter())], self.model.config.vocab_size)
+        if not kind.refused:
+            self.of(Key(1, 1, kind, keeps_logits=False))
 
     def of(self, key: Key) -> Callable[[Step], Results]:
         """Captured when it is first asked for. Raises CannotCapture."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantized
 from localllm.checkpoint.safetensors import Weights, check_finite
+from localllm.metrics import Phases
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import W8A8, reads_packed
 from localllm.quant.tensor import QuantizedTensor, stacked
@@ -22,13 +23,15 @@ class Source:
     Raises what `Weights` raises, and DamagedModel for a weight that is NaN or infinite in the dtype it runs in.
     """
 
-    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype):
+    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype, phases: Phases | None = None):
+        """phases: to note under `repack` how long weights were laid out for kernels."""
         self.weights = weights
         self.device = device
         self.dtype = dtype
+        self.phases = phases or Phases()
 
     def under(self, name: str) -> "Source":
-        return Source(self.weights.under(name), self.device, self.dtype)
+        return Source(self.weights.under(name), self.device, self.dtype, self.phases)
 
     def has_matrix(self, name: str) -> bool:
         return has_matrix(self.weights, name)

@@ -21,6 +21,7 @@ class OutOfBlocks(Exception):
 
 class Places(Generic[Key]):
     def __init__(self, count: int):
+        self.count = count
         self.users = [0] * count
         self.key_of: dict[int, Key] = {}  # place -> what it holds
         self.found: dict[Key, int] = {}
@@ -39,7 +40,7 @@ class Places(Generic[Key]):
         return self.take_idle(next(iter(self.idle)))
 
     def take_idle(self, place: int) -> int:
-        self.forget(place)
+        self.vacate(place)
         del self.idle[place]
         self.users[place] = 1
         return place
@@ -61,7 +62,7 @@ class Places(Generic[Key]):
         if self.users[place] == 1 and place not in self.key_of:
             return place
         if self.users[place] == 1 and not self.idle:
-            self.forget(place)
+            self.vacate(place)
             return place
         copy = self.take()
         self.copies.append((place, copy))
@@ -73,12 +74,22 @@ class Places(Generic[Key]):
         if key not in self.found:
             self.key_of[place], self.found[key] = key, place
 
+    def vacate(self, place: int) -> None:
+        """It is about to be written to: what it holds cannot be found there any more."""
+        self.forget(place)
+
     def forget(self, place: int) -> None:
         key = self.key_of.pop(place, None)
         if key is not None:
             del self.found[key]
             if place in self.idle:
                 self.idle.move_to_end(place, last=False)
+
+    def forget_all(self) -> None:
+        """As after a step that broke off: nobody knows what was copied and computed."""
+        for place in list(self.key_of):
+            self.forget(place)
+        self.copies.clear()
 
     def drain(self) -> tuple[tuple[int, int], ...]:
         """The copies to do now; the list is empty after that."""
@@ -87,6 +98,6 @@ class Places(Generic[Key]):
 
     def check(self) -> None:
         """Every place is in use or idle, and what is named can be found: for tests and when idle."""
-        assert all((users == 0) == (place in self.idle) for place, users in enumerate(self.users))
+        assert all((self.users[place] == 0) == (place in self.idle) for place in range(self.count))
         assert all(self.found[key] == place for place, key in self.key_of.items())
         assert len(self.key_of) == len(self.found)

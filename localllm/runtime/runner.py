@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture
 from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache, make_caches
 from localllm.runtime.model import Decoder
@@ -46,7 +47,7 @@ class Runner:
         self.asynchronous = device.type != "cpu"
         mixers = [layer.mixer for layer in model.config.layers]
         spare = int(context is not None)  # one block and one row more, for what pads a step
-        self.caches = make_caches(mixers, blocks + spare, block_size, rows + spare, dtype, device, kv_dtype)
+        self.caches = make_caches(mixers, blocks, block_size, rows, dtype, device, kv_dtype, spare)
         each = dict.fromkeys(self.caches)  # layers that share keys and values share a cache
         self.paged = [cache for cache in each if isinstance(cache, KVCache | LatentCache)]
         self.recurrent = [cache for cache in each if isinstance(cache, RecurrentCache)]
@@ -61,6 +62,14 @@ class Runner:
             self.graphs = graphs.Graphs(
                 model, self.caches, self.drawer, self.newest, block_size, context, blocks, rows
             )
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Capture the step that a single answer drawn by these parameters is made of."""
+        if self.graphs:
+            try:
+                self.graphs.prepare(params)
+            except CannotCapture as reason:
+                self.graphs, self.without_graphs = None, str(reason)
 
     def run(self, step: Step) -> Drawn:
         """What a step brings, in one launch where its kind can be captured, else kernel by kernel."""
@@ -109,9 +118,9 @@ class Runner:
         del self.model, self.caches, self.paged, self.recurrent, self.graphs, self.drawer
 
     def copy(self, copies: Copies) -> None:
-        for source, target in copies.blocks:
+        for run in copies.blocks:
             for cache in self.paged:
-                cache.copy_block(source, target)
+                cache.copy_blocks(run)
         self.copy_rows(copies.rows)
 
     def copy_rows(self, copies: Iterable[tuple[int, int]]) -> None:

@@ -12,34 +12,36 @@ from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
 from localllm.runtime.places import ZEROS, OutOfBlocks, Places
+from localllm.runtime.tiers import Run, Tiers, runs
 
 __all__ = ["NO_COPIES", "BlockPool", "Copies", "OutOfBlocks", "SequenceState", "Snapshot"]
 
 
 class Copies(NamedTuple):
-    """(from, to), to be done in this order before the next step."""
+    """What is to be done in this order before the next step; rows: (from, to)."""
 
-    blocks: tuple[tuple[int, int], ...] = ()
+    blocks: tuple[Run, ...] = ()
     rows: tuple[tuple[int, int], ...] = ()
 
 
 NO_COPIES = Copies()
 
 
-class BlockPool(Places[tuple[int, ...]]):
-    """The blocks, and the rows of models that have recurrent layers.
+class BlockPool(Tiers[tuple[int, ...]]):
+    """The blocks, and the rows of models that have recurrent layers. Blocks that are evicted go aside, if there is
+    an aside, and so a conversation that pauses leaves the device and is not computed again; rows do not.
 
     The key of a full block is its parent's serial and its tokens: exact, so no hash collision can show one user
     another's text. Serials are never reused; the key of a saved row is the serial of the block that ends there.
     """
 
-    def __init__(self, blocks: int, block_size: int, rows: int = 0):
-        super().__init__(blocks)
+    def __init__(self, blocks: int, block_size: int, rows: int = 0, aside: int = 0):
+        super().__init__(blocks, aside)
         self.block_size = block_size
         self.rows = Places[int](rows)
         self.recurrent = rows > 0
         self.serial = 0
-        self.serial_of: dict[int, int] = {}  # of remembered blocks
+        self.serial_of: dict[tuple[int, ...], int] = {}  # of remembered blocks, by their keys
 
     def take(self, after: int | None = None) -> int:
         """The block behind `after` if it holds nothing, else the least recently used.
@@ -55,48 +57,56 @@ class BlockPool(Places[tuple[int, ...]]):
         key = (parent, *tokens)
         if key not in self.found:
             self.serial += 1
-            self.name(block, key)
-            self.serial_of[block] = self.serial
-        return self.serial_of[self.found[key]]
+            self.serial_of[key] = self.serial
+        self.name(block, key)
+        return self.serial_of[key]
 
     def forget(self, place: int) -> None:
+        key = self.key_of.get(place)
         super().forget(place)
-        serial = self.serial_of.pop(place, None)
-        if serial in self.rows.found:
+        if key is not None and (serial := self.serial_of.pop(key)) in self.rows.found:
             self.rows.forget(self.rows.found[serial])
 
+    def forget_all(self) -> None:
+        super().forget_all()
+        self.rows.forget_all()
+
     def longest_prefix(self, token_ids: ListLike[int]) -> tuple[list[int], list[int]]:
-        """Blocks that already hold the beginning of these tokens, and their serials; with recurrent layers only as
-        far as there is a saved row.
+        """Blocks that already hold the beginning of these tokens, and their serials, as far as `bring` has room;
+        with recurrent layers only as far as there is a saved row.
 
         The last token is never taken from the cache: it must be run to give logits.
         """
-        blocks, serials, parent, end = [], [], 0, 0
+        blocks, serials, parent, end, room = [], [], 0, 0, self.available
         for start in range(0, len(token_ids) - self.block_size, self.block_size):
-            block = self.found.get((parent, *token_ids[start : start + self.block_size]))
+            key = (parent, *token_ids[start : start + self.block_size])
+            block = self.found.get(key)
             if block is None:
                 break
+            room -= not self.users[block]
+            if room < 0:
+                break
             blocks.append(block)
-            serials.append(parent := self.serial_of[block])
+            serials.append(parent := self.serial_of[key])
             if not self.recurrent or parent in self.rows.found:
                 end = len(blocks)
         return blocks[:end], serials[:end]
 
     def drain_copies(self) -> Copies:
         """What to do now; nothing is left to do after that."""
-        return Copies(self.drain(), self.rows.drain())
+        return Copies(runs(self.drain()), self.rows.drain())
 
     def check(self) -> None:
         super().check()
         self.rows.check()
-        assert self.serial_of.keys() == self.key_of.keys()
+        assert self.serial_of.keys() == self.found.keys()
         assert set(self.rows.found) <= set(self.serial_of.values())
 
     def check_idle(self) -> None:
         """Nothing is in use any more."""
         self.check()
-        assert self.available == len(self.users)
-        assert self.rows.available == len(self.rows.users)
+        assert self.available == self.count
+        assert self.rows.available == self.rows.count
 
 
 class Save(NamedTuple):
@@ -118,7 +128,7 @@ class SequenceState:
         """Starts with the longest prefix of `token_ids` that the pool remembers."""
         self.pool = pool
         shared, self.serials = pool.longest_prefix(token_ids)
-        self.table = [pool.share(block) for block in shared]
+        self.table = pool.bring(shared)
         self.length = len(self.table) * pool.block_size
         self.row: int | None = None  # with the recurrent state at `length`; None: there is none, or it is zero
         self.saves: list[Save] = []  # not remembered yet

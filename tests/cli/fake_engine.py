@@ -6,10 +6,12 @@
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
+from localllm.arch.cost import WeightBytes
 from localllm.errors import ContextOverflow, DamagedModel, UsageError
 from localllm.metrics import Stopwatch
+from localllm.plan.memory import Memory
 from localllm.request import FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
 
 
@@ -31,6 +33,9 @@ class FakeLLM:
     dtype = "float32"
     kv_dtype = "float32"
     weight_bytes = 12_000_000
+    memory = Memory(WeightBytes(10_000_000, 0, 0, 2_000_000), 4096, 256, 16_000, 0, 0, 3_000_000, 256, 4096)
+    load_phases = MappingProxyType({"header": 0.25, "weights": 1.25})
+    read_bytes_per_s = None
     tokenizer = FakeTokenizer()
     default_params = SamplingParams(temperature=0.7, top_k=40)
 

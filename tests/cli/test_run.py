@@ -169,8 +169,11 @@ def test_log_probabilities_are_in_the_json_only_where_asked_for(localllm, model)
 def test_verbose_prints_every_measurement_to_stderr(localllm, model):
     code, out, err = localllm("run", model, "hello", "--verbose")
     assert (code, out) == (0, "1:hello")
-    names = "load queue prompt prefill TTFT output ITL TPOT TPS E2E peak seed"
+    loaded = "device weights cache workspace load load load"
+    names = f"{loaded} load queue prompt prefill TTFT output ITL TPOT TPS E2E peak seed"
     assert [line.split()[0] for line in err.splitlines()] == names.split()
+    assert "cache          4.10 MB for 4096 tokens\n" in err
+    assert "load header    250 ms\n" in err
     assert "load          1.50 s\n" in err
     assert "prompt        5 tokens (0 cached)\n" in err
     assert "peak memory   300 MB\n" in err

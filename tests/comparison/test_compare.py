@@ -121,7 +121,8 @@ def test_one_after_the_other_finds_the_same(
     together = compare(a, b, settings, tokens=200)
     each = [check(one.header, Space("cpu", 2**40), Wish(200, dtype=one.dtype), name="") for one in (a, b)]
     most = max(fit.weights.total for fit in each)
-    monkeypatch.setattr(subjects, "free_bytes", lambda place: most + most // 2)
+    enough = most + max(fit.workspace for fit in each) + 1_000_000  # for one
+    monkeypatch.setattr(subjects, "free_bytes", lambda place: enough)
     notes: list[str] = []
     apart = compare(a, b, settings, tokens=200, note=notes.append)
     assert without_speed(apart) == without_speed(together)
@@ -132,7 +133,7 @@ def test_one_after_the_other_finds_the_same(
     monkeypatch.setattr(subjects, "free_bytes", lambda place: most // 2)
     with pytest.raises(DoesNotFit, match="the weights of demo need"):
         compare(a, b, settings, tokens=200)
-    monkeypatch.setattr(subjects, "free_bytes", lambda place: most + most // 2)
+    monkeypatch.setattr(subjects, "free_bytes", lambda place: enough)
     monkeypatch.setattr(kept, "bytes_of", lambda windows, vocab: 10**18)
     with pytest.raises(DiskFull, match="give fewer --tokens"):
         compare(a, b, settings, tokens=200)

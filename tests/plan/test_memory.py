@@ -1,6 +1,7 @@
 """What is planned is what is held: bytes of loaded models of several families, and refusals at the same sizes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -9,13 +10,15 @@ import localllm
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit, UsageError
-from localllm.plan.memory import check_context, plan_context, plan_rows
+from localllm.plan.memory import Needs, allocate, check_context, host_blocks, plan_rows
+from localllm.plan.shortage import shortage
 from localllm.plan.weights import weight_bytes
 from localllm.quantize.keep import kept_or_made
 from tests.checkpoint import published
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
 from tests.plan.held import alive, bytes_of
+from tests.plan.published import LLAMA_8B, header_of
 from tests.shared import shared
 from tests.tiny import make_checkpoint
 
@@ -98,15 +101,53 @@ def test_blocks_of_gguf_are_counted_as_they_are_mapped(dtype: str) -> None:
 
 
 def test_a_context_that_does_not_fit_names_one_that_does() -> None:
-    assert plan_context(512, None, 1000, 10**9) == (512, 256)
-    assert plan_context(128, None, 1000, 10**9) == (128, 64)
-    assert plan_context(128, 512, 1000, 10**9) == (512, 256)
-    assert plan_context(512, None, 1000, 20_000) == (160, 10)
-    assert plan_context(2**31 - 1, None, 0, 10**11) == (2**24, 2**20)  # no layer attends
-    with pytest.raises(DoesNotFit, match="--context 160 fits"):
-        plan_context(512, 400, 1000, 20_000)
+    needs = needs_of(LLAMA_8B)
+    weights, block = needs.weights.total, 16 * 131_072
+    roomy = allocate(needs, 10**12)
+    assert (roomy.context, roomy.blocks) == (131_072, 8 * 131_072 // 16)
+    assert allocate(needs, 10**12, 4096).blocks == 8 * 4096 // 16
+    tight = weights + needs.workspace(4096) + 2 * 256 * block  # of which half is for contexts
+    assert allocate(needs, tight, 4096).blocks == allocate(needs, tight).blocks == 256
+    assert allocate(needs, tight).context == allocate(needs, tight).most_context == 4096
+    with pytest.raises(DoesNotFit, match=r"a context of 5000 tokens needs .* --context 4096 fits"):
+        allocate(needs, tight, 5000)
     with pytest.raises(DoesNotFit, match="free memory"):
-        plan_context(512, None, 1000, 1000)
+        allocate(needs, weights + needs.workspace(16))
+
+
+def test_a_gpu_gives_its_cache_more_and_has_a_workspace_of_its_own() -> None:
+    cpu, gpu = needs_of(LLAMA_8B), needs_of(LLAMA_8B, "cuda")
+    assert gpu.workspace(4096) - cpu.workspace(4096) == 2**28
+    free = gpu.weights.total + gpu.workspace(4096) + 10 * 2**30
+    assert allocate(gpu, free, 4096).affordable_blocks == 9 * 2**30 // gpu.block_bytes
+    assert allocate(cpu, free, 4096).affordable_blocks == (5 * 2**30 + 2**27) // cpu.block_bytes
+
+
+def test_blocks_are_put_aside_in_a_quarter_of_main_memory_and_for_no_more_than_eight_contexts() -> None:
+    memory = allocate(needs_of(LLAMA_8B, "cuda"), 40 * 10**9, 4096)
+    assert host_blocks(memory, 10**12) == 8 * 256
+    assert host_blocks(memory, 400 * memory.block_bytes) == 100
+    assert host_blocks(memory, 0) == 0
+
+
+def test_a_shortage_is_told_with_the_arithmetic_and_what_saves_most() -> None:
+    memory = allocate(needs_of(LLAMA_8B, "cuda"), 40 * 10**9, 32_768)
+    told = shortage(memory, "cuda:0", "bfloat16", quantized=False)
+    assert told.exit_code == 3
+    assert told.message == (
+        "cuda:0 has no memory left; 37.6 GB were planned: 16.1 GB for weights, 21.2 GB for a cache of 161856 "
+        "tokens, 367 MB for a step"
+    )
+    assert (told.remedy or "").endswith("take less with --quant int4 or --context 16384 or --kv-dtype int8")
+    told = shortage(memory, "cuda:0", "int8", quantized=True)
+    assert (told.remedy or "").endswith("take less with --context 16384")
+
+
+def needs_of(config: dict[str, Any], kind: str = "cpu") -> Needs:
+    model = describe(config)
+    return Needs(
+        "a model", model, weight_bytes(header_of(config), model, "bfloat16", kind), kind, "bfloat16", "bfloat16"
+    )
 
 
 def test_recurrent_states_take_an_eighth_of_the_free_memory() -> None:

@@ -9,6 +9,8 @@ import torch
 from localllm.quant.vectors import FORMS, dequantize
 from localllm.runtime.cache import KVCache, LatentCache
 from localllm.runtime.engine import Engine
+from localllm.runtime.tiered_rows import PIECE
+from localllm.runtime.tiers import Run
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import CPU, make_checkpoint, make_engine
@@ -71,7 +73,7 @@ def test_a_copied_block_reads_as_its_source(form: torch.dtype) -> None:
     cache = KVCache(3, 4, 2, 8, form, CPU)
     k, v = (torch.randn(4, 2, 8, generator=generator) for _ in range(2))
     cache.append(k, v, torch.tensor([3, 1, 2, 0]))
-    cache.copy_block(0, 2)
+    cache.copy_blocks(Run(0, 2, 1))
     assert cache.k_scale is not None and cache.v_scale is not None
     for stored, scale, x in ((cache.k, cache.k_scale, k), (cache.v, cache.v_scale, v)):
         read = dequantize(stored, scale, torch.float32)
@@ -79,7 +81,7 @@ def test_a_copied_block_reads_as_its_source(form: torch.dtype) -> None:
         torch.testing.assert_close(read[[3, 1, 2, 0]], x, atol=0.2, rtol=0)
     latents = LatentCache(3, 4, (24, 6), form, CPU)
     latents.append(torch.randn(4, 30, generator=generator), torch.arange(4))
-    latents.copy_block(0, 1)
+    latents.copy_blocks(Run(0, 1, 1))
     assert latents.scale is not None
     assert torch.equal(latents.rows[4:8].float(), latents.rows[:4].float())
     assert torch.equal(latents.scale[4:8], latents.scale[:4])
@@ -112,3 +114,27 @@ def test_no_number_among_the_keys_ends_the_answer(folders: functools.partial[Pat
     engine.submit(sequence(IDS[:9], temperature=0))
     events = [event for _ in range(3) for event in engine.step()]
     assert "NaN" in str(events[-1].error)
+
+
+@pytest.mark.parametrize("form", [*FORMS, None])
+def test_blocks_go_aside_and_come_back_with_their_scales(form: str | None) -> None:
+    """Also over the edge of a piece, where one run becomes two copies."""
+    blocks, size = 12, 4
+    kind = FORMS[form] if form else torch.bfloat16
+    for cache in (
+        KVCache(blocks, size, 2, 8, kind, CPU),
+        LatentCache(blocks, size, (6, 2), kind, CPU),
+    ):
+        for rows in cache.tiers:
+            rows.rows.copy_(torch.randn(rows.rows.shape) * 9)
+        before = [rows.rows.clone() for rows in cache.tiers]
+        far = blocks + PIECE - 3
+        cache.copy_blocks(Run(1, far, 7))
+        assert all(sorted(rows.aside) == [0, 1] for rows in cache.tiers)
+        for rows in cache.tiers:
+            rows.rows.zero_()
+        cache.copy_blocks(Run(far + 1, 4, 6))
+        for rows, was in zip(cache.tiers, before, strict=True):
+            assert torch.equal(rows.rows[4 * size : 10 * size], was[2 * size : 8 * size])
+            assert not rows.rows[: 4 * size].any() and not rows.rows[10 * size :].any()
+        assert len(cache.tiers) == (1 + (form is not None)) * (2 if isinstance(cache, KVCache) else 1)

@@ -47,10 +47,10 @@ class Verbs(RuleBasedStateMachine):
     live = Bundle("live")
     snapshots = Bundle("snapshots")
 
-    @initialize(blocks=st.integers(8, 40), rows=st.integers(1, 12))
-    def start(self, blocks: int, rows: int) -> None:
+    @initialize(blocks=st.integers(8, 40), rows=st.integers(1, 12), aside=st.integers(0, 20))
+    def start(self, blocks: int, rows: int, aside: int) -> None:
         self.engine = make_engine(
-            checkpoint(self.name), blocks=blocks, block_size=4, rows=rows, kv_dtype=self.kv_dtype
+            checkpoint(self.name), blocks=blocks, block_size=4, rows=rows, kv_dtype=self.kv_dtype, aside=aside
         )
         self.pool = self.engine.pool
         self.held: list[SequenceState | Snapshot] = []

@@ -36,7 +36,7 @@ def packed_rows(words: Tensor) -> Tensor:
     words = torch.nn.functional.pad(words, (0, 0, 0, len(words) % 2))
     first, second = (bytes_of(half.T).unflatten(1, (-1, 4)) for half in (words[::2], words[1::2]))
     nibbles = (first & 15) | (second << 4), (first >> 4) | (second & 0xF0)  # each [out / 8, ceil(in / 2), 4]
-    packed = torch.empty(len(first), ROWS, first.shape[1], dtype=torch.uint8)
+    packed = first.new_empty(len(first), ROWS, first.shape[1])
     for row, place in enumerate(PLACES):
         packed[:, row] = nibbles[place % 2][..., place // 2]
     return packed.flatten(0, 1)

@@ -100,7 +100,7 @@ def order_of(name: str, group_of: Tensor, scheme: Scheme) -> Tensor | None:
     least, most = (int(end) for end in torch.aminmax(group_of))
     if least < 0 or most >= groups:
         raise damaged(f"{name!r} has the group {least if least < 0 else most}, and there are {groups}")
-    in_turn = torch.arange(columns, dtype=group_of.dtype) // size
+    in_turn = torch.arange(columns, dtype=group_of.dtype, device=group_of.device) // size
     if torch.equal(group_of, in_turn):
         return None
     order = group_of.argsort(stable=True)

@@ -43,9 +43,19 @@ __all__ = [
     "rms_norm",
     "rope_append",
     "rotate",
+    "triton_runs_on",
     "unit",
 ]
 
 # Where nothing can run them they are not loaded: Triton alone takes a third of a second.
-if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+triton_loaded = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+if triton_loaded:
     importlib.import_module("localllm.runtime.kernels.gpu.register")
+
+
+def triton_runs_on(device: torch.device) -> bool:
+    """Do the kernels of `gpu/` take tensors of this device?"""
+    if not triton_loaded:
+        return False
+    launch = importlib.import_module("localllm.runtime.kernels.gpu.launch")
+    return launch.needs_gpu(torch.empty(0, device=device)) is None

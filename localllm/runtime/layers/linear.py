@@ -38,7 +38,8 @@ class Linear:
         """One matrix of the named ones (name -> rows), stacked by rows. `order`: as in `Source.matrices`."""
         weights = source.matrices(names, columns, order)
         vector = source.vectors(names, "bias") if bias else None
-        return cls(*weights, bias=vector, dtype=source.dtype, between=source.weights.let_go)
+        with source.phases("repack"):
+            return cls(*weights, bias=vector, dtype=source.dtype, between=source.weights.let_go)
 
     def __call__(
         self,

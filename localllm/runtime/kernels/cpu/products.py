@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.quant.packing import ROWS
+from localllm.quant.packing import PANEL_ROWS, ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import programs
 from localllm.runtime.kernels.cpu.compile import Compiled, Once
@@ -16,7 +16,6 @@ from localllm.runtime.kernels.cpu.layout import PARTS, Layout
 PLANES = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 ROWS_AT_ONCE = 4  # of x
 MOST_ROWS = 64  # of x; bfloat16, 8192 x 2048: 64 rows 6.4 ms so and 7.9 dequantized, 128 rows 12.7 and 8.5
-PANEL_ROWS = 1024  # of W dequantized together: the product of 512 rows of x runs at 1,700 GFLOP/s, 230 with 256
 
 
 @Once

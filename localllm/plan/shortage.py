@@ -1,0 +1,31 @@
+"""What to say where a device has less memory than was planned with: the plan's arithmetic, and flags that help."""
+
+from localllm.errors import DoesNotFit
+from localllm.plan.memory import BLOCK_SIZE, Memory
+from localllm.quant.packing import KV_8BIT
+from localllm.units import size
+
+
+def shortage(memory: Memory, device: str, kv_dtype: str, quantized: bool) -> DoesNotFit:
+    """kv_dtype: of keys and values; quantized: are the weights?"""
+    parts = {
+        "weights": memory.weights.total,
+        f"a cache of {memory.blocks * BLOCK_SIZE} tokens": memory.cache_bytes,
+        "recurrent states": memory.state_bytes,
+        "a step": memory.workspace,
+    }
+    told = ", ".join(f"{size(taken)} for {what}" for what, taken in parts.items() if taken)
+    return DoesNotFit(
+        f"{device} has no memory left; {size(memory.total + memory.workspace)} were planned: {told}",
+        f"free some that others use, or take less with {' or '.join(flags(memory, kv_dtype, quantized))}",
+    )
+
+
+def flags(memory: Memory, kv_dtype: str, quantized: bool) -> list[str]:
+    """What would take less, that which saves most first."""
+    saved = {f"--context {max(1, memory.context // 2)}": memory.cache_bytes / 2 + 1}
+    if memory.cache_bytes and kv_dtype not in KV_8BIT:
+        saved["--kv-dtype int8"] = memory.cache_bytes / 2
+    if not quantized:
+        saved["--quant int4"] = memory.weights.total * 3 / 4
+    return sorted(saved, key=lambda flag: -saved[flag])

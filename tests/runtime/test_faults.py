@@ -1,0 +1,54 @@
+"""Errors as torch and Triton word them."""
+
+import pytest
+import torch
+
+from localllm.runtime.faults import broken, gpu_failed, out_of_memory
+
+ILLEGAL = (
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=str,
+)
+def test_missing_memory_is_told_from_a_gpu_that_failed(error: Exception) -> None:
+    assert out_of_memory(error)
+    assert not gpu_failed(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError(ILLEGAL),
+        RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+    ],
+    ids=str,
+)
+def test_a_gpu_that_failed_is_told_from_a_fault_of_ours(error: Exception) -> None:
+    assert gpu_failed(error)
+    assert not out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [ValueError("CPU"), RuntimeError("shapes do not fit"), KeyError("x")], ids=str)
+def test_a_fault_of_ours_is_neither(error: Exception) -> None:
+    assert not gpu_failed(error)
+    assert not out_of_memory(error)
+
+
+def test_a_gpu_that_failed_is_told_in_one_line() -> None:
+    told = broken(torch.AcceleratorError(ILLEGAL))
+    assert str(told) == (
+        "the GPU broke off (CUDA error: an illegal memory access was encountered); "
+        "load the model again, in a new process"
+    )
