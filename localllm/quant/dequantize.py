@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import fp8, gguf, int4, int8, lanes, mxfp4, w8a8
-from localllm.quant.packing import LANES_BITS
+from localllm.quant.formats import fp8, gguf, int4, int8, lanes, mxfp4, planes, w8a8
+from localllm.quant.packing import LANES_BITS, PLANES
 from localllm.quant.tensor import QuantizedTensor
 
 FORMATS = {
@@ -13,6 +13,7 @@ FORMATS = {
     w8a8.FORMAT: w8a8.dequantize,
     fp8.FORMAT: fp8.dequantize,
     **dict.fromkeys(LANES_BITS, lanes.dequantize),
+    **dict.fromkeys(PLANES, planes.dequantize),
     mxfp4.FORMAT: mxfp4.dequantize,
     **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }

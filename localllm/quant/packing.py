@@ -45,6 +45,24 @@ def lanes_columns(group: int, columns: int) -> int:
     return -(-columns // unit) * unit
 
 
+INT4_PLANES, INT8_PLANES = "int4_planes", "int8_planes"  # localllm/quant/formats/planes.py
+PLANES = {INT4_PLANES: 4, INT8_PLANES: 2}  # of codes in a word of 16 bits
+WORDS = (64, 32, 16)  # that a row may have in a chunk
+
+
+def planes_words(group: int | None, columns: int, bits: int) -> int | None:
+    """How many words a chunk has, of a weight that has `group` (None: a whole row): what fills up least, then the
+    most; None where a plane would not lie in one group."""
+    fit = [words for words in WORDS if group is None or group >= columns or group % words == 0]
+    return min(fit, key=lambda words: (planes_columns(words, columns, bits), -words), default=None)
+
+
+def planes_columns(words: int, columns: int, bits: int) -> int:
+    """How many columns lie in planes: filled up to whole chunks."""
+    chunk = words * (16 // bits)
+    return -(-columns // chunk) * chunk
+
+
 def reads_packed(form: str, device: str) -> bool:
     """Does a kernel read this format packed, or is it so much smaller that it must stay packed? INT8 that no
     kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet."""
