@@ -3,7 +3,7 @@
 Needs no torch: dtypes and kinds of devices are named (`bfloat16`, `cpu`).
 """
 
-INT8, INT4, W8A8, FP8 = "int8", "int4", "w8a8", "fp8"
+INT8, INT4, W8A8, FP8, MXFP4 = "int8", "int4", "w8a8", "fp8", "mxfp4"
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_8BIT = ("int8", "fp8")  # what keys and values are quantized to: quant/vectors.py
 SCALE_BYTES = 2  # of each of their vectors
@@ -46,6 +46,7 @@ def lanes_columns(group: int, columns: int) -> int:
 
 
 INT4_PLANES, INT8_PLANES = "int4_planes", "int8_planes"  # localllm/quant/formats/planes.py
+MXFP4_PLANES, FP8_PLANES = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/float_planes.py
 PLANES = {INT4_PLANES: 4, INT8_PLANES: 2}  # of codes in a word of 16 bits
 WORDS = (64, 32, 16)  # that a row may have in a chunk
 
@@ -63,7 +64,17 @@ def planes_columns(words: int, columns: int, bits: int) -> int:
     return -(-columns // chunk) * chunk
 
 
+# In planes: bits of a code, columns that share a scale, and bytes of the scales (and minima) of 256 columns.
+GGUF_PLANES = {
+    **{"q4_0": (4, 32, 16), "q4_1": (4, 32, 32), "q5_0": (8, 32, 16), "q5_1": (8, 32, 32), "q8_0": (8, 32, 16)},
+    **{"q2_k": (4, 16, 36), "q3_k": (4, 16, 18), "q4_k": (4, 32, 20), "q5_k": (8, 32, 20), "q6_k": (8, 16, 18)},
+    **{"iq4_nl": (8, 32, 16), "iq4_xs": (8, 32, 10), "mxfp4_gguf": (4, 32, 8)},
+}
+K_BLOCK = 256
+SCRATCH_ELEMENTS = 2**26  # that matrices are dequantized to on a GPU, some rows at a time
+
+
 def reads_packed(form: str, device: str) -> bool:
-    """Does a kernel read this format packed, or is it so much smaller that it must stay packed? INT8 that no
-    kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet."""
-    return form != FP8 and (form != INT8 or device == "cpu")
+    """Does a kernel read this format packed, or is it so much smaller that it must stay packed? FP8 that no kernel
+    reads is better dequantized once, when it is loaded."""
+    return form != FP8 or device != "cpu"

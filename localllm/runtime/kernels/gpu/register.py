@@ -1,1 +1,4 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
+
+import localllm.runtime.kernels.gpu.dequantize
+import localllm.runtime.kernels.gpu.gemm  # noqa: F401
