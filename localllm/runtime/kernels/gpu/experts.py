@@ -9,6 +9,7 @@ sorted by expert, and a program takes a block of one expert's pairs; which, it r
 as there are at most so many blocks. Bytes: the chosen experts' weights once a block of tokens; h and y once each.
 """
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,26 +17,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import let_next_start, wait_for_inputs
-from localllm.runtime.kernels.gpu.tiles import gated, tile_product
+from localllm.arch.config import Activation
+from localllm.quant.tensor import ORDER, QuantizedTensor
+from localllm.runtime.kernels.experts import Experts, Stacked
+from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import planes, x_of
+from localllm.runtime.kernels.gpu.tiles import (
+    KINDS,
+    add_chunk,
+    gated_tile,
+    scaled_rows,
+    stages_of,
+    weight_arguments,
+)
+from localllm.runtime.kernels.registry import kernel
 
 FEW = 16  # tokens: the columns of a tensor core's smallest product
 
 
-class Tiles(NamedTuple):
-    """Arithmetic, not measured."""
-
-    rows: int  # of an expert's weights that a program multiplies; of each half where they are gated
-    pairs: int
-    columns: int  # at once
-    warps: int
-    stages: int
-
-
-# Few tokens: small programs, so that even 4 chosen experts are several a multiprocessor. Many: accumulators of
-# 64 x 128 float32 are 64 registers of 128 threads, and each weight that was unpacked meets 64 or 128 tokens.
-DECODE = Tiles(32, FEW, 128, 4, 3)
-PREFILL = Tiles(64, 64, 64, 4, 3)
+# Arithmetic, not measured. Few tokens: small programs, so that 4 chosen experts of 3,000 rows each are several a
+# multiprocessor. Many: each weight that was unpacked meets 64 tokens, and both halves of what is gated are 64
+# registers a thread.
+FEW_ROWS, MANY_ROWS, BLOCK_PAIRS = 32, 64, 64
+WARPS = 4
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SUMMED = 512  # columns that a program adds up
 
 
 class Blocks(NamedTuple):
@@ -63,14 +69,22 @@ def blocks_of(chosen: Tensor, experts: int, size: int) -> Blocks:
 
 @triton.jit
 def products_of_experts(
+    p_q,
+    p_scale,
+    p_zero,
+    p_minimum,
+    p_block_scale,
+    p_block_minimum,
     p_x,
-    p_w,
     p_bias,
     p_y,
     p_chosen,
     p_begin,
     p_end,
     p_order,
+    stored,
+    chunks,
+    rows_each,
     tokens,
     experts,
     N,
@@ -81,9 +95,13 @@ def products_of_experts(
     EXPERTS_ALL: tl.constexpr,
     FROM_PAIRS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    KIND: tl.constexpr,
+    W: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARE: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
-    BK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """y[p] = W_e x[p or p // CHOSEN] + bias_e; with ACTIVATION W_e has 2 N rows, and y is gated by the first N."""
@@ -110,25 +128,35 @@ def products_of_experts(
         if tl.min(tl.where(m_pair, b_token, BM), 0) != i_block // CHOSEN:
             return  # the first token that chose this expert computes it for all
         b_pair = b_token * CHOSEN + tl.sum(tl.where(here, b_pick[None, :], 0), 1)
-    b_from = (b_pair if FROM_PAIRS else b_pair // CHOSEN).to(tl.int64)
-    b_row = tl.program_id(1) * BN + tl.arange(0, BN)
-    m_row = b_row < N
-    HALVES: tl.constexpr = 2 if ACTIVATION else 1
-    first = expert.to(tl.int64) * (HALVES * N)
+    b_from = b_pair if FROM_PAIRS else b_pair // CHOSEN
+    b_p_x = p_x + b_from.to(tl.int64) * K
+    b_out = tl.program_id(1) * BN + tl.arange(0, BN)
+    m_row = b_out < N
+    b_row = expert.to(tl.int64) * rows_each + b_out
     acc = tl.zeros((BN, BM), tl.float32)
-    other = tl.zeros((BN, BM), tl.float32)
-    for k in range(0, K, BK):
-        acc = tile_product(acc, p_w, first + b_row, m_row, p_x, b_from, m_pair, k, K, BK)
+    up = tl.zeros((BN, BM), tl.float32)
+    for chunk in range(0, chunks):
+        acc = add_chunk(
+            acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
+            chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE,
+        )  # fmt: skip
         if ACTIVATION:
-            other = tile_product(other, p_w, first + N + b_row, m_row, p_x, b_from, m_pair, k, K, BK)
+            up = add_chunk(
+                up, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row + N,
+                m_row, chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE,
+            )  # fmt: skip
+    acc = scaled_rows(acc, p_scale, p_minimum, b_row, m_row, KIND, GROUP)
+    HALVES: tl.constexpr = 2 if ACTIVATION else 1
+    b_bias = expert * (HALVES * N) + b_out
     if p_bias is not None:
-        acc += tl.load(p_bias + first + b_row, mask=m_row, other=0).to(tl.float32)[:, None]
-        if ACTIVATION:
-            other += tl.load(p_bias + first + N + b_row, mask=m_row, other=0).to(tl.float32)[:, None]
+        acc += tl.load(p_bias + b_bias, mask=m_row, other=0).to(tl.float32)[:, None]
     if ACTIVATION:
-        acc = gated(acc, other, ACTIVATION)
-    p_out = p_y + b_pair.to(tl.int64)[:, None] * N + b_row[None, :]
-    tl.store(p_out, tl.trans(acc).to(p_y.dtype.element_ty), mask=m_pair[:, None] & m_row[None, :])
+        up = scaled_rows(up, p_scale, p_minimum, b_row + N, m_row, KIND, GROUP)
+        if p_bias is not None:
+            up += tl.load(p_bias + b_bias + N, mask=m_row, other=0).to(tl.float32)[:, None]
+        acc = gated_tile(acc, up, ACTIVATION)
+    b_p_y = p_y + b_pair.to(tl.int64)[:, None] * N + b_out[None, :]
+    tl.store(b_p_y, tl.trans(acc).to(p_y.dtype.element_ty), mask=m_pair[:, None] & m_row[None, :])
 
 
 @triton.jit
@@ -161,3 +189,101 @@ def weighted_sum(
         y = tl.load(p_y + (token * CHOSEN + pick) * N + b_column, mask=m_column, other=0)
         total += y.to(tl.float32) * mine
     tl.store(p_out + token * N + b_column, total.to(p_out.dtype.element_ty), mask=m_column)
+
+
+def stacked(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts) -> str | None:
+    if reason := needs_gpu(x):
+        return reason
+    if not isinstance(mlps, Stacked):
+        return "the experts are apart"
+    for matrix in (mlps.gate_up, mlps.down):
+        if isinstance(matrix, QuantizedTensor) and (matrix.format not in KINDS or ORDER in matrix.parts):
+            return f"an expert's weight is {matrix.format}"
+    return None if x.dtype in DTYPES else f"x is {x.dtype}"
+
+
+@kernel("experts", "triton-grouped", stacked, first=True)
+def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Stacked) -> Tensor:
+    x, chosen, weight = x.contiguous(), chosen.contiguous(), weight.contiguous()
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    sent = None if len(x) <= FEW else blocks_of(chosen, mlps.count, BLOCK_PAIRS)
+    pairs, n = chosen.numel(), mlps.down.shape[1]
+    h = x.new_empty(pairs, n)
+    grouped_product(x, chosen, sent, mlps.gate_up, mlps.gate_up_bias, mlps, h, mlps.activation)
+    y = x.new_empty(pairs, x.shape[1])
+    grouped_product(h, chosen, sent, mlps.down, mlps.down_bias, mlps, y, None)
+    start(
+        weighted_sum,
+        (len(x), triton.cdiv(x.shape[1], SUMMED)),
+        WARPS,
+        device=x.device,
+        p_y=y,
+        p_chosen=chosen,
+        p_weight=weight,
+        p_out=out,
+        N=x.shape[1],
+        CHOSEN=chosen.shape[1],
+        CHOSEN_ALL=triton.next_power_of_2(chosen.shape[1]),
+        BN=SUMMED,
+    )
+    return out
+
+
+def grouped_product(
+    x: Tensor,
+    chosen: Tensor,
+    sent: Blocks | None,
+    weight: Tensor | QuantizedTensor,
+    bias: Tensor | None,
+    mlps: Stacked,
+    y: Tensor,
+    activation: Activation | None,
+) -> None:
+    """y [pairs, N] of x [T or pairs, K]; sent: where the pairs of each expert are, None for few tokens."""
+    rows, pairs = (FEW_ROWS, FEW) if sent is None else (MANY_ROWS, BLOCK_PAIRS)
+    arguments = weight_arguments(weight)
+    start(
+        products_of_experts,
+        (chosen.numel() if sent is None else sent.most, triton.cdiv(y.shape[1], rows)),
+        WARPS,
+        stages_of(arguments, (1 if activation is None else 2) * rows, pairs, x),
+        device=x.device,
+        **arguments,
+        p_x=x,
+        p_bias=bias,
+        p_y=y,
+        p_chosen=chosen,
+        p_begin=sent.begin if sent else None,
+        p_end=sent.end if sent else None,
+        p_order=sent.order if sent else None,
+        rows_each=weight.shape[0] // mlps.count,
+        tokens=len(chosen),
+        experts=mlps.count,
+        N=y.shape[1],
+        K=x.shape[1],
+        SORTED=sent is not None,
+        CHOSEN=chosen.shape[1],
+        CHOSEN_ALL=triton.next_power_of_2(chosen.shape[1]),
+        EXPERTS_ALL=triton.next_power_of_2(mlps.count),
+        FROM_PAIRS=activation is None,
+        ACTIVATION=activation,
+        BN=rows,
+        BM=pairs,
+    )
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    """gpt-oss-20b, and Qwen3-30B-A3B in INT4 and bfloat16."""
+    models = (("mxfp4", 32, 2880, 2880, 32, 4), ("int4", 128, 2048, 768, 128, 8), (None, None, 2048, 768, 128, 8))
+    for form, group, hidden, n, count, k in models:
+        gate_up, down = (
+            planes(form, count * rows, columns, group) if form else x_of(count * rows, columns)
+            for rows, columns in ((2 * n, hidden), (hidden, n))
+        )
+        mlps = Stacked(gate_up, down, x_of(count * 2 * n), x_of(count * hidden), "swiglu_clamped", count)
+        for tokens in (1, FEW, 2048):
+            call = x_of(tokens, hidden), x_of(tokens, k, dtype=torch.int64), x_of(tokens, k, dtype=torch.float32)
+            name = f"{form or 'bf16'}, {k} of {count} experts, {tokens} tokens"
+            yield name, lambda call=call, mlps=mlps: experts_grouped(*call, mlps)

@@ -1,11 +1,11 @@
-"""y = x W^T + bias (+ residual) where W is packed, for 17 to 127 rows of x, and for fewer where no other kernel reads
-the format: weights are unpacked inside the product.
+"""y = x W^T + bias (+ residual) where W is packed, for 17 to 127 rows of x, and for fewer where no other kernel
+reads the format: weights are unpacked inside the product.
 
 A program takes 64 rows of W as the rows of a tensor core's product, so that unpacked numbers go from registers
 where they are needed, and up to 128 rows of x as its columns: up to there each weight is read and unpacked once.
 Columns of W are shared out where there are fewer programs than multiprocessors; the parts' sums are added in a
-second kernel, in their order. How many parts depends on W alone, not on x. Bytes: packed W once a block of x, parts
-4 M out each.
+second kernel, in their order. How many parts depends on W alone, not on x. Bytes: packed W once a block of x, and
+4 M out a part, written and read.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,13 +20,13 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.gpu.dequantize import MANY_ROWS, in_planes, ordered
 from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
-from localllm.runtime.kernels.gpu.tiles import PLANES, add_chunk, scaled_rows, weight_arguments
+from localllm.runtime.kernels.gpu.tiles import add_chunk, scaled_rows, stages_of, weight_arguments
 from localllm.runtime.kernels.linear import of_rows
 from localllm.runtime.kernels.registry import kernel
 
 ROWS = 64  # of W: the least that a Hopper's product takes from registers
-WARPS, MOST_STAGES = 4, 3
-SHARED = {89: 96 * 2**10, 120: 96 * 2**10}  # bytes a block may have, elsewhere 160 KB
+WARPS = 4
+ASYNCHRONOUS = 90  # whose products read x from shared memory; in others 128 rows of it take too many registers
 MOST_PARTS, LEAST_COLUMNS = 8, 1024  # arithmetic: parts' sums are to be few beside the weights
 ADDED = 1024  # elements that a program adds up
 
@@ -144,15 +144,12 @@ def product(x: Tensor, weight: QuantizedTensor, bias: Tensor | None, residual: T
 
 
 def tiles(count: int, arguments: dict[str, Any], x: Tensor) -> tuple[int, int]:
-    """Rows of x that a program takes, and loads under way, as shared memory holds them."""
-    room = SHARED.get(gpu_of(x.device).arch, 160 * 2**10)
-    rows = max(triton.next_power_of_2(count), 16)
-    while True:
-        bytes_of_x = rows * PLANES[arguments["KIND"]] * arguments["W"] * x.element_size()
-        stages = min(MOST_STAGES, room // (bytes_of_x + 2 * ROWS * arguments["W"]))
-        if (stages > 1 and rows <= MANY_ROWS) or rows == 16:
-            return rows, max(stages, 1)
+    """Rows of x that a program takes, and chunks that it has under way."""
+    most = MANY_ROWS if gpu_of(x.device).arch == ASYNCHRONOUS else 64
+    rows = min(max(triton.next_power_of_2(count), 16), most)
+    while rows > 16 and stages_of(arguments, ROWS, rows, x) == 1:
         rows //= 2
+    return rows, stages_of(arguments, ROWS, rows, x)
 
 
 def parts_of(weight: QuantizedTensor, device: torch.device) -> int:

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from localllm.quant.packing import INT4_PLANES
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.gpu.launch import dot
+from localllm.runtime.kernels.gpu.launch import dot, gpu_of
 
 PLAIN_COLUMNS = 64  # of a chunk of a plain matrix
 PLANES = {"plain": 1, "int4": 4, "e2m1": 4, "int8": 2, "e4m3": 2}
 KINDS = {INT4_PLANES: "int4", "int8_planes": "int8", "mxfp4_planes": "e2m1", "fp8_planes": "e4m3"}
+MOST_STAGES = 3
+SHARED_BYTES, SHARED = 144 * 2**10, {89: 80 * 2**10, 120: 80 * 2**10}  # of a block, for what loads are under way
 NUMBERS = ("scale", "zero", "minimum", "block_scale", "block_minimum")
 
 
@@ -45,6 +47,15 @@ def weight_arguments(weight: Tensor | QuantizedTensor) -> dict[str, Any]:
         "BLOCK": 0 if block is None else chunks * words * planes // block.shape[0],
         "SHARE": gcd(group // words, planes) if group else planes,
     }
+
+
+def stages_of(arguments: dict[str, Any], rows: int, rows_of_x: int, x: Tensor) -> int:
+    """Chunks under way at once, as shared memory holds them."""
+    column_bytes = (
+        rows_of_x * x.element_size() + rows * arguments["p_q"].element_size() // PLANES[arguments["KIND"]]
+    )
+    chunk_bytes = column_bytes * PLANES[arguments["KIND"]] * arguments["W"]
+    return max(1, min(MOST_STAGES, SHARED.get(gpu_of(x.device).arch, SHARED_BYTES) // chunk_bytes))
 
 
 @triton.jit
@@ -125,8 +136,8 @@ def add_chunk(
     BLOCK: tl.constexpr,
     SHARE: tl.constexpr,
 ):
-    """acc + W x^T over the columns of a chunk. acc: [rows, columns of x^T] float32; b_row: int64, of the stored rows;
-    p_x: where the rows of x begin."""
+    """acc + W x^T over the columns of a chunk. acc: [rows, columns of x^T] float32; b_row: int64, of the stored
+    rows; p_x: where the rows of x begin."""
     X: tl.constexpr = p_x.dtype.element_ty
     b_word = tl.arange(0, W)
     if KIND == "plain":
