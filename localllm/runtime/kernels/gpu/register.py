@@ -1,5 +1,5 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
 
-import localllm.runtime.kernels.gpu.dequantize
-import localllm.runtime.kernels.gpu.experts
-import localllm.runtime.kernels.gpu.gemm  # noqa: F401
+from localllm.runtime.kernels.gpu import dequantize, experts, gemm, step
+
+__all__ = ["dequantize", "experts", "gemm", "step"]
