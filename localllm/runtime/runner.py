@@ -9,6 +9,7 @@ from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache, make_caches
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import sample
+from localllm.runtime.sent import sent
 from localllm.runtime.step import Drawn, Readback, Step
 
 
@@ -43,13 +44,13 @@ class Runner:
     def run(self, step: Step) -> Drawn:
         batch = Batch.of(step.states, step.token_ids, step.logit_index, self.device, step.copies)
         if step.unread:
-            index, rows = zip(*step.unread, strict=True)
-            batch.token_ids[list(index)] = self.newest[list(rows)]
+            index, rows = (sent(each, torch.int64, self.device) for each in zip(*step.unread, strict=True))
+            batch.token_ids[index] = self.newest[rows]
         logits, others = self.launch(batch).tensor_split([len(step.draws)])
         kept = logits.clone() if step.keeps_logits else None  # the draw changes its logits
         choices = sample(logits, step.draws)
         if step.rows:
-            self.newest[step.rows] = choices
+            self.newest[sent(step.rows, torch.int64, self.device)] = choices
         return Drawn(Readback(choices), kept, others)
 
     def launch(self, batch: Batch) -> Tensor:
