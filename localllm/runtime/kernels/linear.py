@@ -28,7 +28,7 @@ TILE_ELEMENTS = 2**18  # 1 MB of float32 in L2; q4_k, one row of x: 2**16 63 ms,
 def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = None) -> Tensor:
     """x: [..., in]; weight: [out, in]; bias: [out] -> [..., out]"""
     if isinstance(weight, Tensor):
-        return F.linear(x, weight, bias)
+        return choose("plain_linear", x, weight, bias).run(x, weight, bias)
     return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
@@ -152,3 +152,9 @@ def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | Non
 @kernel("linear", "reference")
 def linear_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, dequantize(weight, x.dtype), bias)
+
+
+@kernel("plain_linear", "reference")
+def plain_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """With numbers that are not packed."""
+    return F.linear(x, weight, bias)

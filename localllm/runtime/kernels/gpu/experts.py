@@ -140,17 +140,17 @@ def products_of_experts(
             acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
             chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE,
         )  # fmt: skip
-        if ACTIVATION:
+        if ACTIVATION is not None:
             up = add_chunk(
                 up, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row + N,
                 m_row, chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE,
             )  # fmt: skip
     acc = scaled_rows(acc, p_scale, p_minimum, b_row, m_row, KIND, GROUP)
-    HALVES: tl.constexpr = 2 if ACTIVATION else 1
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     b_bias = expert * (HALVES * N) + b_out
     if p_bias is not None:
         acc += tl.load(p_bias + b_bias, mask=m_row, other=0).to(tl.float32)[:, None]
-    if ACTIVATION:
+    if ACTIVATION is not None:
         up = scaled_rows(up, p_scale, p_minimum, b_row + N, m_row, KIND, GROUP)
         if p_bias is not None:
             up += tl.load(p_bias + b_bias + N, mask=m_row, other=0).to(tl.float32)[:, None]

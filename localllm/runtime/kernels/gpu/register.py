@@ -1,5 +1,5 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
 
-from localllm.runtime.kernels.gpu import dequantize, experts, gemm, step
+from localllm.runtime.kernels.gpu import dequantize, experts, gemm, skinny_linear, step
 
-__all__ = ["dequantize", "experts", "gemm", "step"]
+__all__ = ["dequantize", "experts", "gemm", "skinny_linear", "step"]
