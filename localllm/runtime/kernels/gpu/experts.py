@@ -20,12 +20,13 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.quant.tensor import ORDER, QuantizedTensor
 from localllm.runtime.kernels.experts import Experts, Stacked
-from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.gemm import ASYNCHRONOUS
+from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
+from localllm.runtime.kernels.gpu.skinny import activated
 from localllm.runtime.kernels.gpu.tiles import (
     KINDS,
     add_chunk,
-    gated_tile,
     scaled_rows,
     stages_of,
     weight_arguments,
@@ -154,7 +155,7 @@ def products_of_experts(
         up = scaled_rows(up, p_scale, p_minimum, b_row + N, m_row, KIND, GROUP)
         if p_bias is not None:
             up += tl.load(p_bias + b_bias + N, mask=m_row, other=0).to(tl.float32)[:, None]
-        acc = gated_tile(acc, up, ACTIVATION)
+        acc = activated(acc, up, ACTIVATION)
     b_p_y = p_y + b_pair.to(tl.int64)[:, None] * N + b_out[None, :]
     tl.store(b_p_y, tl.trans(acc).to(p_y.dtype.element_ty), mask=m_pair[:, None] & m_row[None, :])
 
@@ -243,6 +244,8 @@ def grouped_product(
 ) -> None:
     """y [pairs, N] of x [T or pairs, K]; sent: where the pairs of each expert are, None for few tokens."""
     rows, pairs = (FEW_ROWS, FEW) if sent is None else (MANY_ROWS, BLOCK_PAIRS)
+    if activation and gpu_of(x.device).arch != ASYNCHRONOUS:
+        rows = FEW_ROWS  # where x is not read from shared memory, two halves of more take too many registers
     arguments = weight_arguments(weight)
     start(
         products_of_experts,

@@ -118,4 +118,7 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
         return torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
 
     yield "bfloat16, 28672 x 4096, gated", lambda: product(empty(1, 4096), empty(28672, 4096), activation="silu")
-    yield "bfloat16, 2048 x 8192, M 16", lambda: product(empty(16, 8192), empty(2048, 8192), None, None, empty(16, 2048))
+    yield (
+        "bfloat16, 2048 x 8192, M 16",
+        lambda: product(empty(16, 8192), empty(2048, 8192), None, None, empty(16, 2048)),
+    )

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from localllm.arch.config import Activation
 from localllm.quant.formats.planes import planes_a_scale
-from localllm.quant.packing import INT4_PLANES, PLANES
+from localllm.quant.packing import PLANES
 from localllm.quant.tensor import ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.codes import codes, offset, whole
 from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.skinny import LINE, X_ROWS, Tile, fetch, finish, grid_for, rows_of, workspace
+from localllm.runtime.kernels.gpu.skinny import X_ROWS, Tile, fetch, finish, grid_for, rows_of, workspace
 
 FETCHED = tl.constexpr(4)  # chunks that are asked for before x is waited for
 
@@ -198,7 +198,13 @@ def empty_planes(
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     x = torch.empty(1, 4096, dtype=torch.bfloat16, device="meta")
     x_down = torch.empty(16, 14336, dtype=torch.bfloat16, device="meta")
-    yield "INT4 g128, 28672 x 4096, gated", lambda: product(x, empty_planes(28672, 4096, 4, 128), activation="silu")
+    yield (
+        "INT4 g128, 28672 x 4096, gated",
+        lambda: product(x, empty_planes(28672, 4096, 4, 128), activation="silu"),
+    )
     yield "INT4 g64, 4096 x 14336, M 16", lambda: product(x_down, empty_planes(4096, 14336, 4, 64))
     yield "INT4 g32, 6144 x 4096", lambda: product(x, empty_planes(6144, 4096, 4, 32))
-    yield "INT8 a row, 4096 x 14336", lambda: product(x_down, empty_planes(4096, 14336, 8, None), residual=x_down[:, :4096])
+    yield (
+        "INT8 a row, 4096 x 14336",
+        lambda: product(x_down, empty_planes(4096, 14336, 8, None), residual=x_down[:, :4096]),
+    )

@@ -110,7 +110,7 @@ def words_of(p_q, b_row, m_row, chunk, chunks, W: tl.constexpr):
 @triton.jit
 def scales_come_last(p_minimum, KIND: tl.constexpr, GROUP: tl.constexpr):
     """A scale of a whole row multiplies what it is a factor of: the row's sum."""
-    return GROUP == 0 and p_minimum is None and KIND != "plain"
+    return GROUP == 0 and p_minimum is None and (KIND == "int4" or KIND == "int8" or KIND == "e4m3")
 
 
 @triton.jit
@@ -142,34 +142,35 @@ def add_chunk(
     b_word = tl.arange(0, W)
     if KIND == "plain":
         column = chunk * W + b_word
-        m_column = column < K
-        w = tl.load(p_q + b_row[:, None] * K + column[None, :], mask=m_row[:, None] & m_column[None, :], other=0)
-        x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & m_column[:, None], other=0)
-        return dot(w.to(X), x, acc)
-    PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
-    words = words_of(p_q, b_row, m_row, chunk, chunks, W)
-    for plane in tl.static_range(PLANES):
-        first = (chunk * PLANES + plane) * W
-        w = numbers(words, plane, KIND)
-        if plane % SHARE == 0:
-            if p_zero is not None:
-                zero = tl.load(p_zero + (first // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
-                zero = zero.to(tl.float32)
-            if not scales_come_last(p_minimum, KIND, GROUP):
-                scale = of_group(p_scale, p_block_scale, first, b_row, m_row, stored, KIND, GROUP, BLOCK)
-            if p_minimum is not None:
-                minimum = of_group(p_minimum, p_block_minimum, first, b_row, m_row, stored, KIND, GROUP, BLOCK)
-        if p_zero is not None:
-            w -= zero[:, None]
-        elif KIND == "int4" and p_minimum is None:
-            w -= 8.0
-        if not scales_come_last(p_minimum, KIND, GROUP):
-            w *= scale[:, None]
-        if p_minimum is not None:
-            w -= minimum[:, None]
-        column = first + b_word
+        m_w = m_row[:, None] & (column < K)[None, :]
+        w = tl.load(p_q + b_row[:, None] * K + column[None, :], mask=m_w, other=0)
         x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
         acc = dot(w.to(X), x, acc)
+    else:
+        PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
+        words = words_of(p_q, b_row, m_row, chunk, chunks, W)
+        for plane in tl.static_range(PLANES):
+            first = (chunk * PLANES + plane) * W
+            w = numbers(words, plane, KIND)
+            if plane % SHARE == 0:
+                if p_zero is not None:
+                    zero = tl.load(p_zero + (first // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
+                    zero = zero.to(tl.float32)
+                if not scales_come_last(p_minimum, KIND, GROUP):
+                    scale = of_group(p_scale, p_block_scale, first, b_row, m_row, stored, KIND, GROUP, BLOCK)
+                if p_minimum is not None:
+                    minimum = of_group(p_minimum, p_block_minimum, first, b_row, m_row, stored, KIND, GROUP, BLOCK)
+            if p_zero is not None:
+                w -= zero[:, None]
+            elif KIND == "int4" and p_minimum is None:
+                w -= 8.0
+            if not scales_come_last(p_minimum, KIND, GROUP):
+                w *= scale[:, None]
+            if p_minimum is not None:
+                w -= minimum[:, None]
+            column = first + b_word
+            x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
+            acc = dot(w.to(X), x, acc)
     return acc
 
 
@@ -179,18 +180,3 @@ def scaled_rows(acc, p_scale, p_minimum, b_row, m_row, KIND: tl.constexpr, GROUP
     if scales_come_last(p_minimum, KIND, GROUP):
         acc *= tl.load(p_scale + b_row, mask=m_row, other=0).to(tl.float32)[:, None]
     return acc
-
-
-@triton.jit
-def gated_tile(gate, up, ACTIVATION: tl.constexpr):
-    """activation(gate) * up, as `kernels.gated`, in float32."""
-    if ACTIVATION == "silu":
-        return gate / (1 + tl.exp(-gate)) * up
-    elif ACTIVATION == "swiglu_clamped":
-        gate = tl.minimum(gate, 7.0)
-        return gate / (1 + tl.exp(-1.702 * gate)) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1)
-    elif ACTIVATION == "gelu":
-        return 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476)) * up
-    else:  # gelu_tanh: 0.5 (1 + tanh(z)) is the sigmoid of 2 z
-        z = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        return gate / (1 + tl.exp(-2 * z)) * up

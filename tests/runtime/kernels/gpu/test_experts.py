@@ -5,8 +5,11 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
+from localllm.quant.formats.repack import repacked
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.experts import Stacked, experts
+from tests.quant.test_lanes import blocks, integers
+from tests.quant.test_repack import floats
 from tests.runtime.kernels.harness import check
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -42,8 +45,10 @@ def cast(mlps: Stacked, dtype: torch.dtype) -> Stacked:
     return Stacked(*parts, mlps.activation, mlps.count)
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 16, 17, 70])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [(1, torch.bfloat16), (5, torch.float32), (16, torch.float16), (17, torch.float32), (70, torch.bfloat16)],
+)
 def test_plain_experts(tokens: int, dtype: torch.dtype) -> None:
     mlps = plain(5, 40, 24, biases=tokens % 2 == 1)
     compare(tokens, mlps, *routed(tokens, 5, 3), dtype)

@@ -4,16 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.arch.config import Activation
-from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import gguf
-from localllm.quant.formats.planes import planes_of, to_planes
-from localllm.quant.tensor import ORDER, QuantizedTensor
-from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.kernels.gpu.skinny import tickets
-from localllm.runtime.kernels.gpu.skinny_linear import product
-from localllm.runtime.kernels.registry import explain
-from tests.quant.test_lanes import blocks, integers
+from localllm.quant.formats.planes import to_planes
+from localllm.quant.tensor import QuantizedTensor
+from tests.quant.test_lanes import integers
 from tests.runtime.kernels.harness import check
 
 pytestmark = pytest.mark.usefixtures("interpreter")
