@@ -9,7 +9,7 @@ from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
 from localllm.runtime.kernels.elementwise import gated, gated_rms_norm, layer_norm, rms_norm, rotate, unit
-from localllm.runtime.kernels.experts import experts
+from localllm.runtime.kernels.experts import experts, takes_stacked
 from localllm.runtime.kernels.fused import fused_linear
 from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kernels.linear import linear, prepared
@@ -32,6 +32,7 @@ __all__ = [
     "rms_norm",
     "rope_append",
     "rotate",
+    "takes_stacked",
     "unit",
 ]
 

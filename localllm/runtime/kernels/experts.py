@@ -24,7 +24,8 @@ from localllm.runtime.kernels.registry import choose, kernel
 
 @dataclass(frozen=True)
 class Stacked:
-    """The MLPs of a layer's experts, one below the other: down(gated(gate_up(x))), n of them."""
+    """The MLPs of a layer's experts, one below the other: down(gated(gate_up(x))), n of them. Those in planes
+    begin at whole 16s of rows."""
 
     gate_up: Tensor | QuantizedTensor  # [experts * 2 n, hidden]: an expert's gates, then what they gate
     down: Tensor | QuantizedTensor  # [experts * hidden, n]
@@ -35,9 +36,12 @@ class Stacked:
 
     def mlps(self, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
         """Each as a function of its own, its weights dequantized."""
+        hidden, n = self.gate_up.shape[1], self.down.shape[1]
         matrices = [
-            (w if isinstance(w, Tensor) else dequantize(w, dtype)).to(dtype).chunk(self.count)
-            for w in (self.gate_up, self.down)
+            (w if isinstance(w, Tensor) else dequantize(w, dtype))
+            .to(dtype)
+            .unflatten(0, (self.count, -1))[:, :rows]
+            for w, rows in ((self.gate_up, 2 * n), (self.down, hidden))
         ]
         biases = [
             [None] * self.count if b is None else b.to(dtype).chunk(self.count)
@@ -58,6 +62,11 @@ def experts(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts) -> Tensor:
     """x: [T, hidden]; chosen: [T, k] int64, a token's all different; weight: [T, k] float32; mlps: one an expert,
     or all stacked -> [T, hidden]"""
     return choose("experts", x, chosen, weight, mlps).run(x, chosen, weight, mlps)
+
+
+def takes_stacked(x: Tensor, one: Stacked) -> bool:
+    """Is there a kernel for such experts, when they are stacked?"""
+    return choose("experts", x, None, None, one).run is not experts_reference
 
 
 @kernel("experts", "reference")

@@ -43,6 +43,17 @@ def scratch(device: torch.device, elements: int, dtype: torch.dtype) -> Tensor:
     return held[:wanted].view(dtype)
 
 
+def reserve(weight: QuantizedTensor, dtype: torch.dtype) -> None:
+    """Lets the scratch be as large as the weight will need it."""
+    scratch(weight.parts["q"].device, rows_at_once(weight) * weight.shape[1], dtype)
+
+
+def rows_at_once(weight: QuantizedTensor) -> int:
+    """Of W: as many as the scratch holds, in parts of one size."""
+    count, columns = weight.shape
+    return min(count, -(-count // -(-count * columns // SCRATCH_ELEMENTS) // ROWS) * ROWS)
+
+
 @triton.jit
 def unpack(
     p_q,
@@ -142,10 +153,9 @@ def linear_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) 
 
 
 def dequantized_product(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """x: [M, in] -> [M, out], as many of W's rows at a time as the scratch holds, in parts of one size."""
-    x, (count, columns) = ordered(x, weight), weight.shape
-    some = -(-count // -(-count * columns // SCRATCH_ELEMENTS) // ROWS) * ROWS
-    w = scratch(x.device, min(some, count) * columns, x.dtype).view(-1, columns)
+    """x: [M, in] -> [M, out]"""
+    x, (count, columns), some = ordered(x, weight), weight.shape, rows_at_once(weight)
+    w = scratch(x.device, some * columns, x.dtype).view(-1, columns)
     if some >= count:
         unpack_rows(weight, 0, w)
         return F.linear(x, w)

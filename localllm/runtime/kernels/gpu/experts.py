@@ -52,6 +52,7 @@ class Blocks(NamedTuple):
     begin: Tensor
     end: Tensor
     order: Tensor
+    size: int  # pairs in a block, at most
     most: int  # blocks there can be
 
 
@@ -65,7 +66,7 @@ def blocks_of(chosen: Tensor, experts: int, size: int) -> Blocks:
     end = ((counts + size - 1) // size).cumsum(0)
     busy = min(pairs, experts)  # of which each may have a block that is not full
     most = busy + (pairs - busy) // size
-    return Blocks(begin.int(), end.int(), order.int(), most)
+    return Blocks(begin.int(), end.int(), order.int(), size, most)
 
 
 @triton.jit
@@ -209,7 +210,9 @@ def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Stacked) ->
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out
-    sent = None if len(x) <= FEW else blocks_of(chosen, mlps.count, BLOCK_PAIRS)
+    # Where x is not read from shared memory, more take too many registers.
+    size = BLOCK_PAIRS if gpu_of(x.device).arch == ASYNCHRONOUS else BLOCK_PAIRS // 2
+    sent = None if len(x) <= FEW else blocks_of(chosen, mlps.count, size)
     pairs, n = chosen.numel(), mlps.down.shape[1]
     h = x.new_empty(pairs, n)
     grouped_product(x, chosen, sent, mlps.gate_up, mlps.gate_up_bias, mlps, h, mlps.activation)
@@ -243,9 +246,9 @@ def grouped_product(
     activation: Activation | None,
 ) -> None:
     """y [pairs, N] of x [T or pairs, K]; sent: where the pairs of each expert are, None for few tokens."""
-    rows, pairs = (FEW_ROWS, FEW) if sent is None else (MANY_ROWS, BLOCK_PAIRS)
+    rows, pairs = (FEW_ROWS, FEW) if sent is None else (MANY_ROWS, sent.size)
     if activation and gpu_of(x.device).arch != ASYNCHRONOUS:
-        rows = FEW_ROWS  # where x is not read from shared memory, two halves of more take too many registers
+        rows = FEW_ROWS
     arguments = weight_arguments(weight)
     start(
         products_of_experts,

@@ -80,8 +80,10 @@ def tamed(weight: QuantizedTensor) -> QuantizedTensor:
     """Of small scales, so that results keep in reach."""
     if weight.format == "mxfp4_planes":
         weight.parts["scale"].fill_(124)
-    elif "block_scale" not in weight.parts:
-        weight.parts["scale"].mul_(2**-8)
+    else:
+        of_blocks = weight.parts.keys() & {"block_scale", "block_minimum"}
+        for name in of_blocks or ("scale",):
+            weight.parts[name].mul_(2**-8)
     return weight
 
 
