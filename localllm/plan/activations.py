@@ -19,9 +19,9 @@ from localllm.arch.config import (
     ShortConvConfig,
 )
 from localllm.arch.cost import numbers_seen
-from localllm.checkpoint.header import Header
+from localllm.checkpoint.header import Header, TensorHeader
 from localllm.checkpoint.matrices import CODES, PackedMatrix, packed_matrix
-from localllm.quant.packing import ELEMENT_BYTES, INT4, KV_8BIT, reads_packed
+from localllm.quant.packing import ELEMENT_BYTES, GGUF_PLANES, INT4, KV_8BIT, SCRATCH_ELEMENTS, reads_packed
 
 EXACT = 4  # sums, norms, rotations and scores are made in float32
 SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
@@ -139,13 +139,23 @@ def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
     for name, tensor in header.tensors.items():
         module, _, kind = name.rpartition(".")
         matrix = packed_matrix(header, module) if kind in CODES and tensor.dtype in ("I8", "I32") else None
+        if device != "cpu":
+            sizes.append(scratch_bytes(header, module, kind, tensor, e))
+            continue
         if matrix and reads_packed(matrix.format, device):
             sizes.append(2 * matrix.rows * matrix.columns * element_bytes(matrix, e))
         if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte: an index of 8 bytes each
             sizes.append(2 * tensor.elements * (8 + EXACT))
-        if tensor.offset is not None and device != "cpu":
-            sizes.append(tensor.elements * (3 * EXACT))
     return max(sizes)
+
+
+def scratch_bytes(header: Header, module: str, kind: str, tensor: TensorHeader, e: int) -> int:
+    """What a GPU dequantizes a matrix to: all of it, or some rows at a time (kernels/gpu/dequantize.py). Stacked
+    experts are never dequantized."""
+    matrix = packed_matrix(header, module) if kind in CODES else None
+    blocks = tensor.elements if tensor.offset is not None and tensor.dtype.lower() in GGUF_PLANES else 0
+    elements = matrix.rows * matrix.columns if matrix else blocks
+    return min(elements, SCRATCH_ELEMENTS) * e
 
 
 def element_bytes(matrix: PackedMatrix, e: int) -> int:

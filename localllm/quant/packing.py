@@ -64,14 +64,37 @@ def planes_columns(words: int, columns: int, bits: int) -> int:
     return -(-columns // chunk) * chunk
 
 
-# In planes: bits of a code, columns that share a scale, and bytes of the scales (and minima) of 256 columns.
+# In planes: bits of a code, columns that share a scale, bytes of their scale and minimum, and of those of 256 columns.
 GGUF_PLANES = {
-    **{"q4_0": (4, 32, 16), "q4_1": (4, 32, 32), "q5_0": (8, 32, 16), "q5_1": (8, 32, 32), "q8_0": (8, 32, 16)},
-    **{"q2_k": (4, 16, 36), "q3_k": (4, 16, 18), "q4_k": (4, 32, 20), "q5_k": (8, 32, 20), "q6_k": (8, 16, 18)},
-    **{"iq4_nl": (8, 32, 16), "iq4_xs": (8, 32, 10), "mxfp4_gguf": (4, 32, 8)},
+    **{"q4_0": (4, 32, 2, 0), "q4_1": (4, 32, 4, 0), "q5_0": (8, 32, 2, 0), "q5_1": (8, 32, 4, 0)},
+    **{"q8_0": (8, 32, 2, 0), "q2_k": (4, 16, 2, 4), "q3_k": (4, 16, 1, 2), "q4_k": (4, 32, 2, 4)},
+    **{"q5_k": (8, 32, 2, 4), "q6_k": (8, 16, 1, 2), "iq4_nl": (8, 32, 2, 0), "iq4_xs": (8, 32, 1, 2)},
+    **{"mxfp4_gguf": (4, 32, 1, 0)},
 }
 K_BLOCK = 256
+PLANES_BITS = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}
 SCRATCH_ELEMENTS = 2**26  # that matrices are dequantized to on a GPU, some rows at a time
+
+
+def planes_size(rows: int, columns: int, group: int | None, bits: int) -> tuple[int, int] | None:
+    """Bytes of the codes in planes, and how many scales; None where the weight does not go into planes."""
+    words = planes_words(group, columns, bits)
+    if words is None:
+        return None
+    tall, stored = -(-rows // ROWS) * ROWS, planes_columns(words, columns, bits)
+    groups = -(-stored // group) if group and group < columns else 1
+    return tall * stored * bits // 8, tall * groups
+
+
+def gguf_planes_bytes(form: str, rows: int, columns: int) -> int | None:
+    """Of blocks of a GGUF file in planes; None where the format does not go into planes."""
+    if form not in GGUF_PLANES:
+        return None
+    bits, group, of_group, of_block = GGUF_PLANES[form]
+    found = planes_size(rows, columns, group, bits)
+    assert found
+    codes, scales = found
+    return codes + scales * of_group + -(-rows // ROWS) * ROWS * (columns // K_BLOCK) * of_block
 
 
 def reads_packed(form: str, device: str) -> bool:

@@ -6,7 +6,7 @@ import torch
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import repack
 from localllm.quant.formats.repack import repacked
-from localllm.quant.packing import GGUF_PLANES
+from localllm.quant.packing import GGUF_PLANES, gguf_planes_bytes
 from localllm.quant.tensor import QuantizedTensor
 from tests.quant.test_lanes import blocks, integers
 
@@ -37,9 +37,9 @@ def same(laid: QuantizedTensor | None, *weights: QuantizedTensor) -> bool:
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
     weight = blocks(form, rows, columns)
-    laid, (bits, _, numbers) = repacked(weight), GGUF_PLANES[form]
+    laid = repacked(weight)
     assert same(laid, weight)
-    assert laid and laid.nbytes == -(-rows // 16) * 16 * columns * (bits * 32 + numbers) // 256
+    assert laid and laid.nbytes == gguf_planes_bytes(form, rows, columns)
 
 
 @pytest.mark.parametrize("form", ["int4", "int8"])
