@@ -150,11 +150,13 @@ def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
 
 
 def scratch_bytes(header: Header, module: str, kind: str, tensor: TensorHeader, e: int) -> int:
-    """What a GPU dequantizes a matrix to: all of it, or some rows at a time (kernels/gpu/dequantize.py). Stacked
-    experts are never dequantized."""
+    """What a GPU dequantizes a matrix to: all of it, or some rows at a time (kernels/gpu/dequantize.py)."""
     matrix = packed_matrix(header, module) if kind in CODES else None
-    blocks = tensor.elements if tensor.offset is not None and tensor.dtype.lower() in GGUF_PLANES else 0
-    elements = matrix.rows * matrix.columns if matrix else blocks
+    elements = matrix.rows * matrix.columns if matrix else 0
+    if tensor.offset is not None and tensor.dtype.lower() in GGUF_PLANES:
+        elements = tensor.elements
+    if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte
+        elements = 2 * tensor.elements
     return min(elements, SCRATCH_ELEMENTS) * e
 
 

@@ -183,8 +183,7 @@ def mxfp4_planes_bytes(tensor: TensorHeader) -> int:
 
 
 def part_bytes(matrix: PackedMatrix, kind: str, device: str) -> int:
-    """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor, in lanes on the CPU and in planes
-    on a GPU."""
+    """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor: in lanes or in planes."""
     codes, numbers = matrix.code_bytes, matrix.rows * matrix.groups
     bits = {INT4: 4, INT8: 8}.get(matrix.format)
     if device != "cpu" and matrix.format in PLANES_BITS:
@@ -209,8 +208,8 @@ def multiplied(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
 
 
 def quantized_bytes(tensor: TensorHeader, quant: str, scale: int, device: str) -> int:
-    """int8: a byte an element and a scale a row. int4: half a byte, and a scale for each 128 of a row. scale: bytes
-    of one."""
+    """int8: a byte an element and a scale a row. int4: half a byte, and a scale for each 128 of a row. scale: its
+    bytes."""
     rows, columns = tensor.shape
     kind = "F32" if scale == EXACT_BYTES else "F16"
     if quant == INT8:

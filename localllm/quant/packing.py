@@ -64,7 +64,8 @@ def planes_columns(words: int, columns: int, bits: int) -> int:
     return -(-columns // chunk) * chunk
 
 
-# In planes: bits of a code, columns that share a scale, bytes of their scale and minimum, and of those of 256 columns.
+# In planes: bits of a code, columns that share a scale, bytes of their scale and minimum, and of those of a block
+# of 256.
 GGUF_PLANES = {
     **{"q4_0": (4, 32, 2, 0), "q4_1": (4, 32, 4, 0), "q5_0": (8, 32, 2, 0), "q5_1": (8, 32, 4, 0)},
     **{"q8_0": (8, 32, 2, 0), "q2_k": (4, 16, 2, 4), "q3_k": (4, 16, 1, 2), "q4_k": (4, 32, 2, 4)},

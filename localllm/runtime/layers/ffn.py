@@ -80,8 +80,8 @@ def stacked(mlps: list[MLP], x: Tensor) -> Stacked | None:
     gate_up, down = (below([linear.weights[0] for linear in of]) for of in of_all)
     if gate_up is None or down is None:
         return None
-    biases = ([linear.bias for linear in of] for of in of_all)
-    gate_up_bias, down_bias = (None if None in of else torch.cat(of) for of in biases)
+    biases = ([linear.bias for linear in of if linear.bias is not None] for of in of_all)
+    gate_up_bias, down_bias = (torch.cat(of) if of else None for of in biases)
     return Stacked(gate_up, down, gate_up_bias, down_bias, first.activation, len(mlps))
 
 

@@ -8,6 +8,9 @@ Unpacked is so much at a time as `scratch` holds, one buffer a device that all p
 another: 128 MB in 16 bits, or the largest matrix where that is smaller; `scratch_elements` tells plans how many.
 """
 
+# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+
 from collections.abc import Callable, Iterator
 
 import torch
@@ -20,7 +23,7 @@ from localllm.quant.packing import SCRATCH_ELEMENTS
 from localllm.quant.tensor import ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
-from localllm.runtime.kernels.gpu.tiles import KINDS, numbers, of_group, weight_arguments, words_of
+from localllm.runtime.kernels.gpu.tiles import KINDS, plane_of, weight_arguments, words_of
 from localllm.runtime.kernels.linear import of_rows
 from localllm.runtime.kernels.registry import kernel
 
@@ -86,23 +89,11 @@ def unpack(
     chunk = tl.program_id(1)
     words = words_of(p_q, b_row, m_row, chunk, chunks, W)
     for plane in tl.static_range(PLANES):
-        begin = (chunk * PLANES + plane) * W
-        w = numbers(words, plane, KIND)
-        if plane % SHARE == 0:
-            scale = of_group(p_scale, p_block_scale, begin, b_row, m_row, stored, KIND, GROUP, BLOCK)
-            if p_zero is not None:
-                zero = tl.load(p_zero + (begin // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
-                zero = zero.to(tl.float32)
-            if p_minimum is not None:
-                minimum = of_group(p_minimum, p_block_minimum, begin, b_row, m_row, stored, KIND, GROUP, BLOCK)
-        if p_zero is not None:
-            w -= zero[:, None]
-        elif KIND == "int4" and p_minimum is None:
-            w -= 8.0
-        w *= scale[:, None]
-        if p_minimum is not None:
-            w -= minimum[:, None]
-        column = begin + tl.arange(0, W)
+        w = plane_of(
+            words, plane, chunk, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, b_row, m_row,
+            KIND, W, GROUP, BLOCK, SHARE, True,
+        )  # fmt: skip
+        column = (chunk * PLANES + plane) * W + tl.arange(0, W)
         p_out = p_w + b_out.to(tl.int64)[:, None] * K + column[None, :]
         tl.store(p_out, w.to(p_w.dtype.element_ty), mask=m_row[:, None] & (column < K)[None, :])
 

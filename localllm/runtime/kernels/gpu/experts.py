@@ -9,6 +9,9 @@ sorted by expert, and a program takes a block of one expert's pairs; which, it r
 as there are at most so many blocks. Bytes: the chosen experts' weights once a block of tokens; h and y once each.
 """
 
+# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -36,11 +39,8 @@ from localllm.runtime.kernels.registry import kernel
 FEW = 16  # tokens: the columns of a tensor core's smallest product
 
 
-# Arithmetic, not measured. Few tokens: small programs, so that 4 chosen experts of 3,000 rows each are several a
-# multiprocessor. Many: each weight that was unpacked meets 64 tokens, and both halves of what is gated are 64
-# registers a thread.
-FEW_ROWS, MANY_ROWS, BLOCK_PAIRS = 32, 64, 64
-WARPS = 4
+BLOCK_PAIRS = 64
+SUM_WARPS = 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SUMMED = 512  # columns that a program adds up
 
@@ -221,7 +221,7 @@ def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Stacked) ->
     start(
         weighted_sum,
         (len(x), triton.cdiv(x.shape[1], SUMMED)),
-        WARPS,
+        SUM_WARPS,
         device=x.device,
         p_y=y,
         p_chosen=chosen,
@@ -235,6 +235,18 @@ def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Stacked) ->
     return out
 
 
+def tiles(arch: int, few: bool, gated: bool) -> tuple[int, int]:
+    """Rows of an expert that a program multiplies, of each half where they are gated; and warps. Arithmetic, not
+    measured. Few tokens: small programs, so that 4 chosen experts of 3,000 rows each are several a multiprocessor.
+    Many: each weight that was unpacked meets 64 pairs; where x is not read from shared memory, both halves' sums
+    and x take so many registers that the halves are smaller, and of more threads."""
+    if few:
+        return (16, 4) if gated else (32, 4)
+    if arch == ASYNCHRONOUS or not gated:
+        return 64, 4
+    return 32, 8
+
+
 def grouped_product(
     x: Tensor,
     chosen: Tensor,
@@ -246,14 +258,13 @@ def grouped_product(
     activation: Activation | None,
 ) -> None:
     """y [pairs, N] of x [T or pairs, K]; sent: where the pairs of each expert are, None for few tokens."""
-    rows, pairs = (FEW_ROWS, FEW) if sent is None else (MANY_ROWS, sent.size)
-    if activation and gpu_of(x.device).arch != ASYNCHRONOUS:
-        rows = FEW_ROWS
+    rows, warps = tiles(gpu_of(x.device).arch, sent is None, activation is not None)
+    pairs = sent.size if sent else FEW
     arguments = weight_arguments(weight)
     start(
         products_of_experts,
         (chosen.numel() if sent is None else sent.most, triton.cdiv(y.shape[1], rows)),
-        WARPS,
+        warps,
         stages_of(arguments, (1 if activation is None else 2) * rows, pairs, x),
         device=x.device,
         **arguments,
@@ -283,13 +294,13 @@ def grouped_product(
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     """gpt-oss-20b, and Qwen3-30B-A3B in INT4 and bfloat16."""
     models = (("mxfp4", 32, 2880, 2880, 32, 4), ("int4", 128, 2048, 768, 128, 8), (None, None, 2048, 768, 128, 8))
-    for form, group, hidden, n, count, k in models:
+    for (form, group, hidden, n, count, k), sizes in zip(models, ((1, 2048), (FEW, 2048), (2048,)), strict=True):
         gate_up, down = (
             planes(form, count * rows, columns, group) if form else x_of(count * rows, columns)
             for rows, columns in ((2 * n, hidden), (hidden, n))
         )
         mlps = Stacked(gate_up, down, x_of(count * 2 * n), x_of(count * hidden), "swiglu_clamped", count)
-        for tokens in (1, FEW, 2048):
+        for tokens in sizes:
             call = x_of(tokens, hidden), x_of(tokens, k, dtype=torch.int64), x_of(tokens, k, dtype=torch.float32)
             name = f"{form or 'bf16'}, {k} of {count} experts, {tokens} tokens"
             yield name, lambda call=call, mlps=mlps: experts_grouped(*call, mlps)

@@ -1,4 +1,4 @@
-"""How weights lie on a GPU: packed ones in planes, plain ones of a GGUF file in the dtype that they are multiplied in.
+"""How weights lie on a GPU: packed ones in planes, plain ones of a GGUF file in the dtype that they meet.
 
 Each is laid out where it lies, some rows at a time; with it the scratch grows that many rows of x need.
 """

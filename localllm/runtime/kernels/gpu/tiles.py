@@ -6,6 +6,9 @@ known exponent (codes), or its exponent and mantissa (floats of 4 and 8 bits, wh
 has at the same place). Layout: `quant/formats/planes.py`; a plain matrix is one plane of one chunk after another.
 """
 
+# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+
 from math import gcd
 from typing import Any
 
@@ -108,6 +111,43 @@ def words_of(p_q, b_row, m_row, chunk, chunks, W: tl.constexpr):
 
 
 @triton.jit
+def plane_of(
+    words,
+    PLANE: tl.constexpr,
+    chunk,
+    p_scale,
+    p_zero,
+    p_minimum,
+    p_block_scale,
+    p_block_minimum,
+    stored,
+    b_row,
+    m_row,
+    KIND: tl.constexpr,
+    W: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARE: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """Words of a chunk -> float32 [rows, W] of one of its planes, with or without their scale. Planes that share
+    their numbers load them from one address, which the compiler sees and does once."""
+    PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
+    w = numbers(words, PLANE, KIND)
+    column = (chunk * PLANES + PLANE // SHARE * SHARE) * W
+    if p_zero is not None:
+        zero = tl.load(p_zero + (column // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
+        w -= zero.to(tl.float32)[:, None]
+    elif KIND == "int4" and p_minimum is None:
+        w -= 8.0
+    if SCALED:
+        w *= of_group(p_scale, p_block_scale, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[:, None]
+    if p_minimum is not None:
+        w -= of_group(p_minimum, p_block_minimum, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[:, None]
+    return w
+
+
+@triton.jit
 def scales_come_last(p_minimum, KIND: tl.constexpr, GROUP: tl.constexpr):
     """A scale of a whole row multiplies what it is a factor of: the row's sum."""
     return GROUP == 0 and p_minimum is None and (KIND == "int4" or KIND == "int8" or KIND == "e4m3")
@@ -147,28 +187,13 @@ def add_chunk(
         x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
         acc = dot(w.to(X), x, acc)
     else:
-        PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
         words = words_of(p_q, b_row, m_row, chunk, chunks, W)
-        for plane in tl.static_range(PLANES):
-            first = (chunk * PLANES + plane) * W
-            w = numbers(words, plane, KIND)
-            if plane % SHARE == 0:
-                if p_zero is not None:
-                    zero = tl.load(p_zero + (first // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
-                    zero = zero.to(tl.float32)
-                if not scales_come_last(p_minimum, KIND, GROUP):
-                    scale = of_group(p_scale, p_block_scale, first, b_row, m_row, stored, KIND, GROUP, BLOCK)
-                if p_minimum is not None:
-                    minimum = of_group(p_minimum, p_block_minimum, first, b_row, m_row, stored, KIND, GROUP, BLOCK)
-            if p_zero is not None:
-                w -= zero[:, None]
-            elif KIND == "int4" and p_minimum is None:
-                w -= 8.0
-            if not scales_come_last(p_minimum, KIND, GROUP):
-                w *= scale[:, None]
-            if p_minimum is not None:
-                w -= minimum[:, None]
-            column = first + b_word
+        for plane in tl.static_range(4 if KIND == "int4" or KIND == "e2m1" else 2):
+            w = plane_of(
+                words, plane, chunk, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, b_row,
+                m_row, KIND, W, GROUP, BLOCK, SHARE, not scales_come_last(p_minimum, KIND, GROUP),
+            )  # fmt: skip
+            column = (chunk * (4 if KIND == "int4" or KIND == "e2m1" else 2) + plane) * W + b_word
             x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
             acc = dot(w.to(X), x, acc)
     return acc
