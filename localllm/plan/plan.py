@@ -149,6 +149,7 @@ def plan(
         context=chosen.context,
         sequences=min(wish.users, MAX_RUNNING),
         unpacked=0 if wish.quant else unpacked_bytes(header, chosen.dtype, hardware.kind),
+        grouped=hardware.kind != "cpu",
     )
     return Plan(
         name=name,

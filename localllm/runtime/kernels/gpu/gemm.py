@@ -19,12 +19,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localllm.arch.config import Activation
 from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels.fused import Weights
 from localllm.runtime.kernels.gpu.dequantize import MANY_ROWS, in_planes, ordered
 from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
 from localllm.runtime.kernels.gpu.tiles import add_chunk, scaled_rows, stages_of, weight_arguments
 from localllm.runtime.kernels.linear import of_rows
+from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 
 ROWS = 64  # of W: the least that a Hopper's product takes from registers
@@ -172,6 +175,31 @@ def some_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | 
 @kernel("linear", "triton-gemm", some_rows, first=True)
 def linear_gemm(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return of_rows(lambda rows, w: product(rows, w, bias), x, weight, None)
+
+
+def added_to_residual(
+    x: Tensor,
+    weights: Weights,
+    bias: Tensor | None,
+    norm: Norm | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+) -> str | None:
+    if residual is None or activation or len(weights) > 1 or not isinstance(weights[0], QuantizedTensor):
+        return "nothing is added to the product of one packed matrix"
+    return some_rows(x, weights[0], bias)
+
+
+@kernel("fused_linear", "triton-gemm", added_to_residual, first=True)
+def fused_gemm(
+    x: Tensor,
+    weights: tuple[QuantizedTensor],
+    bias: Tensor | None,
+    norm: Norm | None,
+    activation: Activation | None,
+    residual: Tensor,
+) -> Tensor:
+    return product(norm(x) if norm else x, weights[0], bias, residual)
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -69,6 +69,15 @@ def test_columns_shared_out_are_added_up() -> None:
     torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-5)
 
 
+def test_a_residual_is_added_in_the_product() -> None:
+    weight, x, residual = laid(integers("int4", 37, 64, 32)), rows_of(18, 64), rows_of(18, 37)
+
+    def arguments(dtype: torch.dtype) -> tuple[object, ...]:
+        return x.to(dtype), (weight,), None, None, None, residual.to(dtype)
+
+    assert check("fused_linear", arguments, torch.float32) == ["triton-gemm"]
+
+
 @pytest.mark.parametrize("tokens", [2, 3, 19, 100])
 def test_a_row_does_not_feel_the_others(tokens: int) -> None:
     weight, x = laid(floats("mxfp4", 33, 96, None)), rows_of(100, 96)
