@@ -65,9 +65,9 @@ def whole(b):
 @triton.jit
 def offset(zero, BITS: tl.constexpr, X: tl.constexpr):
     """What `codes` adds, for zero points in float32. X: dtype of x"""
-    if INTERPRETED or X == tl.float32:
+    if INTERPRETED or tl.float32 == X:
         return -zero - (BIAS4 if BITS == 4 else 0)
-    elif X == tl.float16:
+    elif tl.float16 == X:
         return (-zero - (BIAS4_HALF if BITS == 4 else BIAS8_HALF)).to(X)
     else:
         return (-zero - (BIAS4 if BITS == 4 else 0)).to(X)
@@ -79,12 +79,12 @@ def codes(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr,
 
     added: of `offset`, what can be broadcast; ZERO: are there zero points?
     """
-    if INTERPRETED or X == tl.float32:
+    if INTERPRETED or tl.float32 == X:
         if BITS == 4:
             found = magic(q >> (4 * PLANE) & 15) + added
         else:
             found = (magic(q >> (8 * PLANE) & 127) - magic(q >> (8 * PLANE) & 128)) + added
-    elif X == tl.float16:
+    elif tl.float16 == X:
         HALF: tl.constexpr = INT4_HALF[PLANE] if BITS == 4 else INT8_HALF[PLANE]
         found = tl.inline_asm_elementwise(HALF, "=r,r,r", [q, added], dtype=tl.float16, is_pure=True, pack=2)
     elif BITS == 4:

@@ -149,7 +149,7 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "swiglu_clamped":
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        return gate * tl.sigmoid(STEEPNESS * gate) * (up + 1)
+        return gate * tl.sigmoid(gate * STEEPNESS) * (up + 1)
     elif ACTIVATION == "gelu_tanh":  # (1 + tanh z) / 2 = sigmoid(2 z)
         return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:

@@ -14,7 +14,7 @@ from localllm.runtime.kernels.gpu.skinny import LINE, X_ROWS, Tile, fetch, finis
 FETCHED = tl.constexpr(4)  # chunks that are asked for before x is waited for
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "share", "tiles"])
 def skinny_plain(
     p_x,
     p_w,
@@ -78,7 +78,7 @@ def product(
     tile, chunk = tile_for(rows, x.dtype), 128 if x.dtype != torch.float32 else 32
     grid = grid_for(gpu, rows, -(-columns // chunk), tile.block)
     partial, ticket = workspace(grid, tile.block, x.device)
-    y = x.new_empty(len(x), rows // 2 if activation else rows)
+    y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
     start(
         skinny_plain,
         (grid.tiles, grid.splits),
@@ -118,4 +118,7 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
         return torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
 
     yield "bfloat16, 28672 x 4096, gated", lambda: product(empty(1, 4096), empty(28672, 4096), activation="silu")
-    yield "bfloat16, 2048 x 8192, M 16", lambda: product(empty(16, 8192), empty(2048, 8192), None, None, empty(16, 2048))
+    yield (
+        "bfloat16, 2048 x 8192, M 16",
+        lambda: product(empty(16, 8192), empty(2048, 8192), None, None, empty(16, 2048)),
+    )

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from localllm.arch.config import Activation
 from localllm.quant.formats.planes import planes_a_scale
-from localllm.quant.packing import INT4_PLANES, PLANES
+from localllm.quant.packing import PLANES
 from localllm.quant.tensor import ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.codes import codes, offset, whole
 from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.skinny import LINE, X_ROWS, Tile, fetch, finish, grid_for, rows_of, workspace
+from localllm.runtime.kernels.gpu.skinny import X_ROWS, Tile, fetch, finish, grid_for, rows_of, workspace
 
 FETCHED = tl.constexpr(4)  # chunks that are asked for before x is waited for
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "chunks", "share", "tiles"])
 def skinny_planes(
     p_x,
     p_q,
@@ -72,7 +72,12 @@ def skinny_planes(
         fetch(p_row + tl.minimum(first + ahead, chunks - 1) * (16 * WORDS))
     if GROUP:
         i_g = tl.minimum(first * (WORDS * OF) // GROUP + tl.arange(0, 64), (chunks * WORDS * OF - 1) // GROUP)
-        fetch(p_scale + i_g.to(tl.int64) * ROWS + tile * BLOCK)
+        p_line = p_scale + i_g.to(tl.int64) * ROWS
+        if ACTIVATION == "":
+            fetch(p_line + tile * BLOCK)
+        else:
+            fetch(p_line + tile * (BLOCK // 2))
+            fetch(p_line + N // 2 + tile * (BLOCK // 2))
 
     wait_for_inputs(PDL)
     let_next_start(PDL)
@@ -91,6 +96,7 @@ def skinny_planes(
             if GROUP:
                 if plane % SHARED == 0:
                     i_scale = (k // GROUP).to(tl.int64) * ROWS + i_n
+                    scale = number(p_scale, p_block_scale, i_scale, (k // SUPER) * ROWS + i_n)
                     part = tl.zeros((BLOCK, X_ROWS), tl.float32)
                     if ZERO:
                         added = offset(whole(tl.load(p_zero + i_scale)), BITS, X)[:, None]
@@ -99,7 +105,6 @@ def skinny_planes(
                     some = tl.sum(x.to(tl.float32), 0)
                     total = some if plane % SHARED == 0 else total + some
                 if plane % SHARED == SHARED - 1:
-                    scale = number(p_scale, p_block_scale, i_scale, (k // SUPER) * ROWS + i_n)
                     acc += part * scale[:, None]
                     if p_minimum is not None:
                         minimum = number(p_minimum, p_block_minimum, i_scale, (k // SUPER) * ROWS + i_n)
@@ -144,7 +149,7 @@ def product(
     _, chunks, _, words = parts["q"].shape
     grid = grid_for(gpu, rows, chunks, tile.block)
     partial, ticket = workspace(grid, tile.block, x.device)
-    y = x.new_empty(len(x), rows // 2 if activation else rows)
+    y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
     planes = PLANES[weight.format]
     blocks = parts.get("block_scale")
     start(
@@ -198,7 +203,13 @@ def empty_planes(
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     x = torch.empty(1, 4096, dtype=torch.bfloat16, device="meta")
     x_down = torch.empty(16, 14336, dtype=torch.bfloat16, device="meta")
-    yield "INT4 g128, 28672 x 4096, gated", lambda: product(x, empty_planes(28672, 4096, 4, 128), activation="silu")
+    yield (
+        "INT4 g128, 28672 x 4096, gated",
+        lambda: product(x, empty_planes(28672, 4096, 4, 128), activation="silu"),
+    )
     yield "INT4 g64, 4096 x 14336, M 16", lambda: product(x_down, empty_planes(4096, 14336, 4, 64))
     yield "INT4 g32, 6144 x 4096", lambda: product(x, empty_planes(6144, 4096, 4, 32))
-    yield "INT8 a row, 4096 x 14336", lambda: product(x_down, empty_planes(4096, 14336, 8, None), residual=x_down[:, :4096])
+    yield (
+        "INT8 a row, 4096 x 14336",
+        lambda: product(x_down, empty_planes(4096, 14336, 8, None), residual=x_down[:, :4096]),
+    )
