@@ -1,9 +1,5 @@
 """Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
 
-<<<<<<< HEAD
-from localllm.runtime.kernels.gpu import skinny_linear as skinny_linear
-=======
-from localllm.runtime.kernels.gpu import step
+from localllm.runtime.kernels.gpu import skinny_linear, step
 
-__all__ = ["step"]
->>>>>>> main
+__all__ = ["skinny_linear", "step"]

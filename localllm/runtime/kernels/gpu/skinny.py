@@ -1,17 +1,17 @@
 """What products with few rows of x (M = 1 to 16) share, whatever the weights are stored as.
 
-y[m, n] = sum over k of W[n, k] x[m, k]: W's rows are the rows that tensor cores want many of, and x, transposed and
-filled up to 16 columns, is what they want few of. So one program serves M = 1 to 16 in one time, that of reading W,
-and a row's result knows neither M nor the other rows.
+y[m, n] = sum over k of W[n, k] x[m, k]: W's rows are the rows that tensor cores want many of, and x, transposed
+and filled up to 16 columns, is what they want few of. So one program serves M = 1 to 16 in one time, that of
+reading W, and a row's result knows neither M nor the other rows.
 
-A program takes BLOCK rows of W and a part of their columns, so that all multiprocessors have bytes to wait for. Where
-the columns are cut into parts, each program writes its sums (float32) to a workspace, and draws a ticket; the one
-that draws the last adds all parts, in their order, and finishes. Which one that is changes nothing in the result.
+A program takes BLOCK rows of W and a part of their columns, so that all multiprocessors have bytes to wait for.
+Where the columns are cut into parts, each program writes its sums (float32) to a workspace, and draws a ticket;
+the one that draws the last adds all parts, in their order, and finishes. Which one that is changes nothing in
+the result.
 
 Before it waits for x, a program asks for the weights that it reads first to be brought into L2.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.runtime.kernels.elementwise import CLAMP, SHARPNESS
-from localllm.runtime.kernels.gpu.launch import INTERPRETED, Gpu
+from localllm.runtime.kernels.gpu.launch import INTERPRETED
+from localllm.runtime.kernels.gpu.tiles import Grid
 
 ROWS = 16  # of x, filled up
 MOST_ROWS = ROWS
@@ -29,30 +30,6 @@ X_ROWS: tl.constexpr = tl.constexpr(ROWS)
 LIMIT, STEEPNESS = tl.constexpr(CLAMP), tl.constexpr(SHARPNESS)
 LINE = tl.constexpr(128)  # bytes of L2
 FETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
-
-
-@dataclass(frozen=True)
-class Tile:
-    block: int  # rows of W a program
-    warps: int
-    stages: int
-
-
-@dataclass(frozen=True)
-class Grid:
-    """tiles of `block` rows, each cut into `splits` of `share` chunks of columns, the last maybe of fewer."""
-
-    tiles: int
-    splits: int
-    share: int
-
-
-def grid_for(gpu: Gpu, rows: int, chunks: int, block: int) -> Grid:
-    """Two programs a multiprocessor, if each is left two chunks (arithmetic: one alone waits for its own reads)."""
-    tiles = -(-rows // block)
-    wanted = -(-2 * gpu.multiprocessors // tiles)
-    share = max(-(-chunks // wanted), min(2, chunks))
-    return Grid(tiles, -(-chunks // share), share)
 
 
 @cache
@@ -72,7 +49,7 @@ def workspace(grid: Grid, block: int, device: torch.device) -> tuple[Tensor | No
 
 @triton.jit
 def rows_of(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
-    """Rows of W that a program takes, [BLOCK], beyond the last the last: half of them gates, then what they gate."""
+    """Rows of W that a program takes, [BLOCK], the last again beyond it; GATED: gates, then what they gate."""
     i_row = tl.arange(0, BLOCK)
     if GATED:
         half = i_row % (BLOCK // 2)

@@ -8,8 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import Activation
+from localllm.device import dtype_name
 from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.skinny import LINE, X_ROWS, Tile, fetch, finish, grid_for, rows_of, workspace
+from localllm.runtime.kernels.gpu.skinny import LINE, X_ROWS, fetch, finish, rows_of, workspace
+from localllm.runtime.kernels.gpu.tiles import Tile, grid_for, tile_for
 
 FETCHED = tl.constexpr(4)  # chunks that are asked for before x is waited for
 
@@ -70,13 +72,15 @@ def product(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """x: [M, in], M <= 16; weight: [out, in] of the same dtype, dense -> [M, out], or [M, out / 2] with an activation"""
+    """x: [M, in], M <= 16; weight: [out, in] of the same dtype, dense -> [M, out], or half as many gated"""
     x = x.contiguous()
     rows, columns = weight.shape
-    gpu = gpu_of(x.device)
-    tile, chunk = tile_for(rows, x.dtype), 128 if x.dtype != torch.float32 else 32
-    grid = grid_for(gpu, rows, -(-columns // chunk), tile.block)
+    chunk = 32 if x.dtype == torch.float32 else 128
+    chunks = -(-columns // chunk)
+    tile = tile or tile_for(gpu_of(x.device), dtype_name(x.dtype), rows, columns, chunks)
+    grid = grid_for(tile, rows, chunks)
     partial, ticket = workspace(grid, tile.block, x.device)
     y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
     start(
@@ -106,13 +110,6 @@ def product(
     return y
 
 
-def tile_for(rows: int, x: torch.dtype) -> Tile:
-    """Two warps, as for planes; a stage of 32 rows is 8 KB of bfloat16, and half as much of x."""
-    if x == torch.float32:
-        return Tile(32, 4, 2)
-    return Tile(32, 2, 4)
-
-
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     def empty(rows: int, columns: int) -> Tensor:
         return torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
@@ -120,5 +117,5 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "bfloat16, 28672 x 4096, gated", lambda: product(empty(1, 4096), empty(28672, 4096), activation="silu")
     yield (
         "bfloat16, 2048 x 8192, M 16",
-        lambda: product(empty(16, 8192), empty(2048, 8192), None, None, empty(16, 2048)),
+        lambda: product(empty(16, 8192), empty(2048, 8192)),
     )

@@ -99,8 +99,8 @@ def test_a_row_knows_neither_how_many_there_are_nor_what_they_hold(form: str, dt
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), [("int4", 32), ("int4", 128), ("int8", None)])
 def test_nothing_but_the_sum_is_rounded(form: str, group: int | None, zeros: bool) -> None:
-    """Against float64: codes and scales are exact, so what is lost is float32's rounding of K sums, and then that of
-    the result."""
+    """Against float64: codes and scales are exact, so what is lost is float32's rounding of K sums, and then that
+    of the result."""
     weight = planes(form, 48, 1024, group, zeros=zeros)
     # The interpreter cuts bfloat16 off, where a GPU rounds.
     for dtype, eps in ((torch.bfloat16, 2**-7), (torch.float16, 2**-11), (torch.float32, 2**-24)):
