@@ -3,8 +3,8 @@ localllm/runtime/kernels/gpu/tiles.toml; rows of other architectures stay as the
 
     python tools/tune.py [--rows 4096 --columns 14336] [--kind int4] [--tokens 1]
 
-Candidates of a shape are timed in turn, round after round, each in a captured graph over so many copies of the weight
-that no cache holds them; the median decides.
+Candidates of a shape are timed in turn, round after round, each in a captured graph over so many copies of the
+weight that no cache holds them; the median decides.
 """
 
 import argparse
@@ -36,10 +36,9 @@ ROUNDS = 15
 
 def candidates(kind: str) -> Iterator[Tile]:
     blocks = (32, 64, 128) if kind != "bfloat16" else (16, 32, 64)
-    for block, warps, stages, splits in itertools.product(
-        blocks, (2, 4), (2, 3, 4, 5), (1, 2, 3, 4, 6, 8, 12, 16)
-    ):
-        if block >= 16 * warps:
+    cuts = (1, 2, 3, 4, 6, 8, 12, 16)
+    for block, warps, stages, splits in itertools.product(blocks, (2, 4), (2, 3, 4, 5), cuts):
+        if block >= 16 * warps:  # a warp has 16 rows at least
             yield Tile(block, warps, stages, splits)
 
 

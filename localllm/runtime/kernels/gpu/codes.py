@@ -13,6 +13,9 @@ Two codes of 4 bits cost a shift (but for plane 0), a LOP3 and an HFMA2, two of 
 Without assembly, as the interpreter and float32 need it, the same numbers are made one by one.
 """
 
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
+
 import triton
 import triton.language as tl
 

@@ -12,6 +12,9 @@ the result.
 Before it waits for x, a program asks for the weights that it reads first to be brought into L2.
 """
 
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
+
 from functools import cache
 
 import torch
@@ -78,20 +81,20 @@ def finish(
     N,
     M,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    CUT: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """acc [BLOCK, 16] float32, the sums of a program -> o [M, N], or [M, N / 2] where there is an activation"""
-    if SPLITS == 1:
+    if not CUT:
         write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
     else:
         i_part = tl.arange(0, BLOCK)[:, None] * X_ROWS + tl.arange(0, X_ROWS)[None, :]
         p_part = p_partial + tile * (BLOCK * X_ROWS) + i_part
         tl.store(p_part + tl.program_id(1) * tiles * (BLOCK * X_ROWS), acc)
         tl.debug_barrier()  # one thread draws the ticket, for what all have written
-        if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == SPLITS - 1:
+        if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
             total = tl.zeros((BLOCK, X_ROWS), tl.float32)
-            for part in range(SPLITS):
+            for part in range(tl.num_programs(1)):
                 total += tl.load(p_part + part * tiles * (BLOCK * X_ROWS), cache_modifier=".cg")
             write(total, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
             tl.store(p_ticket + tile, 0)
@@ -102,11 +105,9 @@ def write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, ACTIVAT
     i_m = tl.arange(0, X_ROWS)
     if p_bias is not None:
         acc += tl.load(p_bias + rows_of(tile, N, BLOCK, ACTIVATION != "")).to(tl.float32)[:, None]
-    if ACTIVATION == "":
-        WIDE: tl.constexpr = BLOCK
-        columns = N
-    else:
-        WIDE: tl.constexpr = BLOCK // 2
+    WIDE: tl.constexpr = BLOCK if ACTIVATION == "" else BLOCK // 2
+    columns = N
+    if ACTIVATION != "":
         columns = N // 2
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, WIDE, X_ROWS)), (1, 2, 0)))
         acc = activated(gate, up, ACTIVATION)

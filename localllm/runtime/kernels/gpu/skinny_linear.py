@@ -70,7 +70,7 @@ def one_matrix(
     activation: Activation | None,
     residual: Tensor | None,
 ) -> str | None:
-    if len(weights) > 1:
+    if len(weights) != 1:
         return f"{len(weights)} matrices"
     return few_rows(x, weights[0])
 
@@ -84,4 +84,5 @@ def fused_linear(
     activation: Activation | None,
     residual: Tensor | None,
 ) -> Tensor:
-    return product(norm(x) if norm else x, weights[0], bias, activation, residual)
+    [weight] = weights
+    return product(norm(x) if norm else x, weight, bias, activation, residual)

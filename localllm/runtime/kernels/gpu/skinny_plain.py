@@ -1,5 +1,8 @@
 """Products of few rows with plain weights: bfloat16, float16 or float32, as x is."""
 
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
+
 from collections.abc import Callable, Iterator
 
 import torch
@@ -32,7 +35,7 @@ def skinny_plain(
     tiles,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    CUT: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
@@ -63,7 +66,7 @@ def skinny_plain(
             w = tl.load(p_row + (k + i_k)[None, :], mask=m_k[None, :], other=0.0, eviction_policy="evict_first")
             x = tl.load(p_columns + k, mask=m_x & m_k[:, None], other=0.0)
         acc = dot(w, x, acc)
-    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, SPLITS, ACTIVATION)
+    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
 
 
 def product(
@@ -103,7 +106,7 @@ def product(
         tiles=grid.tiles,
         BLOCK=tile.block,
         COLUMNS=chunk,
-        SPLITS=grid.splits,
+        CUT=grid.splits > 1,
         WHOLE_CHUNKS=columns % chunk == 0,
         ACTIVATION=activation or "",
     )

@@ -1,5 +1,8 @@
 """Products of few rows with INT4 and INT8 in planes."""
 
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
+
 from collections.abc import Callable, Iterator
 
 import torch
@@ -41,7 +44,7 @@ def skinny_planes(
     share,
     tiles,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    CUT: tl.constexpr,
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -112,7 +115,7 @@ def skinny_planes(
                     acc += part * scale[:, None]
     if not GROUP:
         acc *= tl.load(p_scale + i_n).to(tl.float32)[:, None]
-    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, SPLITS, ACTIVATION)
+    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
 
 
 @triton.jit
@@ -171,7 +174,7 @@ def product(
         share=grid.share,
         tiles=grid.tiles,
         BLOCK=tile.block,
-        SPLITS=grid.splits,
+        CUT=grid.splits > 1,
         BITS=16 // planes,
         WORDS=words,
         GROUP=weight.group or 0,

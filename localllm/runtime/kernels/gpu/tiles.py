@@ -34,10 +34,10 @@ def tile_for(gpu: Gpu, kind: str, rows: int, columns: int, chunks: int) -> Tile:
 
 
 def by_rule(gpu: Gpu, kind: str, rows: int, chunks: int) -> Tile:
-    """All of this is arithmetic. x is read again for each block, at M = 16 and for 64 rows of INT4 as many bytes of it
-    as of W, but from L2. Two warps take mma.sync on every architecture (wgmma wants four), and with 32 rows each they
-    have x's fragments for twice the weights. Two programs a multiprocessor, if each is left two chunks: one waits
-    while the other works."""
+    """All of this is arithmetic. x is read again for each block: at M = 16 and for 64 rows of INT4 as many bytes
+    as of W, but from L2. Two warps take mma.sync on every architecture (wgmma wants four), and with 32 rows each
+    they have x's fragments for twice the weights. Two programs a multiprocessor, if each is left two chunks: one
+    waits while the other works."""
     if kind == "float32":  # no tensor cores
         block, warps, stages = 32, 4, 2
     elif kind in ("int4", "int8"):
