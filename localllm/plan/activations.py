@@ -45,8 +45,8 @@ def activation_bytes(
     """The peak of a step that brings so many tokens in all, of sequences with so much context.
 
     unpacked: bytes of the largest matrix that is dequantized on the way, see `unpacked_bytes`; kv_dtype: of keys
-    and values, None: as `dtype`. In 8 bits those that a sequence sees are dequantized, layer by layer. grouped: all
-    tokens go through a layer's experts at once, as on a GPU, not expert by expert.
+    and values, None: as `dtype`. In 8 bits those that a sequence sees are dequantized, layer by layer. grouped:
+    all tokens go through a layer's experts at once, as on a GPU, not expert by expert.
     """
     e = ELEMENT_BYTES[dtype]
     layers = set(config.layers)

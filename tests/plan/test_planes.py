@@ -1,5 +1,4 @@
-"""What is planned of weights on a GPU is what they take in planes. Loaded under the interpreter, which lays them out
-as a GPU would have them."""
+"""What is planned of weights on a GPU is what they take in planes, as they are laid out under the interpreter."""
 
 from pathlib import Path
 

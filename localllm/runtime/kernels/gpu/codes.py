@@ -1,17 +1,20 @@
 """Codes of planes (quant/formats/planes.py) as the numbers that tensor cores multiply, without a conversion from
 integers, for which a multiprocessor has the fewest lanes.
 
-A float whose last bit stands for 1 is made of a code by setting the bits of its exponent: in bfloat16 0x4300 | q is
-128 + q for q below 128, in float16 0x6400 | q is 1024 + q for q below 1024. One LOP3 does it for two codes, each in
-its half of a register, and one fma of halves takes away what was added and the zero point: exactly, as whole numbers
-up to 256 are bfloat16, and up to 2048 float16.
+A float whose last bit stands for 1 is made of a code by setting the bits of its exponent: in bfloat16 0x4300 | q
+is 128 + q for q below 128, in float16 0x6400 | q is 1024 + q for q below 1024. One LOP3 does it for two codes,
+each in its half of a register, and one fma of halves takes away what was added and the zero point: exactly, as
+whole numbers up to 256 are bfloat16, and up to 2048 float16.
 
-A signed byte b has one bit more than the mantissa of bfloat16; its highest bit falls on the lowest of the exponent:
-(0x4300 | b & 127) - (0x4300 | b & 128) is 128 + (b & 127) less 128 or 256, which is b.
+A signed byte b has one bit more than the mantissa of bfloat16; its highest bit falls on the lowest of the
+exponent: (0x4300 | b & 127) - (0x4300 | b & 128) is 128 + (b & 127) less 128 or 256, which is b.
 
 Two codes of 4 bits cost a shift (but for plane 0), a LOP3 and an HFMA2, two of 8 bits a LOP3 more in bfloat16.
 Without assembly, as the interpreter and float32 need it, the same numbers are made one by one.
 """
+
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
 
 import triton
 import triton.language as tl

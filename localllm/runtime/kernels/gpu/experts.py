@@ -27,7 +27,7 @@ from localllm.runtime.kernels.gpu.gemm import ASYNCHRONOUS
 from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
 from localllm.runtime.kernels.gpu.skinny import activated
-from localllm.runtime.kernels.gpu.tiles import (
+from localllm.runtime.kernels.gpu.chunks import (
     KINDS,
     add_chunk,
     scaled_rows,

@@ -1,17 +1,20 @@
 """What products with few rows of x (M = 1 to 16) share, whatever the weights are stored as.
 
-y[m, n] = sum over k of W[n, k] x[m, k]: W's rows are the rows that tensor cores want many of, and x, transposed and
-filled up to 16 columns, is what they want few of. So one program serves M = 1 to 16 in one time, that of reading W,
-and a row's result knows neither M nor the other rows.
+y[m, n] = sum over k of W[n, k] x[m, k]: W's rows are the rows that tensor cores want many of, and x, transposed
+and filled up to 16 columns, is what they want few of. So one program serves M = 1 to 16 in one time, that of
+reading W, and a row's result knows neither M nor the other rows.
 
-A program takes BLOCK rows of W and a part of their columns, so that all multiprocessors have bytes to wait for. Where
-the columns are cut into parts, each program writes its sums (float32) to a workspace, and draws a ticket; the one
-that draws the last adds all parts, in their order, and finishes. Which one that is changes nothing in the result.
+A program takes BLOCK rows of W and a part of their columns, so that all multiprocessors have bytes to wait for.
+Where the columns are cut into parts, each program writes its sums (float32) to a workspace, and draws a ticket;
+the one that draws the last adds all parts, in their order, and finishes. Which one that is changes nothing in
+the result.
 
 Before it waits for x, a program asks for the weights that it reads first to be brought into L2.
 """
 
-from dataclasses import dataclass
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
+
 from functools import cache
 
 import torch
@@ -20,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.runtime.kernels.elementwise import CLAMP, SHARPNESS
-from localllm.runtime.kernels.gpu.launch import INTERPRETED, Gpu
+from localllm.runtime.kernels.gpu.launch import INTERPRETED
+from localllm.runtime.kernels.gpu.tiles import Grid
 
 ROWS = 16  # of x, filled up
 MOST_ROWS = ROWS
@@ -29,30 +33,6 @@ X_ROWS: tl.constexpr = tl.constexpr(ROWS)
 LIMIT, STEEPNESS = tl.constexpr(CLAMP), tl.constexpr(SHARPNESS)
 LINE = tl.constexpr(128)  # bytes of L2
 FETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
-
-
-@dataclass(frozen=True)
-class Tile:
-    block: int  # rows of W a program
-    warps: int
-    stages: int
-
-
-@dataclass(frozen=True)
-class Grid:
-    """tiles of `block` rows, each cut into `splits` of `share` chunks of columns, the last maybe of fewer."""
-
-    tiles: int
-    splits: int
-    share: int
-
-
-def grid_for(gpu: Gpu, rows: int, chunks: int, block: int) -> Grid:
-    """Two programs a multiprocessor, if each is left two chunks (arithmetic: one alone waits for its own reads)."""
-    tiles = -(-rows // block)
-    wanted = -(-2 * gpu.multiprocessors // tiles)
-    share = max(-(-chunks // wanted), min(2, chunks))
-    return Grid(tiles, -(-chunks // share), share)
 
 
 @cache
@@ -72,7 +52,7 @@ def workspace(grid: Grid, block: int, device: torch.device) -> tuple[Tensor | No
 
 @triton.jit
 def rows_of(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
-    """Rows of W that a program takes, [BLOCK], beyond the last the last: half of them gates, then what they gate."""
+    """Rows of W that a program takes, [BLOCK], the last again beyond it; GATED: gates, then what they gate."""
     i_row = tl.arange(0, BLOCK)
     if GATED:
         half = i_row % (BLOCK // 2)
@@ -101,20 +81,20 @@ def finish(
     N,
     M,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    CUT: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """acc [BLOCK, 16] float32, the sums of a program -> o [M, N], or [M, N / 2] where there is an activation"""
-    if SPLITS == 1:
+    if not CUT:
         write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
     else:
         i_part = tl.arange(0, BLOCK)[:, None] * X_ROWS + tl.arange(0, X_ROWS)[None, :]
         p_part = p_partial + tile * (BLOCK * X_ROWS) + i_part
         tl.store(p_part + tl.program_id(1) * tiles * (BLOCK * X_ROWS), acc)
         tl.debug_barrier()  # one thread draws the ticket, for what all have written
-        if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == SPLITS - 1:
+        if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
             total = tl.zeros((BLOCK, X_ROWS), tl.float32)
-            for part in range(SPLITS):
+            for part in range(tl.num_programs(1)):
                 total += tl.load(p_part + part * tiles * (BLOCK * X_ROWS), cache_modifier=".cg")
             write(total, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
             tl.store(p_ticket + tile, 0)
@@ -125,11 +105,9 @@ def write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, ACTIVAT
     i_m = tl.arange(0, X_ROWS)
     if p_bias is not None:
         acc += tl.load(p_bias + rows_of(tile, N, BLOCK, ACTIVATION != "")).to(tl.float32)[:, None]
-    if ACTIVATION == "":
-        WIDE: tl.constexpr = BLOCK
-        columns = N
-    else:
-        WIDE: tl.constexpr = BLOCK // 2
+    WIDE: tl.constexpr = BLOCK if ACTIVATION == "" else BLOCK // 2
+    columns = N
+    if ACTIVATION != "":
         columns = N // 2
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, WIDE, X_ROWS)), (1, 2, 0)))
         acc = activated(gate, up, ACTIVATION)

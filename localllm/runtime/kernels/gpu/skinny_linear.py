@@ -1,8 +1,8 @@
 """Which products go to the kernels for few rows: decode, and the verification of drafts.
 
-A norm before the product is a kernel of its own: done inside, every program would square, scale and round the part of
-x that it reads, 16 columns of it for 64 rows of W, about 0.8 instructions a weight beside the 2.3 of INT4
-(arithmetic), while a kernel that waits beside its predecessor costs less than a microsecond.
+A norm before the product is a kernel of its own: done inside, every program would square, scale and round the
+part of x that it reads, 16 columns of it for 64 rows of W, about 0.8 instructions a weight beside the 2.3 of
+INT4 (arithmetic), while a kernel that waits beside its predecessor costs less than a microsecond.
 """
 
 import torch
@@ -70,7 +70,7 @@ def one_matrix(
     activation: Activation | None,
     residual: Tensor | None,
 ) -> str | None:
-    if len(weights) > 1:
+    if len(weights) != 1:
         return f"{len(weights)} matrices"
     return few_rows(x, weights[0])
 
@@ -84,4 +84,5 @@ def fused_linear(
     activation: Activation | None,
     residual: Tensor | None,
 ) -> Tensor:
-    return product(norm(x) if norm else x, weights[0], bias, activation, residual)
+    [weight] = weights
+    return product(norm(x) if norm else x, weight, bias, activation, residual)

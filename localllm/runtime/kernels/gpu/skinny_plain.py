@@ -1,5 +1,8 @@
 """Products of few rows with plain weights: bfloat16, float16 or float32, as x is."""
 
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
+
 from collections.abc import Callable, Iterator
 
 import torch
@@ -8,13 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import Activation
+from localllm.device import dtype_name
 from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.skinny import LINE, X_ROWS, Tile, fetch, finish, grid_for, rows_of, workspace
+from localllm.runtime.kernels.gpu.skinny import LINE, X_ROWS, fetch, finish, rows_of, workspace
+from localllm.runtime.kernels.gpu.tiles import Tile, grid_for, tile_for
 
 FETCHED = tl.constexpr(4)  # chunks that are asked for before x is waited for
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "share", "tiles"])
 def skinny_plain(
     p_x,
     p_w,
@@ -30,7 +35,7 @@ def skinny_plain(
     tiles,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    CUT: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
@@ -61,7 +66,7 @@ def skinny_plain(
             w = tl.load(p_row + (k + i_k)[None, :], mask=m_k[None, :], other=0.0, eviction_policy="evict_first")
             x = tl.load(p_columns + k, mask=m_x & m_k[:, None], other=0.0)
         acc = dot(w, x, acc)
-    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, SPLITS, ACTIVATION)
+    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
 
 
 def product(
@@ -70,15 +75,17 @@ def product(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """x: [M, in], M <= 16; weight: [out, in] of the same dtype, dense -> [M, out], or [M, out / 2] with an activation"""
+    """x: [M, in], M <= 16; weight: [out, in] of the same dtype, dense -> [M, out], or half as many gated"""
     x = x.contiguous()
     rows, columns = weight.shape
-    gpu = gpu_of(x.device)
-    tile, chunk = tile_for(rows, x.dtype), 128 if x.dtype != torch.float32 else 32
-    grid = grid_for(gpu, rows, -(-columns // chunk), tile.block)
+    chunk = 32 if x.dtype == torch.float32 else 128
+    chunks = -(-columns // chunk)
+    tile = tile or tile_for(gpu_of(x.device), dtype_name(x.dtype), rows, columns, chunks)
+    grid = grid_for(tile, rows, chunks)
     partial, ticket = workspace(grid, tile.block, x.device)
-    y = x.new_empty(len(x), rows // 2 if activation else rows)
+    y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
     start(
         skinny_plain,
         (grid.tiles, grid.splits),
@@ -99,18 +106,11 @@ def product(
         tiles=grid.tiles,
         BLOCK=tile.block,
         COLUMNS=chunk,
-        SPLITS=grid.splits,
+        CUT=grid.splits > 1,
         WHOLE_CHUNKS=columns % chunk == 0,
         ACTIVATION=activation or "",
     )
     return y
-
-
-def tile_for(rows: int, x: torch.dtype) -> Tile:
-    """Two warps, as for planes; a stage of 32 rows is 8 KB of bfloat16, and half as much of x."""
-    if x == torch.float32:
-        return Tile(32, 4, 2)
-    return Tile(32, 2, 4)
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -120,5 +120,5 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "bfloat16, 28672 x 4096, gated", lambda: product(empty(1, 4096), empty(28672, 4096), activation="silu")
     yield (
         "bfloat16, 2048 x 8192, M 16",
-        lambda: product(empty(16, 8192), empty(2048, 8192), None, None, empty(16, 2048)),
+        lambda: product(empty(16, 8192), empty(2048, 8192)),
     )

@@ -1,5 +1,8 @@
 """Products of few rows with INT4 and INT8 in planes."""
 
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
+
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,12 +16,13 @@ from localllm.quant.packing import PLANES
 from localllm.quant.tensor import ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.codes import codes, offset, whole
 from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.skinny import X_ROWS, Tile, fetch, finish, grid_for, rows_of, workspace
+from localllm.runtime.kernels.gpu.skinny import X_ROWS, fetch, finish, rows_of, workspace
+from localllm.runtime.kernels.gpu.tiles import Tile, grid_for, tile_for
 
 FETCHED = tl.constexpr(4)  # chunks that are asked for before x is waited for
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "chunks", "share", "tiles"])
 def skinny_planes(
     p_x,
     p_q,
@@ -40,7 +44,7 @@ def skinny_planes(
     share,
     tiles,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    CUT: tl.constexpr,
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -50,9 +54,9 @@ def skinny_planes(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x [M, K], M <= 16; parts as in quant/formats/planes.py, their rows filled up to ROWS; a tile's program `split`
-    takes `share` of the chunks. GROUP: columns of a scale, 0: all; SHARED: planes of a chunk that share one; SUPER:
-    columns of a block_scale."""
+    """x [M, K], M <= 16; parts as in quant/formats/planes.py, their rows filled up to ROWS; of a tile's programs
+    each takes `share` of the chunks. GROUP: columns of a scale, 0: all; SHARED: planes of a chunk that share one;
+    SUPER: columns of a block_scale."""
     X: tl.constexpr = p_x.dtype.element_ty
     OF: tl.constexpr = 16 // BITS  # planes
     ZERO: tl.constexpr = p_zero is not None
@@ -72,14 +76,19 @@ def skinny_planes(
         fetch(p_row + tl.minimum(first + ahead, chunks - 1) * (16 * WORDS))
     if GROUP:
         i_g = tl.minimum(first * (WORDS * OF) // GROUP + tl.arange(0, 64), (chunks * WORDS * OF - 1) // GROUP)
-        fetch(p_scale + i_g.to(tl.int64) * ROWS + tile * BLOCK)
+        p_line = p_scale + i_g.to(tl.int64) * ROWS
+        if ACTIVATION == "":
+            fetch(p_line + tile * BLOCK)
+        else:
+            fetch(p_line + tile * (BLOCK // 2))
+            fetch(p_line + N // 2 + tile * (BLOCK // 2))
 
     wait_for_inputs(PDL)
     let_next_start(PDL)
     acc = tl.zeros((BLOCK, X_ROWS), tl.float32)
-    if ZERO:
-        if not GROUP:
-            added = offset(whole(tl.load(p_zero + i_n)), BITS, X)[:, None]
+    part, scale = acc, tl.zeros((BLOCK,), tl.float32)
+    if p_zero is not None and not GROUP:
+        added = offset(whole(tl.load(p_zero + i_n)), BITS, X)[:, None]
     else:
         added = offset(tl.full((BLOCK, 1), 8 if BITS == 4 and p_minimum is None else 0, tl.float32), BITS, X)
     for chunk in range(first, last):
@@ -88,27 +97,25 @@ def skinny_planes(
             k = (chunk * OF + plane) * WORDS
             m_k = m_x if WHOLE_CHUNKS else m_x & (k + i_w < K)[:, None]
             x = tl.load(p_columns + k, mask=m_k, other=0.0)
-            if GROUP:
-                if plane % SHARED == 0:
-                    i_scale = (k // GROUP).to(tl.int64) * ROWS + i_n
+            if not GROUP:
+                acc = dot(codes(q, added, plane, BITS, ZERO, X), x, acc)
+            else:
+                i_group = (k // GROUP).to(tl.int64) * ROWS + i_n
+                i_block = (k // SUPER) * ROWS + i_n
+                if plane % SHARED == 0:  # a group begins
+                    scale = number(p_scale, p_block_scale, i_group, i_block)
                     part = tl.zeros((BLOCK, X_ROWS), tl.float32)
-                    if ZERO:
-                        added = offset(whole(tl.load(p_zero + i_scale)), BITS, X)[:, None]
+                    if p_zero is not None:
+                        added = offset(whole(tl.load(p_zero + i_group)), BITS, X)[:, None]
                 part = dot(codes(q, added, plane, BITS, ZERO, X), x, part)
                 if p_minimum is not None:
-                    some = tl.sum(x.to(tl.float32), 0)
-                    total = some if plane % SHARED == 0 else total + some
+                    minimum = number(p_minimum, p_block_minimum, i_group, i_block)
+                    acc -= minimum[:, None] * tl.sum(x.to(tl.float32), 0)[None, :]
                 if plane % SHARED == SHARED - 1:
-                    scale = number(p_scale, p_block_scale, i_scale, (k // SUPER) * ROWS + i_n)
                     acc += part * scale[:, None]
-                    if p_minimum is not None:
-                        minimum = number(p_minimum, p_block_minimum, i_scale, (k // SUPER) * ROWS + i_n)
-                        acc -= minimum[:, None] * total[None, :]
-            else:
-                acc = dot(codes(q, added, plane, BITS, ZERO, X), x, acc)
     if not GROUP:
         acc *= tl.load(p_scale + i_n).to(tl.float32)[:, None]
-    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, SPLITS, ACTIVATION)
+    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
 
 
 @triton.jit
@@ -120,32 +127,26 @@ def number(p, p_block, i, i_block):
         return whole(tl.load(p + i)) * tl.load(p_block + i_block).to(tl.float32)
 
 
-def tile_for(rows: int, x: torch.dtype) -> Tile:
-    """BLOCK rows: x is read again for each, and at M = 16 it is 32 bytes a column where 64 rows of INT4 are as many.
-    Two warps: each has 32 rows, and mma.sync on any architecture (arithmetic; wgmma wants four)."""
-    if x == torch.float32:
-        return Tile(32, 4, 2)
-    return Tile(64 if rows >= 4096 else 32, 2, 3)
-
-
 def product(
     x: Tensor,
     weight: QuantizedTensor,
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """x: [M, in], M <= 16 -> [M, out], or [M, out / 2] with an activation"""
+    """x: [M, in], M <= 16 -> [M, out], or [M, out / 2] with an activation. tile: None for the best known"""
     parts, (rows, columns) = weight.parts, weight.shape
     if ORDER in parts:
         x = x[:, parts[ORDER]]
     x = x.contiguous()
-    gpu, tile = gpu_of(x.device), tile_for(rows, x.dtype)
     _, chunks, _, words = parts["q"].shape
-    grid = grid_for(gpu, rows, chunks, tile.block)
-    partial, ticket = workspace(grid, tile.block, x.device)
-    y = x.new_empty(len(x), rows // 2 if activation else rows)
     planes = PLANES[weight.format]
+    kind = "float32" if x.dtype == torch.float32 else f"int{16 // planes}"
+    tile = tile or tile_for(gpu_of(x.device), kind, rows, columns, chunks)
+    grid = grid_for(tile, rows, chunks)
+    partial, ticket = workspace(grid, tile.block, x.device)
+    y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
     blocks = parts.get("block_scale")
     start(
         skinny_planes,
@@ -173,7 +174,7 @@ def product(
         share=grid.share,
         tiles=grid.tiles,
         BLOCK=tile.block,
-        SPLITS=grid.splits,
+        CUT=grid.splits > 1,
         BITS=16 // planes,
         WORDS=words,
         GROUP=weight.group or 0,

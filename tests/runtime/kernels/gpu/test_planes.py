@@ -9,7 +9,9 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.formats.repack import repacked
 from localllm.quant.packing import GGUF_PLANES
 from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels import linear, prepared
 from localllm.runtime.kernels.gpu import dequantize as unpacking
+from localllm.runtime.kernels.gpu import gemm
 from tests.quant.test_lanes import blocks, integers
 from tests.quant.test_repack import floats
 from tests.runtime.kernels.harness import check
