@@ -36,21 +36,24 @@ class Stacked:
 
     def mlps(self, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
         """Each as a function of its own, its weights dequantized."""
+
+        def of_each(weight: Tensor | QuantizedTensor, rows: int) -> Tensor:
+            plain = weight if isinstance(weight, Tensor) else dequantize(weight, dtype)
+            return plain.to(dtype).unflatten(0, (self.count, -1))[:, :rows]
+
+        def biases(bias: Tensor | None) -> Sequence[Tensor | None]:
+            return [None] * self.count if bias is None else bias.to(dtype).chunk(self.count)
+
         hidden, n = self.gate_up.shape[1], self.down.shape[1]
-        matrices = [
-            (w if isinstance(w, Tensor) else dequantize(w, dtype))
-            .to(dtype)
-            .unflatten(0, (self.count, -1))[:, :rows]
-            for w, rows in ((self.gate_up, 2 * n), (self.down, hidden))
-        ]
-        biases = [
-            [None] * self.count if b is None else b.to(dtype).chunk(self.count)
-            for b in (self.gate_up_bias, self.down_bias)
-        ]
+        gate_up, down = of_each(self.gate_up, 2 * n), of_each(self.down, hidden)
+        gate_up_bias, down_bias = biases(self.gate_up_bias), biases(self.down_bias)
 
         def mlp(expert: int) -> Callable[[Tensor], Tensor]:
-            (up, down), (up_bias, down_bias) = ([parts[expert] for parts in of] for of in (matrices, biases))
-            return lambda x: F.linear(gated(F.linear(x, up, up_bias), self.activation), down, down_bias)
+            def run(x: Tensor) -> Tensor:
+                h = gated(F.linear(x, gate_up[expert], gate_up_bias[expert]), self.activation)
+                return F.linear(h, down[expert], down_bias[expert])
+
+            return run
 
         return [mlp(expert) for expert in range(self.count)]
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from localllm.quant.packing import SCRATCH_ELEMENTS
 from localllm.quant.tensor import ORDER, QuantizedTensor
+from localllm.runtime.kernels.gpu.chunks import KINDS, plane_of, weight_arguments, words_of
 from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
-from localllm.runtime.kernels.gpu.chunks import KINDS, plane_of, weight_arguments, words_of
 from localllm.runtime.kernels.linear import of_rows
 from localllm.runtime.kernels.registry import kernel
 

@@ -23,10 +23,6 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.quant.tensor import ORDER, QuantizedTensor
 from localllm.runtime.kernels.experts import Experts, Stacked
-from localllm.runtime.kernels.gpu.gemm import ASYNCHRONOUS
-from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import planes, x_of
-from localllm.runtime.kernels.gpu.skinny import activated
 from localllm.runtime.kernels.gpu.chunks import (
     KINDS,
     add_chunk,
@@ -34,6 +30,10 @@ from localllm.runtime.kernels.gpu.chunks import (
     stages_of,
     weight_arguments,
 )
+from localllm.runtime.kernels.gpu.gemm import ASYNCHRONOUS
+from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import planes, x_of
+from localllm.runtime.kernels.gpu.skinny import activated
 from localllm.runtime.kernels.registry import kernel
 
 FEW = 16  # tokens: the columns of a tensor core's smallest product

@@ -22,10 +22,10 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.fused import Weights
+from localllm.runtime.kernels.gpu.chunks import add_chunk, scaled_rows, stages_of, weight_arguments
 from localllm.runtime.kernels.gpu.dequantize import MANY_ROWS, in_planes, ordered
 from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
-from localllm.runtime.kernels.gpu.chunks import add_chunk, scaled_rows, stages_of, weight_arguments
 from localllm.runtime.kernels.linear import of_rows
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
