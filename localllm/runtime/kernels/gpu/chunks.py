@@ -52,6 +52,13 @@ def weight_arguments(weight: Tensor | QuantizedTensor) -> dict[str, Any]:
     }
 
 
+def scales_last(weight: Tensor | QuantizedTensor) -> bool:
+    """Does one scale of a row multiply all that it is a factor of: the row's sum?"""
+    if isinstance(weight, Tensor) or weight.group or "minimum" in weight.parts:
+        return False
+    return KINDS[weight.format] != "e2m1"
+
+
 def stages_of(arguments: dict[str, Any], rows: int, rows_of_x: int, x: Tensor) -> int:
     """Chunks under way at once, as shared memory holds them."""
     column_bytes = (
@@ -148,12 +155,6 @@ def plane_of(
 
 
 @triton.jit
-def scales_come_last(p_minimum, KIND: tl.constexpr, GROUP: tl.constexpr):
-    """A scale of a whole row multiplies what it is a factor of: the row's sum."""
-    return GROUP == 0 and p_minimum is None and (KIND == "int4" or KIND == "int8" or KIND == "e4m3")
-
-
-@triton.jit
 def add_chunk(
     acc,
     p_q,
@@ -175,6 +176,7 @@ def add_chunk(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     SHARE: tl.constexpr,
+    LAST: tl.constexpr,
 ):
     """acc + W x^T over the columns of a chunk. acc: [rows, columns of x^T] float32; b_row: int64, of the stored
     rows; p_x: where the rows of x begin."""
@@ -191,7 +193,7 @@ def add_chunk(
         for plane in tl.static_range(4 if KIND == "int4" or KIND == "e2m1" else 2):
             w = plane_of(
                 words, plane, chunk, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, b_row,
-                m_row, KIND, W, GROUP, BLOCK, SHARE, not scales_come_last(p_minimum, KIND, GROUP),
+                m_row, KIND, W, GROUP, BLOCK, SHARE, not LAST,
             )  # fmt: skip
             column = (chunk * (4 if KIND == "int4" or KIND == "e2m1" else 2) + plane) * W + b_word
             x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
@@ -200,8 +202,8 @@ def add_chunk(
 
 
 @triton.jit
-def scaled_rows(acc, p_scale, p_minimum, b_row, m_row, KIND: tl.constexpr, GROUP: tl.constexpr):
+def scaled_rows(acc, p_scale, b_row, m_row, LAST: tl.constexpr):
     """What `add_chunk` left to be multiplied at the end."""
-    if scales_come_last(p_minimum, KIND, GROUP):
+    if LAST:
         acc *= tl.load(p_scale + b_row, mask=m_row, other=0).to(tl.float32)[:, None]
     return acc

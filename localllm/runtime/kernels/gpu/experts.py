@@ -27,6 +27,7 @@ from localllm.runtime.kernels.gpu.chunks import (
     KINDS,
     add_chunk,
     scaled_rows,
+    scales_last,
     stages_of,
     weight_arguments,
 )
@@ -102,6 +103,7 @@ def products_of_experts(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     SHARE: tl.constexpr,
+    LAST: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     PDL: tl.constexpr,
@@ -140,20 +142,20 @@ def products_of_experts(
     for chunk in range(0, chunks):
         acc = add_chunk(
             acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
-            chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE,
+            chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
         )  # fmt: skip
         if ACTIVATION is not None:
             up = add_chunk(
                 up, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row + N,
-                m_row, chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE,
+                m_row, chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
             )  # fmt: skip
-    acc = scaled_rows(acc, p_scale, p_minimum, b_row, m_row, KIND, GROUP)
+    acc = scaled_rows(acc, p_scale, b_row, m_row, LAST)
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     b_bias = expert * (HALVES * N) + b_out
     if p_bias is not None:
         acc += tl.load(p_bias + b_bias, mask=m_row, other=0).to(tl.float32)[:, None]
     if ACTIVATION is not None:
-        up = scaled_rows(up, p_scale, p_minimum, b_row + N, m_row, KIND, GROUP)
+        up = scaled_rows(up, p_scale, b_row + N, m_row, LAST)
         if p_bias is not None:
             up += tl.load(p_bias + b_bias + N, mask=m_row, other=0).to(tl.float32)[:, None]
         acc = activated(acc, up, ACTIVATION)
@@ -268,6 +270,7 @@ def grouped_product(
         stages_of(arguments, (1 if activation is None else 2) * rows, pairs, x),
         device=x.device,
         **arguments,
+        LAST=scales_last(weight),
         p_x=x,
         p_bias=bias,
         p_y=y,

@@ -22,7 +22,7 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.fused import Weights
-from localllm.runtime.kernels.gpu.chunks import add_chunk, scaled_rows, stages_of, weight_arguments
+from localllm.runtime.kernels.gpu.chunks import add_chunk, scaled_rows, scales_last, stages_of, weight_arguments
 from localllm.runtime.kernels.gpu.dequantize import MANY_ROWS, in_planes, ordered
 from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
@@ -61,6 +61,7 @@ def products_of_planes(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     SHARE: tl.constexpr,
+    LAST: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     PDL: tl.constexpr,
@@ -78,9 +79,9 @@ def products_of_planes(
     for chunk in range(part * chunks_a_part, tl.minimum((part + 1) * chunks_a_part, chunks)):
         acc = add_chunk(
             acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
-            chunk, b_p_x, m_x, K, KIND, W, GROUP, BLOCK, SHARE,
+            chunk, b_p_x, m_x, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
         )  # fmt: skip
-    y = tl.trans(scaled_rows(acc, p_scale, p_minimum, b_row, m_row, KIND, GROUP))
+    y = tl.trans(scaled_rows(acc, p_scale, b_row, m_row, LAST))
     m_y = m_x[:, None] & m_row[None, :]
     at = b_x.to(tl.int64)[:, None] * N + b_out[None, :]
     if PARTS == 1:
@@ -130,6 +131,7 @@ def product(x: Tensor, weight: QuantizedTensor, bias: Tensor | None, residual: T
         stages,
         device=x.device,
         **arguments,
+        LAST=scales_last(weight),
         p_x=x,
         p_bias=bias if whole else None,
         p_residual=residual if whole else None,

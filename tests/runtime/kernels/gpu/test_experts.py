@@ -71,7 +71,7 @@ PACKED = {
     "int4": (80, 48, lambda rows, columns: integers("int4", rows, columns, 16, zeros=True)),
     "int8": (72, 40, lambda rows, columns: integers("int8", rows, columns, None)),
     "fp8": (144, 40, lambda rows, columns: floats("fp8", rows, columns, 128)),
-    "q4_k": (256, 256, lambda rows, columns: blocks("q4_k", rows, columns)),
+    "q4_k": (256, 32, lambda rows, columns: blocks("q4_k" if columns == 256 else "q8_0", rows, columns)),
     "mxfp4_gguf": (64, 32, lambda rows, columns: blocks("mxfp4_gguf", rows, columns)),
 }
 
