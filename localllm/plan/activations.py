@@ -19,14 +19,22 @@ from localllm.arch.config import (
     ShortConvConfig,
 )
 from localllm.arch.cost import numbers_seen
-from localllm.checkpoint.header import Header
-from localllm.checkpoint.matrices import CODES, PackedMatrix, packed_matrix
-from localllm.quant.packing import ELEMENT_BYTES, INT4, KV_8BIT, PANEL_ROWS, reads_packed
+from localllm.checkpoint.header import Header, TensorHeader
+from localllm.checkpoint.matrices import CODES, packed_matrix
+from localllm.quant.packing import (
+    ELEMENT_BYTES,
+    GGUF_PLANES,
+    KV_8BIT,
+    PANEL_ROWS,
+    SCRATCH_ELEMENTS,
+    reads_packed,
+)
 
 EXACT = 4  # sums, norms, rotations and scores are made in float32
 SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
 EXPANDED = 2**25  # numbers in the keys of so many heads, of latent attention (kernels/latent.py)
 OF_A_LOGIT = 24  # bytes: float32 twice or thrice, and float64 twice, where a token is drawn
+PLACE = 8  # bytes of a pair of a token and an expert in their order
 MASKS = 3  # bytes for each pair of a query and a key: two masks, and the one that is made of them
 STREAMS = 3  # copies of [T, hidden] that live in the middle of a layer: x, what is added to it, normed
 
@@ -39,20 +47,22 @@ def activation_bytes(
     sequences: int = 1,
     unpacked: int = 0,
     kv_dtype: str | None = None,
+    grouped: bool = False,
 ) -> int:
     """The peak of a step that brings so many tokens in all, of sequences with so much context.
 
     unpacked: bytes of the largest matrix that is dequantized on the way, see `unpacked_bytes`; kv_dtype: of keys
-    and values, None: as `dtype`. In 8 bits those that a sequence sees are dequantized, layer by layer.
+    and values, None: as `dtype`. In 8 bits those that a sequence sees are dequantized, layer by layer. grouped:
+    all tokens go through a layer's experts at once, as on a GPU, not expert by expert.
     """
     e = ELEMENT_BYTES[dtype]
     layers = set(config.layers)
-    moments = [layer_bytes(layer, config.hidden_size, e, tokens, context) for layer in layers]
+    moments = [layer_bytes(layer, config.hidden_size, e, tokens, context, grouped) for layer in layers]
     per_layer = 3 * tokens * len(config.layers) * config.per_layer.dim * e if config.per_layer else 0
     read = max(dequantized_bytes(layer.mixer, e, kv_dtype or dtype, tokens, context) for layer in layers)
     kept = read + angle_bytes(config, tokens) + mask_bytes(layers, tokens, context) + per_layer
     # While a matrix is unpacked, of the feed-forward half only what goes in and comes out lives.
-    widest = max(ffn_bytes(layer.ffn, config.hidden_size, e, tokens) for layer in layers) // 2
+    widest = max(ffn_bytes(layer.ffn, config.hidden_size, e, tokens, grouped) for layer in layers) // 2
     unpacking = STREAMS * tokens * config.hidden_size * e + widest + unpacked if unpacked else 0
     logits = sequences * config.vocab_size * OF_A_LOGIT
     return max(kept + max(*moments, unpacking), logits)
@@ -84,11 +94,11 @@ def keys_seen(window: int | None, tokens: int, context: int) -> int:
     return min(context, window + tokens) if window else context
 
 
-def layer_bytes(layer: LayerConfig, hidden: int, e: int, tokens: int, context: int) -> int:
+def layer_bytes(layer: LayerConfig, hidden: int, e: int, tokens: int, context: int, grouped: bool) -> int:
     stream = tokens * hidden * e
     normed = tokens * hidden * 2 * EXACT if e < EXACT else 0
     mixed = 2 * stream + mixer_bytes(layer.mixer, hidden, e, tokens, context)
-    return max(mixed, STREAMS * stream + max(normed, ffn_bytes(layer.ffn, hidden, e, tokens)))
+    return max(mixed, STREAMS * stream + max(normed, ffn_bytes(layer.ffn, hidden, e, tokens, grouped)))
 
 
 def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int:
@@ -122,7 +132,7 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             return tokens * c.channels * (5 * e + 2 * EXACT)
 
 
-def ffn_bytes(c: MLPConfig | MoEConfig, hidden: int, e: int, tokens: int) -> int:
+def ffn_bytes(c: MLPConfig | MoEConfig, hidden: int, e: int, tokens: int, grouped: bool = False) -> int:
     """Of the MLP: gate and up, the activation of the gate, and their product."""
     if isinstance(c, MLPConfig):
         return 4 * tokens * c.intermediate_size * e
@@ -130,6 +140,8 @@ def ffn_bytes(c: MLPConfig | MoEConfig, hidden: int, e: int, tokens: int) -> int
     # The busiest expert is sent more than its fair share.
     sent = min(tokens, -(-3 * tokens * c.experts_per_token // (2 * c.experts)))
     one = sent * hidden * (2 * e + 2 * EXACT) + ffn_bytes(c.expert, hidden, e, sent)
+    if grouped:  # every pair of a token and an expert at once, and their order
+        one = tokens * c.experts_per_token * ((hidden + c.expert.intermediate_size) * e + 4 * PLACE)
     return outside + max(one, ffn_bytes(c.shared, hidden, e, tokens) if c.shared else 0)
 
 
@@ -140,23 +152,22 @@ def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
     for name, tensor in header.tensors.items():
         module, _, kind = name.rpartition(".")
         matrix = packed_matrix(header, module) if kind in CODES and tensor.dtype in ("I8", "I32") else None
+        if device != "cpu":
+            sizes.append(scratch_bytes(header, module, kind, tensor, e))
+            continue
         if matrix and reads_packed(matrix.format, device):
-            panel = min(matrix.rows, PANEL_ROWS)  # on a CPU a part of it at a time
-            sizes.append(
-                panel * matrix.columns * e
-                if device == "cpu"
-                else 2 * matrix.rows * matrix.columns * element_bytes(matrix, e)
-            )
+            sizes.append(min(matrix.rows, PANEL_ROWS) * matrix.columns * e)  # a part of it at a time
         if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte: an index of 8 bytes each
             sizes.append(2 * tensor.elements * (8 + EXACT))
-        if tensor.offset is not None and device != "cpu":
-            sizes.append(tensor.elements * (3 * EXACT))
     return max(sizes)
 
 
-def element_bytes(matrix: PackedMatrix, e: int) -> int:
-    """Of an element of a matrix of whole numbers, while it is dequantized: its code, and the number in float32."""
-    if matrix.groups == 1 and not matrix.zeros:
-        return e
-    codes = 1 if matrix.format == INT4 else 0
-    return codes + EXACT
+def scratch_bytes(header: Header, module: str, kind: str, tensor: TensorHeader, e: int) -> int:
+    """What a GPU dequantizes a matrix to: all of it, or some rows at a time (kernels/gpu/dequantize.py)."""
+    matrix = packed_matrix(header, module) if kind in CODES else None
+    elements = matrix.rows * matrix.columns if matrix else 0
+    if tensor.offset is not None and tensor.dtype.lower() in GGUF_PLANES:
+        elements = tensor.elements
+    if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte
+        elements = 2 * tensor.elements
+    return min(elements, SCRATCH_ELEMENTS) * e

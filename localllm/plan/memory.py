@@ -57,7 +57,14 @@ class Needs:
         """Of the largest step there is while sequences have so much context: activations, logits, what is
         dequantized on the way, and a GPU's own."""
         step = activation_bytes(
-            self.config, self.dtype, TOKEN_BUDGET, context, MAX_RUNNING, self.unpacked, self.kv_dtype
+            self.config,
+            self.dtype,
+            TOKEN_BUDGET,
+            context,
+            MAX_RUNNING,
+            self.unpacked,
+            self.kv_dtype,
+            grouped=self.kind != "cpu",
         )
         return step + (GPU_WORKSPACE if self.kind == "cuda" else 0)
 

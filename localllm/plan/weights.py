@@ -19,9 +19,13 @@ from localllm.quant.packing import (
     GGUF_LANES,
     INT4,
     INT8,
+    MXFP4,
+    PLANES_BITS,
     ROWS,
+    gguf_planes_bytes,
     lanes_columns,
     lanes_group,
+    planes_size,
     reads_packed,
 )
 
@@ -36,7 +40,9 @@ GGUF_BITS = {
 K_BLOCK = 256
 UNEVEN_BITS = {"layers": 5.5, "experts": 5.5, "head": 8.5, "tables": 5.5}
 GROUP = 128  # columns that share a scale in INT4
-WORD_CODES = 8  # of INT4
+MXFP4_GROUP = 32
+GGUF_PLAIN = ("f32", "f16", "bf16")  # of a GPU in the model's dtype
+SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 EXACT_BYTES = 4  # norms, taps of convolutions, what decides between experts: float32, whatever the dtype
 IN_DTYPE = ("bias", "sinks")  # vectors that are not
 USED_IN_PIECES = re.compile(r".*\.(kv_b_proj|k_b_proj|v_b_proj)\.\w+")
@@ -97,17 +103,17 @@ def weight_bytes(
             return gguf_bytes(tensor, quant, use_of(name, config.tie_embeddings))
         if quant in QUANTS and multiplied(name, tensor, config) and not KEPT.fullmatch(name):
             return quantized_bytes(tensor, quant if name.startswith("layers.") else INT8, scale, device)
-        if device == "cpu" and multiplied(name, tensor, config) and not USED_IN_PIECES.fullmatch(name):
-            return gguf_lanes_bytes(tensor) or loaded_bytes(header, name, tensor, dtype, device)
+        if multiplied(name, tensor, config) and not USED_IN_PIECES.fullmatch(name):
+            return gguf_laid_bytes(tensor, dtype, device) or loaded_bytes(header, name, tensor, dtype, device)
         return loaded_bytes(header, name, tensor, dtype, device)
 
     found = by_use(header, config, size)
     embedding = "embed_tokens.weight"
     if not config.tie_embeddings or embedding not in header.tensors:
         return found
-    # The head is apart from the embedding once it is quantized, or in lanes.
+    # The head is apart from the embedding once it is quantized, or in lanes or planes.
     stored = header.tensors[embedding]
-    apart = quant in QUANTS or (quant is None and device == "cpu" and gguf_lanes_bytes(stored))
+    apart = quant in QUANTS or (quant is None and gguf_laid_bytes(stored, dtype, device))
     return replace(
         found, tables=found.tables + loaded_bytes(header, embedding, stored, dtype, device) * bool(apart)
     )
@@ -146,7 +152,7 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
             return part_bytes(matrix, kind, device)
         return matrix.rows * matrix.columns * element if kind in CODES else 0
     if tensor.dtype == "U8":  # parts of MXFP4
-        return tensor.elements
+        return tensor.elements if device == "cpu" else mxfp4_planes_bytes(tensor)
     if USED_IN_PIECES.fullmatch(name):
         return tensor.elements * element
     if TAPS.fullmatch(name) or (vector and name.rpartition(".")[2] not in IN_DTYPE):
@@ -154,20 +160,36 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
     return tensor.nbytes if tensor.offset is not None and not vector else tensor.elements * element
 
 
-def gguf_lanes_bytes(tensor: TensorHeader) -> int | None:
-    """Of a matrix of a GGUF file on the CPU; None where its format stays as it is."""
+def gguf_laid_bytes(tensor: TensorHeader, dtype: str, device: str) -> int | None:
+    """Of a matrix of a GGUF file in lanes or planes; None where its format stays as it is."""
     form = tensor.dtype.lower()
-    if tensor.offset is None or form not in GGUF_LANES:
+    if tensor.offset is None:
         return None
     rows, columns = tensor.shape
+    if device != "cpu":
+        plain = rows * columns * ELEMENT_BYTES[dtype] if form in GGUF_PLAIN and form != SHORT[dtype] else None
+        return gguf_planes_bytes(form, rows, columns) or plain
+    if form not in GGUF_LANES:
+        return None
     return -(-rows // ROWS) * ROWS * columns // BY_NAME[form].elements * GGUF_LANES[form]
 
 
+def mxfp4_planes_bytes(tensor: TensorHeader) -> int:
+    """Of the codes [rows, groups, 16] or the scales [rows, groups] of a matrix."""
+    rows, groups, *codes = tensor.shape
+    found = planes_size(rows, groups * MXFP4_GROUP, MXFP4_GROUP, PLANES_BITS[MXFP4])
+    assert found
+    return found[0] if codes else found[1]
+
+
 def part_bytes(matrix: PackedMatrix, kind: str, device: str) -> int:
-    """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor, in lanes on the CPU."""
+    """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor: in lanes or in planes."""
     codes, numbers = matrix.code_bytes, matrix.rows * matrix.groups
     bits = {INT4: 4, INT8: 8}.get(matrix.format)
-    if device == "cpu" and bits and (group := lanes_group(matrix.group, matrix.columns, bits)):
+    if device != "cpu" and matrix.format in PLANES_BITS:
+        laid = planes_size(matrix.rows, matrix.columns, matrix.group, PLANES_BITS[matrix.format])
+        codes, numbers = laid or (codes, numbers)
+    elif device == "cpu" and bits and (group := lanes_group(matrix.group, matrix.columns, bits)):
         rows, columns = -(-matrix.rows // ROWS) * ROWS, lanes_columns(group, matrix.columns)
         codes, numbers = rows * columns * bits // 8, rows * columns // group
     if kind in CODES:
@@ -186,15 +208,14 @@ def multiplied(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
 
 
 def quantized_bytes(tensor: TensorHeader, quant: str, scale: int, device: str) -> int:
-    """int8: a byte an element and a scale a row. int4: half a byte, in whole words, and a scale for each 128 of a
-    row. scale: bytes of one. GPUs are planned as if they read all of it packed."""
+    """int8: a byte an element and a scale a row. int4: half a byte, and a scale for each 128 of a row. scale: its
+    bytes."""
     rows, columns = tensor.shape
     kind = "F32" if scale == EXACT_BYTES else "F16"
     if quant == INT8:
         matrix = PackedMatrix(INT8, rows, columns, groups=1, group=None, scale=kind)
     else:
-        wide = -(-columns // WORD_CODES) * WORD_CODES if device != "cpu" else columns
-        matrix = PackedMatrix(INT4, rows, wide, groups=-(-columns // GROUP), group=GROUP, scale=kind)
+        matrix = PackedMatrix(INT4, rows, columns, groups=-(-columns // GROUP), group=GROUP, scale=kind)
     return part_bytes(matrix, "weight", device) + part_bytes(matrix, "weight_scale", device)
 
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import fp8, gguf, int4, int8, lanes, mxfp4, w8a8
-from localllm.quant.packing import LANES_BITS
+from localllm.quant.formats import float_planes, fp8, gguf, int4, int8, lanes, mxfp4, planes, w8a8
+from localllm.quant.packing import FP8_PLANES, LANES_BITS, MXFP4_PLANES, PLANES
 from localllm.quant.tensor import QuantizedTensor
 
 FORMATS = {
@@ -13,6 +13,8 @@ FORMATS = {
     w8a8.FORMAT: w8a8.dequantize,
     fp8.FORMAT: fp8.dequantize,
     **dict.fromkeys(LANES_BITS, lanes.dequantize),
+    **dict.fromkeys(PLANES, planes.dequantize),
+    **dict.fromkeys((MXFP4_PLANES, FP8_PLANES), float_planes.dequantize),
     mxfp4.FORMAT: mxfp4.dequantize,
     **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }

@@ -3,7 +3,7 @@
 Needs no torch: dtypes and kinds of devices are named (`bfloat16`, `cpu`).
 """
 
-INT8, INT4, W8A8, FP8 = "int8", "int4", "w8a8", "fp8"
+INT8, INT4, W8A8, FP8, MXFP4 = "int8", "int4", "w8a8", "fp8", "mxfp4"
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_8BIT = ("int8", "fp8")  # what keys and values are quantized to: quant/vectors.py
 SCALE_BYTES = 2  # of each of their vectors
@@ -46,7 +46,60 @@ def lanes_columns(group: int, columns: int) -> int:
     return -(-columns // unit) * unit
 
 
+INT4_PLANES, INT8_PLANES = "int4_planes", "int8_planes"  # localllm/quant/formats/planes.py
+MXFP4_PLANES, FP8_PLANES = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/float_planes.py
+PLANES = {INT4_PLANES: 4, INT8_PLANES: 2}  # of codes in a word of 16 bits
+WORDS = (64, 32, 16)  # that a row may have in a chunk
+
+
+def planes_words(group: int | None, columns: int, bits: int) -> int | None:
+    """How many words a chunk has, of a weight that has `group` (None: a whole row): what fills up least, then the
+    most; None where a plane would not lie in one group."""
+    fit = [words for words in WORDS if group is None or group >= columns or group % words == 0]
+    return min(fit, key=lambda words: (planes_columns(words, columns, bits), -words), default=None)
+
+
+def planes_columns(words: int, columns: int, bits: int) -> int:
+    """How many columns lie in planes: filled up to whole chunks."""
+    chunk = words * (16 // bits)
+    return -(-columns // chunk) * chunk
+
+
+# In planes: bits of a code, columns that share a scale, bytes of their scale and minimum, and of those of a block
+# of 256.
+GGUF_PLANES = {
+    **{"q4_0": (4, 32, 2, 0), "q4_1": (4, 32, 4, 0), "q5_0": (8, 32, 2, 0), "q5_1": (8, 32, 4, 0)},
+    **{"q8_0": (8, 32, 2, 0), "q2_k": (4, 16, 2, 4), "q3_k": (4, 16, 1, 2), "q4_k": (4, 32, 2, 4)},
+    **{"q5_k": (8, 32, 2, 4), "q6_k": (8, 16, 1, 2), "iq4_nl": (8, 32, 2, 0), "iq4_xs": (8, 32, 1, 2)},
+    **{"mxfp4_gguf": (4, 32, 1, 0)},
+}
+K_BLOCK = 256
+PLANES_BITS = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}
+SCRATCH_ELEMENTS = 2**26  # that matrices are dequantized to on a GPU, some rows at a time
+
+
+def planes_size(rows: int, columns: int, group: int | None, bits: int) -> tuple[int, int] | None:
+    """Bytes of the codes in planes, and how many scales; None where the weight does not go into planes."""
+    words = planes_words(group, columns, bits)
+    if words is None:
+        return None
+    tall, stored = -(-rows // ROWS) * ROWS, planes_columns(words, columns, bits)
+    groups = -(-stored // group) if group and group < columns else 1
+    return tall * stored * bits // 8, tall * groups
+
+
+def gguf_planes_bytes(form: str, rows: int, columns: int) -> int | None:
+    """Of blocks of a GGUF file in planes; None where the format does not go into planes."""
+    if form not in GGUF_PLANES:
+        return None
+    bits, group, of_group, of_block = GGUF_PLANES[form]
+    found = planes_size(rows, columns, group, bits)
+    assert found
+    codes, scales = found
+    return codes + scales * of_group + -(-rows // ROWS) * ROWS * (columns // K_BLOCK) * of_block
+
+
 def reads_packed(form: str, device: str) -> bool:
-    """Does a kernel read this format packed, or is it so much smaller that it must stay packed? INT8 that no
-    kernel reads is better dequantized once, when it is loaded, and so is FP8, which none reads yet."""
-    return form != FP8 and (form != INT8 or device == "cpu")
+    """Does a kernel read this format packed, or is it so much smaller that it must stay packed? FP8 that no kernel
+    reads is better dequantized once, when it is loaded."""
+    return form != FP8 or device != "cpu"

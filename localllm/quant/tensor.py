@@ -29,6 +29,27 @@ class QuantizedTensor:
         return replace(self, shape=(len(index), self.shape[1]), parts=parts)
 
 
+def below(weights: Sequence[Tensor | QuantizedTensor]) -> Tensor | QuantizedTensor | None:
+    """Plain matrices, or such in planes, one below the other, copied; rows of planes as many as are stored. None
+    where they differ."""
+    first = weights[0]
+    if isinstance(first, Tensor):
+        plain = [weight for weight in weights if isinstance(weight, Tensor) and weight.shape == first.shape]
+        return torch.cat(plain) if len(plain) == len(weights) else None
+    packed = [weight for weight in weights if isinstance(weight, QuantizedTensor)]
+    kinds = [
+        (w.format, w.group, w.shape, {name: (part.dtype, part.shape) for name, part in w.parts.items()})
+        for w in packed
+    ]
+    if len(packed) < len(weights) or ORDER in first.parts or any(kind != kinds[0] for kind in kinds):
+        return None
+    parts = {
+        name: torch.cat([weight.parts[name] for weight in packed], 0 if name == "q" else 1) for name in first.parts
+    }
+    rows = parts["q"].shape[0] * parts["q"].shape[2]
+    return replace(first, shape=(rows, first.shape[1]), parts=parts)
+
+
 def stacked(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
     """One below the other, copied; None where they differ in format, groups, order of columns or dtypes."""
     first = weights[0]

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantized
 from localllm.checkpoint.safetensors import Weights, check_finite
+from localllm.errors import DamagedModel
 from localllm.metrics import Phases
 from localllm.quant.dequantize import dequantize
-from localllm.quant.packing import W8A8, reads_packed
+from localllm.quant.packing import FP8, W8A8, reads_packed
 from localllm.quant.tensor import QuantizedTensor, stacked
 
 STORED = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -118,6 +119,11 @@ class Source:
         if not reads_packed(weight.format, self.device.type):
             return self.checked(f"{name}.weight", dequantize(weight, self.dtype).to(self.device))
         placed = self.placed(weight)
+        if weight.format == FP8 and (placed.parts["q"].view(torch.uint8).bitwise_and(127) == 127).any():
+            raise DamagedModel(
+                f"the tensor {self.weights.spelled(f'{name}.weight')!r} holds values that are NaN",
+                "fetch the model again",
+            )
         if weight.format != W8A8:
             return placed
         # Copied: a mapped file gives no alignment, and these bytes go to a kernel of torch's.

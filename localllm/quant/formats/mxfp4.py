@@ -7,9 +7,10 @@ exponent plus 127. 0.53 bytes an element.
 import torch
 from torch import Tensor
 
+from localllm.quant.packing import MXFP4
 from localllm.quant.tensor import QuantizedTensor
 
-FORMAT = "mxfp4"
+FORMAT = MXFP4
 GROUP = 32
 NAN = 255  # as a scale
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

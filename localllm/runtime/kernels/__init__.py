@@ -18,7 +18,7 @@ from localllm.runtime.kernels.elementwise import (
     rotate,
     unit,
 )
-from localllm.runtime.kernels.experts import experts
+from localllm.runtime.kernels.experts import experts, takes_stacked
 from localllm.runtime.kernels.fused import fused_linear
 from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kernels.linear import linear, prepared
@@ -43,6 +43,7 @@ __all__ = [
     "rms_norm",
     "rope_append",
     "rotate",
+    "takes_stacked",
     "triton_runs_on",
     "unit",
 ]

@@ -28,7 +28,7 @@ TILE_ELEMENTS = 2**18  # 1 MB of float32 in L2; q4_k, one row of x: 2**16 63 ms,
 def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = None) -> Tensor:
     """x: [..., in]; weight: [out, in]; bias: [out] -> [..., out]"""
     if isinstance(weight, Tensor):
-        return F.linear(x, weight, bias)
+        return choose("plain_linear", x, weight, bias).run(x, weight, bias)
     return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
@@ -39,23 +39,45 @@ def prepared(
 ) -> tuple[Tensor | QuantizedTensor, ...]:
     """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
     as can be. dtype: of x, where it is known: its kernels are compiled meanwhile. between: as in `to_lanes`."""
-    packed = [weight for weight in weights if isinstance(weight, QuantizedTensor) and compiles_for(weight)]
-    whole = laid(*packed, between=between) if packed and len(packed) == len(weights) else None
-    found = (whole,) if whole else tuple(for_device(weight, between) for weight in weights)
+    packed = [weight for weight in weights if isinstance(weight, QuantizedTensor)]
+    whole = laid_out(packed, dtype, between) if packed and len(packed) == len(weights) else None
+    found = (whole,) if whole is not None else tuple(for_device(weight, dtype, between) for weight in weights)
     for weight in found:
         if dtype and isinstance(weight, QuantizedTensor) and weight.format in LANES_BITS:
             products.compile_ahead(weight, dtype)
     return found
 
 
-def for_device(weight: Tensor | QuantizedTensor, between: Callable[[], None]) -> Tensor | QuantizedTensor:
-    if isinstance(weight, Tensor) or not compiles_for(weight):
+def for_device(
+    weight: Tensor | QuantizedTensor, dtype: torch.dtype | None, between: Callable[[], None]
+) -> Tensor | QuantizedTensor:
+    if isinstance(weight, Tensor):
         return weight
-    return laid(weight, between=between) or weight
+    found = laid_out([weight], dtype, between)
+    return weight if found is None else found
 
 
-def compiles_for(weight: QuantizedTensor) -> bool:
-    return runs_here() and on_cpu(weight)
+def laid_out(
+    weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]
+) -> Tensor | QuantizedTensor | None:
+    """One below the other, as a kernel here reads them; None where it reads them as they are, or not together."""
+    return choose("layout", weights[0]).run(weights, dtype, between)
+
+
+def compiles_for(weight: QuantizedTensor) -> str | None:
+    return None if runs_here() and on_cpu(weight) else "no kernel is compiled for it"
+
+
+@kernel("layout", "cpu-lanes", compiles_for)
+def lay_in_lanes(
+    weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]
+) -> QuantizedTensor | None:
+    return laid(*weights, between=between)
+
+
+@kernel("layout", "as stored")
+def leave(weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]) -> None:
+    """Where none is read otherwise."""
 
 
 def on_cpu(weight: QuantizedTensor) -> bool:
@@ -152,3 +174,9 @@ def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | Non
 @kernel("linear", "reference")
 def linear_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, dequantize(weight, x.dtype), bias)
+
+
+@kernel("plain_linear", "reference")
+def plain_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """With numbers that are not packed."""
+    return F.linear(x, weight, bias)

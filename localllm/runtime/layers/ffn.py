@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation, MLPConfig, ModelConfig, MoEConfig, RouterConfig
+from localllm.quant.tensor import below
 from localllm.runtime import kernels
+from localllm.runtime.kernels.experts import Stacked
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import identity, load_norm
@@ -40,7 +42,10 @@ class MoE:
         # In float32, as it was trained: it is small, and decides between experts that are close.
         self.correction = source.exact("correction_bias", config.experts) if config.router.correction else None
         self.expert_scale = source.exact("expert_scale", config.experts) if config.router.expert_scale else None
-        self.experts = [MLP(config.expert, hidden, source.under(f"experts.{e}")) for e in range(config.experts)]
+        experts = [MLP(config.expert, hidden, source.under(f"experts.{e}")) for e in range(config.experts)]
+        self.experts = (
+            stacked(experts, torch.empty(0, hidden, dtype=source.dtype, device=source.device)) or experts
+        )
         self.shared = MLP(config.shared, hidden, source.under("shared")) if config.shared else None
         self.shared_gate = (
             Linear.load(source, {"shared_gate": 1}, hidden, bias=False) if config.shared_gate else None
@@ -60,6 +65,24 @@ class MoE:
             return out
         shared = self.after_shared(self.shared(self.before_shared(x)))
         return out + (torch.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
+
+
+def stacked(mlps: list[MLP], x: Tensor) -> Stacked | None:
+    """The same experts, for the kernel that takes them stacked; None where there is none for x, or where an
+    expert's matrices differ from another's."""
+    if any(len(linear.weights) > 1 for mlp in mlps for linear in (mlp.gate_up, mlp.down)):
+        return None
+    first = mlps[0]
+    one = Stacked(first.gate_up.weights[0], first.down.weights[0], None, None, first.activation, 1)
+    if not kernels.takes_stacked(x, one):
+        return None
+    of_all = [mlp.gate_up for mlp in mlps], [mlp.down for mlp in mlps]
+    gate_up, down = (below([linear.weights[0] for linear in of]) for of in of_all)
+    if gate_up is None or down is None:
+        return None
+    biases = ([linear.bias for linear in of if linear.bias is not None] for of in of_all)
+    gate_up_bias, down_bias = (torch.cat(of) if of else None for of in biases)
+    return Stacked(gate_up, down, gate_up_bias, down_bias, first.activation, len(mlps))
 
 
 def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple[Tensor, Tensor]:

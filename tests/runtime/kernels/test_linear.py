@@ -67,13 +67,18 @@ def test_a_processor_without_the_instructions_keeps_what_it_is_given(monkeypatch
 
 def test_the_choice_is_explained() -> None:
     weight = quantized(8, 32)
-    [few, many, *_, reference] = explain("linear", torch.zeros(1, 32), weight, None)
-    assert few == ("cpu-lanes", "the weight is int8") and many[1] == "the weight is int8"
-    assert reference == ("reference", "ok")
+
+    def told(x: torch.Tensor, weight: QuantizedTensor) -> dict[str, str]:
+        return dict(explain("linear", x, weight, None))
+
+    few, many = "cpu-lanes", "cpu-lanes-dequantized"
+    stored = told(torch.zeros(1, 32), weight)
+    assert (stored[few], stored[many], stored["reference"]) == ("the weight is int8", "the weight is int8", "ok")
     [laned] = prepared(weight)
-    assert explain("linear", torch.zeros(65, 32), laned, None)[0][1].startswith("65 rows: dequantizing first")
-    assert explain("linear", torch.zeros(1, 32).double(), laned, None)[1][1] == "x is float64"
-    assert explain("linear", torch.zeros(1, 32, device="meta"), laned, None)[1][1] == "x is on meta"
+    assert isinstance(laned, QuantizedTensor)
+    assert told(torch.zeros(65, 32), laned)[few].startswith("65 rows: dequantizing first")
+    assert told(torch.zeros(1, 32).double(), laned)[many] == "x is float64"
+    assert told(torch.zeros(1, 32, device="meta"), laned)[many] == "x is on meta"
 
 
 def test_int8_is_within_half_a_step_of_the_weight() -> None:

@@ -1,0 +1,44 @@
+"""MXFP4 and FP8 as the GPU's kernels read them: their codes in planes, as `planes.py` lays INT4's and INT8's.
+
+Parts: q as there, of E2M1 in four bits or E4M3 in eight; scale [groups, rows], of MXFP4 uint8, the exponent plus
+127 of each 32 columns, of FP8 in float16, bfloat16 or float32. What fills up is zero.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from localllm.quant.formats import mxfp4, planes
+from localllm.quant.formats.groups import spread
+from localllm.quant.packing import FP8_PLANES, INT4_PLANES, INT8_PLANES, MXFP4_PLANES
+from localllm.quant.tensor import QuantizedTensor
+
+WHOLE = {MXFP4_PLANES: INT4_PLANES, FP8_PLANES: INT8_PLANES}  # whose planes they lie in
+
+
+def float_planes_of(form: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
+    """codes: [out, in] of 0 to 15, or the bytes of E4M3 as int8; scale: [out, groups]"""
+    laid = planes.planes_of(codes, group, 4 if form == MXFP4_PLANES else 8, scale=scale)
+    return replace(laid, format=form)
+
+
+def codes_of(weight: QuantizedTensor) -> Tensor:
+    """float32 [out, in]: 0 to 15, or -128 to 127."""
+    q, scale = weight.parts["q"], weight.parts["scale"]
+    one = torch.ones(1, scale.shape[1], device=q.device)
+    parts = {"q": q, "scale": one, "zero": torch.zeros_like(one)}
+    whole = QuantizedTensor(WHOLE[weight.format], weight.shape, parts)
+    return planes.dequantize(whole, torch.float32)
+
+
+def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """[out, in] in `dtype`, computed in float32."""
+    columns, codes, scale = weight.shape[1], codes_of(weight), weight.parts["scale"].T[: weight.shape[0]]
+    if weight.format == MXFP4_PLANES:
+        table = torch.tensor((*mxfp4.VALUES, *(-value for value in mxfp4.VALUES)), device=codes.device)
+        numbers = torch.ldexp(table[codes.long()], spread(scale, mxfp4.GROUP, columns).int() - 127)
+    else:
+        numbers = codes.to(torch.int8).view(torch.float8_e4m3fn).float()
+        numbers *= spread(scale.float(), weight.group or columns, columns)
+    return numbers.to(dtype)

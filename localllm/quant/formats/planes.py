@@ -1,0 +1,166 @@
+"""INT4 and INT8 as the GPU's kernels read them: neighbours in a plane of codes meet neighbours in x.
+
+A row is cut into chunks, and a chunk into planes: 4 of INT4, 2 of INT8. Word c of a chunk is 16 bits and holds
+column c of each plane, the first plane in the lowest bits: of a chunk of W words, column j * W + c lies in nibble
+(byte) j of word c. So two words side by side, shifted and masked, are two neighbours of one plane, in the halves
+of a register, where tensor cores want them. A plane lies in one group. Of 16 rows lie the words of a chunk one
+row after the other, 512 to 2048 bytes, and then those of the next chunk: a program reads memory from its first
+byte to its last.
+
+Parts, K being the columns filled up to whole chunks, and rows to whole 16s:
+- q: int16 [rows / 16, chunks, 16, W], codes of 0 to 15 in INT4, -128 to 127 in INT8; W is 16, 32 or 64;
+- scale: [groups, rows] in float16, bfloat16 or float32, as the weight had it;
+- zero: [groups, rows], uint8 or int8; or minimum, as scale: w = code * scale - minimum. Without either the zero
+  point of INT4 is 8;
+- of GGUF's K-quants scale and minimum are int8 factors of block_scale and block_minimum, float16 [blocks, rows];
+- columns: as `groups.py` says.
+What fills up has scale 0 where it fills whole groups; in others x must be zero there.
+"""
+
+from math import gcd
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.quant.formats import int4
+from localllm.quant.formats.groups import spread
+from localllm.quant.packing import INT4, INT4_PLANES, INT8, INT8_PLANES, PLANES, planes_columns, planes_words
+from localllm.quant.tensor import ORDER, QuantizedTensor
+
+ROWS = 16  # of a tile of tensor cores
+WEIGHTS_AT_ONCE = 2**24  # what is unpacked on the way: 2 bytes each
+MIDDLE = {INT4_PLANES: int4.MIDDLE, INT8_PLANES: 0}
+BITS = {INT4: 4, INT8: 8}
+
+
+def to_planes(*weights: QuantizedTensor) -> QuantizedTensor | None:
+    """INT4 or INT8: the same numbers, one weight below the other, on their device; None where groups are no whole
+    16s of columns, or where the weights do not go together."""
+    first = weights[0]
+    bits = BITS.get(first.format)
+    if bits is None or planes_words(first.group, first.shape[1], bits) is None:
+        return None
+    at_once = max(1, WEIGHTS_AT_ONCE // first.shape[1] // ROWS) * ROWS
+    pieces = []
+    for weight in weights:
+        for begin in range(0, weight.shape[0], at_once):
+            parts = {name: part[begin : begin + at_once] for name, part in weight.parts.items() if name != ORDER}
+            codes = parts.pop("q")
+            codes = int4.unpack(codes, weight.shape[1]) if bits == 4 else codes
+            pieces.append(planes_of(codes, weight.group, bits, **parts))
+    alike = all((weight.format, weight.group) == (first.format, first.group) for weight in weights)
+    whole = joined(pieces) if alike else None
+    if whole and ORDER in first.parts:
+        if len(weights) > 1:
+            return None
+        whole.parts[ORDER] = first.parts[ORDER]
+    return whole
+
+
+def joined(weights: list[QuantizedTensor]) -> QuantizedTensor | None:
+    """Planes, one below the other; None where they differ in kind, or where rows were filled up in between."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    kinds = [
+        {
+            name: (part.dtype, part.shape[1:] if name == "q" else part.shape[0])
+            for name, part in weight.parts.items()
+        }
+        for weight in weights
+    ]
+    whole = all(weight.shape[0] % ROWS == 0 for weight in weights[:-1])
+    same = all((w.format, w.group, w.shape[1]) == (first.format, first.group, first.shape[1]) for w in weights)
+    if not (whole and same and all(kind == kinds[0] for kind in kinds)) or ORDER in first.parts:
+        return None
+    parts = {
+        name: torch.cat([weight.parts[name] for weight in weights], 0 if name == "q" else 1)
+        for name in first.parts
+    }
+    return QuantizedTensor(first.format, (sum(w.shape[0] for w in weights), first.shape[1]), parts, first.group)
+
+
+def planes_of(
+    codes: Tensor,
+    group: int | None,
+    bits: int,
+    *,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    minimum: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    block_minimum: Tensor | None = None,
+) -> QuantizedTensor:
+    """codes: [out, in] of 0 to 15 (bits 4) or -128 to 127 (8); others: [out, groups] or [out, blocks], as above.
+
+    group: columns that share a scale, whole 16s; None: all.
+    """
+    rows, columns = codes.shape
+    form = INT4_PLANES if bits == 4 else INT8_PLANES
+    words = planes_words(group, columns, bits)
+    assert words, f"groups of {group} columns"
+    stored = planes_columns(words, columns, bits)
+    group = group if group and group < columns else None
+    groups = -(-stored // group) if group else 1
+    filled = F.pad(
+        codes.to(torch.uint8) if bits == 4 else codes.to(torch.int8), (0, stored - columns, 0, -rows % ROWS)
+    )
+    numbers = {"scale": scale, "zero": zero, "minimum": minimum}
+    parts = {name: by_group(part, groups) for name, part in numbers.items() if part is not None}
+    blocks = {"block_scale": block_scale, "block_minimum": block_minimum}
+    if block_scale is not None:
+        assert stored == columns, f"blocks of {columns} columns"
+    parts |= {name: by_group(part, part.shape[1]) for name, part in blocks.items() if part is not None}
+    return QuantizedTensor(form, (rows, columns), {"q": in_planes(filled, words, bits), **parts}, group)
+
+
+def in_planes(codes: Tensor, words: int, bits: int) -> Tensor:
+    """uint8 or int8 [rows, K] -> q"""
+    planes = codes.view(torch.uint8).unflatten(1, (-1, 16 // bits, words)).unbind(2)  # [rows, chunks, words] each
+    low = planes[0] | (planes[1] << 4) if bits == 4 else planes[0]
+    high = planes[2] | (planes[3] << 4) if bits == 4 else planes[1]
+    q = torch.stack((low, high), -1).view(torch.int16).squeeze(-1)  # the low byte first
+    return q.unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous()
+
+
+def by_group(part: Tensor, groups: int) -> Tensor:
+    """[out, n] -> [groups, rows]"""
+    return F.pad(part, (0, groups - part.shape[1], 0, -len(part) % ROWS)).T.contiguous()
+
+
+def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """[out, in] in `dtype`, computed in float32."""
+    parts, (rows, columns) = weight.parts, weight.shape
+    q = parts["q"].transpose(1, 2).flatten(0, 1).unsqueeze(-1).view(torch.uint8)  # [rows, chunks, words, 2]
+    halves = torch.stack((q & 15, q >> 4), -1).flatten(-2) if weight.format == INT4_PLANES else q.view(torch.int8)
+    found = halves.transpose(2, 3).flatten(1).float()  # [rows, K]
+    stored = found.shape[1]
+
+    def of_columns(name: str, wide: int | None) -> Tensor:
+        return spread(parts[name].T.float(), wide or stored, stored)
+
+    def number(name: str) -> Tensor:
+        """`scale` or `minimum`, [rows, K]"""
+        block = "block_" + name
+        if block not in parts:
+            return of_columns(name, weight.group)
+        return of_columns(block, stored // len(parts[block])) * of_columns(name, weight.group)
+
+    if "zero" in parts:
+        found -= of_columns("zero", weight.group)
+    elif "minimum" not in parts:
+        found -= MIDDLE[weight.format]
+    found *= number("scale")
+    if "minimum" in parts:
+        found -= number("minimum")
+    found = found[:rows, :columns]
+    if ORDER in parts:
+        found = torch.empty_like(found).index_copy_(1, parts[ORDER], found)
+    return found.to(dtype)
+
+
+def planes_a_scale(weight: QuantizedTensor) -> int:
+    """How many planes of a chunk share a scale; all where chunks do."""
+    words, planes = weight.parts["q"].shape[3], PLANES[weight.format]
+    return gcd(weight.group // words, planes) if weight.group else planes

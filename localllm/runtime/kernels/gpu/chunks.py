@@ -1,0 +1,209 @@
+"""What products of many rows with packed weights share: a chunk of columns unpacked plane by plane, each met with
+the columns of x that it belongs to.
+
+Codes become numbers without a conversion of whole numbers: shifted to where they are the mantissa of a float of
+known exponent (codes), or its exponent and mantissa (floats of 4 and 8 bits, whose zero and subnormals a float32
+has at the same place). Layout: `quant/formats/planes.py`; a plain matrix is one plane of one chunk after another.
+"""
+
+# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+
+from math import gcd
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.quant.packing import INT4_PLANES
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels.gpu.launch import dot, gpu_of
+
+PLAIN_COLUMNS = 64  # of a chunk of a plain matrix
+PLANES = {"plain": 1, "int4": 4, "e2m1": 4, "int8": 2, "e4m3": 2}
+KINDS = {INT4_PLANES: "int4", "int8_planes": "int8", "mxfp4_planes": "e2m1", "fp8_planes": "e4m3"}
+MOST_STAGES = {64: 3, 32: 4, 16: 6}  # by W: about 8 KB of weights
+SHARED_BYTES, SHARED = 144 * 2**10, {89: 80 * 2**10, 120: 80 * 2**10}  # of a block, for what loads are under way
+NUMBERS = ("scale", "zero", "minimum", "block_scale", "block_minimum")
+
+
+def weight_arguments(weight: Tensor | QuantizedTensor) -> dict[str, Any]:
+    """Of a kernel that multiplies or unpacks it."""
+    if isinstance(weight, Tensor):
+        chunks = triton.cdiv(weight.shape[1], PLAIN_COLUMNS)
+        numbers = dict.fromkeys(f"p_{name}" for name in NUMBERS)
+        shape = {"KIND": "plain", "W": PLAIN_COLUMNS, "GROUP": 0, "BLOCK": 0, "SHARE": 1}
+        return {"p_q": weight, **numbers, "stored": weight.shape[0], "chunks": chunks, **shape}
+    kind, q = KINDS[weight.format], weight.parts["q"]
+    tiles, chunks, high, words = q.shape
+    group, planes = weight.group or 0, PLANES[kind]
+    block = weight.parts.get("block_scale")
+    return {
+        "p_q": q,
+        **{f"p_{name}": weight.parts.get(name) for name in NUMBERS},
+        "stored": tiles * high,
+        "chunks": chunks,
+        "KIND": kind,
+        "W": words,
+        "GROUP": group,
+        "BLOCK": 0 if block is None else chunks * words * planes // block.shape[0],
+        "SHARE": gcd(group // words, planes) if group else planes,
+    }
+
+
+def scales_last(weight: Tensor | QuantizedTensor) -> bool:
+    """Does one scale of a row multiply all that it is a factor of: the row's sum?"""
+    if isinstance(weight, Tensor) or weight.group or "minimum" in weight.parts:
+        return False
+    return KINDS[weight.format] != "e2m1"
+
+
+def stages_of(arguments: dict[str, Any], rows: int, rows_of_x: int, x: Tensor) -> int:
+    """Chunks under way at once, as shared memory holds them."""
+    column_bytes = (
+        rows_of_x * x.element_size() + rows * arguments["p_q"].element_size() // PLANES[arguments["KIND"]]
+    )
+    chunk_bytes = column_bytes * PLANES[arguments["KIND"]] * arguments["W"]
+    return max(1, min(MOST_STAGES[arguments["W"]], SHARED.get(gpu_of(x.device).arch, SHARED_BYTES) // chunk_bytes))
+
+
+@triton.jit
+def e8m0(exponent):
+    """2^(exponent - 127), the smallest a subnormal."""
+    bits = exponent.to(tl.int32)
+    return tl.where(bits == 0, 0x00400000, bits << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def numbers(words, PLANE: tl.constexpr, KIND: tl.constexpr):
+    """int32 words -> float32 numbers of one of their planes; INT4's are 0 to 15."""
+    if KIND == "int4":
+        bits = ((words << (16 - 4 * PLANE)) & 0x000F0000) | 0x43000000  # 128 + code
+        return bits.to(tl.float32, bitcast=True) - 128.0
+    elif KIND == "int8":
+        bits = (((words >> (8 * PLANE)) & 0xFF) ^ 0x80) | 0x4B000000  # 2^23 + 128 + code
+        return bits.to(tl.float32, bitcast=True) - 8388736.0
+    elif KIND == "e2m1":
+        code = words >> (4 * PLANE)
+        bits = ((code & 7) << 22) | ((code & 8) << 28)
+        return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+    else:
+        code = words >> (8 * PLANE)
+        bits = ((code & 0x7F) << 20) | ((code & 0x80) << 24)
+        return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+
+
+@triton.jit
+def of_group(
+    p_number, p_block, column, b_row, m_row, stored, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """float32 [rows]: the scale or minimum of a column's group."""
+    group = column // GROUP if GROUP else 0
+    found = tl.load(p_number + group * stored + b_row, mask=m_row, other=0)
+    if KIND == "e2m1":
+        return e8m0(found)
+    number = found.to(tl.float32)
+    if p_block is not None:
+        number *= tl.load(p_block + column // BLOCK * stored + b_row, mask=m_row, other=0).to(tl.float32)
+    return number
+
+
+@triton.jit
+def words_of(p_q, b_row, m_row, chunk, chunks, W: tl.constexpr):
+    """int32 [rows, W] of a chunk."""
+    at = ((b_row // 16) * chunks + chunk) * (16 * W) + (b_row % 16) * W
+    words = tl.load(p_q + at[:, None] + tl.arange(0, W)[None, :], mask=m_row[:, None], other=0)
+    return words.to(tl.int32)
+
+
+@triton.jit
+def plane_of(
+    words,
+    PLANE: tl.constexpr,
+    chunk,
+    p_scale,
+    p_zero,
+    p_minimum,
+    p_block_scale,
+    p_block_minimum,
+    stored,
+    b_row,
+    m_row,
+    KIND: tl.constexpr,
+    W: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARE: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """Words of a chunk -> float32 [rows, W] of one of its planes, with or without their scale. Planes that share
+    their numbers load them from one address, which the compiler sees and does once."""
+    PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
+    w = numbers(words, PLANE, KIND)
+    column = (chunk * PLANES + PLANE // SHARE * SHARE) * W
+    if p_zero is not None:
+        zero = tl.load(p_zero + (column // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
+        w -= zero.to(tl.float32)[:, None]
+    elif KIND == "int4" and p_minimum is None:
+        w -= 8.0
+    if SCALED:
+        w *= of_group(p_scale, p_block_scale, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[:, None]
+    if p_minimum is not None:
+        w -= of_group(p_minimum, p_block_minimum, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[:, None]
+    return w
+
+
+@triton.jit
+def add_chunk(
+    acc,
+    p_q,
+    p_scale,
+    p_zero,
+    p_minimum,
+    p_block_scale,
+    p_block_minimum,
+    stored,
+    chunks,
+    b_row,
+    m_row,
+    chunk,
+    p_x,
+    m_x,
+    K,
+    KIND: tl.constexpr,
+    W: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARE: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    """acc + W x^T over the columns of a chunk. acc: [rows, columns of x^T] float32; b_row: int64, of the stored
+    rows; p_x: where the rows of x begin."""
+    X: tl.constexpr = p_x.dtype.element_ty
+    b_word = tl.arange(0, W)
+    if KIND == "plain":
+        column = chunk * W + b_word
+        m_w = m_row[:, None] & (column < K)[None, :]
+        w = tl.load(p_q + b_row[:, None] * K + column[None, :], mask=m_w, other=0)
+        x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
+        acc = dot(w.to(X), x, acc)
+    else:
+        words = words_of(p_q, b_row, m_row, chunk, chunks, W)
+        for plane in tl.static_range(4 if KIND == "int4" or KIND == "e2m1" else 2):
+            w = plane_of(
+                words, plane, chunk, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, b_row,
+                m_row, KIND, W, GROUP, BLOCK, SHARE, not LAST,
+            )  # fmt: skip
+            column = (chunk * (4 if KIND == "int4" or KIND == "e2m1" else 2) + plane) * W + b_word
+            x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
+            acc = dot(w.to(X), x, acc)
+    return acc
+
+
+@triton.jit
+def scaled_rows(acc, p_scale, b_row, m_row, LAST: tl.constexpr):
+    """What `add_chunk` left to be multiplied at the end."""
+    if LAST:
+        acc *= tl.load(p_scale + b_row, mask=m_row, other=0).to(tl.float32)[:, None]
+    return acc

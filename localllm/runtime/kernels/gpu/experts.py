@@ -1,0 +1,309 @@
+"""A mixture of experts whose weights lie stacked, without the host knowing which were chosen.
+
+h[p] = gated(W_e x[p // k] + b_e) and y[p] = V_e h[p] + c_e for each pair p of a token and the expert e that it
+chose, k a token; then out[t] = sum over the token's pairs of weight[p] y[p], in ascending order of expert.
+
+Few tokens: a program for each pair and some rows of its expert; the first token that chose an expert computes for
+all that did, and the programs of the others leave, so each chosen expert is read once. Many tokens: pairs are
+sorted by expert, and a program takes a block of one expert's pairs; which, it reads from what the device counted,
+as there are at most so many blocks. Bytes: the chosen experts' weights once a block of tokens; h and y once each.
+"""
+
+# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.arch.config import Activation
+from localllm.quant.tensor import ORDER, QuantizedTensor
+from localllm.runtime.kernels.experts import Experts, Stacked
+from localllm.runtime.kernels.gpu.chunks import (
+    KINDS,
+    add_chunk,
+    scaled_rows,
+    scales_last,
+    stages_of,
+    weight_arguments,
+)
+from localllm.runtime.kernels.gpu.gemm import ASYNCHRONOUS
+from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import planes, x_of
+from localllm.runtime.kernels.gpu.skinny import activated
+from localllm.runtime.kernels.registry import kernel
+
+FEW = 16  # tokens: the columns of a tensor core's smallest product
+
+
+BLOCK_PAIRS = 64
+SUM_WARPS = 4
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SUMMED = 512  # columns that a program adds up
+
+
+class Blocks(NamedTuple):
+    """Pairs by expert: `begin` [experts + 1] int32, where each expert's begin in `order`; `end` [experts] int32,
+    how many blocks of pairs there are up to and with an expert's; `order` [T * k] int32."""
+
+    begin: Tensor
+    end: Tensor
+    order: Tensor
+    size: int  # pairs in a block, at most
+    most: int  # blocks there can be
+
+
+def blocks_of(chosen: Tensor, experts: int, size: int) -> Blocks:
+    """On the device of `chosen` [T, k], without its contents being known to the host."""
+    pairs = chosen.numel()
+    by_expert, order = chosen.flatten().sort(stable=True)
+    edges = torch.arange(experts + 1, device=chosen.device)
+    begin = torch.searchsorted(by_expert, edges)
+    counts = begin[1:] - begin[:-1]
+    end = ((counts + size - 1) // size).cumsum(0)
+    busy = min(pairs, experts)  # of which each may have a block that is not full
+    most = busy + (pairs - busy) // size
+    return Blocks(begin.int(), end.int(), order.int(), size, most)
+
+
+@triton.jit
+def products_of_experts(
+    p_q,
+    p_scale,
+    p_zero,
+    p_minimum,
+    p_block_scale,
+    p_block_minimum,
+    p_x,
+    p_bias,
+    p_y,
+    p_chosen,
+    p_begin,
+    p_end,
+    p_order,
+    stored,
+    chunks,
+    rows_each,
+    tokens,
+    experts,
+    N,
+    K,
+    SORTED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    CHOSEN_ALL: tl.constexpr,
+    EXPERTS_ALL: tl.constexpr,
+    FROM_PAIRS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    KIND: tl.constexpr,
+    W: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARE: tl.constexpr,
+    LAST: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """y[p] = W_e x[p or p // CHOSEN] + bias_e; with ACTIVATION W_e has 2 N rows, and y is gated by the first N."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    i_block = tl.program_id(0)
+    if SORTED:
+        b_expert = tl.arange(0, EXPERTS_ALL)
+        ends = tl.load(p_end + b_expert, mask=b_expert < experts, other=2147483647)
+        expert = tl.sum((ends <= i_block).to(tl.int32), 0)
+        if expert >= experts:
+            return
+        before = tl.max(tl.where(b_expert < expert, ends, 0), 0)  # blocks of the experts before
+        b_place = tl.load(p_begin + expert) + (i_block - before) * BM + tl.arange(0, BM)
+        m_pair = b_place < tl.load(p_begin + expert + 1)
+        b_pair = tl.load(p_order + b_place, mask=m_pair, other=0)
+    else:
+        expert = tl.load(p_chosen + i_block).to(tl.int32)
+        b_token, b_pick = tl.arange(0, BM), tl.arange(0, CHOSEN_ALL)
+        m_pick = (b_token < tokens)[:, None] & (b_pick < CHOSEN)[None, :]
+        picks = tl.load(p_chosen + b_token[:, None] * CHOSEN + b_pick[None, :], mask=m_pick, other=-1)
+        here = picks.to(tl.int32) == expert
+        m_pair = tl.sum(here.to(tl.int32), 1) > 0
+        if tl.min(tl.where(m_pair, b_token, BM), 0) != i_block // CHOSEN:
+            return  # the first token that chose this expert computes it for all
+        b_pair = b_token * CHOSEN + tl.sum(tl.where(here, b_pick[None, :], 0), 1)
+    b_from = b_pair if FROM_PAIRS else b_pair // CHOSEN
+    b_p_x = p_x + b_from.to(tl.int64) * K
+    b_out = tl.program_id(1) * BN + tl.arange(0, BN)
+    m_row = b_out < N
+    b_row = expert.to(tl.int64) * rows_each + b_out
+    acc = tl.zeros((BN, BM), tl.float32)
+    up = tl.zeros((BN, BM), tl.float32)
+    for chunk in range(0, chunks):
+        acc = add_chunk(
+            acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
+            chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
+        )  # fmt: skip
+        if ACTIVATION is not None:
+            up = add_chunk(
+                up, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row + N,
+                m_row, chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
+            )  # fmt: skip
+    acc = scaled_rows(acc, p_scale, b_row, m_row, LAST)
+    HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
+    b_bias = expert * (HALVES * N) + b_out
+    if p_bias is not None:
+        acc += tl.load(p_bias + b_bias, mask=m_row, other=0).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        up = scaled_rows(up, p_scale, b_row + N, m_row, LAST)
+        if p_bias is not None:
+            up += tl.load(p_bias + b_bias + N, mask=m_row, other=0).to(tl.float32)[:, None]
+        acc = activated(acc, up, ACTIVATION)
+    b_p_y = p_y + b_pair.to(tl.int64)[:, None] * N + b_out[None, :]
+    tl.store(b_p_y, tl.trans(acc).to(p_y.dtype.element_ty), mask=m_pair[:, None] & m_row[None, :])
+
+
+@triton.jit
+def weighted_sum(
+    p_y,
+    p_chosen,
+    p_weight,
+    p_out,
+    N,
+    CHOSEN: tl.constexpr,
+    CHOSEN_ALL: tl.constexpr,
+    BN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[t] = sum of weight[t, j] y[t * CHOSEN + j], by expert."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    b_column = tl.program_id(1) * BN + tl.arange(0, BN)
+    m_column = b_column < N
+    b_pick = tl.arange(0, CHOSEN_ALL)
+    m_pick = b_pick < CHOSEN
+    picks = tl.load(p_chosen + token * CHOSEN + b_pick, mask=m_pick, other=2147483647).to(tl.int32)
+    share = tl.load(p_weight + token * CHOSEN + b_pick, mask=m_pick, other=0)
+    place = tl.sum((picks[None, :] < picks[:, None]).to(tl.int32), 1)  # how many smaller ones there are
+    total = tl.zeros((BN,), tl.float32)
+    for i in range(CHOSEN):
+        pick = tl.sum(tl.where((place == i) & m_pick, b_pick, 0), 0)
+        mine = tl.sum(tl.where((place == i) & m_pick, share, 0.0), 0)
+        y = tl.load(p_y + (token * CHOSEN + pick) * N + b_column, mask=m_column, other=0)
+        total += y.to(tl.float32) * mine
+    tl.store(p_out + token * N + b_column, total.to(p_out.dtype.element_ty), mask=m_column)
+
+
+def stacked(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts) -> str | None:
+    if reason := needs_gpu(x):
+        return reason
+    if not isinstance(mlps, Stacked):
+        return "the experts are apart"
+    for matrix in (mlps.gate_up, mlps.down):
+        if isinstance(matrix, QuantizedTensor) and (matrix.format not in KINDS or ORDER in matrix.parts):
+            return f"an expert's weight is {matrix.format}"
+    return None if x.dtype in DTYPES else f"x is {x.dtype}"
+
+
+@kernel("experts", "triton-grouped", stacked, first=True)
+def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Stacked) -> Tensor:
+    x, chosen, weight = x.contiguous(), chosen.contiguous(), weight.contiguous()
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    # Where x is not read from shared memory, more take too many registers.
+    size = BLOCK_PAIRS if gpu_of(x.device).arch == ASYNCHRONOUS else BLOCK_PAIRS // 2
+    sent = None if len(x) <= FEW else blocks_of(chosen, mlps.count, size)
+    pairs, n = chosen.numel(), mlps.down.shape[1]
+    h = x.new_empty(pairs, n)
+    grouped_product(x, chosen, sent, mlps.gate_up, mlps.gate_up_bias, mlps, h, mlps.activation)
+    y = x.new_empty(pairs, x.shape[1])
+    grouped_product(h, chosen, sent, mlps.down, mlps.down_bias, mlps, y, None)
+    start(
+        weighted_sum,
+        (len(x), triton.cdiv(x.shape[1], SUMMED)),
+        SUM_WARPS,
+        device=x.device,
+        p_y=y,
+        p_chosen=chosen,
+        p_weight=weight,
+        p_out=out,
+        N=x.shape[1],
+        CHOSEN=chosen.shape[1],
+        CHOSEN_ALL=triton.next_power_of_2(chosen.shape[1]),
+        BN=SUMMED,
+    )
+    return out
+
+
+def tiles(arch: int, few: bool, gated: bool) -> tuple[int, int]:
+    """Rows of an expert that a program multiplies, of each half where they are gated; and warps. Arithmetic, not
+    measured. Few tokens: small programs, so that 4 chosen experts of 3,000 rows each are several a multiprocessor.
+    Many: each weight that was unpacked meets 64 pairs; where x is not read from shared memory, both halves' sums
+    and x take so many registers that the halves are smaller, and of more threads."""
+    if few:
+        return (16, 4) if gated else (32, 4)
+    if arch == ASYNCHRONOUS or not gated:
+        return 64, 4
+    return 32, 8
+
+
+def grouped_product(
+    x: Tensor,
+    chosen: Tensor,
+    sent: Blocks | None,
+    weight: Tensor | QuantizedTensor,
+    bias: Tensor | None,
+    mlps: Stacked,
+    y: Tensor,
+    activation: Activation | None,
+) -> None:
+    """y [pairs, N] of x [T or pairs, K]; sent: where the pairs of each expert are, None for few tokens."""
+    rows, warps = tiles(gpu_of(x.device).arch, sent is None, activation is not None)
+    pairs = sent.size if sent else FEW
+    arguments = weight_arguments(weight)
+    start(
+        products_of_experts,
+        (chosen.numel() if sent is None else sent.most, triton.cdiv(y.shape[1], rows)),
+        warps,
+        stages_of(arguments, (1 if activation is None else 2) * rows, pairs, x),
+        device=x.device,
+        **arguments,
+        LAST=scales_last(weight),
+        p_x=x,
+        p_bias=bias,
+        p_y=y,
+        p_chosen=chosen,
+        p_begin=sent.begin if sent else None,
+        p_end=sent.end if sent else None,
+        p_order=sent.order if sent else None,
+        rows_each=weight.shape[0] // mlps.count,
+        tokens=len(chosen),
+        experts=mlps.count,
+        N=y.shape[1],
+        K=x.shape[1],
+        SORTED=sent is not None,
+        CHOSEN=chosen.shape[1],
+        CHOSEN_ALL=triton.next_power_of_2(chosen.shape[1]),
+        EXPERTS_ALL=triton.next_power_of_2(mlps.count),
+        FROM_PAIRS=activation is None,
+        ACTIVATION=activation,
+        BN=rows,
+        BM=pairs,
+    )
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    """gpt-oss-20b, and Qwen3-30B-A3B in INT4 and bfloat16."""
+    models = (("mxfp4", 32, 2880, 2880, 32, 4), ("int4", 128, 2048, 768, 128, 8), (None, None, 2048, 768, 128, 8))
+    for (form, group, hidden, n, count, k), sizes in zip(models, ((1, 2048), (FEW, 2048), (2048,)), strict=True):
+        gate_up, down = (
+            planes(form, count * rows, columns, group) if form else x_of(count * rows, columns)
+            for rows, columns in ((2 * n, hidden), (hidden, n))
+        )
+        mlps = Stacked(gate_up, down, x_of(count * 2 * n), x_of(count * hidden), "swiglu_clamped", count)
+        for tokens in sizes:
+            call = x_of(tokens, hidden), x_of(tokens, k, dtype=torch.int64), x_of(tokens, k, dtype=torch.float32)
+            name = f"{form or 'bf16'}, {k} of {count} experts, {tokens} tokens"
+            yield name, lambda call=call, mlps=mlps: experts_grouped(*call, mlps)

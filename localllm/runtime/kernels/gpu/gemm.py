@@ -1,0 +1,212 @@
+"""y = x W^T + bias (+ residual) where W is packed, for 17 to 127 rows of x, and for fewer where no other kernel
+reads the format: weights are unpacked inside the product.
+
+A program takes 64 rows of W as the rows of a tensor core's product, so that unpacked numbers go from registers
+where they are needed, and up to 128 rows of x as its columns: up to there each weight is read and unpacked once.
+Columns of W are shared out where there are fewer programs than multiprocessors; the parts' sums are added in a
+second kernel, in their order. How many parts depends on W alone, not on x. Bytes: packed W once a block of x, and
+4 M out a part, written and read.
+"""
+
+# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.arch.config import Activation
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels.fused import Weights
+from localllm.runtime.kernels.gpu.chunks import add_chunk, scaled_rows, scales_last, stages_of, weight_arguments
+from localllm.runtime.kernels.gpu.dequantize import MANY_ROWS, in_planes, ordered
+from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import planes, x_of
+from localllm.runtime.kernels.linear import of_rows
+from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.registry import kernel
+
+ROWS = 64  # of W: the least that a Hopper's product takes from registers
+WARPS = 4
+ASYNCHRONOUS = 90  # whose products read x from shared memory; in others 128 rows of it take too many registers
+MOST_PARTS, LEAST_COLUMNS = 8, 1024  # arithmetic: parts' sums are to be few beside the weights
+ADDED = 1024  # elements that a program adds up
+
+
+@triton.jit
+def products_of_planes(
+    p_q,
+    p_scale,
+    p_zero,
+    p_minimum,
+    p_block_scale,
+    p_block_minimum,
+    p_x,
+    p_bias,
+    p_residual,
+    p_y,
+    stored,
+    chunks,
+    chunks_a_part,
+    M,
+    N,
+    K,
+    PARTS: tl.constexpr,
+    KIND: tl.constexpr,
+    W: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SHARE: tl.constexpr,
+    LAST: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """y [M, N], or with PARTS above 1 float32 [PARTS, M, N] without bias and residual."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    b_out = tl.program_id(0) * BN + tl.arange(0, BN)
+    b_x = tl.program_id(1) * BM + tl.arange(0, BM)
+    part = tl.program_id(2)
+    m_row, m_x = b_out < N, b_x < M
+    b_row = b_out.to(tl.int64)
+    b_p_x = p_x + b_x.to(tl.int64) * K
+    acc = tl.zeros((BN, BM), tl.float32)
+    for chunk in range(part * chunks_a_part, tl.minimum((part + 1) * chunks_a_part, chunks)):
+        acc = add_chunk(
+            acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
+            chunk, b_p_x, m_x, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
+        )  # fmt: skip
+    y = tl.trans(scaled_rows(acc, p_scale, b_row, m_row, LAST))
+    m_y = m_x[:, None] & m_row[None, :]
+    at = b_x.to(tl.int64)[:, None] * N + b_out[None, :]
+    if PARTS == 1:
+        if p_bias is not None:
+            y += tl.load(p_bias + b_out, mask=m_row, other=0).to(tl.float32)[None, :]
+        if p_residual is not None:
+            y += tl.load(p_residual + at, mask=m_y, other=0).to(tl.float32)
+    tl.store(p_y + part.to(tl.int64) * M * N + at, y.to(p_y.dtype.element_ty), mask=m_y)
+
+
+@triton.jit
+def sum_of_parts(
+    p_parts, p_bias, p_residual, p_y, M, N, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """y [M, N] = sum of parts, the first first, + bias + residual"""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_y = at < M * N
+    y = tl.load(p_parts + at, mask=m_y, other=0)
+    for part in tl.static_range(1, PARTS):
+        y += tl.load(p_parts + part * (M * N).to(tl.int64) + at, mask=m_y, other=0)
+    if p_bias is not None:
+        y += tl.load(p_bias + at % N, mask=m_y, other=0).to(tl.float32)
+    if p_residual is not None:
+        y += tl.load(p_residual + at, mask=m_y, other=0).to(tl.float32)
+    tl.store(p_y + at, y.to(p_y.dtype.element_ty), mask=m_y)
+
+
+def product(x: Tensor, weight: QuantizedTensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """x: [M, in] -> [M, out]; bias: [out]; residual: [M, out]"""
+    x, (count, columns) = ordered(x, weight), weight.shape
+    arguments = weight_arguments(weight)
+    y = x.new_empty(len(x), count)
+    if y.numel() == 0:
+        return y
+    chunks, parts = arguments["chunks"], parts_of(weight, x.device)
+    rows, stages = tiles(len(x), arguments, x)
+    whole = parts == 1
+    made = y if whole else x.new_empty(parts, *y.shape, dtype=torch.float32)
+    bias = None if bias is None else bias.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    start(
+        products_of_planes,
+        (triton.cdiv(count, ROWS), triton.cdiv(len(x), rows), parts),
+        WARPS,
+        stages,
+        device=x.device,
+        **arguments,
+        LAST=scales_last(weight),
+        p_x=x,
+        p_bias=bias if whole else None,
+        p_residual=residual if whole else None,
+        p_y=made,
+        chunks_a_part=triton.cdiv(chunks, parts),
+        M=len(x),
+        N=count,
+        K=columns,
+        PARTS=parts,
+        BN=ROWS,
+        BM=rows,
+    )
+    if not whole:
+        grid = (triton.cdiv(y.numel(), ADDED),)
+        numbers = {"p_parts": made, "p_bias": bias, "p_residual": residual, "p_y": y, "M": len(x), "N": count}
+        start(sum_of_parts, grid, WARPS, device=x.device, **numbers, PARTS=parts, BLOCK=ADDED)
+    return y
+
+
+def tiles(count: int, arguments: dict[str, Any], x: Tensor) -> tuple[int, int]:
+    """Rows of x that a program takes, and chunks that it has under way."""
+    most = MANY_ROWS if gpu_of(x.device).arch == ASYNCHRONOUS else 64
+    rows = min(max(triton.next_power_of_2(count), 16), most)
+    while rows > 16 and stages_of(arguments, ROWS, rows, x) == 1:
+        rows //= 2
+    return rows, stages_of(arguments, ROWS, rows, x)
+
+
+def parts_of(weight: QuantizedTensor, device: torch.device) -> int:
+    """Of the columns: so many that every multiprocessor has a program."""
+    rows, columns = weight.shape
+    wanted = gpu_of(device).multiprocessors // triton.cdiv(rows, ROWS)
+    return max(1, min(wanted, columns // LEAST_COLUMNS, MOST_PARTS))
+
+
+def some_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if reason := in_planes(x, weight):
+        return reason
+    rows = x.shape[:-1].numel()
+    return None if rows < MANY_ROWS else f"{rows} rows: dequantizing first is faster"
+
+
+@kernel("linear", "triton-gemm", some_rows, first=True)
+def linear_gemm(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    return of_rows(lambda rows, w: product(rows, w, bias), x, weight, None)
+
+
+def added_to_residual(
+    x: Tensor,
+    weights: Weights,
+    bias: Tensor | None,
+    norm: Norm | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+) -> str | None:
+    if residual is None or activation or len(weights) > 1 or not isinstance(weights[0], QuantizedTensor):
+        return "nothing is added to the product of one packed matrix"
+    return some_rows(x, weights[0], bias)
+
+
+@kernel("fused_linear", "triton-gemm", added_to_residual, first=True)
+def fused_gemm(
+    x: Tensor,
+    weights: tuple[QuantizedTensor],
+    bias: Tensor | None,
+    norm: Norm | None,
+    activation: Activation | None,
+    residual: Tensor,
+) -> Tensor:
+    return product(norm(x) if norm else x, weights[0], bias, residual)
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    shapes = (("int4", 128, 127), ("int8", None, 127), ("q4_k", 32, 64), ("q6_k", 16, 32), ("fp8", 128, 16))
+    for form, group, rows in shapes:
+        weight, x = planes(form, 4096, 14336, group), x_of(rows, 14336)
+        name = f"{form}, group {group or 'of a row'}, 4096 x 14336, M {rows}"
+        yield name, lambda weight=weight, x=x: product(x, weight, None, x[:, :4096])

@@ -1,0 +1,135 @@
+"""What products with few rows of x (M = 1 to 16) share, whatever the weights are stored as.
+
+y[m, n] = sum over k of W[n, k] x[m, k]: W's rows are the rows that tensor cores want many of, and x, transposed
+and filled up to 16 columns, is what they want few of. So one program serves M = 1 to 16 in one time, that of
+reading W, and a row's result knows neither M nor the other rows.
+
+A program takes BLOCK rows of W and a part of their columns, so that all multiprocessors have bytes to wait for.
+Where the columns are cut into parts, each program writes its sums (float32) to a workspace, and draws a ticket;
+the one that draws the last adds all parts, in their order, and finishes. Which one that is changes nothing in
+the result.
+
+Before it waits for x, a program asks for the weights that it reads first to be brought into L2.
+"""
+
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (what Triton compiles is written in Python, and is something else)
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.runtime.kernels.elementwise import CLAMP, SHARPNESS
+from localllm.runtime.kernels.gpu.launch import INTERPRETED
+from localllm.runtime.kernels.gpu.tiles import Grid
+
+ROWS = 16  # of x, filled up
+MOST_ROWS = ROWS
+TICKETS = 1024  # more than tiles of what is cut
+X_ROWS: tl.constexpr = tl.constexpr(ROWS)
+LIMIT, STEEPNESS = tl.constexpr(CLAMP), tl.constexpr(SHARPNESS)
+LINE = tl.constexpr(128)  # bytes of L2
+FETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
+
+
+@cache
+def tickets(device: torch.device) -> Tensor:
+    """int32 [TICKETS], zero between any two products. One a device: products of one stream run one after another.
+    The first product on a device must not be one that is being captured."""
+    return torch.zeros(TICKETS, dtype=torch.int32, device=device)
+
+
+def workspace(grid: Grid, block: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """Where parts meet, and their tickets."""
+    if grid.splits == 1:
+        return None, None
+    assert grid.tiles <= TICKETS
+    return torch.empty(grid.splits * grid.tiles * block * ROWS, device=device), tickets(device)
+
+
+@triton.jit
+def rows_of(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
+    """Rows of W that a program takes, [BLOCK], the last again beyond it; GATED: gates, then what they gate."""
+    i_row = tl.arange(0, BLOCK)
+    if GATED:
+        half = i_row % (BLOCK // 2)
+        i_gate = tl.minimum(tile * (BLOCK // 2) + half, N // 2 - 1)
+        return tl.where(i_row < BLOCK // 2, i_gate, N // 2 + i_gate)
+    return tl.minimum(tile * BLOCK + i_row, N - 1)
+
+
+@triton.jit
+def fetch(p):
+    """Asks for lines of L2. p: pointers, one a line"""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(FETCH, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def finish(
+    acc,
+    p_bias,
+    p_residual,
+    p_o,
+    p_partial,
+    p_ticket,
+    tile,
+    tiles,
+    N,
+    M,
+    BLOCK: tl.constexpr,
+    CUT: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """acc [BLOCK, 16] float32, the sums of a program -> o [M, N], or [M, N / 2] where there is an activation"""
+    if not CUT:
+        write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
+    else:
+        i_part = tl.arange(0, BLOCK)[:, None] * X_ROWS + tl.arange(0, X_ROWS)[None, :]
+        p_part = p_partial + tile * (BLOCK * X_ROWS) + i_part
+        tl.store(p_part + tl.program_id(1) * tiles * (BLOCK * X_ROWS), acc)
+        tl.debug_barrier()  # one thread draws the ticket, for what all have written
+        if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+            total = tl.zeros((BLOCK, X_ROWS), tl.float32)
+            for part in range(tl.num_programs(1)):
+                total += tl.load(p_part + part * tiles * (BLOCK * X_ROWS), cache_modifier=".cg")
+            write(total, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
+            tl.store(p_ticket + tile, 0)
+
+
+@triton.jit
+def write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+    i_m = tl.arange(0, X_ROWS)
+    if p_bias is not None:
+        acc += tl.load(p_bias + rows_of(tile, N, BLOCK, ACTIVATION != "")).to(tl.float32)[:, None]
+    WIDE: tl.constexpr = BLOCK if ACTIVATION == "" else BLOCK // 2
+    columns = N
+    if ACTIVATION != "":
+        columns = N // 2
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, WIDE, X_ROWS)), (1, 2, 0)))
+        acc = activated(gate, up, ACTIVATION)
+    i_n = tile * WIDE + tl.arange(0, WIDE)
+    m_o = (i_n < columns)[:, None] & (i_m < M)[None, :]
+    i_o = i_m[None, :] * columns + i_n[:, None]
+    if p_residual is not None:
+        acc += tl.load(p_residual + i_o, mask=m_o, other=0.0).to(tl.float32)
+    tl.store(p_o + i_o, acc.to(p_o.dtype.element_ty), mask=m_o)
+
+
+@triton.jit
+def activated(gate, up, ACTIVATION: tl.constexpr):
+    """As `gated` of kernels/elementwise.py, in float32; NaN stays NaN."""
+    if ACTIVATION == "silu":
+        return gate * tl.sigmoid(gate) * up
+    elif ACTIVATION == "swiglu_clamped":
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        return gate * tl.sigmoid(gate * STEEPNESS) * (up + 1)
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh z) / 2 = sigmoid(2 z)
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    else:
+        tl.static_assert(ACTIVATION == "gelu")
+        return 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476)) * up

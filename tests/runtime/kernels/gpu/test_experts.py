@@ -1,0 +1,123 @@
+"""Stacked experts under the interpreter, beside experts that are called one by one."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.arch.config import Activation
+from localllm.quant.formats.repack import repacked
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels.experts import Stacked, experts
+from tests.quant.test_lanes import blocks, integers
+from tests.quant.test_repack import floats
+from tests.runtime.kernels.harness import check
+
+pytestmark = pytest.mark.usefixtures("interpreter")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).bfloat16()
+
+
+def plain(experts: int, hidden: int, n: int, activation: Activation = "silu", *, biases: bool = False) -> Stacked:
+    gate_up, down = drawn(experts * 2 * n, hidden) / 4, drawn(experts * hidden, n, seed=1) / 4
+    bias = (drawn(experts * 2 * n, seed=2), drawn(experts * hidden, seed=3)) if biases else (None, None)
+    return Stacked(gate_up, down, *bias, activation, experts)
+
+
+def routed(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
+    """chosen, weight"""
+    score = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(tokens))
+    top = score.topk(k, -1)
+    return top.indices, top.values
+
+
+def compare(tokens: int, mlps: Stacked, chosen: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
+    x = drawn(tokens, mlps.gate_up.shape[1], seed=5)
+    assert check("experts", lambda d: (x.to(d), chosen, weight, cast(mlps, d)), dtype) == ["triton-grouped"]
+
+
+def cast(mlps: Stacked, dtype: torch.dtype) -> Stacked:
+    def to(part: Tensor | QuantizedTensor | None):
+        return part.to(dtype) if isinstance(part, Tensor) else part
+
+    parts = [to(part) for part in (mlps.gate_up, mlps.down, mlps.gate_up_bias, mlps.down_bias)]
+    return Stacked(*parts, mlps.activation, mlps.count)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [(1, torch.bfloat16), (5, torch.float32), (16, torch.float16), (17, torch.float32), (70, torch.bfloat16)],
+)
+def test_plain_experts(tokens: int, dtype: torch.dtype) -> None:
+    mlps = plain(5, 40, 24, biases=tokens % 2 == 1)
+    compare(tokens, mlps, *routed(tokens, 5, 3), dtype)
+
+
+@pytest.mark.parametrize("activation", ["swiglu_clamped", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_every_activation(tokens: int, activation: Activation) -> None:
+    compare(tokens, plain(3, 32, 16, activation, biases=True), *routed(tokens, 3, 2), torch.float32)
+
+
+def laid(weight: QuantizedTensor) -> QuantizedTensor:
+    found = repacked(weight)
+    assert found
+    return found
+
+
+PACKED = {
+    "mxfp4": (64, 32, lambda rows, columns: floats("mxfp4", rows, columns, None)),
+    "int4": (80, 48, lambda rows, columns: integers("int4", rows, columns, 16, zeros=True)),
+    "int8": (72, 40, lambda rows, columns: integers("int8", rows, columns, None)),
+    "fp8": (144, 40, lambda rows, columns: floats("fp8", rows, columns, 128)),
+    "q4_k": (256, 32, lambda rows, columns: blocks("q4_k" if columns == 256 else "q8_0", rows, columns)),
+    "mxfp4_gguf": (64, 32, lambda rows, columns: blocks("mxfp4_gguf", rows, columns)),
+}
+
+
+def tamed(weight: QuantizedTensor) -> QuantizedTensor:
+    """Of small scales, so that results keep in reach."""
+    if weight.format == "mxfp4_planes":
+        weight.parts["scale"].fill_(124)
+    else:
+        of_blocks = weight.parts.keys() & {"block_scale", "block_minimum"}
+        for name in of_blocks or ("scale",):
+            weight.parts[name].mul_(2**-8)
+    return weight
+
+
+@pytest.mark.parametrize("form", PACKED)
+@pytest.mark.parametrize("tokens", [2, 17])
+def test_packed_experts(tokens: int, form: str) -> None:
+    hidden, n, make = PACKED[form]
+    gate_up, down = tamed(laid(make(3 * 2 * n, hidden))), tamed(laid(make(3 * hidden, n)))
+    compare(tokens, Stacked(gate_up, down, None, None, "silu", 3), *routed(tokens, 3, 2), torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [4, 30])
+def test_an_expert_that_nobody_chose_is_not_read(tokens: int) -> None:
+    mlps = plain(4, 32, 16)
+    assert isinstance(mlps.gate_up, Tensor) and isinstance(mlps.down, Tensor)
+    mlps.gate_up.view(4, 32, 32)[2] = torch.nan
+    mlps.down.view(4, 32, 16)[2] = torch.nan
+    chosen = torch.tensor([[3, 0]]).repeat(tokens, 1)
+    compare(tokens, mlps, chosen, torch.rand(tokens, 2), torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [16, 80])
+def test_one_expert_may_be_chosen_by_all(tokens: int) -> None:
+    compare(tokens, plain(4, 32, 16), torch.full((tokens, 1), 3), torch.rand(tokens, 1), torch.float32)
+
+
+def test_no_tokens() -> None:
+    x, mlps = torch.zeros(0, 32), cast(plain(4, 32, 16), torch.float32)
+    assert experts(x, torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2), mlps).shape == (0, 32)
+
+
+@pytest.mark.parametrize(("few", "all_of_them"), [(3, 16), (20, 70)])
+def test_a_token_does_not_feel_the_others(few: int, all_of_them: int) -> None:
+    mlps, x = cast(plain(4, 32, 16), torch.float32), drawn(all_of_them, 32).float()
+    chosen, weight = routed(all_of_them, 4, 2)
+    found = experts(x, chosen, weight, mlps)
+    assert torch.equal(experts(x[:few], chosen[:few], weight[:few], mlps), found[:few])

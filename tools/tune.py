@@ -1,0 +1,138 @@
+"""Measures the tiles of products with few rows on the GPU that is here, and writes them to
+localllm/runtime/kernels/gpu/tiles.toml; rows of other architectures stay as they are.
+
+    python tools/tune.py [--rows 4096 --columns 14336] [--kind int4] [--tokens 1]
+
+Candidates of a shape are timed in turn, round after round, each in a captured graph over so many copies of the
+weight that no cache holds them; the median decides.
+"""
+
+import argparse
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from localllm.quant.formats.planes import planes_of
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kernels.gpu import skinny_plain, skinny_planes
+from localllm.runtime.kernels.gpu.aot import SHARED_BYTES
+from localllm.runtime.kernels.gpu.launch import gpu_of
+from localllm.runtime.kernels.gpu.tiles import TABLE, Tile, measured
+
+SHAPES = [  # [out, in] of Llama 1B, 8B and a model of 32B: q with k and v, o, gate with up, down, head
+    *[(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048)],
+    *[(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)],
+    *[(10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600), (151936, 5120)],
+]
+KINDS = ("int4", "int8", "bfloat16")
+GROUP = 128  # of INT4
+CACHE_BYTES = 2**28  # more than any L2
+ROUNDS = 15
+
+
+def candidates(kind: str) -> Iterator[Tile]:
+    blocks = (32, 64, 128) if kind != "bfloat16" else (16, 32, 64)
+    cuts = (1, 2, 3, 4, 6, 8, 12, 16)
+    for block, warps, stages, splits in itertools.product(blocks, (2, 4), (2, 3, 4, 5), cuts):
+        if block >= 16 * warps:  # a warp has 16 rows at least
+            yield Tile(block, warps, stages, splits)
+
+
+def weights_of(kind: str, rows: int, columns: int) -> list[Tensor | QuantizedTensor]:
+    def made() -> Tensor | QuantizedTensor:
+        if kind == "bfloat16":
+            return torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+        bits, groups = (4, columns // GROUP) if kind == "int4" else (8, 1)
+        codes = torch.randint(0, 16, (rows, columns), device="cuda", dtype=torch.uint8)
+        scale = torch.rand(rows, groups, device="cuda").bfloat16()
+        return planes_of(codes, GROUP if kind == "int4" else None, bits, scale=scale)
+
+    first = made()
+    return [first] + [made() for _ in range(max(1, CACHE_BYTES // first.nbytes))]
+
+
+def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def microseconds(graph: torch.cuda.CUDAGraph, products: int) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1000 / products
+
+
+def best(kind: str, rows: int, columns: int, tokens: int) -> tuple[Tile, float]:
+    weights = weights_of(kind, rows, columns)
+    x = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
+    graphs: dict[Tile, torch.cuda.CUDAGraph] = {}
+    for tile in candidates(kind):
+
+        def run(tile: Tile = tile) -> None:
+            for weight in weights:
+                if isinstance(weight, QuantizedTensor):
+                    skinny_planes.product(x, weight, tile=tile)
+                else:
+                    skinny_plain.product(x, weight, tile=tile)
+
+        try:
+            graphs[tile] = captured(run)
+        except Exception as error:
+            # Triton says so itself where a tile wants more shared memory or registers than there are.
+            if "out of resource" not in str(error):
+                raise
+    times: dict[Tile, list[float]] = {tile: [] for tile in graphs}
+    for _ in range(ROUNDS):
+        for tile, graph in graphs.items():
+            times[tile].append(microseconds(graph, len(weights)))
+    return min(((tile, statistics.median(found)) for tile, found in times.items()), key=lambda pair: pair[1])
+
+
+def write(table: dict[tuple[int, str, int, int], Tile]) -> None:
+    comment = [line for line in TABLE.read_text().splitlines() if line.startswith("#")]
+    lines = ["\n".join(comment[:2]).replace(" No GPU has been measured yet.", "")]
+    for (arch, kind, rows, columns), tile in sorted(table.items()):
+        lines.append(
+            f'[[tile]]\narch = {arch}\nkind = "{kind}"\nrows = {rows}\ncolumns = {columns}\n'
+            f"block = {tile.block}\nwarps = {tile.warps}\nstages = {tile.stages}\nsplits = {tile.splits}"
+        )
+    TABLE.write_text("\n\n".join(lines) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--columns", type=int)
+    parser.add_argument("--tokens", type=int, default=1)
+    asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("tune.py measures on a GPU, and none is here", file=sys.stderr)
+        return 3
+    arch = gpu_of(torch.device("cuda")).arch
+    if arch not in SHARED_BYTES:
+        print(f"tune.py knows no sm_{arch}", file=sys.stderr)
+        return 3
+    shapes = [(asked.rows, asked.columns)] if asked.rows and asked.columns else SHAPES
+    table = dict(measured())
+    for kind, (rows, columns) in itertools.product(asked.kind or KINDS, shapes):
+        tile, time = best(kind, rows, columns, asked.tokens)
+        table[arch, kind, rows, columns] = tile
+        write(table)
+        print(f"{kind} {rows} x {columns}: {time:.2f} us, {tile}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
