@@ -20,10 +20,9 @@ def first(operation: str, run: Callable[..., Any], when: Callable[..., str | Non
 
 
 @contextmanager
-def reference_of(operation: str) -> Iterator[None]:
-    """The operation is computed by its reference, plain torch, as are its parts where nothing else is said."""
-    reference = KERNELS[operation][-1]
-    with first(operation, reference.run):
+def reference_of(operation: str, when: Callable[..., str | None] = always) -> Iterator[None]:
+    """Calls that `when` accepts are computed by the reference, plain torch one operation after another."""
+    with first(operation, KERNELS[operation][-1].run, when):
         yield
 
 

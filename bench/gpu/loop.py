@@ -41,11 +41,18 @@ class Model:
 
 
 @torch.inference_mode()
-def generate(shape: dict[str, Any], form: Form, setting: Setting, context: int, sequences: int = 1) -> Model:
-    """A model with a cache for so many sequences of `context` tokens and an answer, full of random numbers."""
+def generate(
+    shape: dict[str, Any],
+    form: Form,
+    setting: Setting,
+    context: int,
+    sequences: int = 1,
+    source: type[RandomSource] = RandomSource,
+) -> Model:
+    """With a cache for so many sequences of `context` tokens and an answer, full of random numbers."""
     config = config_of(shape, form)
-    source = RandomSource(form, setting.device, DTYPE, config.tie_embeddings)
-    decoder = Decoder(config, source, context + ANSWER)
+    weights = source(form, setting.device, DTYPE, config.tie_embeddings)
+    decoder = Decoder(config, weights, context + ANSWER)
     blocks = sequences * blocks_for(context + ANSWER)
     runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device)
     for cache in runner.paged:
@@ -53,7 +60,7 @@ def generate(shape: dict[str, Any], form: Form, setting: Setting, context: int, 
             if isinstance(part, torch.Tensor):
                 part.normal_()
     return Model(
-        config, source.made.weights, Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
+        config, weights.made.weights, Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
     )
 
 

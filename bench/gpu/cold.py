@@ -1,0 +1,48 @@
+"""From nothing to the first token of an 8B INT4 model: a process of its own each time, on an artefact that is
+generated and written here. The first process compiles kernels and fills the caches of kernels and of files; the
+others find both warm."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.artefact import write
+from bench.gpu.generated import SHAPES, TINY
+from bench.gpu.setting import Row, Setting
+
+BUDGET_S = 110
+STARTS = 4
+NEEDED_BYTES = 8 * 10**9
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        size = write(folder, TINY if setting.tiny else SHAPES["8B"], setting)
+        runs: list[dict[str, float]] = []
+        for i in range(2 if setting.tiny else STARTS):
+            runs.append(started(folder, setting))
+            if i == 0:
+                yield from phases("nothing warm", runs[0], size)
+        middle = {name: statistics.median(run[name] for run in runs[1:]) for name in runs[1]}
+        yield from phases(f"all warm, median of {len(runs) - 1}", middle, size)
+
+
+def started(folder: Path, setting: Setting) -> dict[str, float]:
+    """The seconds of each phase."""
+    command = [sys.executable, "-m", "bench.gpu.first_token", str(folder), str(setting.device)]
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found: dict[str, Any] = json.loads(told.splitlines()[-1])
+    return found
+
+
+def phases(case: str, run: dict[str, float], size: int) -> Iterator[Row]:
+    for name, seconds in run.items():
+        rate: Row = {"GB/s": size / seconds / 1e9} if name == "load" else {}
+        yield {"case": case, "phase": name, "s": seconds, **rate}
+    yield {"case": case, "phase": "in all", "s": sum(run.values())}
