@@ -120,7 +120,7 @@ def load(
             template.warm_up()  # its process starts while the weights are read
         with torch.inference_mode():
             decoder = Decoder(config, Source(Weights(header), place, kind), memory.context)
-            runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept)
+            runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING)
         pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows)
         engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
         worker = Worker(engine, tokenizer, threads)

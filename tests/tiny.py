@@ -93,7 +93,7 @@ def make_engine(
     config = describe(header.config)
     rows = rows if state_bytes(config, dtype.itemsize) else 0
     decoder = Decoder(config, Source(Weights(header), CPU, dtype), context)
-    runner = Runner(decoder, blocks, block_size, dtype, CPU, rows, kv_dtype)
+    runner = Runner(decoder, blocks, block_size, dtype, CPU, rows, kv_dtype, max_running)
     for cache in runner.caches:  # whatever reads a place that was never written is found out
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import RopeConfig
+from localllm.runtime.sent import moved, sent
 from localllm.runtime.state import NO_COPIES, Copies, SequenceState
 
 
@@ -95,13 +96,13 @@ class Batch:
             starts.append(starts[-1] + len(tokens))
         counts = [span.count for span in spans]
         return cls(
-            token_ids=torch.tensor([t for tokens in token_ids for t in tokens], device=device),
-            positions=torch.cat(positions).to(device),
-            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
-            context_len=torch.tensor([s.length for s in states], dtype=torch.int32, device=device),
-            block_table=table.to(device),
-            slot=torch.cat(slots).to(device),
-            logit_index=torch.tensor(logit_index, dtype=torch.int64, device=device),
+            token_ids=sent([t for tokens in token_ids for t in tokens], torch.int64, device),
+            positions=moved(torch.cat(positions), device),
+            query_start=sent(starts, torch.int32, device),
+            context_len=sent([s.length for s in states], torch.int32, device),
+            block_table=moved(table, device),
+            slot=moved(torch.cat(slots), device),
+            logit_index=sent(logit_index, torch.int64, device),
             block_size=size,
             longest=max(counts),
             uniform=counts[0] if min(counts) == max(counts) else None,
@@ -115,7 +116,7 @@ class Batch:
 
 def row_tensor(states: list[SequenceState], device: torch.device) -> Tensor | None:
     rows = [state.row for state in states if state.row is not None]
-    return torch.tensor(rows, dtype=torch.int32, device=device) if rows else None
+    return sent(rows, torch.int32, device) if rows else None
 
 
 def span_of(state: SequenceState, start: int, count: int, first_slot: int | None) -> Span:
@@ -132,7 +133,7 @@ def singles(spans: list[Span], device: torch.device) -> Singles | None:
         return None
     rows = [span.row for span in alone]
     return Singles(
-        tokens=torch.tensor([span.start for span in alone], device=device),
-        rows=torch.tensor(rows, device=device),
+        tokens=sent([span.start for span in alone], torch.int64, device),
+        rows=sent(rows, torch.int64, device),
         first_row=rows[0] if rows == list(range(rows[0], rows[0] + len(rows))) else None,
     )

@@ -19,10 +19,11 @@ from localllm.errors import LocalLLMError, UsageError
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
 from localllm.runtime.runner import Runner
-from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, Row, log_probabilities, sample
+from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, Row, log_probabilities
 from localllm.runtime.scheduler import Scheduler, Work
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.step import Drawn, Step
 
 FAULTS: dict[int, Callable[[], LocalLLMError]] = {
     NO_NUMBER: lambda: LocalLLMError("the model computed NaN or infinity", "try --dtype float32"),
@@ -48,8 +49,7 @@ class Launched:
 
     sequences: list[Sequence]
     sampling: list[Sequence]  # whose newest token was computed, so that the next was sampled
-    choices: Tensor  # [len(sampling)] on the device
-    logits: Tensor | None  # [len(sampling), vocab], if any of them wants log probabilities
+    drawn: Drawn  # its choices in the order of `sampling`
     prompts: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
     ended: list[Sequence]  # prompts that are computed and want no answer
 
@@ -59,7 +59,6 @@ class Engine:
         self.runner = runner
         self.pool = pool
         self.scheduler = Scheduler(pool, token_budget, max_running)
-        self.newest = torch.zeros(max_running, dtype=torch.int64, device=runner.device)  # [rows]
         self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
         self.in_flight: Launched | None = None
 
@@ -99,38 +98,35 @@ class Engine:
             if positions := sequence.tell_prompt(count):
                 prompts.append((sequence, positions))
                 logit_index += [start + p - (sequence.computed - count) for p in positions]
-        logits = self.runner.launch(self.make_batch(work, starts, logit_index))
-        sampled, *told = logits.split([len(sampling), *(len(positions) for _, positions in prompts)])
-        wanted = any(s.request.params.logprobs is not None for s in sampling)
-        kept = sampled.clone() if wanted else None  # sampling changes its logits
-        choices = sample(sampled, [row_of(s) for s in sampling])
         for sequence in sampling:
             if sequence.row < 0:
                 sequence.row = self.free_rows.pop()
+        drawn = self.runner.run(self.make_step(work, starts, logit_index, sampling))
+        for sequence in sampling:
             sequence.unread = 1
-        if sampling:
-            self.newest[[s.row for s in sampling]] = choices
+        told = drawn.others.split([len(positions) for _, positions in prompts])
         return Launched(
             sequences=[s for s, _ in work],
             sampling=sampling,
-            choices=choices,
-            logits=kept,
+            drawn=drawn,
             prompts=[(s, positions, part) for (s, positions), part in zip(prompts, told, strict=True)],
             ended=[s for s, _ in newest if not s.wants_answer],
         )
 
-    def make_batch(self, work: Work, starts: list[int], logit_index: list[int]) -> Batch:
-        """The step's tensors. `starts`: where each sequence's tokens begin, and the end."""
-        states = [s.state for s, _ in work if s.state]
+    def make_step(self, work: Work, starts: list[int], logit_index: list[int], sampling: list[Sequence]) -> Step:
+        """`starts`: where each sequence's tokens begin, and the end."""
         for sequence, count in work:
             sequence.save_state(count)
-        tokens = [s.last_computed(count) for s, count in work]
-        batch = Batch.of(states, tokens, logit_index, self.runner.device, self.pool.drain_copies())
-        unread = [(end - 1, s.row) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_unread]
-        if unread:
-            index, rows = zip(*unread, strict=True)
-            batch.token_ids[list(index)] = self.newest[list(rows)]
-        return batch
+        return Step(
+            states=[s.state for s, _ in work if s.state],
+            token_ids=[s.last_computed(count) for s, count in work],
+            logit_index=logit_index,
+            draws=[row_of(s) for s in sampling],
+            rows=[s.row for s in sampling],
+            unread=[(end - 1, s.row) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_unread],
+            keeps_logits=any(s.request.params.logprobs is not None for s in sampling),
+            copies=self.pool.drain_copies(),
+        )
 
     def commit(self) -> list[TokenEvent]:
         """Read the step in flight and note what it brought."""
@@ -149,11 +145,12 @@ class Engine:
             if not sequence.finished:
                 self.retire(sequence)
                 events.append(TokenEvent(sequence, finish_reason=FinishReason.LENGTH))
+        choices, logits = launched.drawn.choices.wait(), launched.drawn.logits
         logprobs: list[TokenLogprob] = []
-        if launched.logits is not None:
+        if logits is not None:
             counts = [s.request.params.logprobs or 0 for s in launched.sampling]
-            logprobs = log_probabilities(launched.logits, launched.choices.clamp(min=0), counts)
-        for i, (sequence, token) in enumerate(zip(launched.sampling, launched.choices.tolist(), strict=True)):
+            logprobs = log_probabilities(logits, choices.clamp(min=0).to(logits.device), counts)
+        for i, (sequence, token) in enumerate(zip(launched.sampling, choices.tolist(), strict=True)):
             if not sequence.finished:
                 wanted = sequence.request.params.logprobs is not None
                 events.append(self.accept(sequence, token, logprobs[i] if wanted else None))

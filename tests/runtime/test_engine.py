@@ -42,7 +42,7 @@ def run(engine: Engine, sequences: list[Sequence]) -> Answers:
             events[event.sequence.request.id].append(event)
     assert not engine.busy
     engine.pool.check_idle()
-    assert len(engine.free_rows) == len(engine.newest)
+    assert len(engine.free_rows) == len(engine.runner.newest)
     assert all(answer[-1].finish_reason for answer in events.values())
     return events
 
