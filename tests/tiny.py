@@ -86,14 +86,15 @@ def make_engine(
     context: int = 256,
     rows: int = 24,
     kv_dtype: torch.dtype | None = None,
+    device: torch.device = CPU,
 ) -> Engine:
     """`rows`: of recurrent states, where the model has any."""
     header = read_header(folder)
     check_quantization(header.config)
     config = describe(header.config)
     rows = rows if state_bytes(config, dtype.itemsize) else 0
-    decoder = Decoder(config, Source(Weights(header), CPU, dtype), context)
-    runner = Runner(decoder, blocks, block_size, dtype, CPU, rows, kv_dtype, max_running)
+    decoder = Decoder(config, Source(Weights(header), device, dtype), context)
+    runner = Runner(decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running)
     for cache in runner.caches:  # whatever reads a place that was never written is found out
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside

@@ -40,13 +40,16 @@ def run(part: str, device: str, tiny: bool, results: Results) -> str | None:
 
         timer = threading.Timer(budget, stop)
         timer.start()
+        assert process.stdout
         try:
-            assert process.stdout
             for line in process.stdout:
                 results.add(part, json.loads(line))
+            process.wait()
+        except BaseException:
+            stop()
+            raise
         finally:
             timer.cancel()
-            end(process.pid)  # and whatever it has started
     problem = f"stopped: it had {budget} s" if stopped.is_set() else None
     if not problem and process.returncode:
         problem = f"failed: it ended with {process.returncode}, its error is on stderr"

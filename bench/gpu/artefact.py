@@ -35,7 +35,7 @@ def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
 
     def keep(file: str, tensors: dict[str, Tensor]) -> None:
         nonlocal size
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
         places.update(dict.fromkeys(tensors, file))
         size += sum(tensor.nbytes for tensor in tensors.values())
 

@@ -54,7 +54,7 @@ def generate(
     weights = source(form, setting.device, DTYPE, config.tie_embeddings)
     decoder = Decoder(config, weights, context + ANSWER)
     blocks = sequences * blocks_for(context + ANSWER)
-    runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device)
+    runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device, max_running=MAX_RUNNING)
     for cache in runner.paged:
         for part in vars(cache).values():
             if isinstance(part, torch.Tensor):
