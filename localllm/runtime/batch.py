@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,23 @@ class Singles:
             state.index_copy_(0, self.rows, values)
 
 
+class CannotCapture(Exception):
+    """A kernel needs the host's view of a step that is being captured for many."""
+
+
+class OnTheDevice(tuple[Span, ...]):
+    """The spans of a step whose lengths only the device knows."""
+
+    def __iter__(self) -> Iterator[Span]:
+        raise CannotCapture("one of its kernels goes sequence by sequence")
+
+    def __getitem__(self, index: object) -> Any:
+        return iter(self)
+
+
+ON_THE_DEVICE = OnTheDevice()
+
+
 @dataclass(frozen=True)
 class Batch:
     token_ids: Tensor  # [T] int64
@@ -58,12 +76,12 @@ class Batch:
     context_len: Tensor  # [B] int32, tokens in the cache once this step has run
     block_table: Tensor  # [B, max_blocks] int32
     slot: Tensor  # [T] int64, where each token's keys and values go
-    logit_index: Tensor  # [N] int64, the tokens of T whose logits are wanted
+    logit_index: Tensor | None  # [N] int64, the tokens of T whose logits are wanted; None: all
     block_size: int
     longest: int  # most tokens that a sequence brings
     uniform: int | None  # so many does each bring; None: they differ
     rows: Tensor | None = None  # [B] int32, of recurrent states
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Span, ...] = ON_THE_DEVICE
     copies: Copies = NO_COPIES
     singles: Singles | None = None  # for recurrent layers
     saves: tuple[tuple[int, int], ...] = ()  # rows to copy when the step has run: saves at the end of a span
@@ -92,7 +110,7 @@ class Batch:
             neighbours = bool((row[1:] - row[:-1] == 1).all())
             first = state.table[0] * size if neighbours else None
             spans.append(span_of(state, starts[-1], len(tokens), first))
-            saves += [(state.row, save.row) for save in state.saves if save.length == state.length]
+            saves += state.saves_at_end
             starts.append(starts[-1] + len(tokens))
         counts = [span.count for span in spans]
         return cls(

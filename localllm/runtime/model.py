@@ -99,5 +99,6 @@ class Decoder:
         token_inputs = self.per_layer(batch.token_ids, x) if self.per_layer else [None] * len(self.layers)
         for layer, cache, token_input in zip(self.layers, caches, token_inputs, strict=True):
             x = layer(x, batch, cache, token_input)
-        logits = scaled(self.head(x[batch.logit_index], norm=self.norm), c.logit_scale)
+        wanted = x if batch.logit_index is None else x[batch.logit_index]
+        logits = scaled(self.head(wanted, norm=self.norm), c.logit_scale)
         return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits

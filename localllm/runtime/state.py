@@ -200,6 +200,11 @@ class SequenceState:
                 self.hand_over(save)
         self.saves = [save for save in self.saves if save.length > known]
 
+    @property
+    def saves_at_end(self) -> list[tuple[int, int]]:
+        """The rows to copy once all tokens are computed: from the state's own to each that is to hold the same."""
+        return [(self.row, save.row) for save in self.saves if self.row is not None and save.length == self.length]
+
     def hand_over(self, save: Save) -> None:
         """A saved row now belongs to the prefix index, where it may be evicted. One inside a block is let go."""
         rows, size = self.pool.rows, self.pool.block_size

@@ -92,7 +92,8 @@ def start(kernel: Any, grid: Grid, warps: int, stages: int = 1, *, device: torch
     gpu = gpu_of(device)
     dependent = gpu.arch >= DEPENDENT and device.type != "cpu"
     arguments |= {"PDL": dependent}
-    options = {"num_warps": warps, "num_stages": stages} | ({"launch_pdl": True} if dependent else {})
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}  # Triton wants it said
+    options |= {"launch_pdl": True} if dependent else {}
     if noted := _noted.get():
         noted[1].append(Launch(kernel, grid, arguments, options))
     else:

@@ -1,0 +1,183 @@
+"""The first and the last kernel of a step that is replayed: from a few numbers of each sequence to what the layers
+read, and on to the next step, so that the host has nothing to send while the same sequences go on.
+
+inputs: [3 + tokens, most] int64, a column for each sequence of the step: where its newest token is kept (a place
+of `newest`), its recurrent state's row, how many tokens it has in the cache (less than 0: nobody stands here, it
+pads the step), and the tokens that it brings (less than 0: the newest one, which only the device knows).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm.runtime.kernels.gpu.launch import let_next_start, start, wait_for_inputs
+
+PLACE, ROW, LENGTH, TOKENS = range(4)  # rows of `inputs`; the tokens' from there on
+NOBODY = -1  # as the length of a sequence
+NEWEST = -1  # as a token
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a step of `bucket` sequences with `count` tokens each reads and writes; all on the device."""
+
+    inputs: Tensor  # [3 + tokens, most] int64
+    newest: Tensor  # [places] int64
+    tables: Tensor  # [most, width] int32, each sequence's blocks
+    token_ids: Tensor  # [bucket * count] int64
+    positions: Tensor  # [bucket * count] int64
+    slot: Tensor  # [bucket * count] int64; of nobody the first of `spare_block`
+    context_len: Tensor  # [bucket] int32; of nobody 0
+    rows: Tensor  # [bucket] int32; of nobody `spare_row`
+    count: int
+    block_size: int
+    spare_block: int
+    spare_row: int
+
+
+@triton.jit
+def begin_kernel(
+    inputs,
+    newest,
+    tables,
+    token_ids,
+    positions,
+    slot,
+    context_len,
+    rows,
+    most,
+    width,
+    spare_block,
+    spare_row,
+    COUNT: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a sequence."""
+    wait_for_inputs(PDL)
+    i = tl.program_id(0)
+    o_token = tl.arange(0, PADDED)
+    m_token = o_token < COUNT
+    length = tl.load(inputs + 2 * most + i)
+    there = length >= 0
+    m_there = o_token < tl.where(there, COUNT, 0)
+    token = tl.load(inputs + (3 + o_token) * most + i, m_there, 0)
+    last = tl.load(newest + tl.load(inputs + i), there, 0)
+    position = tl.where(there, length + o_token, 0)
+    block = tl.load(tables + i.to(tl.int64) * width + position // BLOCK_SIZE, m_there, 0).to(tl.int64)
+    place = tl.where(there, block * BLOCK_SIZE + position % BLOCK_SIZE, spare_block * BLOCK_SIZE)
+    tl.store(token_ids + i * COUNT + o_token, tl.where(token < 0, last, token), m_token)
+    tl.store(positions + i * COUNT + o_token, position, m_token)
+    tl.store(slot + i * COUNT + o_token, place, m_token)
+    tl.store(context_len + i, tl.where(there, length + COUNT, 0).to(tl.int32))
+    tl.store(rows + i, tl.where(there, tl.load(inputs + most + i), spare_row).to(tl.int32))
+    let_next_start(PDL)
+
+
+@triton.jit
+def end_kernel(
+    inputs,
+    newest,
+    choices,
+    most,
+    COUNT: tl.constexpr,
+    PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a sequence."""
+    wait_for_inputs(PDL)
+    i = tl.program_id(0)
+    o_token = tl.arange(0, PADDED)
+    length = tl.load(inputs + 2 * most + i)
+    there = length >= 0
+    chosen = tl.load(choices + i * COUNT + COUNT - 1)
+    tl.store(newest + tl.load(inputs + i), chosen, there)
+    tl.store(inputs + 2 * most + i, length + COUNT, there)
+    tl.store(inputs + (3 + o_token) * most + i, -1, o_token < tl.where(there, COUNT, 0))
+    let_next_start(PDL)
+
+
+def begin(columns: Columns) -> None:
+    """Writes everything that is not `inputs`, `newest` and `tables`."""
+    c = columns
+    start(
+        begin_kernel,
+        (len(c.context_len),),
+        warps=1,
+        device=c.inputs.device,
+        inputs=c.inputs,
+        newest=c.newest,
+        tables=c.tables,
+        token_ids=c.token_ids,
+        positions=c.positions,
+        slot=c.slot,
+        context_len=c.context_len,
+        rows=c.rows,
+        most=c.inputs.shape[1],
+        width=c.tables.shape[1],
+        spare_block=c.spare_block,
+        spare_row=c.spare_row,
+        COUNT=c.count,
+        PADDED=triton.next_power_of_2(c.count),
+        BLOCK_SIZE=c.block_size,
+    )
+
+
+def end(columns: Columns, choices: Tensor) -> None:
+    """What was drawn becomes each sequence's newest token, and the one that it brings next. choices: [bucket *
+    count] int64"""
+    c = columns
+    start(
+        end_kernel,
+        (len(c.context_len),),
+        warps=1,
+        device=c.inputs.device,
+        inputs=c.inputs,
+        newest=c.newest,
+        choices=choices,
+        most=c.inputs.shape[1],
+        COUNT=c.count,
+        PADDED=triton.next_power_of_2(c.count),
+    )
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    """What is compiled for GPUs that are not here: docs/kernels.md."""
+
+    def columns(bucket: int, count: int) -> Columns:
+        def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        tokens, of_each = empty(bucket * count), empty(bucket, dtype=torch.int32)
+        tables = empty(32, 8192, dtype=torch.int32)
+        return Columns(
+            empty(19, 32), empty(32), tables, tokens, tokens, tokens, of_each, of_each, count, 16, 1000, 0
+        )
+
+    def both(bucket: int, count: int) -> None:
+        begin(columns(bucket, count))
+        end(columns(bucket, count), torch.empty(bucket * count, dtype=torch.int64, device="meta"))
+
+    yield "32 sequences, a token each", lambda: both(32, 1)
+    yield "1 sequence, 16 tokens", lambda: both(1, 16)
+
+
+def begin_reference(columns: Columns) -> None:
+    c, bucket = columns, len(columns.context_len)
+    length, steps = c.inputs[LENGTH, :bucket], torch.arange(c.count, device=c.inputs.device)
+    there = length >= 0
+    tokens = c.inputs[TOKENS : TOKENS + c.count, :bucket].T
+    last = c.newest[c.inputs[PLACE, :bucket].where(there, 0)][:, None]
+    position = (length[:, None] + steps).where(there[:, None], 0)
+    block = c.tables[:bucket].gather(1, position // c.block_size)
+    place = (block * c.block_size + position % c.block_size).where(there[:, None], c.spare_block * c.block_size)
+    c.token_ids.copy_(torch.where(tokens < 0, last, tokens).where(there[:, None], 0).flatten())
+    c.positions.copy_(position.flatten())
+    c.slot.copy_(place.flatten())
+    c.context_len.copy_((length + c.count).where(there, 0))
+    c.rows.copy_(c.inputs[ROW, :bucket].where(there, c.spare_row))

@@ -1,0 +1,68 @@
+"""The first and the last kernel of a step that is replayed."""
+
+import pytest
+import torch
+
+from localllm.runtime.kernels.gpu.step import (
+    LENGTH,
+    NEWEST,
+    NOBODY,
+    PLACE,
+    TOKENS,
+    Columns,
+    begin,
+    begin_reference,
+    end,
+)
+
+MOST, SIZE, WIDTH = 6, 8, 5
+WRITTEN = ("token_ids", "positions", "slot", "context_len", "rows")
+
+
+def columns(bucket: int, count: int, lengths: list[int]) -> Columns:
+    generator = torch.Generator().manual_seed(bucket * 31 + count)
+    inputs = torch.randint(1000, (TOKENS + 16, MOST), generator=generator)
+    inputs[PLACE] = torch.randperm(MOST, generator=generator)
+    inputs[LENGTH] = NOBODY
+    inputs[LENGTH, : len(lengths)] = torch.tensor(lengths)
+    inputs[TOKENS + count - 1, 0] = NEWEST
+    inputs[PLACE:LENGTH, len(lengths) :] = 10**12  # what nobody has is not looked at
+    return Columns(
+        inputs,
+        torch.randint(1000, (MOST,), generator=generator),
+        torch.randint(1, 99, (MOST, WIDTH), generator=generator, dtype=torch.int32),
+        *(torch.full((bucket * count,), -7) for _ in range(3)),
+        *(torch.full((bucket,), -7, dtype=torch.int32) for _ in range(2)),
+        count,
+        SIZE,
+        spare_block=99,
+        spare_row=44,
+    )
+
+
+@pytest.mark.parametrize(
+    ("bucket", "count", "lengths"),
+    [(1, 1, [0]), (1, 1, [39]), (4, 1, [7, 8, 23]), (4, 3, [6, 37, 0]), (2, 16, [24]), (2, 1, [])],
+    ids=str,
+)
+def test_begin(interpreter: None, bucket: int, count: int, lengths: list[int]) -> None:
+    expected, found = (columns(bucket, count, lengths) for _ in range(2))
+    begin_reference(expected)
+    begin(found)
+    for name in WRITTEN:
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert (found.slot[len(lengths) * count :] == 99 * SIZE).all()
+    assert (found.rows[len(lengths) :] == 44).all() and (found.context_len[len(lengths) :] == 0).all()
+    if lengths:
+        assert found.token_ids[count - 1] == found.newest[found.inputs[PLACE, 0]]
+
+
+def test_end_hands_the_last_choice_on(interpreter: None) -> None:
+    c = columns(4, 3, [6, 37])
+    before, newest, choices = c.inputs.clone(), c.newest.clone(), torch.arange(1100, 1112)
+    end(c, choices)
+    assert c.newest[before[PLACE, :2]].tolist() == [1102, 1105]
+    assert (c.newest != newest).sum() == 2
+    before[LENGTH, :2] += 3
+    before[TOKENS : TOKENS + 3, :2] = NEWEST
+    assert torch.equal(c.inputs, before)

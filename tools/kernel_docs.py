@@ -1,0 +1,86 @@
+"""`python tools/kernel_docs.py` compiles every Triton kernel, as it would be launched at real shapes, for GPUs of
+five architectures, none of which has to be here, and writes what each takes of one to docs/kernels.md.
+
+Ends with 1 where a kernel spills registers or takes more shared memory than a block may have. `--check` writes
+nothing.
+"""
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from localllm.runtime.kernels import gpu  # noqa: E402 (this tree, installed or not)
+from localllm.runtime.kernels.gpu import aot  # noqa: E402
+from localllm.runtime.kernels.gpu.aot import Compiled  # noqa: E402
+from localllm.runtime.kernels.gpu.launch import GPUS, noting  # noqa: E402
+
+PAGE = ROOT / "docs" / "kernels.md"
+MARKS = ("<!-- kernels -->\n", "<!-- end -->")
+PROCESSES = 2
+
+Example = tuple[str, str]  # the module's name and the example's
+
+
+def examples() -> Iterator[tuple[Example, Callable[[], object]]]:
+    """Of each module that has some: what is launched, and a call that launches it with tensors of no device."""
+    for module in pkgutil.iter_modules(gpu.__path__):
+        found = importlib.import_module(f"{gpu.__name__}.{module.name}")
+        for name, launch in getattr(found, "examples", tuple)():
+            yield (module.name, name), launch
+
+
+def compiled(example: Example) -> dict[int, list[Compiled]]:
+    """Its kernels in the order of their launch, for each architecture."""
+    launch = dict(examples())[example]
+    found = {}
+    for arch, device in GPUS.items():
+        with noting(device) as launches:
+            launch()
+        found[arch] = [aot.compile_for(noted, arch) for noted in launches]
+    return found
+
+
+def table(found: dict[Example, dict[int, list[Compiled]]]) -> str:
+    """One row a kernel of an example: warps, registers and KiB of shared memory for each architecture."""
+    head = ["kernel", "example", *(f"sm_{arch}" for arch in GPUS)]
+    rows = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for (_, example), by_arch in found.items():
+        for kernels in zip(*by_arch.values(), strict=True):
+            cells = [f"{k.warps} · {k.registers} · {k.shared / 1024:.3g}" for k in kernels]
+            rows.append("| " + " | ".join([f"`{kernels[0].name}`", example, *cells]) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def render(page: str, rows: str) -> str:
+    """The page with a fresh table."""
+    before, rest = page.split(MARKS[0])
+    return before + MARKS[0] + rows + MARKS[1] + rest.split(MARKS[1])[1]
+
+
+def faults(found: dict[Example, dict[int, list[Compiled]]]) -> list[str]:
+    every = ((example, k) for example, by_arch in found.items() for ks in by_arch.values() for k in ks)
+    return [
+        f"{k.name} ({example}) on sm_{k.arch}: {k.spilled} bytes spilled, {k.shared} of shared memory"
+        for (_, example), k in every
+        if not k.fits
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    every = [example for example, _ in examples()]
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        found = dict(zip(every, pool.map(compiled, every), strict=True))
+    if "--check" not in arguments:
+        PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), table(found)), encoding="utf-8")
+    print("\n".join(faults(found)) or f"{len(every)} examples fit on {len(GPUS)} architectures")
+    return int(bool(faults(found)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
