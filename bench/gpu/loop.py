@@ -48,17 +48,18 @@ def generate(
     context: int,
     sequences: int = 1,
     source: type[RandomSource] = RandomSource,
+    kv_dtype: torch.dtype | None = None,
 ) -> Model:
     """With a cache for so many sequences of `context` tokens and an answer, full of random numbers."""
     config = config_of(shape, form)
     weights = source(form, setting.device, DTYPE, config.tie_embeddings)
     decoder = Decoder(config, weights, context + ANSWER)
     blocks = sequences * blocks_for(context + ANSWER)
-    runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device, max_running=MAX_RUNNING)
+    runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device, 0, kv_dtype, MAX_RUNNING)
     for cache in runner.paged:
         for part in vars(cache).values():
             if isinstance(part, torch.Tensor):
-                part.normal_()
+                part.copy_(torch.randn(part.shape, device=part.device, dtype=DTYPE))
     return Model(
         config, weights.made.weights, Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
     )
