@@ -9,7 +9,7 @@ from torch import Tensor
 from bench.gpu.clock import seconds
 from bench.gpu.setting import Row, Setting
 
-BUDGET_S = 30
+BUDGET_S = 20
 LARGE_BYTES, TINY_BYTES = 4 * 2**30, 2**20  # several times any cache, but for the tiny
 CUBE, TINY_CUBE = 8192, 64
 

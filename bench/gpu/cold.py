@@ -15,7 +15,7 @@ from bench.gpu.artefact import write
 from bench.gpu.generated import SHAPES, TINY
 from bench.gpu.setting import Row, Setting
 
-BUDGET_S = 110
+BUDGET_S = 75
 STARTS = 4
 NEEDED_BYTES = 8 * 10**9
 

@@ -1,4 +1,4 @@
-"""Is what is fast also right? The tests that need a GPU, group by group, each by pytest in processes of its own."""
+"""Is what is fast also right? The tests that need a GPU, in groups, each by pytest in processes of its own."""
 
 import importlib.util
 import subprocess
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from bench.gpu.setting import Row, Setting
 
-BUDGET_S = 180
+BUDGET_S = 140
 WORKERS = 6  # processes of pytest-xdist: most of the time kernels are compiled
 FAULTS = 8  # that are shown of a group
 LENGTH = 200  # characters of a fault

@@ -30,7 +30,7 @@ from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.state import BlockPool, SequenceState
 
-BUDGET_S = 80
+BUDGET_S = 60
 CONTEXT, TINY_CONTEXT = 1024, 20
 FORMS: tuple[Form, ...] = ("int4", "bf16", "int8")
 BATCHES = (1, 8)
@@ -54,7 +54,7 @@ class Calls:
 def measure(setting: Setting) -> Iterator[Row]:
     ceiling, shape = copy_bandwidth(setting), TINY if setting.tiny else SHAPES["8B"]
     context = TINY_CONTEXT if setting.tiny else CONTEXT
-    for form in FORMS:
+    for form in FORMS[:1] if setting.tiny else FORMS:
         if not setting.room_for(needed_bytes(shape, form, context, max(BATCHES))):
             yield {"weights": form, "left out": "does not fit"}
             continue

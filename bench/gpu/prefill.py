@@ -23,7 +23,7 @@ from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
 from localllm.runtime.state import BlockPool, SequenceState
 
-BUDGET_S = 60
+BUDGET_S = 45
 PROMPT, TINY_PROMPT = 4096, 40  # tokens
 ROUNDS = 5
 LINES: dict[Form, float] = {"bf16": 0.70, "int4": 0.60}  # of the measured peak

@@ -17,7 +17,7 @@ from bench.gpu.setting import Row, Setting, judged
 from bench.gpu.static_cache import Compiled
 from bench.gpu.torch_int4 import FORMAT, TorchInt4Source, linear_int4pack
 
-BUDGET_S = 130
+BUDGET_S = 115
 CONTEXT, TINY_CONTEXT = 128, 20  # tokens
 STEPS, TINY_STEPS = 32, 2
 ROUNDS = 3

@@ -11,7 +11,7 @@ from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import Model, generate, needed_bytes, step_seconds
 from bench.gpu.setting import Row, Setting, judged
 
-BUDGET_S = 170
+BUDGET_S = 130
 STEPS = 48  # of a window
 CONTEXTS = (128, 16_384)
 LINES: dict[tuple[str, Form], tuple[float, float | None]] = {  # share of the copy: accept, goal
