@@ -60,7 +60,10 @@ def measure(setting: Setting) -> Iterator[Row]:
             continue
         model = generate(shape, form, setting, context, sequences=max(BATCHES))
         for batch in BATCHES:
-            yield from of_step(setting, model, form, context, batch, ceiling)
+            try:
+                yield from of_step(setting, model, form, context, batch, ceiling)
+            except RuntimeError as error:  # where a step cannot be captured, attention alone may be
+                yield {"weights": form, "batch": batch, "left out": str(error).partition("\n")[0]}
         del model
         gc.collect()
     for length in TINY_LONG if setting.tiny else LONG:

@@ -50,7 +50,9 @@ def generate(
     source: type[RandomSource] = RandomSource,
     kv_dtype: torch.dtype | None = None,
 ) -> Model:
-    """With a cache for so many sequences of `context` tokens and an answer, full of random numbers."""
+    """With a cache for so many sequences of `context` tokens and an answer, full of random numbers.
+
+    kv_dtype: as `make_caches`."""
     config = config_of(shape, form)
     weights = source(form, setting.device, DTYPE, config.tie_embeddings)
     decoder = Decoder(config, weights, context + ANSWER)

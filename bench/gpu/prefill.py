@@ -17,7 +17,7 @@ from bench.gpu.loop import DTYPE, Model, ask, generate, let_go, needed_bytes, pr
 from bench.gpu.setting import Row, Setting, judged
 from localllm.arch.config import AttentionConfig
 from localllm.arch.cost import Share, flops, pairs
-from localllm.plan.memory import BLOCK_SIZE, blocks_for
+from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
@@ -25,7 +25,8 @@ from localllm.runtime.state import BlockPool, SequenceState
 
 BUDGET_S = 45
 PROMPT, TINY_PROMPT = 4096, 40  # tokens
-ROUNDS = 5
+CHUNKS = (2048, 4096)  # of it in a step, beside what a step may take where nobody says otherwise
+ROUNDS = 4
 LINES: dict[Form, float] = {"bf16": 0.70, "int4": 0.60}  # of the measured peak
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 
@@ -39,24 +40,28 @@ def measure(setting: Setting) -> Iterator[Row]:
             yield {"what": f"8B {form}", "left out": f"needs {need / 1e9:.0f} GB"}
             continue
         model = generate(shape, form, setting, tokens, sequences=ROUNDS + 1)
-        taken = first_token_seconds(model, tokens)
-        rate = flops(model.config, (Share(tokens, tokens),)) / taken
-        yield {
-            **{"what": f"8B {form}", "tokens": tokens, "ms": taken * 1e3, "tokens/s": tokens / taken},
-            **{"TFLOP/s": rate / 1e12, "of peak": rate / peak},
-            **judged(rate / peak, line),
-        }
+        for chunk in sorted({TOKEN_BUDGET, *CHUNKS}):
+            model.engine.scheduler.token_budget = chunk
+            taken = first_token_seconds(model, tokens, chunk)
+            rate = flops(model.config, (Share(tokens, tokens),)) / taken
+            yield {
+                **{"what": f"8B {form}", "tokens": tokens, "tokens a step": chunk, "ms": taken * 1e3},
+                **{"tokens/s": tokens / taken, "TFLOP/s": rate / 1e12, "of peak": rate / peak},
+                **judged(rate / peak, line),
+            }
         del model
         gc.collect()
     yield from attention_rows(setting, tokens, peak)
 
 
 @torch.inference_mode()
-def first_token_seconds(model: Model, tokens: int) -> float:
-    """From the request to its token, each time with another prompt; the first round compiles and is left out."""
+def first_token_seconds(model: Model, tokens: int, seeds: int) -> float:
+    """From the request to its token, each time with another prompt; the first round compiles and is left out.
+
+    seeds: of the prompts; others for each call."""
     times = []
     for seed in range(ROUNDS + 1):
-        prompt = prompt_of(model, tokens, 100 + seed)
+        prompt = prompt_of(model, tokens, 1000 * seeds + seed)
         start = finished(model.engine.runner.device)
         sequence = ask(model, prompt, 2)
         until(model.engine, [sequence], 1)
