@@ -1,11 +1,13 @@
-"""One cold start: imports, load, the first token, and a second request beside it; seconds of each as JSON."""
+"""One cold start: imports, load with its phases, the first tokens, and those of a second prompt beside them; seconds
+of each as JSON."""
 
 import argparse
 import json
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+
+MARKS = ("import", "load", "first two tokens", "two tokens of another prompt")
 
 
 def main() -> None:
@@ -13,22 +15,21 @@ def main() -> None:
     options.add_argument("folder", type=Path)
     options.add_argument("device")
     chosen = options.parse_args()
-    marks = [time.perf_counter()]
+    times = [time.perf_counter()]
     import localllm
 
     load = localllm.load  # imports torch and the rest
-    marks.append(time.perf_counter())
+    times.append(time.perf_counter())
     llm = load(chosen.folder, device=chosen.device, context=256)
-    marks.append(time.perf_counter())
+    times.append(time.perf_counter())
     for prompt in ([5, 6, 7], [8, 9, 10]):
         params = localllm.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-        done = llm.generate(prompt, params)
-        assert done.metrics.output_tokens == 2
-        marks.append(time.perf_counter())
+        assert llm.generate(prompt, params).metrics.output_tokens == 2
+        times.append(time.perf_counter())
+    phases = {f"load: {name}": seconds for name, seconds in getattr(llm, "load_phases", {}).items()}
     llm.close()
-    names = ("import", "load", "first two tokens", "two more of another prompt")
-    print(json.dumps({name: end - start for name, (start, end) in zip(names, pairwise(marks), strict=True)}))
-    sys.stdout.flush()
+    marks = {name: end - start for name, (start, end) in zip(MARKS, pairwise(times), strict=True)}
+    print(json.dumps(marks | phases))
 
 
 if __name__ == "__main__":
