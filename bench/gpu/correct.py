@@ -1,6 +1,7 @@
 """Is what is fast also right? The tests that need a GPU, in groups, each by pytest in processes of its own."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from xml.etree import ElementTree
 from bench.gpu.setting import Row, Setting
 
 BUDGET_S = 140
-WORKERS = 6  # processes of pytest-xdist: most of the time kernels are compiled
+WORKERS = min(8, os.cpu_count() or 1)  # processes of pytest-xdist: most of the time kernels are compiled
 FAULTS = 8  # that are shown of a group
 LENGTH = 200  # characters of a fault
 GROUPS = {

@@ -1,5 +1,5 @@
-"""One cold start: imports, load with its phases, the first tokens, and those of a second prompt beside them; seconds
-of each as JSON."""
+"""One cold start: imports, load with its phases, the first tokens, and those of a second prompt beside them; the
+seconds of each as JSON."""
 
 import argparse
 import json
