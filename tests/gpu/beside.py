@@ -1,11 +1,13 @@
 """Every call that a model makes of an operation, computed by its reference as well: kernels are compared at the
 shapes, and on the tensors, that models really give them.
 
-The bound is that of tests/runtime/kernels/harness.py: no further from the exact answer than twice plain torch in
-the same dtype. What a call changes in place (caches) is compared, too.
+The bound is twice that of tests/runtime/kernels/harness.py, since the unluckiest of hundreds of calls counts: no
+further from the exact answer than four times plain torch in the same dtype. What a call changes in place (caches) is
+compared, too.
 """
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -74,7 +76,9 @@ def compared() -> Iterator[Findings]:
 def in_float64(reference: Kernel, exactly: tuple[Any, ...]) -> Any:
     """None where objects among the arguments (experts) hold weights in a dtype of their own."""
     try:
-        return reference.run(*exactly)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch has no fast way for such a mixture
+            return reference.run(*exactly)
     except RuntimeError as error:
         if "dtype" not in str(error):
             raise
@@ -97,7 +101,7 @@ def fault_of(got: Tensor, plain: Tensor, exact: Tensor) -> str | None:
     eps = torch.finfo(got.dtype).eps
     got, plain, exact = (x.double().nan_to_num() for x in (got, plain, exact))
     off = (plain - exact).abs().max()
-    allowed = 2 * off + (eps if off > 0 else 4 * eps) * exact.abs().max()  # no exact answer: both are rounded
+    allowed = 4 * off + (2 if off > 0 else 4) * eps * exact.abs().max()  # no exact answer: both are rounded
     error = (got - exact).abs().max()
     return None if error <= allowed else f"{error:.2e} > {allowed:.2e} at {list(got.shape)}"
 
