@@ -1,8 +1,8 @@
 """Every call that a model makes of an operation, computed by its reference as well: kernels are compared at the
 shapes, and on the tensors, that models really give them.
 
-The bound is twice that of tests/runtime/kernels/harness.py, since the unluckiest of hundreds of calls counts: no
-further from the exact answer than four times plain torch in the same dtype. What a call changes in place (caches) is
+The bound is twice that of tests/runtime/kernels/harness.py, as the unluckiest of hundreds of calls counts: no
+further from the exact answer than four times plain torch in the same dtype. What a call changes in place is
 compared, too.
 """
 
