@@ -6,15 +6,21 @@ from huggingface_hub import constants
 
 from localllm.hub import http
 from tests.hub.loopback import LoopbackHub
-from tests.interpreted import launch
+from tests.interpreted import ON_GPU, launch
+from tests.on_gpu import OnDevice
 
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
 
 
 @pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels for GPUs run here, under Triton's interpreter."""
-    monkeypatch.setattr(launch, "takes_cpu", True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels for GPUs run here: on a GPU where there is one, else under Triton's interpreter."""
+    if ON_GPU:
+        with OnDevice(torch.device("cuda", 0)):
+            yield
+    else:
+        monkeypatch.setattr(launch, "takes_cpu", True)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -88,6 +88,7 @@ def make_engine(
     kv_dtype: torch.dtype | None = None,
     graphs: bool = False,
     aside: int = 0,
+    device: torch.device = CPU,
 ) -> Engine:
     """`rows`: of recurrent states, where the model has any; graphs: run steps as where they are captured; aside:
     blocks, as beside a GPU's."""
@@ -95,10 +96,9 @@ def make_engine(
     check_quantization(header.config)
     config = describe(header.config)
     rows = rows if state_bytes(config, dtype.itemsize) else 0
-    decoder = Decoder(config, Source(Weights(header), CPU, dtype), context)
-    runner = Runner(
-        decoder, blocks, block_size, dtype, CPU, rows, kv_dtype, max_running, context if graphs else None
-    )
+    decoder = Decoder(config, Source(Weights(header), device, dtype), context)
+    captured = context if graphs or device.type == "cuda" else None
+    runner = Runner(decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running, captured)
     for cache in runner.caches:  # whatever reads a place that was never written is found out
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside

@@ -29,6 +29,7 @@ class Subject:
     name: str
     folder: Path
     theirs: Any
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def token_ids(count: int, seed: int = 1) -> list[int]:
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
+    got, expected = got.cpu(), expected.cpu()
     assert got.isfinite().all()
     assert expected.std() > 0.3  # a dead model would agree with anything
     return (got - expected).abs().max().item()
@@ -50,7 +52,7 @@ def difference(got: Tensor, expected: Tensor) -> float:
 
 def against_transformers(subject: Subject) -> float:
     ids = token_ids(LENGTH)
-    engine = make_engine(subject.folder, context=LENGTH)
+    engine = make_engine(subject.folder, device=subject.device, context=LENGTH)
     got = engine.logits(ids)
     engine.pool.check()
     return difference(got, logits_of_transformers(subject.theirs, ids))
@@ -79,13 +81,13 @@ def from_gguf(subject: Subject) -> float | None:
         theirs = make_checkpoint(folder, kind, **{**usual, **changes})
     write_gguf(folder, folder / "model.gguf")
     ids = token_ids(LENGTH)
-    engine = make_engine(folder / "model.gguf", context=LENGTH)
+    engine = make_engine(folder / "model.gguf", device=subject.device, context=LENGTH)
     return difference(engine.logits(ids), logits_of_transformers(theirs, ids))
 
 
 def in_chunks(subject: Subject) -> float:
     """Two sequences, brought in uneven chunks that take turns."""
-    engine = make_engine(subject.folder, block_size=4)
+    engine = make_engine(subject.folder, device=subject.device, block_size=4)
     rng = random.Random(0)
     texts = [token_ids(LENGTH, seed) for seed in (1, 2)]
     states = [SequenceState(engine.pool) for _ in texts]
@@ -102,7 +104,7 @@ def in_chunks(subject: Subject) -> float:
 
 def in_batches(subject: Subject) -> float:
     """Four sequences in one step, of which some bring many tokens and some one."""
-    engine = make_engine(subject.folder, block_size=4)
+    engine = make_engine(subject.folder, device=subject.device, block_size=4)
     texts = [token_ids(count, seed) for seed, count in enumerate((1, 9, 30, 23))]
     states = [SequenceState(engine.pool) for _ in texts]
     alone = [engine.logits(text) for text in texts]
@@ -113,7 +115,7 @@ def in_batches(subject: Subject) -> float:
 
 def under_the_verbs(subject: Subject) -> float:
     """A random walk of the verbs over sequences that share beginnings."""
-    engine = make_engine(subject.folder, blocks=200, block_size=4)
+    engine = make_engine(subject.folder, device=subject.device, blocks=200, block_size=4)
     rng = random.Random(0)
     live: list[tuple[SequenceState, list[int]]] = []
     worst = 0.0
@@ -162,7 +164,7 @@ def extend(
     for length in saves:
         states[0].save(length)
     every = list(range(sum(map(len, tokens))))
-    return engine.runner.launch(Batch.of(states, tokens, every, CPU, engine.pool.drain_copies()))
+    return engine.runner.launch(Batch.of(states, tokens, every, engine.runner.device, engine.pool.drain_copies()))
 
 
 PROOFS = (

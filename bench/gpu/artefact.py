@@ -1,0 +1,74 @@
+"""A generated INT4 model as an artefact on disk, as `localllm quantize` writes one: speed does not depend on what
+the weights say. Its vocabulary only has to exist."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bench.gpu.generated import RandomSource
+from bench.gpu.setting import Setting
+from localllm.quant.packing import INT4, INT8
+from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize.compressed import Scheme, quantization_config, scheme_of, stored
+
+
+def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
+    """Layer by layer into files of their own -> the bytes of all tensors."""
+    folder.mkdir(parents=True)
+    source = RandomSource("int4", setting.device)
+    hidden, ffn = shape["hidden_size"], shape["intermediate_size"]
+    queries, keys = (shape[f"num_{kind}_heads"] * shape["head_dim"] for kind in ("attention", "key_value"))
+    matrices = {
+        **{"self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden)},
+        **{"self_attn.v_proj": (keys, hidden), "self_attn.o_proj": (hidden, queries)},
+        **{"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden), "mlp.down_proj": (hidden, ffn)},
+    }
+    norms = ("input_layernorm", "post_attention_layernorm")
+    schemes: dict[str, Scheme] = {}
+    places: dict[str, str] = {}
+    size = 0
+
+    def keep(file: str, tensors: dict[str, Tensor]) -> None:
+        nonlocal size
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
+        places.update(dict.fromkeys(tensors, file))
+        size += sum(tensor.nbytes for tensor in tensors.values())
+
+    @functools.cache  # packing takes longer than writing: all layers have the same numbers
+    def packed(form: str, rows: int, columns: int) -> tuple[Scheme, dict[str, Tensor]]:
+        weight = on_cpu(source.packed(form, rows, columns))
+        scheme = scheme_of(weight, activations=False)
+        return scheme, stored(weight, scheme)
+
+    def quantized(module: str, form: str, rows: int, columns: int) -> dict[str, Tensor]:
+        schemes[module], parts = packed(form, rows, columns)
+        return {f"{module}.{part}": tensor for part, tensor in parts.items()}
+
+    def plain(*sizes: int) -> Tensor:
+        return source.tensor("", *sizes).cpu()
+
+    for i in range(shape["num_hidden_layers"]):
+        name = f"model.layers.{i}"
+        layer = {f"{name}.{norm}.weight": plain(hidden) for norm in norms}
+        for module, (rows, columns) in matrices.items():
+            layer |= quantized(f"{name}.{module}", INT4, rows, columns)
+        keep(f"layer-{i:02}.safetensors", layer)
+    outside = {"model.embed_tokens.weight": plain(shape["vocab_size"], hidden), "model.norm.weight": plain(hidden)}
+    keep("outside.safetensors", outside | quantized("lm_head", INT8, shape["vocab_size"], hidden))
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = shape | {"tie_word_embeddings": False, "quantization_config": quantization_config(schemes, [])}
+    (folder / "config.json").write_text(json.dumps(config))
+    vocabulary = {f"t{i}": i for i in range(shape["vocab_size"])}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "t0")).save(str(folder / "tokenizer.json"))
+    return size
+
+
+def on_cpu(weight: QuantizedTensor) -> QuantizedTensor:
+    parts = {name: part.cpu() for name, part in weight.parts.items()}
+    return QuantizedTensor(weight.format, weight.shape, parts, weight.group)

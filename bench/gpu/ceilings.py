@@ -1,0 +1,52 @@
+"""What this device reaches at best: copies and reads of memory, products of bf16. Random data: on zeros products
+are faster than on any model's numbers."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bench.gpu.clock import seconds
+from bench.gpu.setting import Row, Setting
+
+BUDGET_S = 20
+LARGE_BYTES, TINY_BYTES = 4 * 2**30, 2**20  # several times any cache, but for the tiny
+CUBE, TINY_CUBE = 8192, 64
+
+
+def random_bytes(setting: Setting) -> Tensor:
+    """As int64."""
+    count = (TINY_BYTES if setting.tiny else LARGE_BYTES) // 8
+    return torch.randint(-(2**62), 2**62, (count,), device=setting.device)
+
+
+def copy_bandwidth(setting: Setting) -> float:
+    """Bytes read and written a second by a copy on the device."""
+    source = random_bytes(setting)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source), setting.device)
+
+
+def read_bandwidth(setting: Setting) -> float:
+    """Bytes read a second by a maximum of all numbers."""
+    source = random_bytes(setting).view(torch.float32).nan_to_num_()
+    return source.nbytes / seconds(source.amax, setting.device)
+
+
+def matmul_peak(setting: Setting) -> float:
+    """Operations a second of a product of squares in bfloat16."""
+    size = TINY_CUBE if setting.tiny else CUBE
+    a, b = (torch.randn(size, size, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * size**3 / seconds(lambda: torch.mm(a, b, out=out), setting.device)
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    kinds = {
+        "copy, GB/s read and written": (copy_bandwidth, 1e9),
+        "read, GB/s": (read_bandwidth, 1e9),
+        "bf16 product, TFLOP/s": (matmul_peak, 1e12),
+    }
+    for name, (found, unit) in kinds.items():
+        first, second = found(setting) / unit, found(setting) / unit
+        yield {"what": name, "first": first, "second": second, "apart": abs(first - second) / max(first, second)}

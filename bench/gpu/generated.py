@@ -1,0 +1,159 @@
+"""Generated models: the shape of Llamas, random numbers made where they are needed. Speed does not depend on what
+weights say, and nothing has to be downloaded, stored or copied."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from localllm.arch.config import ModelConfig
+from localllm.arch.cost import WeightBytes
+from localllm.arch.describe import describe
+from localllm.arch.layout import Layout
+from localllm.checkpoint.header import Header
+from localllm.checkpoint.safetensors import Weights
+from localllm.quant.packing import INT4, INT8
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.load import Source
+
+Form = Literal["bf16", "int8", "int4"]
+GROUP = 128  # columns that share a scale in INT4
+CODE_SPREAD = {INT4: 4.6, INT8: 73.9}  # the standard deviation of random codes
+
+
+def llama(
+    hidden: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    vocabulary: int,
+    tied: bool = False,
+    dim: int = 128,
+) -> dict[str, Any]:
+    """Its config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": dim,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "dtype": "bfloat16",
+    }
+
+
+SHAPES = {
+    "1B": llama(2048, 8192, 16, 32, 8, 128_256, tied=True, dim=64),  # Llama 3.2 1B
+    "8B": llama(4096, 14_336, 32, 32, 8, 128_256),  # Llama 3.1 8B
+    "32B": llama(5120, 27_648, 64, 40, 8, 152_064),  # Qwen2.5 32B, without its biases
+    "70B": llama(8192, 28_672, 80, 64, 8, 128_256),  # Llama 3.1 70B
+}
+TINY = llama(64, 128, 2, 4, 2, 320, dim=16)
+
+
+@dataclass
+class Made:
+    """Bytes of the weights that were made, as a step reads them; what laying them out adds is left out."""
+
+    layers: int = 0
+    head: int = 0
+    tables: int = 0
+
+    def add(self, name: str, size: int, tied: bool) -> None:
+        if name.startswith("lm_head") or (tied and name.startswith("embed_tokens")):
+            self.head += size
+        elif name.startswith("embed_tokens"):
+            self.tables += size
+        else:
+            self.layers += size
+
+    @property
+    def weights(self) -> WeightBytes:
+        return WeightBytes(self.layers, 0, self.head, self.tables)
+
+
+class RandomSource(Source):
+    """Random weights of any name and shape, made on the device. As `--quant` leaves them, the layers' matrices are
+    in `form`, a head is in INT8 wherever they are quantized, the embedding is not quantized."""
+
+    def __init__(
+        self,
+        form: Form,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        tied: bool = False,
+        prefix: str = "",
+        made: Made | None = None,
+    ):
+        nothing = Header(Path("generated"), {}, {}, {}, Layout())
+        super().__init__(Weights(nothing), device, dtype)
+        self.form: Form = form
+        self.tied = tied
+        self.prefix = prefix
+        self.made = made or Made()
+
+    def under(self, name: str) -> "RandomSource":
+        return RandomSource(self.form, self.device, self.dtype, self.tied, f"{self.prefix}{name}.", self.made)
+
+    def has_matrix(self, name: str) -> bool:
+        return False
+
+    def norm(self, name: str, size: int) -> Tensor:
+        return self.exact(name, size) + 1
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        return self.counted(name, torch.randn(shape, device=self.device) / 10)
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        found = torch.empty(shape, device=self.device, dtype=self.dtype)
+        return self.counted(name, found.normal_(std=shape[-1] ** -0.5))
+
+    def table(self, name: str, rows: int, columns: int) -> Tensor:
+        return self.tensor(name, rows, columns)
+
+    def matrices(
+        self, names: dict[str, int], columns: int, order: object = None
+    ) -> tuple[Tensor | QuantizedTensor]:
+        """Stacked, as a checkpoint of one format is read."""
+        return (self.matrix(next(iter(names)), sum(names.values()), columns),)
+
+    def matrix(self, name: str, rows: int, columns: int) -> Tensor | QuantizedTensor:
+        if self.form == "bf16" or name == "embed_tokens":
+            return self.tensor(name, rows, columns)
+        packed = self.packed(INT8 if self.form == "int8" or name == "lm_head" else INT4, rows, columns)
+        self.made.add(self.prefix + name, packed.nbytes, self.tied)
+        return self.kept(packed, name)
+
+    def plain(self, name: str, rows: int, columns: int) -> Tensor:
+        return self.tensor(name, rows, columns)
+
+    def packed(self, form: str, rows: int, columns: int) -> QuantizedTensor:
+        """As round-to-nearest leaves it: INT4 in groups, INT8 with a scale a row, both without zero points."""
+        group = min(GROUP, columns) if form == INT4 else None
+        lowest, highest = (0, 256) if form == INT4 else (-127, 128)
+        width, kind = (columns // 2, torch.uint8) if form == INT4 else (columns, torch.int8)
+        codes = torch.randint(lowest, highest, (rows, width), device=self.device, dtype=kind)
+        scale = torch.rand(rows, columns // (group or columns), device=self.device) + 0.5
+        scale = (scale * columns**-0.5 / CODE_SPREAD[form]).to(torch.bfloat16)
+        return QuantizedTensor(form, (rows, columns), {"q": codes, "scale": scale}, group)
+
+    def counted(self, name: str, tensor: Tensor) -> Tensor:
+        self.made.add(self.prefix + name, tensor.nbytes, self.tied)
+        return tensor
+
+
+def config_of(shape: dict[str, Any], form: Form) -> ModelConfig:
+    """Of a model whose head is quantized it is apart from the embedding."""
+    config = describe(shape)
+    return config if form == "bf16" else replace(config, tie_embeddings=False)

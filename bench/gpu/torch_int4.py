@@ -1,0 +1,51 @@
+"""torch's own INT4 product for the matrices of a generated model: the same codes and scales as it lays them."""
+
+import torch
+from torch import Tensor
+
+from bench.gpu.generated import RandomSource
+from localllm.quant.dequantize import dequantize
+from localllm.quant.formats import int4
+from localllm.quant.packing import INT4
+from localllm.quant.tensor import QuantizedTensor
+
+FORMAT = "int4pack"
+INNER_TILES = 8  # of K: what torch's own quantizers take
+TOLERANCE = 0.02  # of products in bfloat16
+
+
+class TorchInt4Source(RandomSource):
+    def under(self, name: str) -> "TorchInt4Source":
+        return TorchInt4Source(self.form, self.device, self.dtype, self.tied, f"{self.prefix}{name}.", self.made)
+
+    def kept(self, weight: QuantizedTensor, name: str) -> Tensor | QuantizedTensor:
+        return repacked(weight, self.dtype) if weight.format == INT4 else super().kept(weight, name)
+
+
+def repacked(weight: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
+    """Raises RuntimeError where the product then is not that of the weight."""
+    assert weight.group, "torch's product is of groups"
+    q, scale = weight.parts["q"], weight.parts["scale"].to(dtype)
+    if q.device.type == "cpu":
+        codes = int4.unpack(q, weight.shape[1]).int()
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    else:  # the first of two columns in the high bits
+        packed = torch.ops.aten._convert_weight_to_int4pack((q << 4) | (q >> 4), INNER_TILES)
+    both = torch.stack((scale.T, torch.zeros_like(scale.T)), -1).contiguous()  # [groups, out, 2]
+    found = QuantizedTensor(FORMAT, weight.shape, {"q": packed, "scale": both}, weight.group)
+    x = torch.randn(1, weight.shape[1], device=q.device, dtype=dtype)
+    exact = x.float() @ dequantize(weight, torch.float32).T
+    if not (linear_int4pack(x, found, None).float() - exact).norm() < TOLERANCE * exact.norm():
+        raise RuntimeError("torch's INT4 product gives something else")
+    return found
+
+
+def linear_int4pack(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """x: [T, in] -> [T, out]"""
+    product = (
+        torch.ops.aten._weight_int4pack_mm_for_cpu
+        if x.device.type == "cpu"
+        else torch.ops.aten._weight_int4pack_mm
+    )
+    y = product(x.contiguous(), weight.parts["q"], weight.group, weight.parts["scale"])
+    return y if bias is None else y + bias

@@ -1,0 +1,147 @@
+"""Every call that a model makes of an operation, computed by its reference as well: kernels are compared at the
+shapes, and on the tensors, that models really give them.
+
+The bound is twice that of tests/runtime/kernels/harness.py, as the unluckiest of hundreds of calls counts: no
+further from the exact answer than four times plain torch in the same dtype. What a call changes in place is
+compared, too.
+"""
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.gpu.choice import chosen, first
+from localllm.quant.vectors import MOST
+from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache
+from localllm.runtime.kernels.registry import KERNELS, Kernel
+
+CHANGING = (KVCache, LatentCache, RecurrentCache)
+LARGE = 2**24  # elements: weights, which nothing changes
+
+
+@dataclass
+class Findings:
+    ran: Counter[str] = field(default_factory=Counter)  # kernels by operation/name
+    wrong: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def compared() -> Iterator[Findings]:
+    """For as long as it lasts, kernels are launched one by one and never by a graph."""
+    findings, inside = Findings(), False
+
+    def beside(operation: str) -> Callable[..., Any]:
+        reference = KERNELS[operation][-1]
+
+        def run(*arguments: Any) -> Any:
+            nonlocal inside
+            kernel = chosen(operation, arguments, run)
+            if inside or kernel is reference:
+                return (reference if inside else kernel).run(*arguments)
+            exactly, plainly = converted(arguments, torch.float64), converted(arguments, None)
+            inside = True
+            try:
+                plain, exact = reference.run(*plainly), in_float64(reference, exactly)
+            finally:
+                inside = False
+            if exact is None:
+                exactly, exact = plainly, plain
+            result = kernel.run(*arguments)
+            name = f"{operation}/{kernel.name}"
+            findings.ran[name] += 1
+            both = zip(
+                tensors((result, written(arguments))),
+                tensors((plain, written(plainly))),
+                tensors((exact, written(exactly))),
+                strict=True,
+            )
+            findings.wrong += [f"{name}: {fault}" for each in both if (fault := fault_of(*each))]
+            return result
+
+        return run
+
+    with ExitStack() as added:
+        for operation in list(KERNELS):
+            added.enter_context(first(operation, beside(operation)))
+        yield findings
+
+
+def in_float64(reference: Kernel, exactly: tuple[Any, ...]) -> Any:
+    """None where objects among the arguments (experts) hold weights in a dtype of their own."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch has no fast way for such a mixture
+            return reference.run(*exactly)
+    except RuntimeError as error:
+        if "dtype" not in str(error):
+            raise
+        return None
+
+
+def fault_of(got: Tensor, plain: Tensor, exact: Tensor) -> str | None:
+    """Why `got` is not as near to `exact` as it must be; `plain` is what torch gives in the same dtype."""
+    if got.shape != exact.shape or got.dtype != plain.dtype:
+        return f"{got.dtype} {list(got.shape)} for {plain.dtype} {list(plain.shape)}"
+    if not got.is_floating_point() or got.dtype in MOST:
+        wrong = (got != plain) & (got.double() != exact.double())
+        # A number of 8 bits may be rounded to its neighbour: what it stands for is compared where it is read.
+        most = got.numel() // 100 if got.dtype in MOST else 0
+        return f"{int(wrong.sum())} of {got.numel()} differ" if int(wrong.sum()) > most else None
+    if not torch.equal(got.isnan(), exact.isnan()):
+        return f"{int(got.isnan().sum())} NaN for {int(exact.isnan().sum())}"
+    if not got.numel():
+        return None
+    eps = torch.finfo(got.dtype).eps
+    got, plain, exact = (x.double().nan_to_num() for x in (got, plain, exact))
+    off = (plain - exact).abs().max()
+    allowed = 4 * off + (2 if off > 0 else 4) * eps * exact.abs().max()  # no exact answer: both are rounded
+    error = (got - exact).abs().max()
+    return None if error <= allowed else f"{error:.2e} > {allowed:.2e} at {list(got.shape)}"
+
+
+def converted(value: Any, dtype: torch.dtype | None) -> Any:
+    """A copy that shares no tensor with it; floats in `dtype`, but for caches in 8 bits, whose scales go with
+    them, and for what is never changed and read as it is: norms, packed weights, the batch, experts."""
+    return _converted(value, dtype, {})
+
+
+def _converted(value: Any, dtype: torch.dtype | None, seen: dict[int, Any]) -> Any:
+    if id(value) in seen:
+        return seen[id(value)]
+    if isinstance(value, Tensor):
+        plain = value.is_floating_point() and value.dtype not in MOST
+        found: Any = value.to(dtype, copy=True) if dtype and plain else value.clone()
+    elif type(value) in (tuple, list):
+        found = type(value)(_converted(each, dtype, seen) for each in value)
+    elif isinstance(value, CHANGING):
+        kept = dtype if not any(isinstance(x, Tensor) and x.dtype in MOST for x in vars(value).values()) else None
+        found = copy.copy(value)
+        for name, each in vars(value).items():
+            object.__setattr__(found, name, _converted(each, kept, seen))
+    else:
+        return value
+    seen[id(value)] = found
+    return found
+
+
+def written(arguments: tuple[Any, ...]) -> list[Any]:
+    """What a call may change: caches, and the states of recurrent layers."""
+    return [a for a in arguments if isinstance(a, CHANGING) or (isinstance(a, Tensor) and a.numel() < LARGE)]
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All in it, in the same order for a value and its copy."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors(each)
+    elif isinstance(value, CHANGING):
+        yield from tensors(list(vars(value).values()))

@@ -1,0 +1,38 @@
+"""The memory that a captured graph computes in, and what is put there between two replays."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class Bytes:
+    """Device memory at an address, for torch to look at."""
+
+    def __init__(self, address: int, size: int):
+        self.__cuda_array_interface__ = {
+            **{"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None},
+        }
+
+
+def free_parts(pool: tuple[int, int], device: torch.device) -> Iterator[Tensor]:
+    """What lies in a graph's pool and belongs to nobody now: whatever a replay reads there it must have written
+    before. uint8 each."""
+    for segment in torch.cuda.memory_snapshot():
+        if tuple(segment.get("segment_pool_id", ())) != tuple(pool) or segment["device"] != (device.index or 0):
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            start = block.get("address", address)
+            if block["state"] == "inactive":
+                yield torch.as_tensor(Bytes(start, block["size"]), device=device)
+            address += block["size"]
+
+
+def poison(pool: tuple[int, int], device: torch.device) -> int:
+    """Every byte 255, which is NaN in bfloat16, float16 and float32 -> how many bytes."""
+    total = 0
+    for part in free_parts(pool, device):
+        part.fill_(255)
+        total += part.numel()
+    return total

@@ -1,0 +1,45 @@
+"""Tests of kernels make their tensors on the CPU, where the interpreter takes them; where there is a GPU, the same
+tests run there: tensors are made as ever, with the same numbers, and moved."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+MAKERS = (
+    *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand),
+    *(torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros),
+)
+
+
+class OnDevice(TorchFunctionMode):
+    """What asks for the CPU, or for nothing, gets the device; `Tensor.cpu` still comes back from it."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in MAKERS:
+            asked = named.pop("device", None)
+            made = func(*args, **named)  # on the CPU, whose generators tests seed
+            return made.to(self.device if self.stands_for(asked) else asked)
+        if func is torch.Tensor.to:
+            args = tuple(self.device if is_cpu(argument) else argument for argument in args)
+            named = {name: self.device if is_cpu(value) else value for name, value in named.items()}
+        return func(*args, **named)
+
+    def stands_for(self, asked: Any) -> bool:
+        return asked is None or is_cpu(asked)
+
+
+def is_cpu(value: Any) -> bool:
+    return isinstance(value, torch.device | str) and str(value) == "cpu"
