@@ -57,7 +57,8 @@ def generate(
     weights = source(form, setting.device, DTYPE, config.tie_embeddings)
     decoder = Decoder(config, weights, context + ANSWER)
     blocks = sequences * blocks_for(context + ANSWER)
-    runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device, 0, kv_dtype, MAX_RUNNING)
+    captured = context + ANSWER if setting.device.type == "cuda" else None
+    runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device, 0, kv_dtype, MAX_RUNNING, captured)
     for cache in runner.paged:
         for part in vars(cache).values():
             if isinstance(part, torch.Tensor):

@@ -69,7 +69,7 @@ def row(setting: Setting, model: Model, name: str, form: Form, context: int, cei
     found: Row = {
         **{"model": name, "weights": form, "context": context, "batch": 1},
         **{"ms/token": taken * 1e3, "tokens/s": 1 / taken, "GB/s": rate / 1e9},
-        **{"of copy": rate / ceiling, "apart": apart},
+        **{"of copy": rate / ceiling, "apart": apart, "graphs": model.engine.runner.without_graphs or "yes"},
     }
     line = LINES.get((name, form)) if context <= CONTEXTS[0] else None
     return found | (judged(rate / ceiling, *line) if line else {})

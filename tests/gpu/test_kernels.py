@@ -47,6 +47,7 @@ def test_those_of_a_llama_at_its_size(
 ) -> None:
     shape = SHAPES[size] | {"num_hidden_layers": 1, "vocab_size": 32_000}
     model = generate(shape, form, Setting(device), 256, sequences=32, kv_dtype=kept)
+    model.engine.runner.graphs = None  # a replay asks for no kernel
     with compared() as findings:
         walk(model.engine, shape["vocab_size"], 256)
         run(model.engine, [greedy(text(200, shape["vocab_size"], 7), 2)])
