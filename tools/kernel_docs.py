@@ -51,10 +51,16 @@ def table(found: dict[Example, dict[int, list[Compiled]]]) -> str:
     head = ["kernel", "example", *(f"sm_{arch}" for arch in GPUS)]
     rows = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for (_, example), by_arch in found.items():
-        for kernels in zip(*by_arch.values(), strict=True):
-            cells = [f"{k.warps} · {k.registers} · {k.shared / 1024:.3g}" for k in kernels]
-            rows.append("| " + " | ".join([f"`{kernels[0].name}`", example, *cells]) + " |")
+        for name in dict.fromkeys(kernel.name for kernels in by_arch.values() for kernel in kernels):
+            cells = [cell(kernel for kernel in kernels if kernel.name == name) for kernels in by_arch.values()]
+            rows.append("| " + " | ".join([f"`{name}`", example, *cells]) + " |")
     return "\n".join(rows) + "\n"
+
+
+def cell(kernels: Iterator[Compiled]) -> str:
+    """Of one kernel, which an example may launch several times, and not on every architecture."""
+    each = dict.fromkeys(f"{k.warps} · {k.registers} · {k.shared / 1024:.3g}" for k in kernels)
+    return ", ".join(each) or "none"
 
 
 def render(page: str, rows: str) -> str:
