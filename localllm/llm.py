@@ -139,7 +139,7 @@ def load(
                 )
                 claim(place, memory.workspace)
                 pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows, memory.host_blocks)
-                engine = Engine(runner, pool, TOKEN_BUDGET, MAX_RUNNING)
+                engine = Engine(runner, pool, TOKEN_BUDGET[place.type], MAX_RUNNING)
             if place.type != "cpu":
                 with phases("compile"):
                     warm_up(engine)

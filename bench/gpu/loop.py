@@ -64,7 +64,9 @@ def generate(
             if isinstance(part, torch.Tensor):
                 part.copy_(torch.randn(part.shape, device=part.device, dtype=DTYPE))
     return Model(
-        config, weights.made.weights, Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET, MAX_RUNNING)
+        config,
+        weights.made.weights,
+        Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET[setting.device.type], MAX_RUNNING),
     )
 
 

@@ -40,7 +40,7 @@ def measure(setting: Setting) -> Iterator[Row]:
             yield {"what": f"8B {form}", "left out": f"needs {need / 1e9:.0f} GB"}
             continue
         model = generate(shape, form, setting, tokens, sequences=ROUNDS + 1)
-        for chunk in sorted({TOKEN_BUDGET, *CHUNKS}):
+        for chunk in sorted({TOKEN_BUDGET[setting.device.type], *CHUNKS}):
             model.engine.scheduler.token_budget = chunk
             taken = first_token_seconds(model, tokens, chunk)
             rate = flops(model.config, (Share(tokens, tokens),)) / taken

@@ -123,7 +123,7 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             of_head = context * max(width, c.value_dim)
             keys = min(of_head * c.heads, max(of_head, EXPANDED)) * e
             making = tokens * context * MASKS
-            return 3 * q + latent + max(3 * keys, making) + tokens * c.heads * c.value_dim * e
+            return 3 * q + latent + keys + max(2 * keys, making) + tokens * c.heads * c.value_dim * e
         case DeltaNetConfig():
             wide = c.channels + c.value_heads * c.value_dim
             heads = c.value_heads * (4 * c.key_dim + 6 * c.value_dim + 4 * 64)

@@ -20,6 +20,7 @@ from localllm.metrics import Metrics
 from localllm.plan import runs
 from localllm.plan.fit import Wish, fit
 from localllm.plan.measured import measure
+from localllm.plan.memory import TOKEN_BUDGET
 from localllm.plan.plan import Expectation
 from localllm.plan.speed import prefill
 from localllm.plan.weights import main_matrix, stored_dtype
@@ -103,7 +104,7 @@ def ran(
     on_average = (Share(1, context - metrics.output_tokens // 2),)
     rate = None
     if metrics.prompt_tokens >= runs.LEAST_PROMPT and not metrics.cached_tokens:
-        steps = prefill(metrics.prompt_tokens)
+        steps = prefill(metrics.prompt_tokens, TOKEN_BUDGET["cpu"])  # which hardly changes their operations
         rate = sum(flops(config, step) * times for step, times in steps) / metrics.prefill_s
     return replace(
         before,

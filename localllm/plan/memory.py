@@ -15,7 +15,9 @@ from localllm.quant.packing import ELEMENT_BYTES, kv_bytes
 from localllm.units import size
 
 BLOCK_SIZE = 16  # tokens
-TOKEN_BUDGET = 512  # tokens a step; on two cores larger chunks prefill no faster and hold others up longer
+# Tokens a step. On two cores larger chunks prefill no faster and hold others up longer; on a GPU each chunk pays
+# anew for the dequantization of all weights (arithmetic: bench/NOTES.md).
+TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 MAX_RUNNING = 32  # sequences in one step
 LEAST_ROWS = 2  # recurrent states: one to work on, one to come back to
 MOST_ROWS = 2 * MAX_RUNNING  # each sequence's own, and as many to come back to
@@ -59,7 +61,7 @@ class Needs:
         step = activation_bytes(
             self.config,
             self.dtype,
-            TOKEN_BUDGET,
+            TOKEN_BUDGET[self.kind],
             context,
             MAX_RUNNING,
             self.unpacked,

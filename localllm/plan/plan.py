@@ -11,7 +11,7 @@ from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
 from localllm.hardware import Hardware
 from localllm.plan.fit import ORDER, Fit, Wish, fit, remedy
-from localllm.plan.memory import BLOCK_SIZE, blocks_for
+from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
 from localllm.plan.speed import Speed, speed
 from localllm.plan.weights import GGUF_BITS
 from localllm.quant.packing import ELEMENT_BYTES, SCALE_BYTES, kv_bytes
@@ -119,6 +119,7 @@ def plan(
             users=min(wish.users, most),
             step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
             kv=kv_bytes(found.kv_dtype),
+            chunk=TOKEN_BUDGET[hardware.kind],
         )
 
     found = {wish.quant: fit(header, config, hardware, wish, name=name)}

@@ -52,8 +52,10 @@ def speed(
     users: int = 1,
     step_s: float = 0.0,
     kv: tuple[int, int] | None = None,
+    chunk: int = TOKEN_BUDGET["cpu"],
 ) -> Speed:
-    """context, prompt: in tokens; element_bytes, kv: as `bytes_read`; step_s: what each step takes besides."""
+    """context, prompt: in tokens; element_bytes, kv: as `bytes_read`; step_s: what each step takes besides; chunk:
+    most tokens of a step."""
 
     def reading(step: Step) -> float:
         return bytes_read(config, weights, step, element_bytes, kv) / rates.bandwidth
@@ -66,7 +68,7 @@ def speed(
 
     together = (Share(1, context, sequences=users),)
     return Speed(
-        ttft_s=sum(seconds(step) * times for step, times in prefill(prompt)),
+        ttft_s=sum(seconds(step) * times for step, times in prefill(prompt, chunk)),
         first_tokens_per_s=1 / seconds((Share(1, 1),)),
         tokens_per_s=1 / seconds((Share(1, context),)),
         all_tokens_per_s=users / seconds(together),
@@ -75,13 +77,13 @@ def speed(
     )
 
 
-def prefill(prompt: int) -> list[tuple[Step, float]]:
+def prefill(prompt: int, chunk: int) -> list[tuple[Step, float]]:
     """The steps that a prompt is computed in, and how many each of them stands for: of more than MOST_STEPS some
     that lie evenly, as their times grow evenly. Only the last gives logits."""
-    count = -(-prompt // TOKEN_BUDGET)
+    count = -(-prompt // chunk)
     chosen = range(count)
     if count > MOST_STEPS:
         chosen = [i * (count - 1) // (MOST_STEPS - 1) for i in range(MOST_STEPS)]
-    ends = [min(prompt, (i + 1) * TOKEN_BUDGET) for i in chosen]
-    shares = [Share(end - i * TOKEN_BUDGET, end, int(end == prompt)) for i, end in zip(chosen, ends, strict=True)]
+    ends = [min(prompt, (i + 1) * chunk) for i in chosen]
+    shares = [Share(end - i * chunk, end, int(end == prompt)) for i, end in zip(chosen, ends, strict=True)]
     return [((share,), count / len(chosen)) for share in shares]

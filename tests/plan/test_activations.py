@@ -1,5 +1,6 @@
 """What a step is told to hold, beside the storages that torch has alive in one."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ LEAST, MOST = 0.9, 1.15  # of what was measured
 MOST_OF_MIXTURES = 1.4  # their busiest expert may get more tokens than it got
 
 
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    """Not in inference mode, where operations that are made of others would hide what those hold."""
+    with torch.no_grad():
+        yield
+
+
 def peak_of(engine: Engine) -> int:
     """The most that a step holds while a prompt is computed and a token is drawn."""
     ids = tuple(torch.randint(3, 500, (PROMPT,)).tolist())
@@ -44,11 +52,10 @@ def peak_of(engine: Engine) -> int:
     engine.submit(Sequence(request, seed=1, eos_ids=frozenset(), limit=PROMPT + 1, stopwatch=watch))
     most, threads = 0, torch.get_num_threads()
     torch.set_num_threads(1)  # a mode sees what its own thread does
-    with torch.no_grad():  # in inference mode operations that are made of others would hide what those hold
-        while engine.busy:
-            with Peak() as peak:
-                engine.step()
-            most = max(most, peak.most)
+    while engine.busy:
+        with Peak() as peak:
+            engine.step()
+        most = max(most, peak.most)
     torch.set_num_threads(threads)
     return most
 

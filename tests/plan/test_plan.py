@@ -265,7 +265,7 @@ def test_a_prompt_takes_at_least_its_products_and_reading_the_weights_in_each_st
     assert found.chosen.ceiling.ttft_s == pytest.approx(2 * parameters * 4096 / H100.flops, rel=0.1)
     slow = Hardware("slow", "cuda", 10**11, 1e9, 1e15, measured=False, source="a test")
     found = plan(header, slow, wish, name="llama", prompt=4096)
-    assert found.chosen.ceiling.ttft_s == pytest.approx(8 * 14, rel=0.05)
+    assert found.chosen.ceiling.ttft_s == pytest.approx(14 + 15, rel=0.05)  # the head in the last step
     assert plan(header, slow, wish, name="llama").prompt == 512
 
 
@@ -300,7 +300,7 @@ def test_a_context_of_millions_is_planned_at_once() -> None:
 
 def test_a_million_users_are_planned_at_once() -> None:
     start = time.perf_counter()
-    assert plan_of(LLAMA_8B, users=10**6).remedy == "--users 27067 fits"
+    assert plan_of(LLAMA_8B, users=10**6).remedy == "--users 26986 fits"
     assert time.perf_counter() - start < 5
 
 
