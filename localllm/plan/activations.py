@@ -122,8 +122,9 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             latent = tokens * (c.kv_lora_rank + c.rope_dim) * e
             of_head = context * max(width, c.value_dim)
             keys = min(of_head * c.heads, max(of_head, EXPANDED)) * e
-            making = tokens * context * MASKS
-            return 3 * q + latent + keys + max(2 * keys, making) + tokens * c.heads * c.value_dim * e
+            seen = tokens * context * max(MASKS, e)  # the masks, or one as numbers beside the keys
+            mixing = max(3 * keys + tokens * context * e, seen)
+            return 3 * q + latent + mixing + tokens * c.heads * c.value_dim * e
         case DeltaNetConfig():
             wide = c.channels + c.value_heads * c.value_dim
             heads = c.value_heads * (4 * c.key_dim + 6 * c.value_dim + 4 * 64)
