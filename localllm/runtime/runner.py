@@ -79,7 +79,8 @@ class Runner:
         self.copy(step.copies)
         found = replay(step)
         self.copy_rows(save for state in step.states for save in state.saves_at_end)
-        return Drawn(Readback(found.choices), found.logits, NO_OTHERS)
+        kept = None if found.logits is None else found.logits.clone()  # the next launch writes there
+        return Drawn(Readback(found.choices), kept, NO_OTHERS)
 
     def captured(self, step: Step) -> "Callable[[Step], Results] | None":
         """The graph of steps of this kind."""

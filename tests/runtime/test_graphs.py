@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,26 @@ def from_the_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The references read what is on the device, as kernels for GPUs do; others go sequence by sequence."""
     for operation in OPERATIONS:
         monkeypatch.setitem(KERNELS, operation, KERNELS[operation][-1:])
+
+
+@pytest.fixture(autouse=True)
+def where_the_last_step_left_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a replay does: the next one writes to the same memory."""
+    capture = graphs.Graphs.capture
+
+    def captured(self: graphs.Graphs, key: graphs.Key) -> Callable[[], graphs.Results]:
+        run, places = capture(self, key), []
+
+        def replay() -> graphs.Results:
+            found = run()
+            if found.logits is None:
+                return found
+            places.append(found.logits)
+            return graphs.Results(found.choices, places[0].copy_(found.logits))
+
+        return replay
+
+    monkeypatch.setattr(graphs.Graphs, "capture", captured)
 
 
 @pytest.fixture(scope="module", params=["Llama 3.x", "DeepSeek-V3", "Gemma 4, all at once"])
@@ -77,6 +98,16 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone_without_graphs(
                 assert event.logprob.top[0][0] == other.logprob.top[0][0]
                 assert event.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)
     assert captured(engine) > 0
+
+
+def test_log_probabilities_are_those_of_their_step_though_the_next_has_begun(folder: Path) -> None:
+    engine, plain = make_engine(folder, graphs=True), make_engine(folder)
+    engine.runner.asynchronous = True
+    asked = {"temperature": 0, "logprobs": 1, "max_tokens": 8}
+    [events] = run(engine, [sequence([3, 4, 5], **asked)]).values()
+    [expected] = run(plain, [sequence([3, 4, 5], **asked)]).values()
+    assert [e.logprob.top[0][0] for e in events if e.logprob] == tokens(expected)
+    assert captured(engine) == 1
 
 
 def test_a_step_that_the_device_knows_is_not_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
