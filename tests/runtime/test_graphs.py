@@ -128,8 +128,8 @@ def test_a_step_that_the_device_knows_is_not_sent(folder: Path, monkeypatch: pyt
         sent.clear()
         engine.step()
         steps.append(len(sent))
-    # The prompt; capturing and the first token; then one block of 8 more at token 16, and what is not launched.
-    assert steps[0] == 0 and steps[1] == 3
+    # The prompt; the first token, and its blocks; then one block of 8 more at token 16, and what is not launched.
+    assert steps[0] == 0 and steps[1] == 2
     assert sum(steps[2:]) == 1
     assert inputs is engine.runner.graphs.inputs
 
@@ -166,3 +166,42 @@ def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: 
     [expected] = run(make_engine(tmp_path), [sequence([3, 4, 5], temperature=0, max_tokens=4)]).values()
     assert tokens(answer) == tokens(expected)
     assert engine.runner.graphs is None and "sequence by sequence" in engine.runner.without_graphs
+
+
+def test_a_step_that_there_is_no_memory_to_capture_runs_kernel_by_kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And another is captured still."""
+    engine, plain = make_engine(folder, graphs=True), make_engine(folder)
+    launch = graphs.Graphs.run
+    tried: list[int] = []
+
+    def run_out(self: graphs.Graphs, key: graphs.Key) -> graphs.Results:
+        tried.append(key.bucket)
+        if key.bucket > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launch(self, key)
+
+    monkeypatch.setattr(graphs.Graphs, "run", run_out)
+    long, short = ({"temperature": 0, "max_tokens": count} for count in (8, 4))
+    got = run(engine, [sequence([3, 4, 5], **long), sequence([6, 7], **short)])
+    expected = run(plain, [sequence([3, 4, 5], **long), sequence([6, 7], **short)])
+    assert list(map(tokens, got.values())) == list(map(tokens, expected.values()))
+    assert tried.count(2) == 1 and tried.count(1) > 2
+    assert engine.runner.graphs
+
+
+def test_the_hosts_copy_is_what_was_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what could not be sent, as no memory was left to be pinned."""
+
+    def no_memory(target: torch.Tensor, values: torch.Tensor) -> None:
+        raise MemoryError
+
+    engine = make_engine(folder, graphs=True)
+    run(engine, [sequence([3, 4, 5], temperature=0, max_tokens=8)])
+    found = engine.runner.graphs
+    assert found and found.host == found.inputs.tolist()
+    monkeypatch.setattr(graphs, "fill", no_memory)
+    with pytest.raises(MemoryError):
+        found.send(found.nobody())
+    assert found.host == found.inputs.tolist() != found.nobody()
