@@ -210,6 +210,8 @@ class LLM:
         self.load_s = load_s
         self.load_phases = load_phases  # seconds, in their order: docs/cli.md has what each is
         self.read_bytes_per_s = read_bytes_per_s  # of the weights' files, on their way to a GPU; None: mapped
+        on_gpu = self.device != "cpu"
+        self.without_graphs = worker.engine.runner.without_graphs if on_gpu else ""  # why, where none is captured
         self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
         self.close = weakref.finalize(self, shut, worker, template)

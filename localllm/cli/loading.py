@@ -73,7 +73,7 @@ def load_model(
         llm = load(name, settings=settings, quant=quant, context=context, force=force, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
-        note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s))
+        note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
     return llm
 
 

@@ -28,8 +28,15 @@ def metrics_block(metrics: Metrics, seed: int | None) -> str:
     )
 
 
-def load_block(device: str, memory: Memory, phases: Mapping[str, float], bytes_per_s: float | None) -> str:
-    """What a loaded model takes of its device, and how long each phase of loading it took."""
+def load_block(
+    device: str,
+    memory: Memory,
+    phases: Mapping[str, float],
+    bytes_per_s: float | None,
+    without_graphs: str = "",
+) -> str:
+    """What a loaded model takes of its device, and how long each phase of loading it took. without_graphs: why a
+    GPU's steps are not captured, where it is so."""
     parts = [
         ("weights", memory.weights.total, ""),
         ("cache", memory.cache_bytes, f" for {memory.blocks * BLOCK_SIZE} tokens"),
@@ -43,6 +50,7 @@ def load_block(device: str, memory: Memory, phases: Mapping[str, float], bytes_p
             ("device", device),
             *((name, size(taken) + note) for name, taken, note in parts if taken),
             *((f"load {name}", seconds(took) + read.get(name, "")) for name, took in phases.items()),
+            *([("graphs", f"no: {without_graphs}")] if without_graphs else []),
         ]
     )
 

@@ -22,7 +22,7 @@ from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, Row, log_probabilities
 from localllm.runtime.scheduler import Scheduler, Work
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.step import Drawn, Step
 
 FAULTS: dict[int, Callable[[], LocalLLMError]] = {
@@ -189,6 +189,11 @@ class Engine:
             every = list(range(len(token_ids)))
             batch = Batch.of([state], [token_ids], every, self.runner.device, self.pool.drain_copies())
             return self.runner.launch(batch)
+        except OutOfBlocks:
+            raise  # before anything was begun
+        except Exception:
+            self.pool.forget_all()  # others go on, and what was to be put aside may not have been
+            raise
         finally:
             state.free()
 

@@ -11,8 +11,8 @@ from localllm.errors import LocalLLMError
 def out_of_memory(error: Exception) -> bool:
     """Can the next step, or a smaller one, find the memory that this one did not?"""
     says = str(error)
-    told = "can't allocate memory" in says or "CUDA error: out of memory" in says or "ALLOC_FAILED" in says
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or told
+    signs = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: out of memory", "ALLOC_FAILED")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in says for sign in signs)
 
 
 def gpu_failed(error: Exception) -> bool:

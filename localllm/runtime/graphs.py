@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from localllm.request import SamplingParams
-from localllm.runtime.batch import Batch
+from localllm.runtime.batch import Batch, CannotCapture
 from localllm.runtime.cache import LayerCache
 from localllm.runtime.drawer import Drawer
 from localllm.runtime.draws import Draws, Kind, kind_of
+from localllm.runtime.faults import out_of_memory
 from localllm.runtime.kernels.gpu import step as ends
 from localllm.runtime.kernels.gpu.step import LENGTH, NEWEST, NOBODY, PLACE, ROW, TOKENS, Columns
 from localllm.runtime.model import Decoder
@@ -30,6 +31,7 @@ from localllm.runtime.sent import fill
 from localllm.runtime.step import Step
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)  # sequences
+NO_MEMORY = "no memory was left to capture a step"
 WIDTHS = (1, 4, 8, 16)  # tokens of each: one to continue, or more to verify drafts
 
 
@@ -81,8 +83,10 @@ class Graphs:
         tokens = most * WIDTHS[-1]
         self.token_ids, self.positions, self.slot = (empty(tokens, torch.int64) for _ in range(3))
         self.context_len, self.rows = (empty(most, torch.int32) for _ in range(2))
-        self.captured: dict[Key, Callable[[], Results]] = {}
-        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.captured: dict[Key, Callable[[], Results] | None] = {}  # None: no memory was left for it
+        on_gpu = self.device.type == "cuda"
+        self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        self.aside = torch.cuda.Stream(self.device) if on_gpu else None  # a capture wants one of its own
 
     def key_of(self, step: Step) -> Key | str:
         """Of the graph that does this step, or why none does."""
@@ -98,22 +102,28 @@ class Graphs:
             return kind.refused
         return Key(self.buckets[bisect_left(self.buckets, len(step.states))], count, kind, step.keeps_logits)
 
-    def prepare(self, params: SamplingParams) -> None:
-        """Capture a step of one sequence and one token. Raises CannotCapture."""
+    def prepare(self, params: SamplingParams) -> str:
+        """Capture a step of one sequence and one token. Why not, where it is so, else "". Raises CannotCapture."""
         kind = kind_of([Row(params, 0, 0, [], Counter())], self.model.config.vocab_size)
-        if not kind.refused:
-            self.of(Key(1, 1, kind, keeps_logits=False))
+        return kind.refused or ("" if self.of(Key(1, 1, kind, keeps_logits=False)) else NO_MEMORY)
 
-    def of(self, key: Key) -> Callable[[Step], Results]:
-        """Captured when it is first asked for. Raises CannotCapture."""
+    def of(self, key: Key) -> Callable[[Step], Results] | None:
+        """Captured when it is first asked for; None where no memory was left for that. Raises CannotCapture."""
         if key not in self.captured:
-            self.captured[key] = self.capture(key)
-        return partial(self.launch, key)
+            try:
+                self.captured[key] = self.capture(key)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                self.captured[key] = None  # others may have room, and this one is not tried in every step
+        return partial(self.launch, key) if self.captured[key] else None
 
     def launch(self, key: Key, step: Step) -> Results:
         """The choices and logits of the step's tokens, in buffers that the next launch writes to again."""
         self.fill(key, step)
-        found = self.captured[key]()
+        replay = self.captured[key]
+        assert replay
+        found = replay()
         self.follow(key, len(step.states))
         count = len(step.draws)
         return Results(found.choices[:count], None if found.logits is None else found.logits[:count])
@@ -128,10 +138,13 @@ class Graphs:
             for at, token in enumerate(tokens):
                 wanted[TOKENS + at][i] = NEWEST if i * key.count + at in unread else token
             self.fill_table(i, state.table)
-        if wanted != self.host:
-            self.host = wanted
-            fill(self.inputs, torch.tensor(wanted))
+        self.send(wanted)
         self.draws_of(key).set(step.draws)
+
+    def send(self, wanted: list[list[int]]) -> None:
+        if wanted != self.host:
+            fill(self.inputs, torch.tensor(wanted))
+            self.host = wanted  # not before: where no memory can be pinned, the device has what it had
 
     def nobody(self) -> list[list[int]]:
         """The inputs of a step that is padding alone."""
@@ -154,21 +167,27 @@ class Graphs:
 
     def capture(self, key: Key) -> Callable[[], Results]:
         """Raises CannotCapture where a part of the model needs to see the step on the host."""
-        self.host = self.nobody()  # so that trying changes nothing
-        fill(self.inputs, torch.tensor(self.host))
+        self.send(self.nobody())  # so that trying changes nothing
         self.draws_of(key).set([])
-        if self.pool is None:
+        if self.aside is None:
             self.run(key)
             return partial(self.run, key)
-        with torch.cuda.device(self.device):
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                self.run(key)  # compiles kernels and fills workspaces, which a capture cannot
-            torch.cuda.current_stream().wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                results = self.run(key)
+        self.run(key)  # compiles kernels and makes what they keep, which a capture cannot
+        graph = torch.cuda.CUDAGraph()
+        # Not by `torch.cuda.graph`: that gives back what was set apart for steps, and leaves this thread on its
+        # stream where a capture fails.
+        with torch.cuda.stream(self.aside):
+            try:
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                try:
+                    results = self.run(key)
+                finally:
+                    graph.capture_end()
+            except Exception as error:
+                cause = error.__context__ or error  # the end of a capture that failed fails as well
+                if isinstance(cause, Exception) and out_of_memory(cause):
+                    raise
+                raise CannotCapture(str(cause).partition("\n")[0]) from error
 
         def replay() -> Results:
             graph.replay()

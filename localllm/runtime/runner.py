@@ -54,7 +54,8 @@ class Runner:
         self.newest = torch.zeros(max_running, dtype=torch.int64, device=device)  # [rows], tokens drawn last
         self.drawer: Drawer | None = None
         self.graphs: Graphs | None = None
-        self.without_graphs = "no step is captured" if context is None else ""  # why not, where it is so
+        off = "LOCALLLM_GRAPHS is off, or Triton has no kernels for this device"
+        self.without_graphs = off if context is None else ""  # why not, where it is so
         if context is not None:
             # Here, as they need Triton, which is not everywhere.
             drawer, graphs = (importlib.import_module(f"localllm.runtime.{name}") for name in ("drawer", "graphs"))
@@ -67,7 +68,7 @@ class Runner:
         """Capture the step that a single answer drawn by these parameters is made of."""
         if self.graphs:
             try:
-                self.graphs.prepare(params)
+                self.without_graphs = self.graphs.prepare(params)
             except CannotCapture as reason:
                 self.graphs, self.without_graphs = None, str(reason)
 
@@ -79,7 +80,8 @@ class Runner:
         self.copy(step.copies)
         found = replay(step)
         self.copy_rows(save for state in step.states for save in state.saves_at_end)
-        return Drawn(Readback(found.choices), found.logits, NO_OTHERS)
+        kept = None if found.logits is None else found.logits.clone()  # the next launch writes there
+        return Drawn(Readback(found.choices), kept, NO_OTHERS)
 
     def captured(self, step: Step) -> "Callable[[Step], Results] | None":
         """The graph of steps of this kind."""

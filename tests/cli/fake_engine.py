@@ -36,6 +36,7 @@ class FakeLLM:
     memory = Memory(WeightBytes(10_000_000, 0, 0, 2_000_000), 4096, 256, 16_000, 0, 0, 3_000_000, 256, 4096)
     load_phases = MappingProxyType({"header": 0.25, "weights": 1.25})
     read_bytes_per_s = None
+    without_graphs = ""
     tokenizer = FakeTokenizer()
     default_params = SamplingParams(temperature=0.7, top_k=40)
 

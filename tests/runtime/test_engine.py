@@ -9,6 +9,7 @@ import torch
 
 from localllm.metrics import Stopwatch
 from localllm.request import FinishReason, Request, SamplingParams
+from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
 from tests.models.families import FAMILIES
@@ -214,3 +215,32 @@ def test_logprobs_are_those_of_the_whole_sequence(folder: Path) -> None:
         assert [t for t, _ in position.top] == top.indices.tolist()
     assert {len(p.top) for p in of_prompt} == {2}
     assert {len(p.top) for p in of_answer} == {3}
+
+
+def test_a_pass_that_breaks_off_leaves_nothing_behind_that_was_not_put_aside(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what made room for it, copies to the other tier may be undone; a sequence that runs beside it goes on."""
+    engine = make_engine(folder, blocks=8, aside=8)
+    [alone] = run(make_engine(folder), [sequence(list(range(3, 20)), temperature=0, max_tokens=6)]).values()
+    first = sequence(list(range(30, 62)), temperature=0, max_tokens=1)
+    run(engine, [first])
+    beside = sequence(list(range(3, 20)), temperature=0, max_tokens=6)
+    engine.submit(beside)
+    engine.step()
+
+    def no_memory(batch: Batch) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.runner, "launch", no_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.logits(list(range(100, 132)))
+    assert not engine.pool.found
+    while engine.busy:
+        engine.step()
+    assert beside.token_ids[17:] == tokens(alone)
+    again = sequence(list(range(30, 62)), temperature=0, max_tokens=1)
+    run(engine, [again])
+    assert again.token_ids == first.token_ids
+    engine.pool.check_idle()

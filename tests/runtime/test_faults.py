@@ -17,6 +17,7 @@ ILLEGAL = (
         torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
         torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
     ids=str,

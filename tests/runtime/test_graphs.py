@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,26 @@ def from_the_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The references read what is on the device, as kernels for GPUs do; others go sequence by sequence."""
     for operation in OPERATIONS:
         monkeypatch.setitem(KERNELS, operation, KERNELS[operation][-1:])
+
+
+@pytest.fixture(autouse=True)
+def where_the_last_step_left_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a replay does: the next one writes to the same memory."""
+    capture = graphs.Graphs.capture
+
+    def captured(self: graphs.Graphs, key: graphs.Key) -> Callable[[], graphs.Results]:
+        run, places = capture(self, key), []
+
+        def replay() -> graphs.Results:
+            found = run()
+            if found.logits is None:
+                return found
+            places.append(found.logits)
+            return graphs.Results(found.choices, places[0].copy_(found.logits))
+
+        return replay
+
+    monkeypatch.setattr(graphs.Graphs, "capture", captured)
 
 
 @pytest.fixture(scope="module", params=["Llama 3.x", "DeepSeek-V3", "Gemma 4, all at once"])
@@ -79,6 +100,16 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone_without_graphs(
     assert captured(engine) > 0
 
 
+def test_log_probabilities_are_those_of_their_step_though_the_next_has_begun(folder: Path) -> None:
+    engine, plain = make_engine(folder, graphs=True), make_engine(folder)
+    engine.runner.asynchronous = True
+    asked = {"temperature": 0, "logprobs": 1, "max_tokens": 8}
+    [events] = run(engine, [sequence([3, 4, 5], **asked)]).values()
+    [expected] = run(plain, [sequence([3, 4, 5], **asked)]).values()
+    assert [e.logprob.top[0][0] for e in events if e.logprob] == tokens(expected)
+    assert captured(engine) == 1
+
+
 def test_a_step_that_the_device_knows_is_not_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(folder, graphs=True)
     engine.runner.asynchronous = True
@@ -97,8 +128,8 @@ def test_a_step_that_the_device_knows_is_not_sent(folder: Path, monkeypatch: pyt
         sent.clear()
         engine.step()
         steps.append(len(sent))
-    # The prompt; capturing and the first token; then one block of 8 more at token 16, and what is not launched.
-    assert steps[0] == 0 and steps[1] == 3
+    # The prompt; the first token, and its blocks; then one block of 8 more at token 16, and what is not launched.
+    assert steps[0] == 0 and steps[1] == 2
     assert sum(steps[2:]) == 1
     assert inputs is engine.runner.graphs.inputs
 
@@ -135,3 +166,42 @@ def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: 
     [expected] = run(make_engine(tmp_path), [sequence([3, 4, 5], temperature=0, max_tokens=4)]).values()
     assert tokens(answer) == tokens(expected)
     assert engine.runner.graphs is None and "sequence by sequence" in engine.runner.without_graphs
+
+
+def test_a_step_that_there_is_no_memory_to_capture_runs_kernel_by_kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And another is captured still."""
+    engine, plain = make_engine(folder, graphs=True), make_engine(folder)
+    launch = graphs.Graphs.run
+    tried: list[int] = []
+
+    def run_out(self: graphs.Graphs, key: graphs.Key) -> graphs.Results:
+        tried.append(key.bucket)
+        if key.bucket > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launch(self, key)
+
+    monkeypatch.setattr(graphs.Graphs, "run", run_out)
+    long, short = ({"temperature": 0, "max_tokens": count} for count in (8, 4))
+    got = run(engine, [sequence([3, 4, 5], **long), sequence([6, 7], **short)])
+    expected = run(plain, [sequence([3, 4, 5], **long), sequence([6, 7], **short)])
+    assert list(map(tokens, got.values())) == list(map(tokens, expected.values()))
+    assert tried.count(2) == 1 and tried.count(1) > 2
+    assert engine.runner.graphs
+
+
+def test_the_hosts_copy_is_what_was_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what could not be sent, as no memory was left to be pinned."""
+
+    def no_memory(target: torch.Tensor, values: torch.Tensor) -> None:
+        raise MemoryError
+
+    engine = make_engine(folder, graphs=True)
+    run(engine, [sequence([3, 4, 5], temperature=0, max_tokens=8)])
+    found = engine.runner.graphs
+    assert found and found.host == found.inputs.tolist()
+    monkeypatch.setattr(graphs, "fill", no_memory)
+    with pytest.raises(MemoryError):
+        found.send(found.nobody())
+    assert found.host == found.inputs.tolist() != found.nobody()
