@@ -80,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 3
     if device.type != "cuda" and not chosen.tiny:
         options.error("a processor is measured with --tiny alone")
+    if chosen.tiny:
+        print("tiny models under the names of real ones: the harness is tried, nothing is measured", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.results or (Path(scratch) if chosen.tiny else FOLDER)
         results = Results(folder, device)
