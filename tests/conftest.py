@@ -6,8 +6,14 @@ from huggingface_hub import constants
 
 from localllm.hub import http
 from tests.hub.loopback import LoopbackHub
-from tests.interpreted import ON_GPU, launch
+from tests.interpreted import ON_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
+
+NEED_TRITON = [
+    *("gpu", "runtime/kernels/gpu", "runtime/test_build.py", "runtime/test_draws.py", "runtime/test_graphs.py"),
+    *("models/test_stacked_experts.py", "plan/test_planes.py", "tools/test_kernel_docs.py"),
+]
+collect_ignore = [] if TRITON else NEED_TRITON
 
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
 
@@ -27,6 +33,10 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def no_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
+
+
+def pytest_report_header() -> str | None:
+    return None if TRITON else f"triton is not installed, left out: {', '.join(NEED_TRITON)}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

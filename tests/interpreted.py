@@ -1,19 +1,21 @@
 """Loads the kernels for GPUs as functions of Triton's interpreter, so that they run without a GPU where a test
 asks for it (the fixture `interpreter`); all other tests, and the programs that they start, do without. Where there
-is a GPU, they are compiled for it."""
+is a GPU, they are compiled for it; where there is no Triton, as on macOS and Arm, there are none."""
 
-import importlib
+import importlib.util
 import os
 
 import torch
 
 ON_GPU = torch.cuda.is_available()
+TRITON = importlib.util.find_spec("triton") is not None
+launch = None
 
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read where kernels are defined, Triton's own included
-importlib.import_module("triton.experimental.gluon")
-launch = importlib.import_module("localllm.runtime.kernels.gpu.launch")
-importlib.import_module("localllm.runtime.kernels")
-os.environ.pop("TRITON_INTERPRET", None)
-
-setattr(launch, "takes_cpu", False)  # noqa: B010
+if TRITON:
+    if not ON_GPU:
+        os.environ["TRITON_INTERPRET"] = "1"  # read where kernels are defined, Triton's own included
+    importlib.import_module("triton.experimental.gluon")
+    launch = importlib.import_module("localllm.runtime.kernels.gpu.launch")
+    importlib.import_module("localllm.runtime.kernels")
+    os.environ.pop("TRITON_INTERPRET", None)
+    setattr(launch, "takes_cpu", False)  # noqa: B010

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -349,12 +350,29 @@ def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:
         assert llm.default_params.temperature == 0.25
 
 
-def test_importing_the_package_needs_no_torch() -> None:
-    import subprocess
-    import sys
+def program(code: str, **environment: str) -> str:
+    """What it prints, which must be on stdout alone."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
-    code = "import localllm, sys; localllm.SamplingParams(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+@pytest.mark.parametrize("interpreted", ["0", "1"])
+def test_without_triton_a_model_answers(interpreted: str) -> None:
+    """Also where its kernels would be used."""
+    hidden = "import sys; sys.modules['triton'] = None; import localllm; llm = localllm.load('demo');"
+    asked = "llm.generate('Hi', localllm.SamplingParams(max_tokens=2, ignore_eos=True))"
+    assert program(f"{hidden} print({asked}.finish_reason)", TRITON_INTERPRET=interpreted) == "length\n"
+
+
+def test_on_a_cpu_triton_is_not_imported() -> None:
+    code = "import localllm.llm, sys, torch; print('triton' in sys.modules and not torch.cuda.is_available())"
+    assert program(code, TRITON_INTERPRET="0") == "False\n"
+
+
+def test_importing_the_package_needs_no_torch() -> None:
+    program("import localllm, sys; localllm.SamplingParams(); assert 'torch' not in sys.modules")
     assert set(dir(localllm)) == set(localllm.__all__)
     assert all(getattr(localllm, name) for name in localllm.__all__)
     with pytest.raises(AttributeError):

@@ -18,6 +18,7 @@ from typing import cast
 from bench.gpu.results import FOLDER, Results
 from bench.gpu.setting import Part
 from localllm.device import resolve_device
+from localllm.errors import NoSuchDevice, UsageError
 
 PARTS = ("ceilings", "correct", "roofline", "prefill", "rivals", "cold", "kernels")
 
@@ -71,9 +72,16 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = options.parse_args(arguments)
     if unknown := set(chosen.parts) - set(PARTS):
         options.error(f"there is no part {unknown.pop()!r}: name some of {', '.join(PARTS)}")
-    device = resolve_device(chosen.device)
+    try:
+        device = resolve_device(chosen.device)
+    except (NoSuchDevice, UsageError) as error:
+        remedy = "name a GPU that is here, or try the harness with --tiny --device cpu"
+        print(f"error: {error.message}; {remedy}", file=sys.stderr)
+        return 3
     if device.type != "cuda" and not chosen.tiny:
         options.error("a processor is measured with --tiny alone")
+    if chosen.tiny:
+        print("tiny models under the names of real ones: the harness is tried, nothing is measured", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.results or (Path(scratch) if chosen.tiny else FOLDER)
         results = Results(folder, device)

@@ -26,7 +26,7 @@ def main() -> None:
         params = localllm.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         assert llm.generate(prompt, params).metrics.output_tokens == 2
         times.append(time.perf_counter())
-    phases = {f"load: {name}": seconds for name, seconds in getattr(llm, "load_phases", {}).items()}
+    phases = {f"load: {name}": seconds for name, seconds in llm.load_phases.items()}
     llm.close()
     marks = {name: end - start for name, (start, end) in zip(MARKS, pairwise(times), strict=True)}
     print(json.dumps(marks | phases))

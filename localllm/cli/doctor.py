@@ -56,7 +56,8 @@ def _processor(cpu: Processor) -> Rows:
     cores = f"{cpu.cores:g}" if cpu.cores == cpu.cores_here else f"{cpu.cores:g} of {cpu.cores_here}"
     memory = f"{units.size(cpu.memory_bytes)}, {units.size(cpu.free_bytes)} free"
     limit = [("container", f"limited to {units.size(cpu.container_bytes)}")] if cpu.container_bytes else []
-    used = f"{' '.join(cpu.instructions)}, {cpu.threads} threads" if cpu.instructions else "-"
+    threads = "1 thread" if cpu.threads == 1 else f"{cpu.threads} threads"
+    used = f"{' '.join(cpu.instructions)}, {threads}" if cpu.instructions else "-"
     return [("processor", cpu.name), ("cores", cores), ("torch uses", used), ("memory", memory), *limit]
 
 

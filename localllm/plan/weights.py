@@ -19,6 +19,7 @@ from localllm.quant.packing import (
     GGUF_LANES,
     INT4,
     INT8,
+    K_BLOCK,
     MXFP4,
     PLANES_BITS,
     ROWS,
@@ -37,7 +38,6 @@ GGUF_BITS = {
     "q4_k_m": {"layers": 4.8, "experts": 4.8, "head": 6.5625, "tables": 4.5},
 }
 # Where rows are no whole blocks of 256 it takes Q5_0 for Q4_K, and Q8_0 for Q6_K.
-K_BLOCK = 256
 UNEVEN_BITS = {"layers": 5.5, "experts": 5.5, "head": 8.5, "tables": 5.5}
 GROUP = 128  # columns that share a scale in INT4
 MXFP4_GROUP = 32
@@ -138,8 +138,8 @@ def use_of(name: str, tied: bool) -> str:
 
 
 def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, device: str) -> int:
-    """As `runtime.load` keeps it: floats in `dtype`, INT8 and FP8 as well where no kernel reads them packed;
-    matrices of a GGUF file, and a table that is looked up by row, as they are stored."""
+    """As `runtime.load` keeps it: floats in `dtype`, FP8 as well where no kernel reads it packed; matrices of a
+    GGUF file that nothing lays out otherwise, and a table that is looked up by row, as they are stored."""
     element, vector = ELEMENT_BYTES[dtype], len(tensor.shape) < 2
     if name.startswith(f"{TABLE}."):
         return tensor.nbytes

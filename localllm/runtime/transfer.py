@@ -1,5 +1,5 @@
-"""From files to a device, near the speed of the slower of disk and bus: threads read pieces of tensors into a ring
-of pinned buffers, which a stream of its own copies to the device, while the model takes the tensors before them.
+"""From files to a device, so that disk, bus and model work at once: threads read pieces of tensors into a ring of
+pinned buffers, which a stream of its own copies to the device, while the model takes the tensors before them.
 
 Tensors are read ahead in the order that a decoder takes them in, so much that memory stays bounded; one that is
 asked for out of turn is read when it is. Knows nothing of what tensors mean: those that it gives are as stored.

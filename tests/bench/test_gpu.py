@@ -17,7 +17,6 @@ from bench.gpu.generated import SHAPES, TINY, RandomSource, config_of
 from bench.gpu.results import Results, table
 from bench.gpu.setting import Setting, judged
 from localllm.arch.cost import parameters
-from localllm.errors import NoSuchDevice
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import INT4, INT8
 from tests.tiny import CPU, make_engine
@@ -86,9 +85,10 @@ def test_the_command_refuses_what_it_cannot_measure(capsys: pytest.CaptureFixtur
         with pytest.raises(SystemExit):
             driver.main(arguments)
         assert words in capsys.readouterr().err
-    if not torch.cuda.is_available():
-        with pytest.raises(NoSuchDevice):
-            driver.main(["ceilings"])
+    for device in ("cuda:99", "tpu"):
+        assert driver.main(["ceilings", "--device", device]) == 3
+        told = capsys.readouterr()
+        assert told.err.startswith("error: there is no ") and "--tiny --device cpu" in told.err and not told.out
 
 
 def test_generated_weights_are_counted_as_a_step_reads_them() -> None:

@@ -45,7 +45,7 @@ def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
 @pytest.mark.parametrize("form", ["int4", "int8"])
 @pytest.mark.parametrize("group", [None, 16, 32, 64, 96, 128, 256])
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (37, 515), (5, 40)])
+@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (37, 515), (5, 40), (1, 896)])
 def test_whole_numbers(form: str, group: int | None, zeros: bool, rows: int, columns: int) -> None:
     weight = integers(form, rows, columns, group, zeros=zeros)
     assert same(repacked(weight), weight)
@@ -67,7 +67,13 @@ def test_weights_of_one_kind_become_one() -> None:
 def test_what_does_not_go_together_stays_apart() -> None:
     assert repacked(blocks("q4_k", 16, 256), blocks("q6_k", 16, 256)) is None
     assert repacked(blocks("q4_k", 5, 256), blocks("q4_k", 16, 256)) is None
-    assert repacked(integers("int4", 16, 96, 24)) is None
+    grouped = [integers("int4", 16, 256, group, zeros=True) for group in (64, 32)]
+    assert repacked(*grouped) is None
+
+
+@pytest.mark.parametrize("group", [4, 7, 24])
+def test_groups_that_no_plane_lies_in_stay_as_they_are(group: int) -> None:
+    assert repacked(integers("int8", 4, 64, group)) is None
 
 
 def test_columns_in_another_order() -> None:

@@ -25,60 +25,11 @@ from torch import Tensor
 
 from localllm.quant.formats import int4
 from localllm.quant.formats.groups import spread
-from localllm.quant.packing import INT4, INT4_PLANES, INT8, INT8_PLANES, PLANES, planes_columns, planes_words
+from localllm.quant.packing import INT4_PLANES, INT8_PLANES, PLANES, planes_columns, planes_words
 from localllm.quant.tensor import ORDER, QuantizedTensor
 
 ROWS = 16  # of a tile of tensor cores
-WEIGHTS_AT_ONCE = 2**24  # what is unpacked on the way: 2 bytes each
 MIDDLE = {INT4_PLANES: int4.MIDDLE, INT8_PLANES: 0}
-BITS = {INT4: 4, INT8: 8}
-
-
-def to_planes(*weights: QuantizedTensor) -> QuantizedTensor | None:
-    """INT4 or INT8: the same numbers, one weight below the other, on their device; None where groups are no whole
-    16s of columns, or where the weights do not go together."""
-    first = weights[0]
-    bits = BITS.get(first.format)
-    if bits is None or planes_words(first.group, first.shape[1], bits) is None:
-        return None
-    at_once = max(1, WEIGHTS_AT_ONCE // first.shape[1] // ROWS) * ROWS
-    pieces = []
-    for weight in weights:
-        for begin in range(0, weight.shape[0], at_once):
-            parts = {name: part[begin : begin + at_once] for name, part in weight.parts.items() if name != ORDER}
-            codes = parts.pop("q")
-            codes = int4.unpack(codes, weight.shape[1]) if bits == 4 else codes
-            pieces.append(planes_of(codes, weight.group, bits, **parts))
-    alike = all((weight.format, weight.group) == (first.format, first.group) for weight in weights)
-    whole = joined(pieces) if alike else None
-    if whole and ORDER in first.parts:
-        if len(weights) > 1:
-            return None
-        whole.parts[ORDER] = first.parts[ORDER]
-    return whole
-
-
-def joined(weights: list[QuantizedTensor]) -> QuantizedTensor | None:
-    """Planes, one below the other; None where they differ in kind, or where rows were filled up in between."""
-    first = weights[0]
-    if len(weights) == 1:
-        return first
-    kinds = [
-        {
-            name: (part.dtype, part.shape[1:] if name == "q" else part.shape[0])
-            for name, part in weight.parts.items()
-        }
-        for weight in weights
-    ]
-    whole = all(weight.shape[0] % ROWS == 0 for weight in weights[:-1])
-    same = all((w.format, w.group, w.shape[1]) == (first.format, first.group, first.shape[1]) for w in weights)
-    if not (whole and same and all(kind == kinds[0] for kind in kinds)) or ORDER in first.parts:
-        return None
-    parts = {
-        name: torch.cat([weight.parts[name] for weight in weights], 0 if name == "q" else 1)
-        for name in first.parts
-    }
-    return QuantizedTensor(first.format, (sum(w.shape[0] for w in weights), first.shape[1]), parts, first.group)
 
 
 def planes_of(

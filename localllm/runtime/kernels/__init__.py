@@ -1,6 +1,6 @@
 """The operations that a model is made of, each a signature with shapes; the kernels behind them register here."""
 
-import importlib
+import importlib.util
 import os
 
 import torch
@@ -48,8 +48,10 @@ __all__ = [
     "unit",
 ]
 
-# Where nothing can run them they are not loaded: Triton alone takes a third of a second.
-triton_loaded = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+# Where nothing can run them they are not loaded: Triton alone takes a third of a second. Where it is not installed
+# torch's own kernels do all, and `localllm doctor` says what is missing.
+wanted = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+triton_loaded = wanted and importlib.util.find_spec("triton") is not None
 if triton_loaded:
     importlib.import_module("localllm.runtime.kernels.gpu.register")
 

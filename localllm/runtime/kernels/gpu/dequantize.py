@@ -135,7 +135,7 @@ def many_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | 
     if reason := in_planes(x, weight):
         return reason
     rows = x.shape[:-1].numel()
-    return None if rows >= MANY_ROWS else f"{rows} rows: unpacking inside the product is faster"
+    return None if rows >= MANY_ROWS else f"{rows} rows are for a product that unpacks on the way"
 
 
 @kernel("linear", "triton-dequantized", many_rows, first=True)

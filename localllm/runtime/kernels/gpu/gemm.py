@@ -171,7 +171,7 @@ def some_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | 
     if reason := in_planes(x, weight):
         return reason
     rows = x.shape[:-1].numel()
-    return None if rows < MANY_ROWS else f"{rows} rows: dequantizing first is faster"
+    return None if rows < MANY_ROWS else f"{rows} rows are for a product with the dequantized weight"
 
 
 @kernel("linear", "triton-gemm", some_rows, first=True)
