@@ -56,7 +56,8 @@ def compile_for(launch: Launch, arch: int) -> Compiled:
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for at, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        known = type(value) is int and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or known:
             signature[parameter.name], constants[(at,)] = "constexpr", value
             continue
         signature[parameter.name] = type_of(value)
