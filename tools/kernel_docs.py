@@ -1,8 +1,8 @@
 """`python tools/kernel_docs.py` compiles every Triton kernel, as it would be launched at real shapes, for GPUs of
 five architectures, none of which has to be here, and writes what each takes of one to docs/kernels.md.
 
-Ends with 1 where a kernel spills registers or takes more shared memory than a block may have. `--check` writes
-nothing.
+Ends with 1 where a kernel spills registers, takes more shared memory than a block may have, or writes or leaves
+before it has waited for the kernel before it. `--check` writes nothing.
 """
 
 import importlib
@@ -72,9 +72,10 @@ def render(page: str, rows: str) -> str:
 def faults(found: dict[Example, dict[int, list[Compiled]]]) -> list[str]:
     every = ((example, k) for example, by_arch in found.items() for ks in by_arch.values() for k in ks)
     return [
-        f"{k.name} ({example}) on sm_{k.arch}: {k.spilled} bytes spilled, {k.shared} of shared memory"
+        f"{k.name} ({example}) on sm_{k.arch}: {k.spilled} bytes spilled, {k.shared} of shared memory, "
+        f"before it waits: {', '.join(sorted(k.too_early)) or 'nothing'}"
         for (_, example), k in every
-        if not k.fits
+        if not k.fits or k.too_early
     ]
 
 

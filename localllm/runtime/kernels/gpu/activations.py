@@ -8,7 +8,6 @@ Bytes: gate, up and the result once each.
 
 from collections.abc import Callable, Iterator
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.runtime.kernels.elementwise import CLAMP, SHARPNESS
 from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import x_of
 from localllm.runtime.kernels.gpu.norms import FLOATS
 from localllm.runtime.kernels.gpu.rounding import rounded
 from localllm.runtime.kernels.registry import kernel
@@ -27,14 +27,14 @@ AT_ONCE = 1024  # of a row: a 128-bit load of bfloat16 a thread
 
 @triton.jit
 def gated_pair(gate, up, ACTIVATION: tl.constexpr):
-    """activation(gate) * up in float32"""
+    """activation(gate) * up in float32; NaN stays NaN."""
     if ACTIVATION == "swiglu_clamped":
-        gate = tl.where(gate > MOST, MOST, gate)  # NaN stays NaN
+        gate = tl.where(gate > MOST, MOST, gate)
         up = tl.where(up > MOST, MOST, tl.where(up < -MOST, -MOST, up))
         return gate * tl.sigmoid(gate * STEEP) * (up + 1.0)
     elif ACTIVATION == "silu":
         return gate * tl.sigmoid(gate) * up
-    elif ACTIVATION == "gelu_tanh":
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh z) / 2 = sigmoid(2 z)
         return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:
         tl.static_assert(ACTIVATION == "gelu")
@@ -73,9 +73,6 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-    yield "silu, 14336 columns", lambda: gated(empty(1, 28672), "silu")
-    yield "gelu_tanh, 21504 columns", lambda: gated(empty(1, 43008), "gelu_tanh")
-    yield "swiglu_clamped, 2880 columns", lambda: gated(empty(4, 5760), "swiglu_clamped")
+    yield "silu, 14336 columns", lambda: gated(x_of(1, 28672), "silu")
+    yield "gelu_tanh, 21504 columns", lambda: gated(x_of(1, 43008), "gelu_tanh")
+    yield "swiglu_clamped, 2880 columns", lambda: gated(x_of(4, 5760), "swiglu_clamped")

@@ -4,6 +4,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import triton
@@ -11,7 +12,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from localllm.runtime.kernels.gpu.launch import Launch
+from localllm.runtime.kernels.gpu.launch import DEPENDENT, Launch
 
 THREADS = 32  # in a warp
 SHARED_BYTES = {80: 163 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10, 100: 227 * 2**10, 120: 99 * 2**10}
@@ -29,6 +30,13 @@ TYPES = {
     "int64": "i64",
     "bool": "i1",
 }
+EARLY = {
+    "st.global",
+    "atom.global",
+    "red.global",
+    "ret",
+    "griddepcontrol",
+}  # that writes, leaves, or lets the next kernel start
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -48,6 +56,11 @@ class Compiled:
     def fits(self) -> bool:
         return self.spilled == 0 and self.shared <= SHARED_BYTES[self.arch]
 
+    @property
+    def too_early(self) -> set[str]:
+        """What no kernel may do before it has waited for the one before it, and this one does."""
+        return before_waiting(self.ptx) & EARLY if self.arch >= DEPENDENT else set()
+
 
 def compile_for(launch: Launch, arch: int) -> Compiled:
     """As Triton's own launcher would: integers of 1 and those that 16 divides are known to the compiler."""
@@ -56,7 +69,8 @@ def compile_for(launch: Launch, arch: int) -> Compiled:
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for at, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        known = type(value) is int and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or known:
             signature[parameter.name], constants[(at,)] = "constexpr", value
             continue
         signature[parameter.name] = type_of(value)
@@ -77,6 +91,39 @@ def compile_for(launch: Launch, arch: int) -> Compiled:
         compiled.asm["ptx"],
         compiled.asm["cubin"],
     )
+
+
+def before_waiting(ptx: str) -> set[str]:
+    """The instructions that a program can reach without having waited, by whatever branch."""
+    name, blocks, order = "", {"": list[str]()}, [""]
+    for line in ptx[ptx.index(".entry") :].splitlines():
+        if label := re.match(r"(\$\w+):", line):
+            name = label[1]
+            blocks[name] = []
+            order.append(name)
+        else:
+            blocks[name].append(line.strip())
+    following = dict(pairwise(order))
+    found: set[str] = set()
+    ahead, seen = [""], {""}
+    while ahead:
+        name = ahead.pop()
+        targets, falls = set[str](), True
+        for line in blocks[name]:
+            if line.startswith("griddepcontrol.wait"):
+                falls = False
+            elif instruction := re.match(r"(@\S+\s+)?([a-z]+(\.global)?)", line):
+                found.add(instruction[2])
+                if instruction[2] == "bra":
+                    targets.add(line.rstrip(";").split()[-1])
+                falls = instruction[2] not in ("bra", "ret") or bool(instruction[1])
+            if not falls:
+                break
+        if falls and name in following:
+            targets.add(following[name])
+        ahead += targets - seen
+        seen |= targets
+    return found
 
 
 def type_of(value: object) -> str:

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from localllm.quant.packing import INT4_PLANES
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.gpu.launch import dot, gpu_of
+from localllm.runtime.kernels.gpu.launch import NARROW, dot, gpu_of
 
 PLAIN_COLUMNS = 64  # of a chunk of a plain matrix
 PLANES = {"plain": 1, "int4": 4, "e2m1": 4, "int8": 2, "e4m3": 2}
 KINDS = {INT4_PLANES: "int4", "int8_planes": "int8", "mxfp4_planes": "e2m1", "fp8_planes": "e4m3"}
 MOST_STAGES = {64: 3, 32: 4, 16: 6}  # by W: about 8 KB of weights
-SHARED_BYTES, SHARED = 144 * 2**10, {89: 80 * 2**10, 120: 80 * 2**10}  # of a block, for what loads are under way
+SHARED_BYTES, NARROW_BYTES = 144 * 2**10, 80 * 2**10  # of a block, for what loads are under way
 NUMBERS = ("scale", "zero", "minimum", "block_scale", "block_minimum")
 
 
@@ -65,7 +65,8 @@ def stages_of(arguments: dict[str, Any], rows: int, rows_of_x: int, x: Tensor) -
         rows_of_x * x.element_size() + rows * arguments["p_q"].element_size() // PLANES[arguments["KIND"]]
     )
     chunk_bytes = column_bytes * PLANES[arguments["KIND"]] * arguments["W"]
-    return max(1, min(MOST_STAGES[arguments["W"]], SHARED.get(gpu_of(x.device).arch, SHARED_BYTES) // chunk_bytes))
+    held = NARROW_BYTES if gpu_of(x.device).arch in NARROW else SHARED_BYTES
+    return max(1, min(MOST_STAGES[arguments["W"]], held // chunk_bytes))
 
 
 @triton.jit

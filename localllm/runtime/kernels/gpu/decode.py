@@ -24,13 +24,12 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
-from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import NARROW, gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.paged import (
     CONTEXT,
     FEW,
     LOWEST,
     META,
-    NARROW,
     PLAIN,
     WIDEST,
     form_of,

@@ -23,6 +23,7 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.quant.tensor import ORDER, QuantizedTensor
 from localllm.runtime.kernels.experts import Experts, Stacked
+from localllm.runtime.kernels.gpu.activations import gated_pair
 from localllm.runtime.kernels.gpu.chunks import (
     KINDS,
     add_chunk,
@@ -34,7 +35,6 @@ from localllm.runtime.kernels.gpu.chunks import (
 from localllm.runtime.kernels.gpu.gemm import ASYNCHRONOUS
 from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.meta import planes, x_of
-from localllm.runtime.kernels.gpu.skinny import activated
 from localllm.runtime.kernels.registry import kernel
 
 FEW = 16  # tokens: the columns of a tensor core's smallest product
@@ -158,7 +158,7 @@ def products_of_experts(
         up = scaled_rows(up, p_scale, b_row + N, m_row, LAST)
         if p_bias is not None:
             up += tl.load(p_bias + b_bias + N, mask=m_row, other=0).to(tl.float32)[:, None]
-        acc = activated(acc, up, ACTIVATION)
+        acc = gated_pair(acc, up, ACTIVATION)
     b_p_y = p_y + b_pair.to(tl.int64)[:, None] * N + b_out[None, :]
     tl.store(b_p_y, tl.trans(acc).to(p_y.dtype.element_ty), mask=m_pair[:, None] & m_row[None, :])
 

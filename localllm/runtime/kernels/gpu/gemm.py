@@ -37,7 +37,7 @@ MOST_PARTS, LEAST_COLUMNS = 8, 1024  # arithmetic: parts' sums are to be few bes
 ADDED = 1024  # elements that a program adds up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def products_of_planes(
     p_q,
     p_scale,
@@ -92,7 +92,7 @@ def products_of_planes(
     tl.store(p_y + part.to(tl.int64) * M * N + at, y.to(p_y.dtype.element_ty), mask=m_y)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def sum_of_parts(
     p_parts, p_bias, p_residual, p_y, M, N, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):

@@ -25,13 +25,20 @@ from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LatentCache
 from localllm.runtime.kernels.gpu.heads import times_heads
-from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import (
+    NARROW,
+    dot,
+    gpu_of,
+    let_next_start,
+    needs_gpu,
+    start,
+    wait_for_inputs,
+)
 from localllm.runtime.kernels.gpu.paged import (
     CONTEXT,
     FEW,
     LOWEST,
     META,
-    NARROW,
     PLAIN,
     WIDEST,
     apart,

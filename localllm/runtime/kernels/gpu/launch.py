@@ -26,6 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 OLDEST = 80  # architectures before it have no bfloat16
 DEPENDENT = 90  # from this architecture on
+NARROW = (86, 89, 120, 121)  # architectures with 99 KB of shared memory for a program; others have 163 or more
 
 Grid = tuple[int, ...]
 

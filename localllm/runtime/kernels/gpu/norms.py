@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import x_of
 from localllm.runtime.kernels.gpu.rounding import rounded
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
@@ -235,17 +236,14 @@ def add_normed(residual: Tensor, x: Tensor, norm: Norm, scale: float) -> Tensor:
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
     def weight(size: int) -> Tensor:
-        return empty(size, dtype=torch.float32)
+        return x_of(size, dtype=torch.float32)
 
     for columns in (2048, 4096, 16384):
-        yield f"RMS of rows of {columns}", lambda n=columns: rms_norm(empty(8, n), weight(n), 1e-5)
-    yield "RMS of rows of 65536", lambda: rms_norm(empty(8, 65536), weight(65536), 1e-5)
-    yield "RMS of 4096, added", lambda: add_normed(empty(8, 4096), empty(8, 4096), Norm(weight(4096), 1e-6), 1.0)
+        yield f"RMS of rows of {columns}", lambda n=columns: rms_norm(x_of(8, n), weight(n), 1e-5)
+    yield "RMS of rows of 65536", lambda: rms_norm(x_of(8, 65536), weight(65536), 1e-5)
+    yield "RMS of 4096, added", lambda: add_normed(x_of(8, 4096), x_of(8, 4096), Norm(weight(4096), 1e-6), 1.0)
     yield (
         "RMS of heads of 128, gated",
-        lambda: gated_rms_norm(empty(8, 32, 128), empty(8, 32, 128), weight(128), 1e-6),
+        lambda: gated_rms_norm(x_of(8, 32, 128), x_of(8, 32, 128), weight(128), 1e-6),
     )

@@ -18,7 +18,6 @@ from localllm.runtime.kernels.gpu.launch import INTERPRETED, dot
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2_E), and the hardware has exp2
 LOWEST = tl.constexpr(-1e30)  # stands for minus infinity in running maxima: differences of two of it are no NaN
-NARROW = (86, 89, 120, 121)  # architectures with 99 KB of shared memory for a program; others have 163 or more
 WIDEST = 1024  # bytes of a head or a latent, in the queries' type, that registers have room for
 FEW = 16  # tokens: sequences that bring no more go to the kernels that split the context
 

@@ -27,12 +27,11 @@ from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.gpu.decode import decode, example, takes
-from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import NARROW, gpu_of, let_next_start, start, wait_for_inputs
 from localllm.runtime.kernels.gpu.paged import (
     FEW,
     LOG2_E,
     LOWEST,
-    NARROW,
     PLAIN,
     form_of,
     load_queries,

@@ -2,7 +2,8 @@
 queries, keys and values into the cache, in 8 bits where the cache has them.
 
 Each vector of a head is read, changed and written once; numbers are rounded where plain torch rounds them, so that
-a cache holds the same bits whichever path wrote it. A program takes HEADS heads of one token, of q, of k or of v.
+a cache holds the same bits whichever path wrote it, unless a fused multiply-add, or another order of
+a norm's sum, tips a rounding. A program takes HEADS heads of one token, of q, of k or of v.
 
 Bytes: a token's row of the product once, q once, keys and values once. A "whole" norm reads the row of q or k once
 more for each program, from a cache.

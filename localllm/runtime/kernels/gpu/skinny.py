@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.elementwise import CLAMP, SHARPNESS
+from localllm.runtime.kernels.gpu.activations import gated_pair
 from localllm.runtime.kernels.gpu.launch import INTERPRETED
 from localllm.runtime.kernels.gpu.tiles import Grid
 
@@ -30,7 +30,6 @@ ROWS = 16  # of x, filled up
 MOST_ROWS = ROWS
 TICKETS = 1024  # more than tiles of what is cut
 X_ROWS: tl.constexpr = tl.constexpr(ROWS)
-LIMIT, STEEPNESS = tl.constexpr(CLAMP), tl.constexpr(SHARPNESS)
 LINE = tl.constexpr(128)  # bytes of L2
 FETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
 
@@ -110,26 +109,10 @@ def write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, ACTIVAT
     if ACTIVATION != "":
         columns = N // 2
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, WIDE, X_ROWS)), (1, 2, 0)))
-        acc = activated(gate, up, ACTIVATION)
+        acc = gated_pair(gate, up, ACTIVATION)
     i_n = tile * WIDE + tl.arange(0, WIDE)
     m_o = (i_n < columns)[:, None] & (i_m < M)[None, :]
     i_o = i_m[None, :] * columns + i_n[:, None]
     if p_residual is not None:
         acc += tl.load(p_residual + i_o, mask=m_o, other=0.0).to(tl.float32)
     tl.store(p_o + i_o, acc.to(p_o.dtype.element_ty), mask=m_o)
-
-
-@triton.jit
-def activated(gate, up, ACTIVATION: tl.constexpr):
-    """As `gated` of kernels/elementwise.py, in float32; NaN stays NaN."""
-    if ACTIVATION == "silu":
-        return gate * tl.sigmoid(gate) * up
-    elif ACTIVATION == "swiglu_clamped":
-        gate = tl.where(gate > LIMIT, LIMIT, gate)
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        return gate * tl.sigmoid(gate * STEEPNESS) * (up + 1)
-    elif ACTIVATION == "gelu_tanh":  # (1 + tanh z) / 2 = sigmoid(2 z)
-        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
-    else:
-        tl.static_assert(ACTIVATION == "gelu")
-        return 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476)) * up

@@ -13,6 +13,7 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.device import dtype_name
 from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import x_of
 from localllm.runtime.kernels.gpu.skinny import LINE, X_ROWS, fetch, finish, rows_of, workspace
 from localllm.runtime.kernels.gpu.tiles import Tile, grid_for, tile_for
 
@@ -114,11 +115,5 @@ def product(
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
-    def empty(rows: int, columns: int) -> Tensor:
-        return torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
-
-    yield "bfloat16, 28672 x 4096, gated", lambda: product(empty(1, 4096), empty(28672, 4096), activation="silu")
-    yield (
-        "bfloat16, 2048 x 8192, M 16",
-        lambda: product(empty(16, 8192), empty(2048, 8192)),
-    )
+    yield "bfloat16, 28672 x 4096, gated", lambda: product(x_of(1, 4096), x_of(28672, 4096), activation="silu")
+    yield "bfloat16, 2048 x 8192, M 16", lambda: product(x_of(16, 8192), x_of(2048, 8192))

@@ -16,6 +16,7 @@ from localllm.quant.packing import PLANES
 from localllm.quant.tensor import ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.codes import codes, offset, whole
 from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import planes, x_of
 from localllm.runtime.kernels.gpu.skinny import X_ROWS, fetch, finish, rows_of, workspace
 from localllm.runtime.kernels.gpu.tiles import Tile, grid_for, tile_for
 
@@ -141,8 +142,8 @@ def product(
         x = x[:, parts[ORDER]]
     x = x.contiguous()
     _, chunks, _, words = parts["q"].shape
-    planes = PLANES[weight.format]
-    kind = "float32" if x.dtype == torch.float32 else f"int{16 // planes}"
+    each = PLANES[weight.format]
+    kind = "float32" if x.dtype == torch.float32 else f"int{16 // each}"
     tile = tile or tile_for(gpu_of(x.device), kind, rows, columns, chunks)
     grid = grid_for(tile, rows, chunks)
     partial, ticket = workspace(grid, tile.block, x.device)
@@ -175,37 +176,23 @@ def product(
         tiles=grid.tiles,
         BLOCK=tile.block,
         CUT=grid.splits > 1,
-        BITS=16 // planes,
+        BITS=16 // each,
         WORDS=words,
         GROUP=weight.group or 0,
         SHARED=planes_a_scale(weight),
         SUPER=1 if blocks is None else columns // len(blocks),
-        WHOLE_CHUNKS=columns % (words * planes) == 0,
+        WHOLE_CHUNKS=columns % (words * each) == 0,
         ACTIVATION=activation or "",
     )
     return y
 
 
-def empty_planes(
-    rows: int, columns: int, bits: int, group: int | None, dtype: torch.dtype = torch.bfloat16
-) -> QuantizedTensor:
-    """On the device `meta`, where only shapes count."""
-    from localllm.quant.formats.planes import planes_of
-
-    scale = torch.empty(rows, -(-columns // (group or columns)), dtype=dtype, device="meta")
-    return planes_of(torch.empty(rows, columns, dtype=torch.uint8, device="meta"), group, bits, scale=scale)
-
-
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
-    x = torch.empty(1, 4096, dtype=torch.bfloat16, device="meta")
-    x_down = torch.empty(16, 14336, dtype=torch.bfloat16, device="meta")
-    yield (
-        "INT4 g128, 28672 x 4096, gated",
-        lambda: product(x, empty_planes(28672, 4096, 4, 128), activation="silu"),
-    )
-    yield "INT4 g64, 4096 x 14336, M 16", lambda: product(x_down, empty_planes(4096, 14336, 4, 64))
-    yield "INT4 g32, 6144 x 4096", lambda: product(x, empty_planes(6144, 4096, 4, 32))
+    x, x_down = x_of(1, 4096), x_of(16, 14336)
+    yield "INT4 g128, 28672 x 4096, gated", lambda: product(x, planes("int4", 28672, 4096, 128), activation="silu")
+    yield "INT4 g64, 4096 x 14336, M 16", lambda: product(x_down, planes("int4", 4096, 14336, 64))
+    yield "INT4 g32, 6144 x 4096", lambda: product(x, planes("int4", 6144, 4096, 32))
     yield (
         "INT8 a row, 4096 x 14336",
-        lambda: product(x_down, empty_planes(4096, 14336, 8, None), residual=x_down[:, :4096]),
+        lambda: product(x_down, planes("int8", 4096, 14336, None), residual=x_down[:, :4096]),
     )
