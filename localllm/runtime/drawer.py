@@ -4,7 +4,8 @@ captured or not."""
 import torch
 from torch import Tensor
 
-from localllm.runtime.draws import Draws, Histories, kind_of
+from localllm.request import SamplingParams
+from localllm.runtime.draws import Draws, Histories, kind_of, refusal
 from localllm.runtime.sampler import Row, sample
 
 
@@ -14,6 +15,10 @@ class Drawer:
         self.vocabulary, self.device = vocabulary, device
         self.histories = Histories(places, context, vocabulary, device)
         self.buckets: dict[int, Draws] = {}
+
+    def counts(self, params: SamplingParams) -> bool:
+        """Does the device itself count the tokens that are drawn by these parameters?"""
+        return refusal(params, self.vocabulary) is None
 
     def of(self, rows: int) -> Draws:
         """Of steps with so many rows, or fewer."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from localllm.request import SamplingParams
 from localllm.runtime.kernels.gpu.nucleus import LARGEST_VOCABULARY
 from localllm.runtime.kernels.gpu.penalties import Biases, History
 from localllm.runtime.kernels.gpu.sampling import Columns, Scratch, choose
@@ -33,13 +34,21 @@ class Kind:
     refused: str | None = None  # why `sampler.sample` has to do it
 
 
+def refusal(params: SamplingParams, vocabulary: int) -> str | None:
+    """Why `sampler.sample` has to draw by these parameters."""
+    if vocabulary > LARGEST_VOCABULARY:
+        return f"more than {LARGEST_VOCABULARY:,} tokens in the vocabulary"
+    if len(params.logit_bias) > MOST_BIASES:
+        return f"logit_bias of more than {MOST_BIASES:,} tokens"
+    return None
+
+
 def kind_of(rows: list[Row], vocabulary: int) -> Kind:
     params = [row.params for row in rows]
-    refused = None
-    if vocabulary > LARGEST_VOCABULARY:
-        refused = f"more than {LARGEST_VOCABULARY:,} tokens in the vocabulary"
-    elif any(len(p.logit_bias) > MOST_BIASES for p in params):
-        refused = f"logit_bias of more than {MOST_BIASES:,} tokens"
+    refused = next((reason for p in params if (reason := refusal(p, vocabulary))), None)
+    counted = [row.history for row in rows if row.params.counts_tokens]
+    if len(set(counted)) < len(counted):
+        refused = "several tokens of a sequence whose tokens are counted"
     adjusted = any(p.logit_bias or p.counts_tokens for p in params)
     return Kind(any(p.temperature > 0 for p in params), adjusted, refused)
 

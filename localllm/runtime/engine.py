@@ -86,7 +86,11 @@ class Engine:
 
     def must_read_first(self) -> bool:
         """Does the next step depend on tokens that only the device knows?"""
-        return bool(self.in_flight and any(s.needs_host_token for s in self.in_flight.sampling))
+        if self.in_flight is None or not any(s.needs_host_token for s in self.in_flight.sampling):
+            return False
+        # One of a step's draws that the device cannot do brings them all to the host.
+        known = (*self.scheduler.running, *self.scheduler.waiting)
+        return not all(self.runner.counts(s.request.params) for s in known)
 
     def launch(self, work: Work) -> Launched:
         starts = [0, *accumulate(count for _, count in work)]

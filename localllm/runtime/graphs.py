@@ -32,6 +32,7 @@ from localllm.runtime.step import Step
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)  # sequences
 NO_MEMORY = "no memory was left to capture a step"
+MOST_TOKENS = 127  # of a graph: from 128 rows on products unpack weights (kernels/gpu/dequantize.py)
 WIDTHS = (1, 4, 8, 16)  # tokens of each: one to continue, or more to verify drafts
 
 
@@ -93,6 +94,9 @@ class Graphs:
         count = len(step.token_ids[0])
         if count not in WIDTHS or any(c != count for c in step.counts):
             return "its sequences bring different numbers of tokens, or many"
+        bucket = self.buckets[bisect_left(self.buckets, len(step.states))]
+        if bucket * count > MOST_TOKENS:
+            return "so many tokens that products unpack weights into a buffer that is not the graph's"
         if step.logit_index != list(range(sum(step.counts))) or len(step.draws) != len(step.logit_index):
             return "not every token is drawn from"
         if any(save.length < state.length for state in step.states for save in state.saves):
@@ -100,7 +104,7 @@ class Graphs:
         kind = kind_of(step.draws, self.model.config.vocab_size)
         if kind.refused:
             return kind.refused
-        return Key(self.buckets[bisect_left(self.buckets, len(step.states))], count, kind, step.keeps_logits)
+        return Key(bucket, count, kind, step.keeps_logits)
 
     def prepare(self, params: SamplingParams) -> str:
         """Capture a step of one sequence and one token. Why not, where it is so, else "". Raises CannotCapture."""

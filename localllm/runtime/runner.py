@@ -72,6 +72,10 @@ class Runner:
             except CannotCapture as reason:
                 self.graphs, self.without_graphs = None, str(reason)
 
+    def counts(self, params: SamplingParams) -> bool:
+        """Does the device itself count the tokens that are drawn by these parameters?"""
+        return self.drawer is not None and self.drawer.counts(params)
+
     def run(self, step: Step) -> Drawn:
         """What a step brings, in one launch where its kind can be captured, else kernel by kernel."""
         replay = self.captured(step) if self.graphs else None

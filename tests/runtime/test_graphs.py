@@ -10,12 +10,13 @@ import torch
 
 from localllm.request import SamplingParams
 from localllm.runtime import graphs
+from localllm.runtime.draws import kind_of
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.sampler import Row
 from localllm.runtime.sent import fill
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.state import SequenceState
+from localllm.runtime.state import BlockPool, SequenceState
 from localllm.runtime.step import Step
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens
@@ -138,6 +139,38 @@ def test_steps_of_many_tokens_run_kernel_by_kernel(folder: Path) -> None:
     engine = make_engine(folder, graphs=True)
     run(engine, [sequence(list(range(3, 40)), temperature=0, max_tokens=1)])
     assert captured(engine) == 0
+
+
+def test_a_step_of_so_many_tokens_that_weights_are_unpacked_is_not_captured(folder: Path) -> None:
+    found = make_engine(folder, graphs=True).runner.graphs
+    assert found
+    ids = list(range(16))
+    states = [SequenceState(BlockPool(64, 8)) for _ in range(8)]
+    draws = [Row(SamplingParams(temperature=0), 0, i, ids, Counter()) for i in ids]
+    for many, taken in ((4, True), (5, False), (8, False)):
+        step = Step(states[:many], [ids] * many, list(range(16 * many)), draws * many, list(range(many)), [])
+        assert isinstance(found.key_of(step), graphs.Key) == taken
+
+
+def test_several_drafts_whose_tokens_are_counted_are_drawn_on_the_host(folder: Path) -> None:
+    params = SamplingParams(temperature=0, repetition_penalty=1.3)
+    kind = kind_of([Row(params, 0, i, [3, 4], Counter(), history=2) for i in range(2)], 320)
+    assert kind.refused and "several" in kind.refused
+    assert not kind_of([Row(params, 0, 1, [3, 4], Counter(), history=i) for i in range(2)], 320).refused
+
+
+def test_only_tokens_that_the_device_does_not_count_are_read_before_the_next_step(folder: Path) -> None:
+    def must_read(graphs: bool, **others: object) -> bool:
+        engine = make_engine(folder, graphs=graphs)
+        engine.runner.asynchronous = True
+        engine.submit(sequence([3, 4, 5], temperature=0, repetition_penalty=1.3))
+        engine.step()
+        if others:
+            engine.submit(sequence([3, 4, 6], temperature=0, **others))
+        return engine.must_read_first()
+
+    assert must_read(graphs=False) and not must_read(graphs=True)
+    assert must_read(graphs=True, logit_bias=dict.fromkeys(range(1100), 1.0))
 
 
 def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
