@@ -121,7 +121,7 @@ def test_one_after_the_other_finds_the_same(
     together = compare(a, b, settings, tokens=200)
     each = [check(one.header, Space("cpu", 2**40), Wish(200, dtype=one.dtype), name="") for one in (a, b)]
     most = max(fit.weights.total for fit in each)
-    enough = most + max(fit.workspace for fit in each) + 1_000_000  # for one
+    enough = most + max(fit.workspace for fit in each) + 3_000_000  # for one
     monkeypatch.setattr(subjects, "free_bytes", lambda place: enough)
     notes: list[str] = []
     apart = compare(a, b, settings, tokens=200, note=notes.append)
