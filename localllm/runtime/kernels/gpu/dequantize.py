@@ -11,6 +11,7 @@ another: 128 MB in 16 bits, or the largest matrix where that is smaller; `scratc
 # pyright: reportArgumentType=false, reportAssignmentType=false
 # pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
 
+import threading
 from collections.abc import Callable, Iterator
 
 import torch
@@ -33,6 +34,7 @@ WARPS = 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 _scratch: dict[torch.device, Tensor] = {}
+_turn = threading.Lock()  # models of one process share a stream, and each launches from a thread of its own
 
 
 def scratch(device: torch.device, elements: int, dtype: torch.dtype) -> Tensor:
@@ -146,16 +148,17 @@ def linear_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) 
 def dequantized_product(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """x: [M, in] -> [M, out]"""
     x, (count, columns), some = ordered(x, weight), weight.shape, rows_at_once(weight)
-    w = scratch(x.device, some * columns, x.dtype).view(-1, columns)
-    if some >= count:
-        unpack_rows(weight, 0, w)
-        return F.linear(x, w)
-    y = x.new_empty(len(x), count)
-    for begin in range(0, count, some):
-        rows = w[: count - begin]
-        unpack_rows(weight, begin, rows)
-        torch.mm(x, rows.T, out=y[:, begin : begin + len(rows)])
-    return y
+    with _turn:
+        w = scratch(x.device, some * columns, x.dtype).view(-1, columns)
+        if some >= count:
+            unpack_rows(weight, 0, w)
+            return F.linear(x, w)
+        y = x.new_empty(len(x), count)
+        for begin in range(0, count, some):
+            rows = w[: count - begin]
+            unpack_rows(weight, begin, rows)
+            torch.mm(x, rows.T, out=y[:, begin : begin + len(rows)])
+        return y
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
