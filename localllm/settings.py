@@ -30,12 +30,12 @@ class Settings:
     """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, where `--kv-dtype` is not given. Default:
     auto"""
 
+    cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "localllm")
+    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of kernels. Default: ~/.cache"""
+
     graphs: bool = True
     """LOCALLLM_GRAPHS: `off` launches the kernels of every step one by one on a GPU, where a captured graph is at
     fault. Default: on"""
-
-    cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "localllm")
-    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of kernels. Default: ~/.cache"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":

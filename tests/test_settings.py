@@ -23,3 +23,10 @@ def test_everything_set() -> None:
 def test_threads_must_be_a_positive_number(threads: str) -> None:
     with pytest.raises(UsageError, match="LOCALLLM_THREADS"):
         Settings.from_environment({"LOCALLLM_THREADS": threads})
+
+
+def test_graphs_are_on_or_off() -> None:
+    assert Settings.from_environment({}).graphs and Settings.from_environment({"LOCALLLM_GRAPHS": "on"}).graphs
+    assert not Settings.from_environment({"LOCALLLM_GRAPHS": "off"}).graphs
+    with pytest.raises(UsageError, match="set it to on or off"):
+        Settings.from_environment({"LOCALLLM_GRAPHS": "maybe"})

@@ -6,14 +6,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from localllm.quant.recipe import Recipe
-from tests.quantize.table import DEMO, W8A8, Judged, of_conversations, of_stories
+from tests.quantize.table import DEMO, W8A8, Judged, of_stories
 from tests.shared import shared
 
 pytestmark = pytest.mark.slow
 
 MODELS = {
     "stories": lambda: of_stories(shared("stories260K")),
-    "demo": of_conversations,
     "demo, children's stories": lambda: of_stories(DEMO),
 }
 
@@ -36,18 +35,12 @@ def test_gptq_and_awq_are_better_than_round_to_nearest(judged: Judged) -> None:
     nearest, gptq, awq = (judged.quality(Recipe(method, 4, 32)) for method in ("rtn", "gptq", "awq"))
     assert gptq.divergence < awq.divergence < nearest.divergence
     assert gptq.perplexity < nearest.perplexity
-    if (
-        judged.perplexity(judged.exact) > 2
-    ):  # the boxed model's own answers are all but certain: there it is chance
-        assert awq.perplexity < nearest.perplexity
+    assert awq.perplexity < nearest.perplexity
 
 
 def test_smoothing_is_better_than_none(judged: Judged) -> None:
     plain, smooth = map(judged.quality, W8A8)
-    if judged.perplexity(judged.exact) > 2:
-        assert smooth.divergence < plain.divergence
-    else:  # INT8 costs the boxed model's own answers next to nothing, with it or without
-        assert max(smooth.divergence, plain.divergence) < 0.001
+    assert smooth.divergence < plain.divergence
 
 
 def test_smoothing_makes_up_for_outliers(tmp_path: Path) -> None:
