@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from localllm import __version__
+from localllm.cli.batch import batch
 from localllm.cli.completion import completion
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
@@ -36,6 +37,7 @@ app.command()(show)
 app.command()(plan)
 app.command()(quantize)
 app.command()(diff)
+app.command()(batch)
 app.command()(rm)
 app.command()(verify)
 app.command()(cp)
