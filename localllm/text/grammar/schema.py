@@ -29,7 +29,6 @@ ANNOTATIONS = (
 KNOWN = frozenset((*ONE, *LISTS, *MAPS, *VALUES, *ANNOTATIONS))
 REMEDIES = {
     "nullable": 'write "type": [..., "null"]',
-    "oneOf": "write anyOf, or give each option a required property with a const of its own",
     "x-guidance": "localllm sets its options itself",
 }
 

@@ -31,9 +31,11 @@ JSON_OPTIONS: Any = {
     "lenient": False,
 }
 DEEP_STACK = 2**29  # bytes of address space: a chain of 10,000 names takes a tenth
+OVERLAPPING = "options of oneOf may overlap; anyOf is supported, or a required string of its own const in each"
 NEEDS_TOKENS = "no tokenizer"  # begins what it says of special tokens
 BODY = "body"
 _UNSEEN = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 
 
 @lru_cache(maxsize=64)
@@ -99,13 +101,22 @@ def _grammar_of(written: str) -> dict[str, Any]:
 def _from_gbnf(text: str) -> str:
     """Raises UsageError for what the converter does not know: token references, an unknown rule, no `root`."""
     try:
-        return gbnf_to_lark(text)
+        return gbnf_to_lark(_ESCAPE.sub(_unescaped, text))
     except GbnfToLarkError as error:
         raise UsageError(f"the GBNF grammar cannot be read: {error}") from None
     except RecursionError:
         raise UsageError("the GBNF grammar is nested too deeply", "give the inner parts names") from None
     except Exception as error:  # the converter raises bare ones
         raise UsageError(f"the GBNF grammar cannot be converted: {error}") from None
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """A character by its number, as the converter understands it, which takes the zeros from \\u00e9."""
+    digits = escape[1] or escape[2] or escape[3]
+    code = int(digits, 16) if digits else 0x110000
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        return escape[0]
+    return chr(code) if code > 0x7F or chr(code).isalnum() else f"\\x{code:02X}"
 
 
 def _refusal(written: str) -> str:
@@ -119,7 +130,7 @@ def _refusal(written: str) -> str:
 
 def _reason(grammar: Grammar, reason: str) -> str:
     """In one line, with the place in a schema."""
-    line = " ".join(reason.split())[:300]
+    line = OVERLAPPING if reason.startswith("oneOf") else " ".join(reason.split())[:300]
     if grammar.kind is not GrammarKind.JSON_SCHEMA or not isinstance(grammar.schema, dict):
         return line
     return f"{line} (at {_place(grammar.schema, reason)})"
