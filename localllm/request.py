@@ -98,7 +98,7 @@ class Grammar:
         """The texts of a choice."""
         texts = self._parsed()
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise UsageError(f"the choices are {self.text[:80]!r}", "give at least one text, and none that is empty")
+            raise UsageError(f"the choices are {self.text[:80]!r}", "give texts, none of them empty")
         if any(0xD800 <= ord(letter) < 0xE000 for text in texts for letter in text):
             raise UsageError("a choice holds half a character, a lone surrogate", "send valid Unicode")
         return texts

@@ -22,9 +22,7 @@ from localllm.units import size
 CHAT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # A conversation shows text alone, so asking for log probabilities would change nothing that can be seen; and a
 # grammar is for one answer.
-PARAMETERS = [
-    f.name for f in dataclasses.fields(SamplingParams) if not f.name.endswith(("logprobs", "grammar"))
-]
+PARAMETERS = [f.name for f in dataclasses.fields(SamplingParams) if not f.name.endswith(("logprobs", "grammar"))]
 
 
 @dataclasses.dataclass

@@ -17,8 +17,9 @@ OF_A_WHOLE_TEXT = ("Fuse", "Strip")  # change its two ends alone
 
 
 def token_bytes(tokens: Iterable[str | None], decoder: decoders.Decoder | None) -> list[bytes]:
-    """Of each token as its file spells it, b"" for None. Raises UnsupportedModel for a decoder that is not known."""
-    steps = list(_steps(json.loads(decoder.__getstate__()))) if decoder else [{"type": "none at all"}]  # pyright: ignore[reportArgumentType] - bytes
+    """Of each token as its file spells it, b"" for None. Raises UnsupportedModel for an unknown decoder."""
+    described: Any = decoder.__getstate__() if decoder else b'{"type": "none at all"}'
+    steps = list(_steps(json.loads(described)))
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return [b"" if token is None else _of_alphabet(token) for token in tokens]

@@ -24,7 +24,8 @@ class Follower:
         self._matcher = matcher
         self._all_words = -(-vocabulary // WORD)
         self._words = -(-size // WORD)
-        self._last = np.uint32(2 ** (size % WORD or WORD) - 1).view(np.int32)  # of the last word, what the model has
+        known = np.uint32(2 ** (size % WORD or WORD) - 1)  # of the last word, the tokens that the model has
+        self._last = known.view(np.int32)
         self._threads = threads
         self._under_way: Future[list[Mask | None]] | None = None
 
@@ -43,8 +44,8 @@ class Follower:
         return LocalLLMError(f"the grammar cannot be followed further: {reason.splitlines()[0]}", remedy)
 
     def begin(self, drafts: Sequence[int]) -> Callable[[], list[Mask | None]]:
-        """Begin to find the masks of the 1 + len(drafts) next positions, int32 [ceil(size / 32)] each: bit t % 32 of
-        word t // 32 is set if the token t may come. None behind a draft that may not."""
+        """Begin to find the masks of the 1 + len(drafts) next positions, int32 [ceil(size / 32)] each: bit t % 32
+        of word t // 32 is set if the token t may come. None behind a draft that may not."""
         self._settled()
         self._under_way = self._threads.submit(self._masks, list(drafts))
         return self._under_way.result
