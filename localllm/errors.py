@@ -6,6 +6,7 @@
     ├── DiskFull             exit 3   507   not enough room on the disk for a download
     ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
     ├── ContextOverflow      exit 4   400   the prompt is longer than the context
+    ├── OutputInvalid        exit 5   500   the answer is not what a schema or grammar asked for
     ├── StoppedByLength      exit 6   500   `--fail-on-length`, and the answer was cut by a limit
     ├── DamagedModel         exit 7   500   a model's file is truncated, inconsistent or holds NaN
     ├── NetworkError         exit 7   502   the hub cannot be reached, or does not send what it announced
@@ -68,6 +69,13 @@ class ContextOverflow(LocalLLMError):
         super().__init__(f"the prompt has {prompt_tokens} tokens and the context holds {context}", remedy)
         self.prompt_tokens = prompt_tokens
         self.context = context
+
+
+class OutputInvalid(LocalLLMError):
+    """The answer is not what a schema or grammar asked for: it was cut by a limit or a stop string, or the mask
+    was looser than the schema. The request was in order, so the status is a server's."""
+
+    exit_code = 5
 
 
 class StoppedByLength(LocalLLMError):
