@@ -1,0 +1,77 @@
+"""What a benchmark found, as plain numbers: of each edition of a model, of each scenario, of each round."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from localllm.benchmark.ceilings import Ceilings
+from localllm.benchmark.figures import decoding, prefill
+from localllm.benchmark.machine import Machine, Noise
+from localllm.benchmark.measure import Round
+from localllm.benchmark.roofline import Roofline
+from localllm.benchmark.scenario import Scenario
+from localllm.benchmark.summary import Distribution, Summary, summarize
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model as it ran. Sizes are bytes, times seconds."""
+
+    name: str
+    parameters: int
+    formats: dict[str, int]  # bytes of the files by how weights are stored
+    weight_bytes: int
+    dtype: str
+    kv_dtype: str
+    device: str  # `cpu`, `cuda:0`
+    device_name: str
+    threads: int | None  # of an operation; None on a GPU
+    context: int  # tokens that it was loaded with room for
+    load_s: float
+    load_phases: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One scenario of one edition."""
+
+    scenario: Scenario
+    rounds: tuple[Round, ...]
+    decode: Roofline | None  # None where no two steps were common to all streams
+    prefill: Roofline
+
+    @cached_property
+    def requests(self) -> Summary:
+        """All streams of all rounds."""
+        return summarize([metrics for one in self.rounds for metrics in one.metrics])
+
+    @cached_property
+    def decode_tokens_per_s(self) -> Distribution:
+        """Of all streams together, by round."""
+        found = [decoding(one) for one in self.rounds]
+        return Distribution.of(one.tokens_per_s for one in found if one)
+
+    @cached_property
+    def prefill_tokens_per_s(self) -> Distribution:
+        """Of all streams together, by round."""
+        return Distribution.of(prefill(one).tokens_per_s for one in self.rounds)
+
+
+@dataclass(frozen=True)
+class Edition:
+    loaded: Loaded
+    ceilings: Ceilings  # the better of before and after
+    drift: float  # how far the copies before and after were apart, as a share of the better
+    peak_bytes: int | None  # most memory while it was loaded and measured; None where the system cannot tell
+    found: tuple[Found, ...]
+    left_out: tuple[tuple[Scenario, str], ...]  # with the reason
+
+
+@dataclass(frozen=True)
+class Result:
+    date: str  # UTC, ISO 8601
+    machine: Machine
+    noise: Noise
+    rounds: int
+    seed: int
+    prompts: str  # what they were made of
+    editions: tuple[Edition, ...]
