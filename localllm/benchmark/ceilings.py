@@ -45,7 +45,10 @@ class Ceilings:
         return Ceilings(
             max(self.copy, other.copy),
             max(self.flops, other.flops),
-            {rows: max(rate, other.products[rows]) for rows, rate in self.products.items()},
+            {
+                rows: max(kept.get(rows, 0.0) for kept in (self.products, other.products))
+                for rows in sorted({*self.products, *other.products})
+            },
             min(self.share, other.share),
         )
 

@@ -39,15 +39,17 @@ class Contestant:
         self.rounds[scenario].append(self.bench.round(scenario))
 
     def measure_ceilings(self) -> None:
-        """For the steps that the scenarios will have. The memory that it takes is not counted as the model's."""
+        """For the steps that scenarios will have and rounds had. The memory for it is not the model's."""
         device = self.runner.device
+        decoded = [figures.decoding(one) for rounds in self.rounds.values() for one in rounds]
+        seen = {sum(share.tokens for share in one.shares) for one in decoded if one}
         self.peak = max(self.peak, peak_bytes(device))
         found = ceilings.measure(
             main_matrix(self.subject.header),
             self.runner.model.dtype,
             device,
             self.llm.worker.threads,
-            {rows for scenario in self.rounds for rows in (scenario.batch, self.prefill_rows(scenario))},
+            seen.union(*((scenario.batch, self.prefill_rows(scenario)) for scenario in self.rounds)),
             max(map(self.step_bytes, self.rounds)),
         )
         self.ceilings.append(found)

@@ -7,18 +7,17 @@ decode      from the first token of the stream that begins last, to the last tok
 decode/s    tokens of all streams in that time, by it; of one stream that is its TPS
 prefill/s   prompt tokens of all streams that were computed, by the time from the first scheduling to the last
             first token; of one stream that is its own prefill/s
-steps       of decoding: a token each, those aside that came of accepted drafts
+steps       of decoding bring a token each, and those drafts that were right
 """
 
 import bisect
-import itertools
 import math
 from dataclasses import dataclass
+from itertools import compress
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import Share, Step, WeightBytes, bytes_read, flops, mixing_flops
-from localllm.benchmark.measure import Round
-from localllm.metrics import Metrics
+from localllm.benchmark.measure import Answer, Round
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,9 @@ class Decoding:
     """The time in which all streams of a round are decoding."""
 
     tokens: int  # of all streams
-    steps: float
+    steps: int
     seconds: float
-    contexts: tuple[int, ...]  # of each stream, on average over the steps: tokens that a step sees
+    shares: Step  # what each stream brings to a step, on average
 
     @property
     def tokens_per_s(self) -> float:
@@ -36,7 +35,7 @@ class Decoding:
 
     @property
     def step_s(self) -> float:
-        return self.seconds / self.steps if self.steps > 0 else math.nan
+        return self.seconds / self.steps
 
 
 @dataclass(frozen=True)
@@ -67,56 +66,51 @@ class Work:
     rows: int  # tokens of a step
 
 
-def token_times(round: Round) -> list[list[float]]:
-    """When each token of each stream came out."""
-    firsts = [arrival + m.ttft_s for arrival, m in zip(round.arrivals, round.metrics, strict=True)]
-    return [
-        list(itertools.accumulate(m.itl_s, initial=first)) for first, m in zip(firsts, round.metrics, strict=True)
-    ]
-
-
-def decoding(round: Round) -> Decoding | None:
+def decoding(answers: Round) -> Decoding | None:
     """None where no two steps are common to all streams.
 
     Begin and end are tokens of one stream, the first to end: tokens of a step come out one after the other, and so
-    each stream has as many tokens in between.
+    every stream has as many steps in between.
     """
-    times = token_times(round)
-    last_begin = max(stream[0] for stream in times)
-    shortest = min(range(len(times)), key=lambda i: times[i][-1])
-    marks = [t for t in times[shortest] if t >= last_begin]
+    last_begin = max(answer.times[0] for answer in answers)
+    shortest = min(answers, key=lambda answer: answer.times[-1])
+    marks = [t for t in step_times(shortest) if t >= last_begin]
     if len(marks) < 2:
         return None
-    places = [(bisect.bisect_right(stream, marks[0]), bisect.bisect_right(stream, marks[-1])) for stream in times]
-    m = round.metrics[shortest]
-    return Decoding(
-        tokens=sum(end - begin for begin, end in places),
-        steps=(len(marks) - 1) * steps_of(m) / (m.output_tokens - 1),
-        seconds=marks[-1] - marks[0],
-        contexts=tuple(
-            one.prompt_tokens + (begin + end - 1) // 2
-            for one, (begin, end) in zip(round.metrics, places, strict=True)
-        ),
-    )
+    ranges = [tokens_between(answer, marks[0], marks[-1]) for answer in answers]
+    shares = []
+    for answer, places in zip(answers, ranges, strict=True):
+        m = answer.metrics
+        drafts = round(m.draft_tokens / answer.steps)
+        shares.append(Share(1 + drafts, m.prompt_tokens + (places.start + places.stop - 1) // 2 + drafts))
+    return Decoding(sum(map(len, ranges)), len(marks) - 1, marks[-1] - marks[0], tuple(shares))
 
 
-def steps_of(metrics: Metrics) -> int:
-    """Of decoding: the first token is the prefill's."""
-    return metrics.output_tokens - 1
+def step_times(answer: Answer) -> list[float]:
+    """When each of its steps brought the first of its tokens."""
+    return list(compress(answer.times, answer.begins))
 
 
-def prefill(round: Round) -> Prefill:
-    scheduled = [arrival + m.queue_s for arrival, m in zip(round.arrivals, round.metrics, strict=True)]
-    shares = tuple(Share(m.prompt_tokens - m.cached_tokens, m.prompt_tokens) for m in round.metrics)
-    return Prefill(shares, max(stream[0] for stream in token_times(round)) - min(scheduled))
+def tokens_between(answer: Answer, begin: float, end: float) -> range:
+    """Those of the steps that came out after `begin`, the last of them at `end`, with all their drafts."""
+    starts = list(compress(range(len(answer.begins)), answer.begins))
+    times = step_times(answer)
+    first, behind = (bisect.bisect_right(times, t) for t in (begin, end))
+    return range(starts[first], starts[behind] if behind < len(starts) else len(answer.begins))
+
+
+def prefill(answers: Round) -> Prefill:
+    metrics = [answer.metrics for answer in answers]
+    scheduled = min(answer.arrival + answer.metrics.queue_s for answer in answers)
+    shares = tuple(Share(m.prompt_tokens - m.cached_tokens, m.prompt_tokens) for m in metrics)
+    return Prefill(shares, max(answer.times[0] for answer in answers) - scheduled)
 
 
 def work_of_decoding(
     found: Decoding, config: ModelConfig, weights: WeightBytes, element_bytes: int, kv: tuple[int, int]
 ) -> Work:
     """Of one step. element_bytes, kv: as `bytes_read` takes them."""
-    step = tuple(Share(1, context) for context in found.contexts)
-    return work(step, 1, config, weights, element_bytes, kv)
+    return work(found.shares, 1, config, weights, element_bytes, kv)
 
 
 def work_of_prefill(

@@ -5,23 +5,38 @@ Knows nothing of rates and tables; what follows from a round stands in `figures.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from localllm.benchmark.prompts import Prompts
 from localllm.benchmark.scenario import Scenario
 from localllm.errors import LocalLLMError
-from localllm.llm import LLM, collect
+from localllm.llm import LLM
 from localllm.metrics import Metrics
-from localllm.request import SamplingParams
+from localllm.request import Request, SamplingParams
+from localllm.worker import Stream
 
 WARM_UP_TOKENS = 4  # of an answer that does not count
 
 
 @dataclass(frozen=True)
-class Round:
-    """The streams of one scenario, once."""
+class Answer:
+    """One stream of a round."""
 
-    arrivals: tuple[float, ...]  # seconds of `time.perf_counter()`
-    metrics: tuple[Metrics, ...]
+    arrival: float  # seconds of `time.perf_counter()`
+    metrics: Metrics
+    begins: tuple[bool, ...]  # of each token: was a step run for it? Else it was a draft that was right
+
+    @property
+    def times(self) -> list[float]:
+        """When each token came out, on the clock of `arrival`."""
+        return list(accumulate(self.metrics.itl_s, initial=self.arrival + self.metrics.ttft_s))
+
+    @property
+    def steps(self) -> int:
+        return sum(self.begins)
+
+
+Round = tuple[Answer, ...]  # the streams of a scenario, once
 
 
 class Bench:
@@ -55,9 +70,17 @@ class Bench:
         whole = [[*ids, *prompt] for ids, prompt in zip(before, prompts, strict=True)]
         requests = [self.llm.prepare(ids, params) for ids in whole]
         streams = [self.llm.submit(request) for request in requests]
-        done = [collect(request, stream) for request, stream in zip(requests, streams, strict=True)]
-        short = next((d for d in done if d.metrics.output_tokens != scenario.output), None)
+        done = tuple(answer_of(request, stream) for request, stream in zip(requests, streams, strict=True))
+        short = next((one for one in done if one.metrics.output_tokens != scenario.output), None)
         if short:
             said = f"an answer ended after {short.metrics.output_tokens} of {scenario.output} tokens"
             raise LocalLLMError(said, "measure a shorter one with --output")
-        return Round(tuple(r.arrival for r in requests), tuple(d.metrics for d in done))
+        return done
+
+
+def answer_of(request: Request, stream: Stream) -> Answer:
+    """Read to its end."""
+    events = list(stream)
+    metrics = events[-1].metrics
+    assert metrics
+    return Answer(request.arrival, metrics, tuple(not event.accepted for event in events if event.token_ids))

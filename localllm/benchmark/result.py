@@ -7,9 +7,12 @@ from localllm.benchmark.ceilings import Ceilings
 from localllm.benchmark.figures import decoding, prefill
 from localllm.benchmark.machine import Machine, Noise
 from localllm.benchmark.measure import Round
+from localllm.benchmark.ratio import Ratio
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Distribution, Summary, summarize
+
+STEADY = 0.1  # copies before and after are no further apart on a steady machine
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Found:
     @cached_property
     def requests(self) -> Summary:
         """All streams of all rounds."""
-        return summarize([metrics for one in self.rounds for metrics in one.metrics])
+        return summarize([answer.metrics for one in self.rounds for answer in one])
 
     @cached_property
     def decode_tokens_per_s(self) -> Distribution:
@@ -67,6 +70,15 @@ class Edition:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """The first edition beside the second, in one scenario."""
+
+    scenario: Scenario
+    measure: str  # `decoding`, `prefill` or `whole answers`
+    ratio: Ratio  # of their speeds
+
+
+@dataclass(frozen=True)
 class Result:
     date: str  # UTC, ISO 8601
     machine: Machine
@@ -74,4 +86,18 @@ class Result:
     rounds: int
     seed: int
     prompts: str  # what they were made of
+    drafts: bool
     editions: tuple[Edition, ...]
+    compared: tuple[Compared, ...] = ()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes these numbers less than those of a quiet machine; none where nothing does."""
+        drifted = [edition for edition in self.editions if edition.drift > STEADY]
+        return [
+            *filter(None, [self.noise.warning]),
+            *(
+                f"copies beside {edition.loaded.name} were {edition.drift:.0%} apart before and after its rounds"
+                for edition in drifted
+            ),
+        ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from localllm.benchmark.contestant import Contestant
 from localllm.benchmark.machine import Listener, this_machine
 from localllm.benchmark.prompts import Prompts
-from localllm.benchmark.result import Edition, Result
+from localllm.benchmark.result import Compared, Edition, Result
 from localllm.benchmark.scenario import Asked, Scenario, context_for, refusal
 from localllm.checkpoint.header import read_header
 from localllm.comparison.subject import Subject, subject
@@ -35,6 +35,7 @@ class Plan:
     seed: int = 0
     text: str | None = None  # that prompts are cut from; None: random tokens
     text_name: str = RANDOM
+    drafts: bool = False
 
 
 def edition_of(
@@ -58,12 +59,24 @@ def edition_of(
 def run(editions: Sequence[Subject], plan: Plan, tell: Tell = lambda text: None) -> Result:
     """One edition after the other. Raises UsageError where no scenario of one can run, and what `load` raises."""
     listener = Listener()
-    found = tuple(measure(edition, plan, tell) for edition in editions)
-    return Result(now(), this_machine(), listener.stop(), plan.rounds, plan.seed, plan.text_name, found)
+    return result(plan, listener, [measure(edition, plan, tell) for edition in editions])
 
 
-def now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def result(
+    plan: Plan, listener: Listener, editions: Sequence[Edition], compared: Sequence[Compared] = ()
+) -> Result:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Result(
+        now,
+        this_machine(),
+        listener.stop(),
+        plan.rounds,
+        plan.seed,
+        plan.text_name,
+        plan.drafts,
+        tuple(editions),
+        tuple(compared),
+    )
 
 
 def measure(edition: Subject, plan: Plan, tell: Tell) -> Edition:
@@ -72,11 +85,7 @@ def measure(edition: Subject, plan: Plan, tell: Tell) -> Edition:
     tell(f"loading {edition.name}")
     with closing(load(edition, context_for(possible, edition.config.max_context))) as llm:
         held, full = held_by(llm, possible)
-        contestant = Contestant(edition, llm, prompts_for(edition, plan), held)
-        tell(f"warming up {edition.name}")
-        contestant.warm_up()
-        tell("measuring this machine")
-        contestant.measure_ceilings()
+        contestant = begun(edition, llm, plan, held, tell)
         for number in range(plan.rounds):
             for scenario in held:
                 tell(f"{edition.name}: {scenario}, round {number + 1} of {plan.rounds}")
@@ -84,6 +93,30 @@ def measure(edition: Subject, plan: Plan, tell: Tell) -> Edition:
         tell("measuring this machine")
         contestant.measure_ceilings()
         return contestant.edition([*left_out, *full])
+
+
+def begun(edition: Subject, llm: LLM, plan: Plan, scenarios: Sequence[Scenario], tell: Tell) -> Contestant:
+    """Warmed up, and beside ceilings."""
+    drafting(llm, plan.drafts)
+    contestant = Contestant(edition, llm, prompts_for(edition, plan), scenarios)
+    tell(f"warming up {edition.name}")
+    contestant.warm_up()
+    tell("measuring this machine")
+    contestant.measure_ceilings()
+    return contestant
+
+
+def drafting(llm: LLM, wanted: bool) -> None:
+    """With the drafts of the model as it was loaded, or without. Raises UsageError where it has none."""
+    engine = llm.worker.engine
+    if wanted and engine.drafter is None:
+        raise UsageError(f"nothing drafts for {llm.name}", "leave out --draft")
+    if not wanted:
+
+        def without() -> None:
+            engine.drafter = None
+
+        llm.worker.call(without)
 
 
 def load(edition: Subject, context: int) -> LLM:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from localllm.errors import UsageError
 from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MAX_RUNNING, blocks_for
 
-USUAL_PROMPT, USUAL_OUTPUT = 512, 32  # tokens, where nobody says and the model's context holds them
+USUAL_PROMPT, USUAL_OUTPUT = 512, 24  # tokens, where nobody says and the model's context holds them
 MOST_TOKENS = 2**31 - 1  # as `request.py` counts
 MOST_SCENARIOS = 1000
 

@@ -47,6 +47,8 @@ class Summary:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
     ttft_s: Distribution
     itl_s: Distribution  # every gap of every request counts once
     tpot_s: Distribution
@@ -61,6 +63,8 @@ def summarize(metrics: Sequence[Metrics]) -> Summary:
         prompt_tokens=sum(m.prompt_tokens for m in metrics),
         cached_tokens=sum(m.cached_tokens for m in metrics),
         output_tokens=sum(m.output_tokens for m in metrics),
+        draft_tokens=sum(m.draft_tokens for m in metrics),
+        accepted_tokens=sum(m.accepted_tokens for m in metrics),
         ttft_s=Distribution.of(m.ttft_s for m in metrics),
         itl_s=Distribution.of(gap for m in metrics for gap in m.itl_s),
         tpot_s=Distribution.of(m.tpot_s for m in metrics),

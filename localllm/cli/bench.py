@@ -1,6 +1,8 @@
 """`localllm bench`: how fast models are on this machine, and what they wait for."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,12 +16,15 @@ from localllm.errors import UsageError
 from localllm.plan.weights import QUANTS
 from localllm.settings import Settings
 
-ROUNDS = 5
+ROUNDS, PAIRS = 5, 10
 AS_STORED = "none"
 
 
 def bench(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", hidden=True)],
+    compare: Annotated[
+        bool, options.switch("--compare", text="Two models, or two quantizations of one: which is faster.")
+    ] = False,
     prompt: Annotated[
         str | None, options.option("--prompt", text="Tokens of new prompts, else 512.", metavar="N,...")
     ] = None,
@@ -30,19 +35,30 @@ def bench(
         str | None, options.option("--batch", text="Streams that are answered at once, else 1.", metavar="N,...")
     ] = None,
     output: Annotated[
-        str | None, options.option("--output", text="Tokens of each answer, else 32.", metavar="N,...")
+        str | None, options.option("--output", text="Tokens of each answer, else 24.", metavar="N,...")
     ] = None,
     quant: Annotated[
         str | None, options.option("--quant", text="Editions: none, int8, int4.", metavar="QUANT,...")
     ] = None,
-    repeat: Annotated[int, typer.Option(help="Rounds, after one to warm up.", metavar="N", min=1)] = ROUNDS,
+    repeat: Annotated[
+        int | None, options.option("--repeat", text=f"Rounds, else {ROUNDS}; to compare, {PAIRS}.", metavar="N")
+    ] = None,
     text: Annotated[
         str | None, options.option("--text", text="Cut prompts from this text, not random tokens.", metavar="FILE")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the prompts.", metavar="N")] = 0,
+    draft: Annotated[
+        bool, options.switch("--draft", text="With the model's drafts, which are left out else.")
+    ] = False,
+    plot: Annotated[
+        Path | None, options.option("--plot", text="Draw the results, too: a PNG or SVG file.", metavar="FILE")
+    ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
+    as_json: options.Json = False,
+    as_csv: Annotated[bool, options.switch("--csv", text="Print comma-separated values.")] = False,
+    as_markdown: Annotated[bool, options.switch("--markdown", text="Print a Markdown table.")] = False,
 ) -> None:
     """Measure how fast a model is on this machine, and what it waits for.
 
@@ -56,22 +72,41 @@ def bench(
         numbers(batch, "--batch") or (1,),
         numbers(output, "--output"),
     )
-    [model], quants = models, quants_of(quant)
+    if as_json + as_csv + as_markdown > 1:
+        raise UsageError("--json, --csv and --markdown are three forms of one answer", "ask for one of them")
+    rounds = repeat if repeat is not None else PAIRS if compare else ROUNDS
+    if rounds < 1:
+        raise UsageError(f"--repeat is {rounds}", "give a whole number from 1")
+    wanted = editions_of(models, quants_of(quant), compare=compare)
     settings = Settings.from_environment()
     content = None if text is None else io.read_text(text)
-    for each in quants:
-        prepare(model, each, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+    for model, each in wanted:
+        fetch_missing(model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=each)
+        if each:
+            quantize_missing(model, each, settings)
     with saying() as say:
+        from localllm.benchmark import plot as plots
+        from localllm.benchmark import report
         from localllm.benchmark.run import RANDOM, Plan, edition_of, run
-
-        plan = Plan(asked, repeat, seed, content, RANDOM if text is None else io.called(text))
-        editions = [
-            edition_of(model, each, settings, device=device, dtype=dtype, kv_dtype=kv_dtype) for each in quants
-        ]
-        result = run(editions, plan, say)
+        from localllm.benchmark.versus import compare as versus
         from localllm.cli.bench_page import page
 
-    out.write(page(result) + "\n")
+        if plot:
+            plots.check_plot(plot)
+        plan = Plan(asked, rounds, seed, content, RANDOM if text is None else io.called(text), draft)
+        editions = [
+            edition_of(model, each, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+            for model, each in wanted
+        ]
+        result = versus(editions[0], editions[1], plan, say) if compare else run(editions, plan, say)
+        if plot:
+            plots.draw(result, plot)
+    if as_json:
+        out.write(json.dumps(report.as_dict(result), indent=1, allow_nan=False) + "\n")
+    elif as_csv or as_markdown:
+        out.write(report.as_csv(result) if as_csv else report.as_markdown(result))
+    else:
+        out.write(page(result) + "\n")
 
 
 def quants_of(text: str | None) -> Sequence[str | None]:
@@ -83,16 +118,16 @@ def quants_of(text: str | None) -> Sequence[str | None]:
     return [None if word == AS_STORED else word for word in dict.fromkeys(words)]
 
 
-def prepare(
-    model: str,
-    quant: str | None,
-    settings: Settings,
-    *,
-    device: str | None,
-    dtype: str | None,
-    kv_dtype: str | None,
-) -> None:
-    """Pull and quantize what is not here."""
-    fetch_missing(model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=quant)
-    if quant:
-        quantize_missing(model, quant, settings)
+def editions_of(
+    models: Sequence[str], quants: Sequence[str | None], *, compare: bool
+) -> list[tuple[str, str | None]]:
+    """Models with what each is quantized to. Raises UsageError where that is not one model, or two to compare."""
+    if not compare:
+        if len(models) > 1:
+            raise UsageError(f"{len(models)} models are named", "name one, or two with --compare")
+        return [(models[0], quant) for quant in quants]
+    if len(models) == 2:
+        return list(zip(models, quants if len(quants) == 2 else [quants[0]] * 2, strict=True))
+    if len(models) == 1 and len(quants) == 2:
+        return [(models[0], quant) for quant in quants]
+    raise UsageError("--compare takes two", "name two models, or one with --quant none,int8, say")

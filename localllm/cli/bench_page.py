@@ -1,12 +1,10 @@
 """What a person reads of a benchmark. No line over 100 characters unless a name is that long."""
 
-import math
-
+from localllm.benchmark.report import with_spread
 from localllm.benchmark.result import Edition, Result
 from localllm.benchmark.roofline import Roofline
-from localllm.benchmark.summary import Distribution
 from localllm.cli import report
-from localllm.units import count, operations, seconds, size, three_digits
+from localllm.units import count, operations, seconds, size
 
 Rows = list[tuple[str, ...]]
 
@@ -14,8 +12,10 @@ Rows = list[tuple[str, ...]]
 def page(result: Result) -> str:
     """The whole page, without a line break at its end."""
     blocks = [_where(result), *map(_edition, result.editions)]
-    if warning := result.noise.warning:
-        blocks.append(f"warning: {warning}")
+    if result.compared:
+        blocks.append(_compared(result))
+    if result.warnings:
+        blocks.append("\n".join(f"warning: {warning}" for warning in result.warnings))
     return "\n\n".join(blocks)
 
 
@@ -23,13 +23,14 @@ def _where(result: Result) -> str:
     machine, noise = result.machine, result.noise
     versions = "  ".join(f"{name} {version}" for name, version in machine.versions.items())
     load = "" if noise.load_average is None else f"load average {noise.load_average:.2f} before, "
+    drafts = "with drafts" if result.drafts else "without drafts"
     rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
     return report.columns(
         [
             ("date", result.date),
             ("processor", f"{machine.processor}, {machine.cores:g} cores, {machine.instructions}"),
             ("versions", versions + (f", commit {machine.commit}" if machine.commit else "")),
-            ("measured", f"{rounds} after one to warm up, greedy, without drafts, of {result.prompts}"),
+            ("measured", f"{rounds} after one to warm up, greedy, {drafts}, prompts of {result.prompts}"),
             ("noise", f"{load}others took {noise.others:.0%} of the processors, the host {noise.stolen:.0%}"),
         ]
     )
@@ -99,8 +100,7 @@ def _left_out(edition: Edition) -> list[str]:
     return [report.columns(rows)] if rows else []
 
 
-def with_spread(found: Distribution) -> str:
-    """As `12.3 ±4%`."""
-    if math.isnan(found.p50):
-        return "-"
-    return three_digits(found.p50) + (f" ±{found.spread:.0%}" if found.count > 1 else "")
+def _compared(result: Result) -> str:
+    a, b = (edition.loaded.name for edition in result.editions)
+    rows = [(f"{one.scenario} {one.measure}", one.ratio.verdict(a, b)) for one in result.compared]
+    return report.table([("COMPARED", f"{result.rounds} PAIRS OF ROUNDS"), *rows])
