@@ -64,7 +64,7 @@ class Edition:
     loaded: Loaded
     ceilings: Ceilings  # the better of before and after
     drift: float  # how far the copies before and after were apart, as a share of the better
-    peak_bytes: int | None  # most memory while it was loaded and measured; None where the system cannot tell
+    peak_bytes: int | None  # most memory while it was loaded and measured; None where that cannot be told
     found: tuple[Found, ...]
     left_out: tuple[tuple[Scenario, str], ...]  # with the reason
 
