@@ -11,6 +11,7 @@ import typer
 
 from localllm import __version__
 from localllm.cli.batch import batch
+from localllm.cli.bench import bench
 from localllm.cli.completion import completion
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
@@ -35,6 +36,7 @@ app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
 app.command()(plan)
+app.command()(bench)
 app.command()(quantize)
 app.command()(diff)
 app.command()(batch)
