@@ -24,18 +24,28 @@ from localllm.text.stops import StopStrings
 from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+Deliver = Callable[[GenerationEvent | BaseException], object]
 
 
 class Reply:
     """One request on its way to its reader."""
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer, router: Router, shown: Collection[int]):
-        """`shown` as in `Detokenizer`: what the router must see."""
+    def __init__(
+        self,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        router: Router,
+        shown: Collection[int],
+        deliver: Deliver | None = None,
+    ):
+        """`shown` as in `Detokenizer`: what the router must see; deliver: takes each piece, or the error that ends
+        the answer, on the engine's thread; else they wait in `events`."""
         self.sequence = sequence
         self.detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids, shown=shown)
         self.router = router
         self.stops = StopStrings(sequence.request.params.stop)
         self.events: queue.SimpleQueue[GenerationEvent | BaseException] = queue.SimpleQueue()
+        self.deliver = deliver or self.events.put
 
     def push(self, event: TokenEvent, device: torch.device) -> bool:
         """Hand on what a step brought. True: a stop string ended the answer."""
@@ -51,9 +61,9 @@ class Reply:
         if stopped:
             reason = FinishReason.STOP
         deltas = deltas or [Delta(Kind.CONTENT)]
-        self.events.put(self.piece(deltas[0], event, reason if len(deltas) == 1 else None, device))
+        self.deliver(self.piece(deltas[0], event, reason if len(deltas) == 1 else None, device))
         for place, delta in enumerate(deltas[1:], 2):
-            self.events.put(self.piece(delta, None, reason if place == len(deltas) else None, device))
+            self.deliver(self.piece(delta, None, reason if place == len(deltas) else None, device))
         return stopped
 
     def piece(
@@ -149,9 +159,16 @@ class Worker:
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
         self.thread.start()
 
-    def submit(self, sequence: Sequence, owner: object, router: Router, shown: Collection[int] = ()) -> Stream:
+    def submit(
+        self,
+        sequence: Sequence,
+        owner: object,
+        router: Router,
+        shown: Collection[int] = (),
+        deliver: Deliver | None = None,
+    ) -> Stream:
         """Hand a sequence to the engine at once; the rest as in `Reply`. Raises LocalLLMError after `close`."""
-        reply = Reply(sequence, self.tokenizer, router, shown)
+        reply = Reply(sequence, self.tokenizer, router, shown, deliver)
 
         def begin() -> None:
             self.replies[sequence] = reply
@@ -237,7 +254,7 @@ class Worker:
                 raise event.error
             stopped = reply.push(event, self.engine.runner.device)
         except Exception as error:
-            reply.events.put(error)
+            reply.deliver(error)
             stopped = True
         if stopped or event.finish_reason:
             self.drop(event.sequence)
@@ -250,7 +267,7 @@ class Worker:
         """Every answer under way ends with `error`; the engine is empty and usable again."""
         for sequence, reply in self.replies.items():
             self.engine.cancel(sequence)
-            reply.events.put(error)
+            reply.deliver(error)
         self.replies.clear()
         self.engine.in_flight = None
         self.engine.pool.forget_all()
