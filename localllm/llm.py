@@ -300,8 +300,8 @@ class LLM:
     def submit(self, request: Request, deliver: Deliver | None = None) -> Stream:
         """Begin to answer a prepared request. Raises LocalLLMError where the model was closed.
 
-        deliver: takes each piece, or the error that ends the answer, on the engine's thread, which it must not hold
-        up; the stream that is returned is then there to be closed, not read.
+        deliver: takes each piece, or the error that ends the answer, on the engine's thread, which it must not
+        hold up; the stream that is returned is then there to be closed, not read.
         """
         params, prompt = request.params, len(request.prompt_ids)
         load_s, self.waited_for_load_s = self.waited_for_load_s, 0.0
