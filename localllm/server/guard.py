@@ -7,8 +7,7 @@ carries CORS headers, no other origin may read any. Knows nothing of what is ask
 
 import ipaddress
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,13 +44,44 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        body = Body(scope["headers"], receive, send)
         try:
             check_names(scope["headers"])
-            check_length(scope["headers"])
+            body.check_length()
         except LocalLLMError as error:
-            await refuse(error, scope, receive, send)
+            await answer_of(error)(scope, body.receive, body.send)
             return
-        await self.app(scope, bounded(receive), send)
+        await self.app(scope, body.receive, body.send)
+
+
+class Body:
+    """Counts a body as it comes, and hangs up on whoever was answered before its end: else the server would go on
+    reading a body without end."""
+
+    def __init__(self, headers: Sequence[tuple[bytes, bytes]], receive: Receive, send: Send):
+        self.lengths = every(headers, b"content-length")
+        self.under_way = bool(self.lengths or every(headers, b"transfer-encoding"))
+        self.come = 0
+        self.receive_next, self.send_next = receive, send
+
+    def check_length(self) -> None:
+        """Raises TooLarge where the body announces that it is. One that lies is counted."""
+        if any(length.isdecimal() and int(length[:20]) > MOST_BODY for length in self.lengths):
+            raise TooLarge
+
+    async def receive(self) -> Message:
+        """Raises TooLarge once more has come than may."""
+        message = await self.receive_next()
+        self.come += len(message.get("body", b""))
+        if self.come > MOST_BODY:
+            raise TooLarge
+        self.under_way = self.under_way and message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and self.under_way:
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await self.send_next(message)
 
 
 def check_names(headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -61,13 +91,6 @@ def check_names(headers: Sequence[tuple[bytes, bytes]]) -> None:
         raise Refused(f"the Host header is {', '.join(hosts) or 'missing'}", "ask as localhost or 127.0.0.1")
     if any(origin != f"http://{hosts[0]}" for origin in origins):
         raise Refused(f"a page of {', '.join(origins)} may not ask here", "ask from a program, not a web page")
-
-
-def check_length(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises TooLarge where a body announces that it is. One that lies is counted as it comes."""
-    for length in every(headers, b"content-length"):
-        if length.isdecimal() and int(length[:20]) > MOST_BODY:
-            raise TooLarge
 
 
 def is_loopback(host: str) -> bool:
@@ -85,24 +108,5 @@ def every(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in headers if key == name]
 
 
-def bounded(receive: Receive) -> Receive:
-    """Raises TooLarge once more has come than may."""
-    come = 0
-
-    async def counted() -> Message:
-        nonlocal come
-        message = await receive()
-        come += len(message.get("body", b""))
-        if come > MOST_BODY:
-            raise TooLarge
-        return message
-
-    return counted
-
-
-async def refuse(error: LocalLLMError, scope: Scope, receive: Receive, send: Send) -> None:
-    await answer_of(error)(scope, receive, send)
-
-
-def answer_of(error: LocalLLMError, headers: dict[str, Any] | None = None) -> JSONResponse:
+def answer_of(error: LocalLLMError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(error_object(error), error.http_status, headers)

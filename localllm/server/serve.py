@@ -33,7 +33,6 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=DRAIN_S,
         )
         super().__init__(config)
         self.listener = listener
@@ -59,8 +58,12 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def leave(self) -> None:
-        self.force_exit = self.should_exit
+        if self.should_exit:  # for the second time: their clients are gone, and so answers are cancelled
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            return
         self.should_exit = True
+        asyncio.get_running_loop().call_later(DRAIN_S, self.leave)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Comes back when it has ended."""
