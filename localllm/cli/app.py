@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from localllm import __version__
+from localllm.cli.bench import bench
 from localllm.cli.completion import completion
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
@@ -36,6 +37,7 @@ app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
 app.command()(plan)
+app.command()(bench)
 app.command()(quantize)
 app.command()(diff)
 app.command()(rm)
