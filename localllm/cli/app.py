@@ -21,6 +21,7 @@ from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
 from localllm.cli.run import run
+from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
 from localllm.errors import LocalLLMError, UsageError
@@ -32,6 +33,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
+app.command()(serve)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
