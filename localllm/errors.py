@@ -7,6 +7,7 @@
     ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
     ├── ContextOverflow      exit 4   400   the prompt is longer than the context
     ├── StoppedByLength      exit 6   500   `--fail-on-length`, and the answer was cut by a limit
+    ├── NotReproduced        exit 9   500   `localllm replay`, and the answer is another
     ├── DamagedModel         exit 7   500   a model's file is truncated, inconsistent or holds NaN
     ├── NetworkError         exit 7   502   the hub cannot be reached, or does not send what it announced
     ├── AccessDenied         exit 8   403   the hub gives a model only to those who log in or accept its terms
@@ -73,6 +74,12 @@ class StoppedByLength(LocalLLMError):
     """The answer was cut by max_tokens or the context, and the caller asked that this be an error."""
 
     exit_code = 6
+
+
+class NotReproduced(LocalLLMError):
+    """An answer that was computed again from its receipt is another."""
+
+    exit_code = 9
 
 
 class DamagedModel(LocalLLMError):

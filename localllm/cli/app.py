@@ -18,6 +18,7 @@ from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
+from localllm.cli.replay import replay
 from localllm.cli.run import run
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
@@ -30,6 +31,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
+app.command()(replay)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
