@@ -9,6 +9,9 @@ TPOT        (E2E - TTFT) / (output tokens - 1) (time per output token)
 TPS         1 / TPOT: output tokens per second once the first is out (decode speed of this one request)
 prefill/s   prompt tokens that were computed, not found in the cache, per second of prefill
 E2E         arrival until the last token out (end to end)
+draft tokens    guesses that steps verified beside the token they were run for
+acceptance rate accepted / draft tokens
+tokens/step     output tokens / steps, of which each brings one token and those drafts that were right
 
 Times are seconds of `time.perf_counter()`.
 """
@@ -46,6 +49,8 @@ class Metrics:
     itl_s: tuple[float, ...]
     e2e_s: float
     peak_bytes: int  # most memory this process has held so far
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def tpot_s(self) -> float:
@@ -58,6 +63,14 @@ class Metrics:
     @property
     def prefill_tokens_per_s(self) -> float:
         return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s > 0 else math.nan
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else math.nan
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.output_tokens / (self.output_tokens - self.accepted_tokens) if self.output_tokens else math.nan
 
     def itl_percentile(self, percent: float) -> float:
         return percentile(self.itl_s, percent)
@@ -81,6 +94,9 @@ class Metrics:
             "itl_s": list(self.itl_s),
             "e2e_s": self.e2e_s,
             "peak_bytes": self.peak_bytes,
+            "draft_tokens": self.draft_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "tokens_per_step": self.tokens_per_step,
         }
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
@@ -121,14 +137,19 @@ class Stopwatch:
     clock: Callable[[], float] = time.perf_counter
     scheduled: float | None = None
     token_times: list[float] = field(default_factory=list)
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     def schedule(self) -> None:
         """Only the first call counts: a preempted request is not new."""
         if self.scheduled is None:
             self.scheduled = self.clock()
 
-    def token(self) -> None:
+    def token(self, drafted: int = 0, *, accepted: bool = False) -> None:
+        """drafted: draft tokens that were verified by its step; accepted: it was one of them."""
         self.token_times.append(self.clock())
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
 
     def stop(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:
         times = self.token_times
@@ -145,4 +166,6 @@ class Stopwatch:
             itl_s=tuple(b - a for a, b in itertools.pairwise(times)),
             e2e_s=(times[-1] if times else self.clock()) - self.arrival,
             peak_bytes=peak_bytes,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
         )

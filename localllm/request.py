@@ -228,6 +228,8 @@ class GenerationEvent:
     seed: int | None = None
     kind: Kind = Kind.CONTENT
     tool_call: ToolCall | None = None  # with the kind TOOL_CALL, whose text is empty
+    drafted: int = 0  # draft tokens that the step of this token verified; with the first token of a step
+    accepted: bool = False  # the token was one of them
 
 
 @dataclass(frozen=True)

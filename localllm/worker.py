@@ -41,9 +41,9 @@ class Reply:
         """Hand on what a step brought. True: a stop string ended the answer."""
         reason, deltas = event.finish_reason, []
         if event.token_id is not None:
-            self.sequence.stopwatch.token()
+            self.sequence.stopwatch.token(event.drafted, accepted=event.accepted)
             # A stop token is counted and reported but is not part of the text.
-            if reason is not FinishReason.STOP:
+            if not event.is_end:
                 deltas = self.router.push(self.detokenizer.push([event.token_id]))
         if reason:
             deltas += [*self.router.push(self.detokenizer.finish()), *self.router.finish()]
@@ -76,6 +76,8 @@ class Reply:
             self.sequence.seed if reason else None,
             delta.kind,
             delta.call and with_id(delta.call),
+            event.drafted if event else 0,
+            event is not None and event.accepted,
         )
 
     def until_stop(self, deltas: list[Delta], *, is_last: bool) -> tuple[list[Delta], bool]:

@@ -18,6 +18,7 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.load import Source
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
+from localllm.runtime.speculation.drafter import Drafter
 from localllm.runtime.state import BlockPool
 
 CPU = torch.device("cpu")
@@ -89,6 +90,7 @@ def make_engine(
     graphs: bool = False,
     aside: int = 0,
     device: torch.device = CPU,
+    drafter: Drafter | None = None,
 ) -> Engine:
     """`rows`: of recurrent states, where the model has any; graphs: run steps as where they are captured; aside:
     blocks, as beside a GPU's."""
@@ -103,4 +105,4 @@ def make_engine(
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside
                 tensor.fill_(torch.nan)
-    return Engine(runner, BlockPool(blocks, block_size, rows, aside), token_budget, max_running)
+    return Engine(runner, BlockPool(blocks, block_size, rows, aside), token_budget, max_running, drafter)

@@ -56,14 +56,20 @@ class CannotCapture(Exception):
     """A kernel needs the host's view of a step that is being captured for many."""
 
 
+NOT_HERE = "one of its kernels goes sequence by sequence"
+
+
 class OnTheDevice(tuple[Span, ...]):
     """The spans of a step whose lengths only the device knows."""
 
+    def __len__(self) -> int:
+        raise CannotCapture(NOT_HERE)
+
     def __iter__(self) -> Iterator[Span]:
-        raise CannotCapture("one of its kernels goes sequence by sequence")
+        raise CannotCapture(NOT_HERE)
 
     def __getitem__(self, index: object) -> Any:
-        return iter(self)
+        raise CannotCapture(NOT_HERE)
 
 
 ON_THE_DEVICE = OnTheDevice()

@@ -49,6 +49,8 @@ def kind_of(rows: list[Row], vocabulary: int) -> Kind:
     counted = [row.history for row in rows if row.params.counts_tokens]
     if len(set(counted)) < len(counted):
         refused = "several tokens of a sequence whose tokens are counted"
+    if any(row.masks for row in rows):
+        refused = "a grammar"
     adjusted = any(p.logit_bias or p.counts_tokens for p in params)
     return Kind(any(p.temperature > 0 for p in params), adjusted, refused)
 

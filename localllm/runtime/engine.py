@@ -9,7 +9,8 @@ index.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -19,15 +20,16 @@ from localllm.errors import LocalLLMError, UsageError
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
 from localllm.runtime.runner import Runner
-from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, Row, log_probabilities
+from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, log_probabilities
 from localllm.runtime.scheduler import Scheduler, Work
 from localllm.runtime.sequence import Sequence
+from localllm.runtime.speculation.drafter import Drafter
 from localllm.runtime.state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.step import Drawn, Step
 
 FAULTS: dict[int, Callable[[], LocalLLMError]] = {
     NO_NUMBER: lambda: LocalLLMError("the model computed NaN or infinity", "try --dtype float32"),
-    NOTHING_LEFT: lambda: UsageError("logit_bias forbids every token", "allow at least one"),
+    NOTHING_LEFT: lambda: UsageError("logit_bias forbids every token that may come", "allow at least one"),
 }
 
 
@@ -41,6 +43,9 @@ class TokenEvent:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     error: LocalLLMError | None = None
+    is_end: bool = False  # the token says that the answer ends here, and is no part of it
+    drafted: int = 0  # draft tokens that its step verified; with the first token of a step
+    accepted: bool = False  # it was one of them
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,18 @@ class Launched:
 
     sequences: list[Sequence]
     sampling: list[Sequence]  # whose newest token was computed, so that the next was sampled
-    drawn: Drawn  # its choices in the order of `sampling`
+    drawn: Drawn  # its choices in the order of `sampling`, behind the newest token of each and behind its drafts
     prompts: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
     ended: list[Sequence]  # prompts that are computed and want no answer
 
 
 class Engine:
-    def __init__(self, runner: Runner, pool: BlockPool, token_budget: int, max_running: int):
+    def __init__(
+        self, runner: Runner, pool: BlockPool, token_budget: int, max_running: int, drafter: Drafter | None = None
+    ):
         self.runner = runner
         self.pool = pool
+        self.drafter = drafter
         self.scheduler = Scheduler(pool, token_budget, max_running)
         self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
         self.in_flight: Launched | None = None
@@ -76,6 +84,8 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         events = self.commit() if self.must_read_first() else []
+        if self.drafter:
+            self.drafter.draft([s for s in self.scheduler.running if not s.unread and s.room > 0])
         work = self.scheduler.next_work()
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
         events += self.commit()  # ... before the host reads n and waits for it
@@ -86,7 +96,12 @@ class Engine:
 
     def must_read_first(self) -> bool:
         """Does the next step depend on tokens that only the device knows?"""
-        if self.in_flight is None or not any(s.needs_host_token for s in self.in_flight.sampling):
+        if self.in_flight is None:
+            return False
+        sampling = self.in_flight.sampling
+        if any(s.needs_host_token or (self.drafter and self.drafter.wants(s)) for s in sampling):
+            return True
+        if not any(s.request.params.counts_tokens for s in sampling):
             return False
         # One of a step's draws that the device cannot do brings them all to the host.
         known = (*self.scheduler.running, *self.scheduler.waiting)
@@ -94,9 +109,9 @@ class Engine:
 
     def launch(self, work: Work) -> Launched:
         starts = [0, *accumulate(count for _, count in work)]
-        newest = [(s, end - 1) for (s, _), end in zip(work, starts[1:], strict=True) if s.pending == 0]
+        newest = [(s, end) for (s, _), end in zip(work, starts[1:], strict=True) if s.pending == 0]
         sampling = [s for s, _ in newest if s.wants_answer]
-        logit_index = [at for s, at in newest if s.wants_answer]
+        logit_index = [at for s, end in newest if s.wants_answer for at in range(end - 1 - len(s.drafts), end)]
         prompts = []
         for (sequence, count), start in zip(work, starts, strict=False):
             if positions := sequence.tell_prompt(count):
@@ -125,7 +140,7 @@ class Engine:
             states=[s.state for s, _ in work if s.state],
             token_ids=[s.last_computed(count) for s, count in work],
             logit_index=logit_index,
-            draws=[row_of(s) for s in sampling],
+            draws=[row for s in sampling for row in s.rows()],
             rows=[s.row for s in sampling],
             unread=[(end - 1, s.row) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_unread],
             keeps_logits=any(s.request.params.logprobs is not None for s in sampling),
@@ -137,50 +152,80 @@ class Engine:
         launched, self.in_flight = self.in_flight, None
         if launched is None:
             return []
-        for sequence in launched.sequences:
-            if sequence.state:
-                sequence.state.remember(sequence.token_ids)
         events = [
             TokenEvent(s, prompt_logprobs=tuple(prompt_logprobs(s, positions, logits)))
             for s, positions, logits in launched.prompts
             if not s.finished
         ]
-        for sequence in launched.ended:
-            if not sequence.finished:
-                self.retire(sequence)
-                events.append(TokenEvent(sequence, finish_reason=FinishReason.LENGTH))
-        choices, logits = launched.drawn.choices.wait(), launched.drawn.logits
-        logprobs: list[TokenLogprob] = []
-        if logits is not None:
-            counts = [s.request.params.logprobs or 0 for s in launched.sampling]
-            logprobs = log_probabilities(logits, choices.clamp(min=0).to(logits.device), counts)
-        for i, (sequence, token) in enumerate(zip(launched.sampling, choices.tolist(), strict=True)):
-            if not sequence.finished:
-                wanted = sequence.request.params.logprobs is not None
-                events.append(self.accept(sequence, token, logprobs[i] if wanted else None))
+        events += [TokenEvent(s, finish_reason=FinishReason.LENGTH) for s in launched.ended if not s.finished]
+        events += self.read(launched)
+        # What was guessed wrongly is forgotten by now, and nothing is let go that another could find.
+        for sequence in launched.sequences:
+            if sequence.state:
+                sequence.state.remember(sequence.token_ids)
+        for event in events:
+            if event.finish_reason:
+                self.retire(event.sequence)
         return events
 
-    def accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
-        """Append a token that has been read, and see whether the answer ends with it."""
+    def read(self, launched: Launched) -> list[TokenEvent]:
+        """What was drawn: a token of each sequence, or several where drafts were right."""
+        choices, logits = launched.drawn.choices.wait(), launched.drawn.logits
+        drawn = [1 + len(s.drafts) for s in launched.sampling]
+        logprobs: list[TokenLogprob] = []
+        if logits is not None:
+            wanted = [s.request.params.logprobs or 0 for s in launched.sampling]
+            counts = [n for n, rows in zip(wanted, drawn, strict=True) for _ in range(rows)]
+            logprobs = log_probabilities(logits, choices.clamp(min=0).to(logits.device), counts)
+        events, tokens, end = [], choices.tolist(), 0
+        for sequence, count in zip(launched.sampling, drawn, strict=True):
+            begin, end = end, end + count
+            if not sequence.finished:
+                told = logprobs[begin:end] if sequence.request.params.logprobs is not None else [None] * count
+                events += self.accept(sequence, tokens[begin:end], told)
+        return events
+
+    def accept(
+        self, sequence: Sequence, tokens: list[int], logprobs: ListLike[TokenLogprob | None]
+    ) -> list[TokenEvent]:
+        """Append tokens that have been read, as far as the drafts before each are what was drawn there. What was
+        computed of the others is forgotten."""
+        drafts, events = sequence.drafts, []
         # Where the next step is under way already, it has computed this token and sampled one more.
-        sequence.unread = int(sequence.computed > len(sequence.token_ids))
+        sequence.unread = int(sequence.ends_unread)
+        sequence.forget_drafts()
+        for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            event = self.append(sequence, token, logprob)
+            events.append(replace(event, drafted=0 if place else len(drafts), accepted=place > 0))
+            if event.finish_reason or drafts[place : place + 1] != [token]:
+                break
+        if self.drafter:
+            self.drafter.verified(sequence, len(drafts), len(events) - 1)
+        if drafts and sequence.state:
+            sequence.state.rollback(min(sequence.computed, len(sequence.token_ids) - 1))
+        return events
+
+    def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
+        """One token more, and whether the answer ends with it."""
         if token in FAULTS:
-            self.retire(sequence)
             return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=FAULTS[token]())
         sequence.token_ids.append(token)
         sequence.output_counts[token] += 1
-        params = sequence.request.params
+        params, constraint = sequence.request.params, sequence.constraint
+        is_end = token in params.stop_ids or (token in sequence.eos_ids and not params.ignore_eos)
+        if constraint and not is_end:
+            constraint.advance(token)
         reason = None
-        if token in params.stop_ids or (token in sequence.eos_ids and not params.ignore_eos):
+        if is_end or (constraint and constraint.finished):
             reason = FinishReason.STOP
         elif len(sequence.token_ids) >= sequence.limit:
             reason = FinishReason.LENGTH
-        if reason:
-            self.retire(sequence)
-        return TokenEvent(sequence, token, logprob, finish_reason=reason)
+        return TokenEvent(sequence, token, logprob, finish_reason=reason, is_end=is_end)
 
     def retire(self, sequence: Sequence) -> None:
         sequence.finished = True
+        if self.drafter:
+            self.drafter.forget(sequence)
         self.scheduler.retire(sequence)
         if sequence.row >= 0:
             self.free_rows.append(sequence.row)
@@ -200,17 +245,6 @@ class Engine:
             raise
         finally:
             state.free()
-
-
-def row_of(sequence: Sequence) -> Row:
-    return Row(
-        sequence.request.params,
-        sequence.seed,
-        sequence.computed,
-        sequence.token_ids,
-        sequence.output_counts,
-        sequence.row,
-    )
 
 
 def prompt_logprobs(sequence: Sequence, positions: range, logits: Tensor) -> list[TokenLogprob]:

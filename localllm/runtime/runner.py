@@ -108,7 +108,9 @@ class Runner:
         kept = logits.clone() if step.keeps_logits else None  # the draw changes its logits
         choices = (self.drawer.draw if self.drawer else sample)(logits, step.draws)
         if step.rows:
-            last = choices.view(len(step.rows), -1)[:, -1]
+            last = (
+                choices if len(choices) == len(step.rows) else choices[sent(step.lasts, torch.int64, self.device)]
+            )
             self.newest[sent(step.rows, torch.int64, self.device)] = last
         return Drawn(Readback(choices), kept, others)
 

@@ -1,6 +1,6 @@
 """Logits -> tokens: every row with its own parameters, and the same choice whatever other rows stand beside it.
 
-Order of operations, as in `transformers`: bias, penalties, temperature, top_k, top_p, min_p. Filters are
+Order of operations, as in `transformers`: grammar, bias, penalties, temperature, top_k, top_p, min_p. Filters are
 thresholds on the value, so that tokens of equal probability are kept or dropped together and the result does not
 depend on the order in which a sort leaves them. The draw inverts the cumulative distribution in the order of the
 vocabulary at a point that is a function of the row's seed and position alone.
@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from localllm.request import SamplingParams, TokenLogprob
-from localllm.runtime.sent import sent
+from localllm.runtime.constraint import Masks
+from localllm.runtime.sent import moved, sent
 
 # Choices that are no tokens, so that nothing waits for the check.
 NO_NUMBER = -1  # the row holds NaN, or infinity
@@ -34,10 +37,13 @@ class Row:
     token_ids: ListLike[int]  # prompt and answer so far; used by repetition_penalty only
     output_counts: Counter[int]  # of the answer so far; used by presence and frequency penalty only
     history: int = -1  # where its tokens lie on a device that counts them itself
+    masks: Masks | None = None  # what a grammar lets come
+    place: int = 0  # which of the masks is this row's
 
 
 def sample(logits: Tensor, rows: list[Row]) -> Tensor:
     """logits: [N, vocab] float32, changed in place -> [N] int64 token ids, NO_NUMBER or NOTHING_LEFT."""
+    forbid(logits, rows)
     adjust(logits, rows)
     best = logits.max(-1)
     choice = best.indices
@@ -47,6 +53,20 @@ def sample(logits: Tensor, rows: list[Row]) -> Tensor:
         choice[index] = draw(logits[index], [rows[i] for i in drawn])
     choice.masked_fill_(best.values == -torch.inf, NOTHING_LEFT)
     return choice.masked_fill_(best.values.isnan() | (best.values == torch.inf), NO_NUMBER)
+
+
+def forbid(logits: Tensor, rows: list[Row]) -> None:
+    """What a grammar does not let come, in place."""
+    for i, row in enumerate(rows):
+        mask = row.masks()[row.place] if row.masks else None
+        if mask is not None:
+            allowed = torch.from_numpy(bits(mask, logits.shape[-1]))
+            logits[i].masked_fill_(moved(~allowed, logits.device), -torch.inf)
+
+
+def bits(mask: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
+    """[count] of a mask's bits, the lowest of each word first."""
+    return np.unpackbits(mask.view(np.uint8), count=count, bitorder="little").view(np.bool_)
 
 
 def adjust(logits: Tensor, rows: list[Row]) -> None:

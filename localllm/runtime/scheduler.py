@@ -40,8 +40,10 @@ class Scheduler:
 
     def bring(self, sequence: Sequence, most: int) -> None:
         """Let a running sequence bring more tokens, as far as the budget and its pending ones go."""
-        count = min(sequence.pending, most, self.token_budget - sum(self.work.values()))
-        if count > 0 and self.reserve(sequence, count):
+        room = min(most, self.token_budget - sum(self.work.values()))
+        if sequence.pending > room:
+            sequence.forget_drafts()
+        if (count := min(sequence.pending, room)) > 0 and (count := self.reserve(sequence, count)):
             self.work[sequence] = self.work.get(sequence, 0) + count
 
     def admit(self) -> None:
@@ -69,15 +71,20 @@ class Scheduler:
         assert sequence.state
         return -(-(sequence.computed + sequence.pending) // self.pool.block_size) - len(sequence.state.table)
 
-    def reserve(self, sequence: Sequence, count: int) -> bool:
-        """Room for `count` more tokens; where there is none, the youngest sequence gives its blocks up."""
-        while sequence.state:  # until it is itself the youngest and preempted
+    def reserve(self, sequence: Sequence, count: int) -> int:
+        """Room for `count` more tokens, or for those of them that are no drafts; where there is none, the youngest
+        sequence gives its blocks up. For how many there is room now: 0 where it was itself the youngest."""
+        while sequence.state:
             try:
                 sequence.state.extend(count)
-                return True
+                return count
             except OutOfBlocks:
-                self.preempt(max(self.running, key=arrival))
-        return False
+                if sequence.drafts:  # guesses are not worth what another has computed
+                    sequence.forget_drafts()
+                    count = sequence.pending
+                else:
+                    self.preempt(max(self.running, key=arrival))
+        return 0
 
     def preempt(self, sequence: Sequence) -> None:
         """Take its blocks; it waits at the head of the queue and is computed again."""
@@ -94,6 +101,7 @@ class Scheduler:
 
     @staticmethod
     def release(sequence: Sequence) -> None:
+        sequence.forget_drafts()
         if sequence.state:
             sequence.state.free()
             sequence.state = None

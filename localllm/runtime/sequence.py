@@ -3,8 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from localllm.metrics import Stopwatch
 from localllm.request import Request
+from localllm.runtime.constraint import Constraint
+from localllm.runtime.sampler import Row
 from localllm.runtime.state import SequenceState
 
 
@@ -12,7 +16,8 @@ from localllm.runtime.state import SequenceState
 class Sequence:
     """Tokens that are known (prompt and answer) and how many of them are computed.
 
-    `unread` counts tokens that were sampled on the device and not yet read by the host: 0 or 1.
+    `unread` counts tokens that were sampled on the device and not yet read by the host: 0 or 1. `drafts` are
+    guesses of what comes behind the known ones: one step computes them all, and tells how many of them are right.
     """
 
     request: Request
@@ -20,7 +25,12 @@ class Sequence:
     eos_ids: frozenset[int]
     limit: int  # most tokens of prompt and answer together
     stopwatch: Stopwatch
+    constraint: Constraint | None = None
     token_ids: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
+    proposals: Tensor | None = (
+        None  # [drafts, vocab] float32, what each was drawn from; None: they are mere guesses
+    )
     unread: int = 0
     row: int = -1  # where its newest token lies on the device
     state: SequenceState | None = None  # None: waiting
@@ -38,17 +48,24 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """How many tokens are known, here or on the device, and not computed: *the* definition of work."""
-        return len(self.token_ids) + self.unread - self.computed
+        """How many tokens are known, here or on the device, or guessed, and not computed: *the* definition of
+        work."""
+        return len(self.token_ids) + self.unread + len(self.drafts) - self.computed
 
     @property
     def prompt_length(self) -> int:
         return len(self.request.prompt_ids)
 
     @property
+    def room(self) -> int:
+        """How many draft tokens could come before the last that there is a place for."""
+        return self.limit - len(self.token_ids) - 1
+
+    @property
     def needs_host_token(self) -> bool:
-        """Its next token can only be sampled when the last one has been read: penalties count tokens."""
-        return self.request.params.counts_tokens
+        """What comes next can only be told when the last step has been read, which may have brought any number of
+        tokens, or one that a grammar goes on from."""
+        return bool(self.drafts) or self.constraint is not None
 
     @property
     def reads_whole_prompt(self) -> bool:
@@ -62,22 +79,45 @@ class Sequence:
     @property
     def ends_unread(self) -> bool:
         """Is the last of its computed tokens known to the device alone?"""
-        return self.computed > len(self.token_ids)
+        return self.computed > len(self.token_ids) + len(self.drafts)
 
     def last_computed(self, count: int) -> list[int]:
         """The tokens that the last `count` computed positions hold, 0 for the unread one."""
-        known = self.token_ids[self.computed - count : self.computed]
+        begin = self.computed - count
+        known = self.token_ids[begin : self.computed]
+        if self.drafts:
+            known += self.drafts[max(0, begin - len(self.token_ids)) :]
         return [*known, 0] if self.ends_unread else known
 
     def save_state(self, count: int) -> None:
-        """Have the recurrent state saved at the last block boundary among the last `count` computed tokens. Of an
-        answer only the newest is kept: what comes next continues it, or begins anew at the prompt."""
+        """Have the recurrent state saved at the last block boundary among the last `count` computed tokens, and
+        before each draft, where it may turn out to be wrong. Of an answer only the newest boundary is kept: what
+        comes next continues it, or begins anew at the prompt."""
         state = self.state
         if state is None or not state.pool.recurrent:
             return
         boundary = self.computed - self.computed % state.pool.block_size
         if boundary > self.computed - count:
             state.save(boundary, rolling=boundary > self.prompt_length)
+        for length in range(len(self.token_ids), self.computed):
+            if self.drafts and length != boundary:
+                state.save(length)
+
+    def rows(self) -> list[Row]:
+        """What the tokens behind its newest one and behind each draft are drawn by, as if the drafts stood."""
+        masks = self.constraint.begin(self.drafts) if self.constraint else None
+        params, known, counts, rows = self.request.params, self.token_ids, self.output_counts, []
+        for place in range(1 + len(self.drafts)):
+            if place and params.counts_tokens:
+                known = [*known, self.drafts[place - 1]]
+                counts = counts + Counter(known[-1:])
+            position = self.computed - len(self.drafts) + place
+            rows.append(Row(params, self.seed, position, known, counts, self.row, masks, place))
+        return rows
+
+    def forget_drafts(self) -> None:
+        """They are verified together or not at all."""
+        self.drafts, self.proposals = [], None
 
     def tell_prompt(self, count: int) -> range:
         """Those of the last `count` computed positions whose prompt log probabilities are asked for and not told

@@ -47,6 +47,11 @@ class Step:
     def counts(self) -> list[int]:
         return [len(tokens) for tokens in self.token_ids]
 
+    @property
+    def lasts(self) -> list[int]:
+        """Which of the draws is the last of each sequence."""
+        return [i - 1 for i, row in enumerate(self.draws) if i and row.place == 0] + [len(self.draws) - 1]
+
 
 @dataclass(frozen=True)
 class Drawn:

@@ -52,6 +52,32 @@ def tokens(answer: list[TokenEvent]) -> list[int]:
     return [e.token_id for e in answer if e.token_id is not None]
 
 
+class Guesses:
+    """Drafts what will come, as far as it was told, with mistakes, sometimes."""
+
+    def __init__(self, rng: random.Random, told: dict[int, list[int]]):
+        self.rng, self.told = rng, told
+        self.right = self.drafted = 0
+
+    def wants(self, sequence: Sequence) -> bool:
+        return self.rng.random() < 0.5
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        for s in sequences:
+            assert not s.unread and not s.drafts and not s.finished
+            said = len(s.token_ids) - s.prompt_length
+            coming = self.told[s.request.id][said : said + self.rng.randrange(0, 16)][: s.room]
+            s.drafts = [t if self.rng.random() < 0.8 else self.rng.randrange(320) for t in coming]
+
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        assert 0 <= accepted <= drafted
+        self.drafted += drafted
+        self.right += accepted
+
+    def forget(self, sequence: Sequence) -> None:
+        assert sequence.finished
+
+
 @pytest.fixture(scope="module", params=["DeepSeek-V3", "Gemma 4, all at once"])
 def other_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("other")
@@ -106,6 +132,8 @@ def mix(folder: Path, seed: int, asynchronous: bool) -> None:
     )
     engine.runner.asynchronous = asynchronous
     together = fresh()
+    if seed % 2:
+        engine.drafter = Guesses(rng, {s.request.id: said for s, said in zip(together, alone, strict=True)})
     got = run(engine, together)
     for s in together:
         told = [p.token_id for e in got[s.request.id] for p in e.prompt_logprobs]

@@ -20,6 +20,7 @@ from localllm.runtime.state import BlockPool, SequenceState
 from localllm.runtime.step import Step
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens
+from tests.runtime.test_verification import Told
 from tests.tiny import make_checkpoint, make_engine
 
 OPERATIONS = ("attention", "latent_attention")
@@ -189,6 +190,18 @@ def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
         assert drawn.choices.wait().tolist() == expected[begin : begin + 4].argmax(-1).tolist()
     state.free()
     assert captured(engine) == 1
+
+
+def test_guesses_are_verified_in_one_launch_and_change_nothing(folder: Path) -> None:
+    asked = {"temperature": 0, "max_tokens": 20}
+    [expected] = map(tokens, run(make_engine(folder), [sequence([3, 4, 5], **asked)]).values())
+    engine = make_engine(folder, graphs=True)
+    wrong = [token if place % 6 else (token + 1) % 320 for place, token in enumerate(expected)]
+    told = engine.drafter = Told(wrong, most=3)
+    [answer] = run(engine, [sequence([3, 4, 5], **asked)]).values()
+    assert tokens(answer) == expected
+    assert len(set(told.accepted)) > 1 and 3 in told.accepted
+    assert {key.count for key in engine.runner.graphs.captured} >= {1, 4}
 
 
 def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: Path) -> None:
