@@ -8,9 +8,10 @@ from localllm.request import SamplingParams
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:
-    # JSON has no infinity, and its keys are text.
-    bias = {str(token): str(bias) for token, bias in params.logit_bias.items()}
-    return dataclasses.asdict(params) | {"logit_bias": bias}
+    """As JSON gives it back: it has no tuples and no infinity, and its keys are text."""
+    fields = dataclasses.asdict(params)
+    lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
+    return fields | lists | {"logit_bias": {str(token): str(bias) for token, bias in params.logit_bias.items()}}
 
 
 def params_from_json(fields: Mapping[str, Any]) -> SamplingParams:

@@ -11,6 +11,8 @@ from localllm.llm import LLM, collect
 from localllm.receipt import Kernels, Model, Question, Receipt, Setup
 from localllm.request import BIAS_LIMIT, GenerationEvent, Request, SamplingParams
 
+SHOWN = 40  # characters of a text that differs
+
 
 @dataclass(frozen=True)
 class Change:
@@ -54,7 +56,7 @@ class Replayed:
 
 
 def replay(llm: LLM, receipt: Receipt, tell: Callable[[Change], object] = lambda change: None) -> Replayed:
-    """Computes the answer until a token differs. tell: what has changed meanwhile, before it is computed.
+    """Computes the answer until a token differs. tell: what has changed meanwhile, as soon as it is known.
 
     The tokens of the prompt are the receipt's, whatever template and tokenizer make of its text today.
     Raises ModelNotFound where the model is another, and as `LLM.prepare`.
@@ -63,7 +65,7 @@ def replay(llm: LLM, receipt: Receipt, tell: Callable[[Change], object] = lambda
     request, prompt = ask(llm, receipt.question)
     changes = [*compare_models(receipt.model, model), *compare(receipt.setup, setup), *prompt]
     for change in changes:
-        tell(change)
+        tell(change)  # before the answer is computed, which may take long
     then, events = receipt.answer.token_ids, list[GenerationEvent]()
     now: list[int] = []
     with closing(llm.submit(request)) as stream:
@@ -73,7 +75,10 @@ def replay(llm: LLM, receipt: Receipt, tell: Callable[[Change], object] = lambda
             events.append(event)
             if tuple(now[begin:]) != then[begin : len(now)]:
                 break
-    changes += compare_kernels(receipt.kernels, llm.kernels())
+    kernels = list(compare_kernels(receipt.kernels, llm.kernels()))
+    for change in kernels:
+        tell(change)
+    changes += kernels
     same = first_difference(then, now)
     if same < max(len(then), len(now)):
         before = [*request.prompt_ids, *then[:same]]
@@ -82,8 +87,8 @@ def replay(llm: LLM, receipt: Receipt, tell: Callable[[Change], object] = lambda
     done, before = collect(request, events), receipt.answer
     ends = [
         *changed("finish_reason", before.finish_reason, done.finish_reason),
-        *changed("text", before.text, done.text),
-        *changed("reasoning", before.reasoning, done.reasoning),
+        *changed_text("text", before.text, done.text),
+        *changed_text("reasoning", before.reasoning, done.reasoning),
     ]
     return Replayed(tuple(changes), same, None, None, tuple(ends))
 
@@ -100,11 +105,11 @@ def ask(llm: LLM, question: Question) -> tuple[Request, list[Change]]:
     try:
         ids = llm.prepare(question.prompt, question.sampling, tools, arguments).prompt_ids
     except LocalLLMError as error:
-        return request, [Change("prompt", count, f"none ({error.message}); the receipt's tokens are sent")]
+        return request, [Change("prompt", count, f"none ({error.message})")]
     if ids == request.prompt_ids:
         return request, []
-    other = f"{len(ids)}, others from {first_difference(ids, request.prompt_ids)} on; the receipt's are sent"
-    return request, [Change("prompt", count, other)]
+    at = first_difference(ids, request.prompt_ids)
+    return request, [Change("prompt", count, f"{len(ids)} with others from {at} on")]
 
 
 def compare_models(then: Model, now: Model) -> Iterator[Change]:
@@ -146,11 +151,17 @@ def changed(what: str, then: Any, now: Any) -> Iterator[Change]:
         yield Change(what, in_words(then), in_words(now))
 
 
+def changed_text(what: str, then: str, now: str) -> Iterator[Change]:
+    if then != now:
+        at = first_difference(then, now)
+        yield Change(f"{what} from character {at} on", *(repr(text[at : at + SHOWN]) for text in (then, now)))
+
+
 def in_words(value: Any) -> str:
     return " ".join(value) if isinstance(value, tuple) else "none" if value is None else str(value)
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int:
     """The first position where one of them is other, or has ended."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
