@@ -9,10 +9,10 @@ from tests.hub.folders import SNAPSHOT, write_cached, write_model
 
 
 def test_a_model_of_the_hub_is_named_by_its_commit_and_found_again(cache: Path) -> None:
-    folder = write_cached(cache, "org/tiny--model")
-    assert source_name(folder) == f"org/tiny--model@{SNAPSHOT}"
-    assert source_name(resolve("org/tiny--model").path) == f"org/tiny--model@{SNAPSHOT}"
-    assert resolve(f"org/tiny--model@{SNAPSHOT}").path == folder
+    folder = write_cached(cache, "org/tiny-model")
+    assert source_name(folder) == f"org/tiny-model@{SNAPSHOT}"
+    assert source_name(resolve("org/tiny-model").path) == f"org/tiny-model@{SNAPSHOT}"
+    assert resolve(f"org/tiny-model@{SNAPSHOT}").path == folder
 
 
 @pytest.mark.parametrize("file", ["tiny-Q8_0.gguf", "BF16/tiny-BF16.gguf"])
@@ -31,8 +31,6 @@ def test_the_boxed_model_has_a_name_and_any_other_folder_its_path(tmp_path: Path
     assert source_name(folder) == str(folder)
 
 
-@pytest.mark.parametrize(
-    "inner", ["models--org--tiny", "models--org--tiny/blobs/x", "datasets--org--x/snapshots/c"]
-)
+@pytest.mark.parametrize("inner", ["models--org--tiny", "models--org--tiny/blobs/x", "datasets--a--b/snapshots/c"])
 def test_other_places_in_the_cache_are_no_snapshots(cache: Path, inner: str) -> None:
     assert snapshot_of(cache_root() / inner) is None
