@@ -12,7 +12,8 @@
     ├── NetworkError         exit 7   502   the hub cannot be reached, or does not send what it announced
     ├── AccessDenied         exit 8   403   the hub gives a model only to those who log in or accept its terms
     ├── ModelNotFound        exit 8   404   no model of that name
-    └── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
+    ├── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
+    └── LinesFailed          exit 9   500   a batch is done, and some of its lines have failed
 
 Code and status belong to the class, so no other file holds a table of them. Exit 130: interrupted.
 """
@@ -115,3 +116,9 @@ class UnsupportedModel(LocalLLMError):
 
     exit_code = 8
     http_status = 400
+
+
+class LinesFailed(LocalLLMError):
+    """A batch is done, and some of its lines have failed."""
+
+    exit_code = 9

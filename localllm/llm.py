@@ -55,7 +55,7 @@ from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
-from localllm.worker import Stream, Worker
+from localllm.worker import Deliver, Stream, Worker
 
 SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
 PROMPT_TAIL = 16  # tokens
@@ -318,8 +318,12 @@ class LLM:
             raise UsageError(f"{self.name} has no chat template to give arguments to", "leave them out")
         return {}
 
-    def submit(self, request: Request) -> Stream:
-        """Begin to answer a prepared request. Raises LocalLLMError where the model was closed."""
+    def submit(self, request: Request, deliver: Deliver | None = None) -> Stream:
+        """Begin to answer a prepared request. Raises LocalLLMError where the model was closed.
+
+        deliver: takes each piece, or the error that ends the answer, on the engine's thread, which it must not
+        hold up; the stream that is returned is then there to be closed, not read.
+        """
         params, prompt = request.params, len(request.prompt_ids)
         load_s, self.waited_for_load_s = self.waited_for_load_s, 0.0
         sequence = Sequence(
@@ -331,7 +335,7 @@ class LLM:
             constraint=self.grammars.follow(params.grammar, self.prompt_tail(request)) if params.grammar else None,
         )
         router, shown = self.router(request)
-        return self.worker.submit(sequence, self, router, shown)
+        return self.worker.submit(sequence, self, router, shown, deliver)
 
     def router(self, request: Request) -> tuple[Router, frozenset[int]]:
         """What tells the parts of the answer apart, and the special tokens that it must see for that."""
