@@ -15,7 +15,7 @@ BOUNDS = (4, 6, 9, 17, FORCED)  # matches of so many tokens begin a class
 # what copies soon shows that it does.
 FIRST = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8)
 WEIGHT = 3.0
-FORGET = 0.95  # of what was seen, by each token more
+FORGET = 0.98  # of what was seen, by each token more
 LEAST_GAIN = 1.03  # tokens for the time of a plain step; less is noise
 
 BEGIN = 1.0  # plain steps that may be lost before anything was won

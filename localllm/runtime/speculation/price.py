@@ -1,21 +1,21 @@
 """What a step that verifies drafts costs, in plain steps of as many sequences.
 
-It begins with a guess about the device and is learned from the steps that are run: medians of the last few of a
-kind, so that what disturbs one step does not count. Knows no engine and no clock.
+It begins with a guess about the device and is learned from the steps that are run: of the last few of a kind the
+time that a quarter of them keep, as whatever disturbs a step makes it longer. Knows no engine and no clock.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 
-KEPT = 9  # last times of a kind of steps
+KEPT = 15  # last times of a kind of steps
 ENOUGH = 5  # before they count, and a plain step's as many
 AGE = 500  # steps until a time is of another machine, or of another context
 
 # What a step of so many rows takes, in steps of one row, before any was measured. On a CPU rows are computed one
 # after another while weights are read once; a GPU waits for the weights alone, so far as its tiles go.
 CPU_ROW, GPU_ROW = 0.27, 0.01
+LEAST = 0.25  # of the guess: a step that seems to cost less was measured beside others that were disturbed
 Guess = Callable[[int], float]
 
 
@@ -39,7 +39,7 @@ class Times:
         if step - self.step > AGE:
             self.last.clear()
         self.last.append(seconds)
-        self.typical, self.step = median(self.last), step
+        self.typical, self.step = sorted(self.last)[len(self.last) // 4], step
 
 
 class Price:
@@ -66,7 +66,7 @@ class Price:
             nearest = min(measured, key=lambda count: (abs(count - drafts), count))
             wrong = (measured[nearest] - 1) / (self.guess(sequences + nearest) / plain - 1)
             near = min(1.0, nearest / drafts)
-            wrong = near * wrong + 1 - near
+            wrong = max(LEAST, near * wrong + 1 - near)
             table.append(max(table[-1], 1 + (guessed[drafts] - 1) * wrong))  # more never costs less
         return table
 
