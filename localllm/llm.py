@@ -32,7 +32,15 @@ from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.metrics import Metrics, Phases, Stopwatch
 from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least, host_blocks
+from localllm.plan.memory import (
+    BLOCK_SIZE,
+    DRAWN_ROWS,
+    MAX_RUNNING,
+    TOKEN_BUDGET,
+    Memory,
+    allocate_least,
+    host_blocks,
+)
 from localllm.plan.runs import Run
 from localllm.plan.shortage import shortage
 from localllm.quant.vectors import FORMS
@@ -48,6 +56,8 @@ from localllm.runtime.kernels.registry import used
 from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
+from localllm.runtime.speculation.policy import Speculation
+from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
 from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.settings import Settings
 from localllm.text.grammar.compiled import Grammars
@@ -73,6 +83,7 @@ def load(
     kv_dtype: str = "auto",
     quant: str | None = None,
     context: int | None = None,
+    draft: str = "auto",
     settings: Settings | None = None,
     force: bool = False,
     grammar: Grammar | None = None,
@@ -83,14 +94,18 @@ def load(
     choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
     settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
-    many as the model knows and memory holds); force: also where it does not fit, at the price of swapping;
-    grammar: one that answers will be asked for, refused at once if this model cannot keep to it.
+    many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
+    bring several, `off` does not, `auto` leaves it to the settings; force: also where it does not fit, at the
+    price of swapping; grammar: one that answers will be asked for, refused at once if this model cannot keep to it.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
     settings = settings or Settings.from_environment()
     if quant is not None:
         recipe_of(quant)  # a wrong name is told before a model is pulled
+    guessing = settings.draft if draft == "auto" else draft
+    if guessing not in ("lookup", "off"):
+        raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(
         context,
@@ -158,6 +173,9 @@ def load(
                     warm_up(engine)
                 with phases("capture"):
                     runner.prepare(default_params)
+            if guessing == "lookup":
+                price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
+                engine.drafter = Speculation(price, DRAWN_ROWS[place.type], runner.widths)
         worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
     load_s = time.perf_counter() - start
