@@ -61,7 +61,11 @@ def test_a_model_that_guesses_for_itself_is_always_right(pair: Pair) -> None:
 
 def test_guesses_for_seeded_requests_leave_the_text_of_the_seed(pair: Pair) -> None:
     """At a temperature, with every parameter that changes the distribution, in one batch."""
-    settings = [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.8, "frequency_penalty": 0.5}]
+    settings = [
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 0.8, "frequency_penalty": 0.5},
+    ]
 
     def fresh() -> list[Sequence]:
         prompt = list(range(3, 20))
@@ -93,7 +97,9 @@ def test_any_mix_leaves_greedy_answers_and_both_pools_as_they_were(pair: Pair, s
 
     roomy = make_engine(pair[0])
     alone = [tokens(run(roomy, [s])[s.request.id]) for s in fresh()]
-    engine, _ = drafting(pair[0], pair[1], blocks=rng.randrange(9, 16), rows=12, token_budget=rng.choice([3, 40, 512]))
+    engine, _ = drafting(
+        pair[0], pair[1], blocks=rng.randrange(9, 16), rows=12, token_budget=rng.choice([3, 40, 512])
+    )
     model = engine.drafter = draft_model(pair[1], blocks=rng.randrange(4, 12), rows=rng.randrange(1, 12))
     model.token_budget = rng.choice([1, 7, 512])
     engine.runner.asynchronous = seed % 2 == 1

@@ -85,7 +85,9 @@ def agreement(engine: Engine, expected: Tensor) -> float:
 
 def engine_with(pair: tuple[Path, Path], drafter: str) -> Engine:
     engine = make_engine(pair[0], blocks=512, max_running=64)
-    engine.drafter = Guess() if drafter == "guess" else draft_model(pair[1], VOCABULARY, blocks=512, max_running=64)
+    engine.drafter = (
+        Guess() if drafter == "guess" else draft_model(pair[1], VOCABULARY, blocks=512, max_running=64)
+    )
     return engine
 
 
