@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from localllm.errors import UsageError
 from localllm.files import write_whole
 from localllm.metrics import Metrics
-from localllm.request import GenerationEvent, Kind, SamplingParams
+from localllm.request import GenerationEvent, Grammar, Kind, SamplingParams
 
 FILE_VERSION = 1
 Message = dict[str, str]
@@ -176,5 +176,11 @@ def _params_to_json(params: SamplingParams) -> dict[str, Any]:
 
 def _params_from_json(fields: dict[str, Any]) -> SamplingParams:
     bias: dict[str, str] = fields["logit_bias"]
-    fields = fields | {"logit_bias": {int(token): float(value) for token, value in bias.items()}}
-    return SamplingParams(**fields)
+    grammar: dict[str, Any] | None = fields.get("grammar")  # older files have none
+    return SamplingParams(
+        **fields
+        | {
+            "logit_bias": {int(token): float(value) for token, value in bias.items()},
+            "grammar": Grammar(**grammar) if grammar else None,
+        }
+    )
