@@ -24,7 +24,10 @@ def causal_conv_reference(x: Tensor, taps: Tensor, cache: RecurrentCache, batch:
     if singles := batch.singles:
         before = singles.read(cache.conv)  # [S, kernel - 1, channels]
         window = torch.cat((before, x[singles.tokens, None]), 1)
-        out[singles.tokens] = (window * taps).sum(1).to(x.dtype)
+        total = window[:, 0] * taps[0]
+        for j in range(1, kept + 1):
+            total += window[:, j] * taps[j]
+        out[singles.tokens] = total.to(x.dtype)
         before.copy_(window[:, 1:])
         singles.write(cache.conv, before)
     for span in batch.spans:
@@ -34,7 +37,7 @@ def causal_conv_reference(x: Tensor, taps: Tensor, cache: RecurrentCache, batch:
         inputs = torch.cat((cache.conv[span.row], x[mine]))  # [kernel - 1 + count, channels]
         total = inputs[: span.count] * taps[0]
         for j in range(1, kept + 1):
-            total.addcmul_(inputs[j : j + span.count], taps[j])
+            total += inputs[j : j + span.count] * taps[j]  # as of single tokens, rounded twice
         out[mine] = total
         for piece, row in span.pieces():
             end = piece.stop - span.start

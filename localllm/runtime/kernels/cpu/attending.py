@@ -112,7 +112,10 @@ def attend(p: Program, form: Form) -> None:
             for i in range(form.vectors - 2):
                 found = p.load_floats(FLOAT, state, 64 * i) / total
                 left = form.value_dim - LANES * i
-                p.store_some(found, KINDS[form.kind], written, LANES * i * size, min(left, LANES))
+                if left >= LANES:
+                    p.store_floats(found, KINDS[form.kind], written, LANES * i * size)
+                else:
+                    p.store_some(found, KINDS[form.kind], written, LANES * i * size, p.index(left))
 
 
 def first_tile(p: Program, position: Value, window: Value) -> Value:

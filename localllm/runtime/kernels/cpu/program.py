@@ -209,6 +209,9 @@ class Program:
 
     def load_some(self, kind: Element, address: Value, count: Value) -> Value:
         """As many of 16 numbers of another type, as float32, the rest zero; no byte behind them is read."""
+        if kind == BFLOAT:
+            wide = self.builder.zext(self.masked(SHORT, LANES, address, count).ir, vector(INT))
+            return self.as_floats(Value(self, wide) << 16)
         assert isinstance(kind, ir.Type)
         found = self.masked(kind, LANES, address, count)
         return found if kind == FLOAT else Value(self, self.builder.fpext(found.ir, vector(FLOAT)))
@@ -221,18 +224,19 @@ class Program:
         return Value(self, self.builder.bitcast(found.ir, vector(INT)))
 
     def masked(self, kind: ir.Type, lanes: int, address: Value, count: Value) -> Value:
-        """The first `count` lanes of a vector; no byte behind them is read."""
-        numbers = ir.VectorType(INT, lanes)
-        limit = self.builder.insert_element(
-            ir.Constant(numbers, ir.Undefined), self.builder.trunc(count.ir, INT), ir.Constant(INT, 0)
-        )
-        limit = self.builder.shuffle_vector(limit, ir.Constant(numbers, ir.Undefined), ir.Constant(numbers, [0] * lanes))
-        mask = self.builder.icmp_signed("<", ir.Constant(numbers, list(range(lanes))), limit)
+        """The first `count` lanes of a vector, the rest zero; no byte behind them is read."""
         wanted = ir.VectorType(kind, lanes)
-        short = {"float": "f32", "half": "f16"}.get(str(kind), str(kind))
         zero = Value(self, ir.Constant(wanted, [0] * lanes))
-        name = f"llvm.masked.load.v{lanes}{short}.p0"
-        return self.call(name, wanted, address, Value(self, ir.Constant(INT, 1)), Value(self, mask), zero)
+        name = f"llvm.masked.load.v{lanes}{short_name(kind)}.p0"
+        return self.call(name, wanted, address, Value(self, ir.Constant(INT, 1)), self.first(count, lanes), zero)
+
+    def first(self, count: Value, lanes: int = LANES) -> Value:
+        """Of each lane, whether it is among the first."""
+        kind = ir.VectorType(INT, lanes)
+        none = ir.Constant(kind, ir.Undefined)
+        limit = self.builder.insert_element(none, self.builder.trunc(count.ir, INT), ir.Constant(INT, 0))
+        limit = self.builder.shuffle_vector(limit, none, ir.Constant(kind, [0] * lanes))
+        return Value(self, self.builder.icmp_signed("<", ir.Constant(kind, list(range(lanes))), limit))
 
     def as_floats(self, bits: Value) -> Value:
         """int32 with the same bits -> float32"""
@@ -243,40 +247,32 @@ class Program:
 
     def store_floats(self, value: Value, kind: Element, address: Value, offset: Value | int = 0) -> None:
         """16 float32, rounded to another type."""
-        if kind == BFLOAT:
-            bits = Value(self, self.builder.bitcast(value.ir, vector(INT)))
-            nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            found = self.builder.trunc(nearest.ir, vector(SHORT))
-            # What is NaN stays so: adding to it may carry into the sign.
-            nan = self.builder.fcmp_unordered("uno", value.ir, value.ir)
-            found = self.builder.select(nan, ir.Constant(vector(SHORT), [0x7FC0] * LANES), found)
-            return self.store(Value(self, found), address, offset)
-        made = value.ir if kind == FLOAT else self.builder.fptrunc(value.ir, vector(kind))
-        return self.store(Value(self, made), address, offset)
+        self.store(self.rounded_to(value, kind), address, offset)
 
-    def store_some(self, value: Value, kind: Element, address: Value, offset: Value | int, count: int) -> None:
-        """The first `count` of 16 float32, rounded to another type; no byte behind them is touched."""
-        if count == LANES:
-            return self.store_floats(value, kind, address, offset)
-        size = 4 if kind == FLOAT else 2
-        for lane in range(count):
-            number = Value(self, self.builder.extract_element(value.ir, ir.Constant(INT, lane)))
-            self.store_float(number, kind, self.at(address, offset), lane * size)
-        return None
+    def store_some(self, value: Value, kind: Element, address: Value, offset: Value | int, count: Value) -> None:
+        """As many of 16 float32, rounded to another type; no byte behind them is touched."""
+        made = self.rounded_to(value, kind)
+        name = f"llvm.masked.store.v{LANES}{short_name(made.ir.type.element)}.p0"
+        where = (self.at(address, offset), Value(self, ir.Constant(INT, 1)), self.first(count))
+        self.call(name, ir.VoidType(), made, *where)
+
+    def rounded_to(self, value: Value, kind: Element) -> Value:
+        """16 float32 as another type."""
+        if kind == FLOAT:
+            return value
+        if isinstance(kind, ir.Type):
+            return Value(self, self.builder.fptrunc(value.ir, vector(kind)))
+        bits = Value(self, self.builder.bitcast(value.ir, vector(INT)))
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        found = self.builder.trunc(nearest.ir, vector(SHORT))
+        # What is NaN stays so: adding to it may carry into the sign.
+        nan = self.builder.fcmp_unordered("uno", value.ir, value.ir)
+        return Value(self, self.builder.select(nan, ir.Constant(vector(SHORT), [0x7FC0] * LANES), found))
 
     def store_float(self, value: Value, kind: Element, address: Value, offset: Value | int = 0) -> None:
         """One float32, rounded to another type."""
-        if kind == BFLOAT:
-            whole = value.splat()
-            bits = Value(self, self.builder.bitcast(whole.ir, vector(INT)))
-            nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            found = self.builder.trunc(nearest.ir, vector(SHORT))
-            nan = self.builder.fcmp_unordered("uno", whole.ir, whole.ir)
-            found = self.builder.select(nan, ir.Constant(vector(SHORT), [0x7FC0] * LANES), found)
-            found = self.builder.extract_element(found, ir.Constant(INT, 0))
-            return self.store(Value(self, found), address, offset)
-        made = value.ir if kind == FLOAT else self.builder.fptrunc(value.ir, kind)
-        return self.store(Value(self, made), address, offset)
+        first = self.builder.extract_element(self.rounded_to(value.splat(), kind).ir, ir.Constant(INT, 0))
+        self.store(Value(self, first), address, offset)
 
     def store_bytes(self, value: Value, address: Value, offset: Value | int) -> None:
         """The lowest byte of each lane."""
@@ -320,6 +316,11 @@ class Program:
         low, high = (Value(self, b.trunc(each.ir, INT)).splat().ir for each in (begin, end))
         inside = b.and_(b.icmp_signed(">=", lanes, low), b.icmp_signed("<", lanes, high))
         return Value(self, b.select(inside, a.ir, other.ir))
+
+    def chosen(self, condition: Value, a: Value, b: Value) -> Value:
+        """a where an index is not 0, else b."""
+        zero = ir.Constant(LONG, 0)
+        return Value(self, self.builder.select(self.builder.icmp_signed("!=", condition.ir, zero), a.ir, b.ir))
 
     def less(self, a: Value, b: Value) -> Value:
         """The smaller of two indices."""
@@ -398,6 +399,11 @@ class Program:
             product = one if product is None else product + one
         assert product is not None
         return product
+
+
+def short_name(kind: ir.Type) -> str:
+    """As LLVM has it in the names of intrinsics."""
+    return {"float": "f32", "half": "f16"}.get(str(kind), str(kind))
 
 
 def vector(kind: Any) -> ir.VectorType:
