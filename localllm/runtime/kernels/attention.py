@@ -16,7 +16,6 @@ from localllm.arch.config import AttentionConfig
 from localllm.quant.vectors import dequantize, widened
 from localllm.runtime.batch import Batch, Span
 from localllm.runtime.cache import KVCache, bits_of
-from localllm.runtime.kernels import forms
 from localllm.runtime.kernels.cpu import attention as own
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
@@ -37,12 +36,7 @@ def few_tokens(
 ) -> str | None:
     if reason := own.refuses(q, cache.k):
         return reason
-    return None if own.few(batch, most_tokens()) else "every sequence brings many tokens"
-
-
-def most_tokens() -> int | None:
-    """Of a sequence that goes through the compiled kernel; None: all do."""
-    return None if forms.by_row_alone() else own.TOKENS
+    return None if own.few(batch, own.most_tokens()) else "every sequence brings many tokens"
 
 
 @kernel("attention", "cpu-tokens", few_tokens)
@@ -51,7 +45,7 @@ def attention_tokens(
 ) -> Tensor:
     """Sequences that bring a few tokens token by token, so that a token's result does not depend on those that came
     with it; the others as elsewhere."""
-    c, most, out = config, most_tokens(), q.new_empty(q.shape)
+    c, most, out = config, own.most_tokens(), q.new_empty(q.shape)
     several = attend_written_out if plain_softmax(q, cache, batch, config, sinks) else attend_fused
     for i, span in enumerate(batch.spans):
         if most is not None and span.count > most:

@@ -4,11 +4,11 @@ y_t = sum_j taps[j] * x_{t - kernel + 1 + j}, where x before the first token is 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
+from localllm.runtime.kernels.elementwise import silu as activated
 from localllm.runtime.kernels.registry import kernel, run
 
 
@@ -42,4 +42,4 @@ def causal_conv_reference(x: Tensor, taps: Tensor, cache: RecurrentCache, batch:
         for piece, row in span.pieces():
             end = piece.stop - span.start
             cache.conv[row] = inputs[end : end + kept]
-    return F.silu(out) if silu else out
+    return activated(out) if silu else out

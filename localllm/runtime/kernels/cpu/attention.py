@@ -8,6 +8,7 @@ from torch import Tensor
 from localllm.quant.vectors import MOST
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LayerCache
+from localllm.runtime.kernels import forms
 from localllm.runtime.kernels.cpu.attending import ADDRESSES, BESIDE, COUNTS, FACTORS, TOKENS, Form, attend
 from localllm.runtime.kernels.cpu.compile import Compiled, Once, runs_here
 from localllm.runtime.kernels.cpu.layout import KINDS
@@ -27,6 +28,11 @@ def refuses(q: Tensor, stored: Tensor) -> str | None:
     if q.dtype not in KINDS or (stored.dtype != q.dtype and stored.dtype not in MOST):
         return f"q is {q.dtype} and the cache {stored.dtype}"
     return None if runs_here() else "no kernel is compiled for this processor"
+
+
+def most_tokens() -> int | None:
+    """Of a sequence that the program is for; None: it is for all."""
+    return None if forms.by_row_alone() else TOKENS
 
 
 def few(batch: Batch, most: int | None) -> list[int]:

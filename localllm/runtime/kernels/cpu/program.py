@@ -305,6 +305,11 @@ class Program:
         nan = self.builder.fcmp_unordered("uno", a.ir, a.ir)
         return Value(self, self.builder.select(nan, a.ir, b.ir))
 
+    def where_negative(self, a: Value, b: Value, c: Value) -> Value:
+        """b where a is below 0, else c."""
+        below = self.builder.fcmp_ordered("<", a.ir, ir.Constant(vector(FLOAT), [0.0] * LANES))
+        return Value(self, self.builder.select(below, b.ir, c.ir))
+
     def picked(self, a: Value, b: Value, lanes: list[int]) -> Value:
         """Those lanes of both, b's counted from 16."""
         return Value(self, self.builder.shuffle_vector(a.ir, b.ir, ir.Constant(vector(INT), lanes)))
