@@ -40,6 +40,7 @@ from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
 from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.build import keep_kernels, load_decoder, warm_up
+from localllm.runtime.deterministic import check as check_deterministic
 from localllm.runtime.engine import Engine
 from localllm.runtime.faults import telling
 from localllm.runtime.kernels import triton_runs_on
@@ -71,6 +72,7 @@ def load(
     context: int | None = None,
     settings: Settings | None = None,
     force: bool = False,
+    deterministic: bool = False,
 ) -> "LLM":
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
@@ -78,7 +80,9 @@ def load(
     choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
     settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
-    many as the model knows and memory holds); force: also where it does not fit, at the price of swapping.
+    many as the model knows and memory holds); force: also where it does not fit, at the price of swapping;
+    deterministic: the same bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in
+    the cache (docs/determinism.md), on a CPU alone.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -118,6 +122,8 @@ def load(
         if place.type != "cpu":
             memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
             keep_kernels(settings.cache)
+    if deterministic := deterministic or settings.deterministic:
+        check_deterministic(config, place, FORMS.get(fit.kv_dtype, getattr(torch, fit.dtype)))
     short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     kind: torch.dtype = getattr(torch, fit.dtype)
     kept = FORMS.get(fit.kv_dtype, kind)
@@ -135,7 +141,7 @@ def load(
                 release(place)  # what only loading took
                 captured = memory.context if settings.graphs and triton_runs_on(place) else None
                 runner = Runner(
-                    decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING, captured
+                    decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING, captured, deterministic
                 )
                 claim(place, memory.workspace)
                 pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows, memory.host_blocks)

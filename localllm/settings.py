@@ -37,15 +37,16 @@ class Settings:
     """LOCALLLM_GRAPHS: `off` launches the kernels of every step one by one on a GPU, where a captured graph is at
     fault. Default: on"""
 
+    deterministic: bool = False
+    """LOCALLLM_DETERMINISTIC: `on` runs every model as `--deterministic` does. Default: off"""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is no positive number, or LOCALLLM_GRAPHS not on or off."""
+        """Raises UsageError where LOCALLLM_THREADS is no positive number, or LOCALLLM_GRAPHS or
+        LOCALLLM_DETERMINISTIC not on or off."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
-        graphs = environment.get("LOCALLLM_GRAPHS") or "on"
-        if graphs not in ("on", "off"):
-            raise UsageError(f"LOCALLLM_GRAPHS is {graphs!r}", "set it to on or off")
         return cls(
             home=Path(environment.get("LOCALLLM_HOME") or "~/.localllm").expanduser(),
             device=environment.get("LOCALLLM_DEVICE") or "auto",
@@ -53,5 +54,13 @@ class Settings:
             cache=Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "localllm",
             threads=int(threads) if threads else None,
             kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
-            graphs=graphs != "off",
+            graphs=switch(environment, "LOCALLLM_GRAPHS", default="on"),
+            deterministic=switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
         )
+
+
+def switch(environment: Mapping[str, str], name: str, *, default: str) -> bool:
+    value = environment.get(name) or default
+    if value not in ("on", "off"):
+        raise UsageError(f"{name} is {value!r}", "set it to on or off")
+    return value == "on"

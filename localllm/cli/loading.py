@@ -50,6 +50,7 @@ def load_model(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
+    deterministic: bool = False,
     verbose: bool = False,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
@@ -70,7 +71,8 @@ def load_model(
 
         imported_s = time.perf_counter() - start
         where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
-        llm = load(name, settings=settings, quant=quant, context=context, force=force, **where)
+        kinds = {"force": force, "deterministic": deterministic}
+        llm = load(name, settings=settings, quant=quant, context=context, **kinds, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
         note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))

@@ -42,6 +42,7 @@ def run(
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     quant: options.Quant = None,
+    deterministic: options.Deterministic = False,
     force: Annotated[
         bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
     ] = False,
@@ -82,7 +83,7 @@ def run(
     if raw and (arguments or tools or think is not None):
         raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
     where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-    where |= {"force": force, "verbose": verbose}
+    where |= {"force": force, "deterministic": deterministic, "verbose": verbose}
     if not prompt and io.both_ends_are_terminals():
         _refuse_flags_of_one_answer(ctx.params)
         from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for

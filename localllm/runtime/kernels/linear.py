@@ -173,6 +173,19 @@ def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | Non
     return y if bias is None else y + bias
 
 
+def dequantized_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if not (x.is_cpu and runs_here()):
+        return "no kernel is compiled for it"
+    own = weight.format in LANES_BITS or weight.format in gguf.FORMATS or weight.format == w8a8.FORMAT
+    return f"the weight is {weight.format}" if own else None
+
+
+@kernel("linear", "cpu-dequantized", dequantized_on_cpu)
+def linear_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """As with plain weights: each row of a few as if it were alone."""
+    return linear(x, dequantize(weight, x.dtype), bias)
+
+
 @kernel("linear", "reference")
 def linear_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, dequantize(weight, x.dtype), bias)
