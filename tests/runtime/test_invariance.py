@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import int4, int8
+from localllm.quant import rtn
+from localllm.quant.grid import Grid
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS
@@ -102,22 +103,21 @@ def test_also_over_a_cache_in_8_bits(tmp_path: Path, kv_dtype: torch.dtype) -> N
     check_neighbours(engine, 16)
 
 
-@pytest.mark.parametrize("form", [int8, int4])
-def test_also_with_packed_weights(tmp_path: Path, form: Any) -> None:
-    make_checkpoint(tmp_path, "Llama", hidden_size=64, intermediate_size=128)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_also_with_packed_weights(tmp_path: Path, bits: int) -> None:
+    make_checkpoint(tmp_path, "Llama", hidden_size=96, intermediate_size=128)
     engine = small(tmp_path, torch.float32)
-    pack(engine, form)
+    pack(engine, bits)
     check_verification(engine)
     check_neighbours(engine, 16)
 
 
-def pack(engine: Engine, form: Any) -> None:
+def pack(engine: Engine, bits: int) -> None:
     for layer in engine.runner.model.layers:
         mixer: Any = layer.mixer
         for owner, name in ((mixer, "qkv"), (layer.ffn, "gate_up"), (layer.ffn, "down")):
             [weight] = getattr(owner, name).weights
-            packed = form.quantize(weight) if form is int4 else form.quantize(weight, torch.float32)
-            made = Linear(packed, dtype=torch.float32)
+            made = Linear(rtn.quantize(weight, Grid(bits, 32, True, torch.float32)), dtype=torch.float32)
             assert isinstance(made.weights[0], QuantizedTensor)
             setattr(owner, name, made)
 
@@ -136,7 +136,7 @@ def test_without_the_compiled_kernels_they_differ(tmp_path: Path, monkeypatch: p
 def test_deterministic_logits_are_those_of_any_chunks(folder: Path, dtype: torch.dtype) -> None:
     engine = small(folder, dtype, deterministic=True, block_size=16)
     expected = verified(engine, TEXT[:1], TEXT[1:])
-    for chunk in (1, 7, 16, 64):
+    for chunk in (1, 7, 16):
         state = SequenceState(engine.pool)
         parts = [extend(engine, [state], [TEXT[i : i + chunk]]) for i in range(0, len(TEXT), chunk)]
         assert torch.equal(torch.cat(parts)[1:], expected)
@@ -145,21 +145,24 @@ def test_deterministic_logits_are_those_of_any_chunks(folder: Path, dtype: torch
 
 
 def test_deterministic_packed_weights_too(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "Llama", hidden_size=64, intermediate_size=128)
+    make_checkpoint(tmp_path, "Llama", hidden_size=96, intermediate_size=128)
     engine = small(tmp_path, torch.float32, deterministic=True)
-    pack(engine, int4)
+    pack(engine, 4)
     assert torch.equal(verified(engine, TEXT[:1], TEXT[1:]), one_by_one(engine, TEXT[:1], TEXT[1:]))
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_two_threads_compute_what_one_does(folder: Path) -> None:
-    engine = small(folder, torch.float32, deterministic=True)
+@pytest.mark.parametrize("family", ["Qwen3.5", "DeepSeek-V3"])
+def test_two_threads_compute_what_one_does(tmp_path: Path, family: str) -> None:
+    kind, changes = FAMILIES[family]
+    make_checkpoint(tmp_path, kind, **changes)
+    engine = small(tmp_path, torch.float32, deterministic=True)
     two = verified(engine, TEXT[:30], TEXT[30:])
     torch.set_num_threads(1)
     assert torch.equal(verified(engine, TEXT[:30], TEXT[30:]), two)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_mix_budget_and_cache_gives_the_same_tokens_and_log_probabilities(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     base = token_ids(24, seed)

@@ -53,7 +53,7 @@ def for_device(
     weight: Tensor | QuantizedTensor, dtype: torch.dtype | None, between: Callable[[], None]
 ) -> Tensor | QuantizedTensor:
     if isinstance(weight, Tensor):
-        return weight
+        return weight.contiguous() if weight.is_cpu else weight  # experts may be stored column by column
     found = laid_out([weight], dtype, between)
     return weight if found is None else found
 

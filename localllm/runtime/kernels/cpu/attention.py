@@ -74,10 +74,11 @@ def write(
     e]; scales: [slots, kv_heads] bfloat16, of keys and of values in 8 bits.
     """
     heads, kv_heads, table, parts = q.shape[1], k.shape[1], batch.block_table, torch.get_num_threads()
-    form = Form(q.dtype, k.dtype, q.shape[2], v.shape[2], batch.block_size, softcap is not None, sinks is not None)
     wanted, share = tasks(batch, most), heads // kv_heads
     while share % 2 == 0 and len(wanted) * (heads // share) < parts:
         share //= 2  # of few heads of keys each thread takes some of the queries'
+    capped, sunk = softcap is not None, sinks is not None
+    form = Form(q.dtype, k.dtype, q.shape[2], v.shape[2], batch.block_size, capped, sunk, share)
     scratch = torch.empty(parts * (share * TOKENS * form.vectors * 64 + BESIDE), dtype=torch.uint8)
     q, gates = q.contiguous(), None if sinks is None else sinks.float().contiguous()
     k_scale, v_scale = scales or (None, None)
@@ -86,7 +87,7 @@ def write(
     program(form)(
         *(0 if each is None else each.data_ptr() for each in (q, k, v, k_scale, v_scale, out, wanted, table)),
         *(scratch.data_ptr(), 0 if gates is None else gates.data_ptr()),
-        *(len(wanted), heads, kv_heads, share, table.shape[1], window or NO_WINDOW, k.stride(0), v.stride(0)),
+        *(len(wanted), heads, kv_heads, table.shape[1], window or NO_WINDOW, k.stride(0), v.stride(0)),
         *(bits(number) for number in (scale, cap, 1 / cap)),
     )
 
