@@ -63,6 +63,7 @@ def load_model(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
+    deterministic: bool = False,
     verbose: bool = False,
     grammar: Grammar | None = None,
     threads: int | None = None,
@@ -92,7 +93,16 @@ def load_model(
 
         imported_s = time.perf_counter() - start
         where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
-        llm = load(name, settings=settings, quant=quant, context=context, force=force, grammar=grammar, **where)
+        llm = load(
+            name,
+            settings=settings,
+            quant=quant,
+            context=context,
+            force=force,
+            grammar=grammar,
+            deterministic=deterministic,
+            **where,
+        )
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
         note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
