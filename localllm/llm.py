@@ -23,6 +23,7 @@ from torch import Tensor
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
+from localllm.beside import Beside
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.device import claim, dtype_name, free_bytes, free_memory, on, release, resolve_device
@@ -31,7 +32,15 @@ from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.metrics import Metrics, Phases, Stopwatch
 from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least, host_blocks
+from localllm.plan.memory import (
+    BLOCK_SIZE,
+    DRAWN_ROWS,
+    MAX_RUNNING,
+    TOKEN_BUDGET,
+    Memory,
+    allocate_least,
+    host_blocks,
+)
 from localllm.plan.runs import Run
 from localllm.plan.shortage import shortage
 from localllm.quant.vectors import FORMS
@@ -46,6 +55,9 @@ from localllm.runtime.kernels import triton_runs_on
 from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
+from localllm.runtime.speculation.draft_model import DraftModel
+from localllm.runtime.speculation.policy import Speculation
+from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
 from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.settings import Settings
 from localllm.text.grammar.compiled import Grammars
@@ -53,6 +65,7 @@ from localllm.text.grammar.source import checked as checked_grammar
 from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
+from localllm.text.same_vocabulary import check_same_vocabulary
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Deliver, Stream, Worker
@@ -71,6 +84,8 @@ def load(
     kv_dtype: str = "auto",
     quant: str | None = None,
     context: int | None = None,
+    draft: str = "auto",
+    draft_model: str | Path | None = None,
     settings: Settings | None = None,
     force: bool = False,
     grammar: Grammar | None = None,
@@ -81,14 +96,19 @@ def load(
     choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
     settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
-    many as the model knows and memory holds); force: also where it does not fit, at the price of swapping;
-    grammar: one that answers will be asked for, refused at once if this model cannot keep to it.
+    many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
+    bring several, `off` does not, `auto` leaves it to the settings; draft_model: a smaller one with the same
+    vocabulary that guesses what comes next; force: also where it does not fit, at the price of swapping; grammar:
+    one that answers will be asked for, refused at once if this model cannot keep to it.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
     settings = settings or Settings.from_environment()
     if quant is not None:
         recipe_of(quant)  # a wrong name is told before a model is pulled
+    guessing = settings.draft if draft == "auto" else draft
+    if guessing not in ("lookup", "off"):
+        raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(
         context,
@@ -98,14 +118,17 @@ def load(
     )
     if grammar is not None:
         checked_grammar(grammar)
-    if repo := to_pull(str(model)):
-        from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
+    for name in (model, draft_model):
+        if name is not None and (repo := to_pull(str(name))):
+            from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
 
-        fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), wish, force=force)
+            own = wish if name is model else replace(wish, context=None, quant=None)
+            fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), own, force=force)
     start, phases = time.perf_counter(), Phases()
     with phases("header"):
         ref = resolve(str(model))
         header = read_header(ref.path)
+        beside = None if draft_model is None else Beside.find(str(draft_model), place.type, wish)
         if quant is not None:
             check_source(header, INSTEAD)
             check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
@@ -123,8 +146,11 @@ def load(
         grammars = Grammars(tokenizer, config.vocab_size, eos_ids, output)
         if grammar is not None:
             grammars.compile(grammar)
+        if beside:
+            check_same_vocabulary(tokenizer, read_tokenizer(beside.header), (ref.name, beside.name))
     with phases("device"):
-        fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+        taken = beside and beside.needs
+        fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force, draft=taken)
         memory = fit.memory or allocate_least(fit.needs, context)
         if place.type != "cpu":
             memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
@@ -134,6 +160,7 @@ def load(
     kept = FORMS.get(fit.kv_dtype, kind)
     threads = threads_for(fit.weights.total, settings.threads)
     setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
+    guesser = None
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:
@@ -145,17 +172,25 @@ def load(
             with phases("cache"):
                 release(place)  # what only loading took
                 captured = memory.context if settings.graphs and triton_runs_on(place) else None
+                rows = memory.rows if fit.needs.own_row_bytes else 0
                 runner = Runner(
-                    decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING, captured
+                    decoder, memory.blocks, BLOCK_SIZE, kind, place, rows, kept, MAX_RUNNING, captured
                 )
                 claim(place, memory.workspace)
-                pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows, memory.host_blocks)
+                pool = BlockPool(memory.blocks, BLOCK_SIZE, rows, memory.host_blocks)
                 engine = Engine(runner, pool, TOKEN_BUDGET[place.type], MAX_RUNNING)
             if place.type != "cpu":
                 with phases("compile"):
                     warm_up(engine)
                 with phases("capture"):
                     runner.prepare(default_params)
+            price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
+            if beside:
+                with phases("draft model"):
+                    guesser = beside.load(engine, memory, price, phases, graphs=captured is not None)
+            if guessing == "lookup" or guesser:
+                lookup = guessing == "lookup"
+                engine.drafter = Speculation(price, DRAWN_ROWS[place.type], runner.widths, lookup, guesser)
         worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
     load_s = time.perf_counter() - start
@@ -175,6 +210,7 @@ def load(
         setup,
         phases.seconds,
         read_bytes_per_s,
+        guesser,
     )
 
 
@@ -204,6 +240,7 @@ class LLM:
         setup: Run,
         load_phases: Mapping[str, float],
         read_bytes_per_s: float | None,
+        guesser: DraftModel | None = None,
     ):
         self.name = ref.name
         self.path = ref.path
@@ -229,7 +266,7 @@ class LLM:
         self.without_graphs = worker.engine.runner.without_graphs if on_gpu else ""  # why, where none is captured
         self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
-        self.close = weakref.finalize(self, shut, worker, template)
+        self.close = weakref.finalize(self, shut, worker, template, guesser)
         """End the engine and free its memory. Answers under way end with an error."""
 
     def __repr__(self) -> str:
@@ -406,8 +443,10 @@ class LLM:
         self.close()
 
 
-def shut(worker: Worker, template: ChatTemplate | None) -> None:
+def shut(worker: Worker, template: ChatTemplate | None, guesser: DraftModel | None) -> None:
     worker.close()
+    if guesser:
+        guesser.free()
     if template:
         template.close()
 

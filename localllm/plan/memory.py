@@ -19,6 +19,9 @@ BLOCK_SIZE = 16  # tokens
 # anew for the dequantization of all weights (arithmetic: bench/NOTES.md).
 TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 MAX_RUNNING = 32  # sequences in one step
+# Positions that a step may draw from: one of each sequence, and drafts in the places of those that do not run. A
+# CPU verifies no more with profit.
+DRAWN_ROWS = {"cpu": MAX_RUNNING, "cuda": 2 * MAX_RUNNING}
 LEAST_ROWS = 2  # recurrent states: one to work on, one to come back to
 MOST_ROWS = 2 * MAX_RUNNING  # each sequence's own, and as many to come back to
 MOST_BLOCKS = 2**20  # the pool counts them one by one: 16 million tokens, 0.1 GB, set up in 0.3 s
@@ -44,16 +47,30 @@ class Needs:
     dtype: str
     kv_dtype: str  # of keys and values
     unpacked: int = 0  # bytes of the largest matrix that is dequantized in a step
+    draft: "Needs | None" = None  # of a draft model, which gets as many blocks and states
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} and its draft model {self.draft.name}" if self.draft else self.name
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weights.total + (self.draft.weight_bytes if self.draft else 0)
 
     @cached_property
-    def row_bytes(self) -> int:
+    def own_row_bytes(self) -> int:
         """Of a recurrent state; 0 for models that have none."""
         return state_bytes(self.config, ELEMENT_BYTES[self.dtype])
 
     @cached_property
+    def row_bytes(self) -> int:
+        return self.own_row_bytes + (self.draft.row_bytes if self.draft else 0)
+
+    @cached_property
     def block_bytes(self) -> int:
         """Of a block of the cache; 0 where no layer attends."""
-        return BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_bytes(self.kv_dtype))
+        own = BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_bytes(self.kv_dtype))
+        return own + (self.draft.block_bytes if self.draft else 0)
 
     def workspace(self, context: int) -> int:
         """Of the largest step there is while sequences have so much context: activations, logits, what is
@@ -63,12 +80,13 @@ class Needs:
             self.dtype,
             TOKEN_BUDGET[self.kind],
             context,
-            MAX_RUNNING,
+            DRAWN_ROWS[self.kind],
             self.unpacked,
             self.kv_dtype,
             grouped=self.kind != "cpu",
         )
-        return step + (GPU_WORKSPACE if self.kind == "cuda" else 0)
+        beside = self.draft.workspace(min(context, self.draft.config.max_context)) if self.draft else 0
+        return step + (GPU_WORKSPACE if self.kind == "cuda" else 0) + beside
 
     @property
     def usual_context(self) -> int:
@@ -89,6 +107,7 @@ class Memory:
     affordable_blocks: int  # that the cache could have at this context
     most_context: int  # that one sequence could have
     host_blocks: int = 0  # of main memory, for blocks that a GPU's cache has no room for
+    draft_bytes: int = 0  # weights of a draft model, whose cache and states count among the others
 
     @property
     def cache_bytes(self) -> int:
@@ -105,7 +124,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Of what stays between steps."""
-        return self.weights.total + self.cache_bytes + self.state_bytes
+        return self.weights.total + self.draft_bytes + self.cache_bytes + self.state_bytes
 
 
 def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1) -> Memory:
@@ -116,10 +135,10 @@ def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1
     """
     longest = needs.config.max_context
     check_context(longest, context)
-    weights = needs.weights.total
+    weights = needs.weight_bytes
     if weights > free:
         raise DoesNotFit(
-            f"the weights of {needs.name} need {size(weights)} in {needs.dtype}, {size(free)} are free",
+            f"the weights of {needs.title} need {size(weights)} in {needs.dtype}, {size(free)} are free",
             "name a smaller model, or free memory",
         )
     left = free - weights
@@ -159,6 +178,7 @@ def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1
         workspace=needs.workspace(context),
         affordable_blocks=blocks,
         most_context=alone,
+        draft_bytes=weights - needs.weights.total,
     )
 
 
@@ -169,7 +189,16 @@ def allocate_least(needs: Needs, context: int | None = None) -> Memory:
     blocks, rows = blocks_for(context), LEAST_ROWS if needs.row_bytes else 0
     workspace = needs.workspace(context)
     return Memory(
-        needs.weights, context, blocks, needs.block_bytes, rows, needs.row_bytes, workspace, blocks, context
+        weights=needs.weights,
+        context=context,
+        blocks=blocks,
+        block_bytes=needs.block_bytes,
+        rows=rows,
+        row_bytes=needs.row_bytes,
+        workspace=workspace,
+        affordable_blocks=blocks,
+        most_context=context,
+        draft_bytes=needs.weight_bytes - needs.weights.total,
     )
 
 
