@@ -35,6 +35,10 @@ Context = Annotated[int | None, option(text="Room for prompt and answer, in toke
 Quant = Annotated[
     str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
 ]
+DraftModel = Annotated[
+    str | None,
+    option("--draft-model", text="A small model of the same family that guesses ahead.", metavar="MODEL"),
+]
 OfQuant = Annotated[
     str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
 ]

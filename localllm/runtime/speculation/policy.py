@@ -1,5 +1,6 @@
 """Who guesses, and how much: the one drafter of an engine, made of several."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class Speculation:
         self.price, self.rows, self.widths, self.looks_up, self.model = price, rows, widths, lookup, model
         self.tracks: dict[Sequence, Track] = {}
         self.sequences = 1  # of the last step
+        self.asked_s = 0.0  # that the model took before it
 
     def wants(self, sequence: Sequence) -> bool:
         if self.model and self.model.wants(sequence):
@@ -130,7 +132,9 @@ class Speculation:
         """Have the model draft for those that nothing else was found for, up to `most` tokens in all."""
         for sequence in sequences:
             sequence.forget_drafts()
+        start = time.perf_counter()
         model.draft(sequences)
+        self.asked_s = time.perf_counter() - start
         for sequence in sequences:
             drafts = sequence.drafts
             if sequence.constraint and drafts:
@@ -151,7 +155,10 @@ class Speculation:
             self.model.verified(sequence, *((drafted, accepted) if track.by_model else (0, 0)))
 
     def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
-        self.price.stepped(sequences, drafts, seconds)
+        step_s, self.asked_s = seconds - self.asked_s, 0.0
+        self.price.stepped(sequences, drafts, step_s)
+        if self.model:
+            self.model.stepped(sequences, drafts, step_s)
 
     def forget(self, sequence: Sequence) -> None:
         self.tracks.pop(sequence, None)
