@@ -43,8 +43,9 @@ class Question:
 def answer(llm: Model, question: Question, params: SamplingParams, show: Show, out: io.AnswerWriter) -> None:
     """Write the answer to `out`, and what the model thinks to stderr.
 
-    Raises StoppedByLength where a limit cut it and `show` calls that a failure, LocalLLMError where the
-    engine gave up, and UsageError for a system prompt that the model has no template for.
+    Raises StoppedByLength where a limit cut it and `show` calls that a failure, OutputInvalid where it is not what
+    its grammar asks for, LocalLLMError where the engine gave up, and UsageError for a system prompt that the model
+    has no template for.
     """
     events = []
     prompt = _with_template(llm, question, raw=show.raw)
@@ -75,8 +76,12 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
         limit, remedy = what_cut(llm, params, tokens)
         if show.fail_on_length:
             raise StoppedByLength(f"the answer was cut by {limit}", remedy)
-        if show.verbose or out.terminal or not cut_as_asked(params, tokens):
+        if show.verbose or out.terminal or params.grammar or not cut_as_asked(params, tokens):
             io.note(f"note: the answer was cut by {limit}; {remedy}")
+    if params.grammar:
+        from localllm.text.grammar.result import check  # other answers need not wait for its libraries
+
+        check(params.grammar, "".join(event.text for event in events if event.kind is Kind.CONTENT))
 
 
 class Parts:

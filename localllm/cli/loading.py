@@ -16,7 +16,7 @@ from localllm.metrics import Metrics
 from localllm.plan.fit import Space, Wish
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find, recipe_of
-from localllm.request import Request, SamplingParams
+from localllm.request import Grammar, Request, SamplingParams
 from localllm.settings import Settings
 
 
@@ -64,16 +64,22 @@ def load_model(
     quant: str | None = None,
     force: bool = False,
     verbose: bool = False,
+    grammar: Grammar | None = None,
     threads: int | None = None,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
     verbose: tell what it takes and how long each phase took.
 
-    None leaves a choice to the settings, which also know better where they name threads. Raises what `fetch`,
-    `resolve` and the engine raise.
+    None leaves a choice to the settings, which also know better where they name threads. A grammar is checked
+    before anything is pulled, and compiled before the weights are read. Raises what `fetch`, `resolve` and the
+    engine raise.
     """
     settings = Settings.from_environment()
     settings = replace(settings, threads=settings.threads or threads)
+    if grammar:
+        from localllm.text.grammar.source import checked  # others need not wait for its library
+
+        checked(grammar)
     if quant:
         recipe_of(quant)  # a wrong name is told before a model is pulled
     missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
@@ -86,7 +92,7 @@ def load_model(
 
         imported_s = time.perf_counter() - start
         where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
-        llm = load(name, settings=settings, quant=quant, context=context, force=force, **where)
+        llm = load(name, settings=settings, quant=quant, context=context, force=force, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
         note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))

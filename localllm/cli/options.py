@@ -57,6 +57,14 @@ TemplateArgs = Annotated[
     ),
 ]
 
+Schema = Annotated[str | None, option(text="Answer with JSON of this JSON schema; - is stdin.", metavar="FILE")]
+JsonObject = Annotated[bool, switch("--json-object", text="Answer with a JSON object.")]
+Regex = Annotated[str | None, option(text="Answer with a text that this matches as a whole.", metavar="REGEX")]
+GrammarFile = Annotated[
+    str | None, option("--grammar", text="Answer with a text of this Lark or GBNF grammar.", metavar="FILE")
+]
+Choice = Annotated[str | None, option(text="Answer with one of these; or a JSON array of texts.", metavar="A,B,C")]
+
 Temperature = Annotated[float | None, option(text="0 takes the likeliest token; more varies more.", metavar="X")]
 TopK = Annotated[int | None, option(text="Keep the K likeliest tokens; 0 keeps all.", metavar="K")]
 TopP = Annotated[float | None, option(text="Keep the likeliest tokens that add up to P.", metavar="P")]

@@ -31,7 +31,7 @@ def replay(
 
     RECEIPT is a file that `localllm run` wrote by --receipt, or its --json output; - is stdin. What has changed of
     machine, versions and kernels is told on stderr; then the prompt's tokens are computed as they were, with the
-    same seed, dtypes and threads. Exits with 9 if the answer is another, and with 8 if the model is.
+    same seed, dtypes and threads. Exits with 10 if the answer is another, and with 8 if the model is.
     """
     out = io.AnswerWriter()
     paper = read(io.read_bytes(receipt), io.called(receipt))

@@ -155,7 +155,16 @@ def install():
     module.loaded = []
 
     def load(
-        model, *, device=None, dtype=None, kv_dtype=None, quant=None, context=None, settings=None, force=False
+        model,
+        *,
+        device=None,
+        dtype=None,
+        kv_dtype=None,
+        quant=None,
+        context=None,
+        settings=None,
+        force=False,
+        grammar=None,
     ):
         llm = FakeLLM(Path(model).name, context or 4096, has_chat_template=not str(model).endswith("base"))
         module.loaded.append((llm, {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}))

@@ -96,12 +96,12 @@ def test_a_token_that_was_changed_is_found(receipt, replay, place):
     receipt["answer"]["token_ids"][place] = then
     code, out, err = replay(receipt, "--json")
     found = json.loads(out)
-    assert (code, found["identical"], found["same_tokens"]) == (9, False, place)
+    assert (code, found["identical"], found["same_tokens"]) == (10, False, place)
     assert (found["then"]["token_id"], found["now"]["token_id"]) == (then, now)
     assert found["margin"] == found["then"]["logprob"] - found["now"]["logprob"] < 0
     assert err == "error: the answer is another; docs/receipts.md says what that may come from\n"
     code, out, _ = replay(receipt)
-    assert code == 9
+    assert code == 10
     assert out.startswith(f"differs from token {place} on: {then} {found['then']['text']!r} then, {now} ")
     assert f"({found['then']['logprob']:.4f} and" in out.replace("log probabilities by this model, here: ", "")
 
@@ -123,13 +123,13 @@ def test_answers_that_end_early_or_late_are_told(receipt, replay):
     found = json.loads(replay(receipt, "--json")[1])
     assert (found["same_tokens"], found["then"], found["now"]["token_id"]) == (23, None, tokens[-1])
     receipt["answer"]["token_ids"] = [*tokens, 262]
-    assert replay(receipt)[:2] == (9, "differs from token 24 on: 262 ' a' then, the end now\n")
+    assert replay(receipt)[:2] == (10, "differs from token 24 on: 262 ' a' then, the end now\n")
 
 
 def test_the_same_tokens_with_another_text_are_no_identical_answer(receipt, replay):
     receipt["answer"] |= {"text": "Hm", "finish_reason": "stop"}
     code, out, _ = replay(receipt)
-    assert code == 9
+    assert code == 10
     assert out.startswith(
         "the same 24 tokens, but\nfinish_reason: stop then, length now\ntext from character 0 on: "
     )
@@ -209,7 +209,7 @@ def test_a_receipt_that_is_not_there(localllm, engine, tmp_path):
 def test_a_token_that_no_model_has_is_told(receipt, replay):
     receipt["answer"]["token_ids"][2] = 2**31 - 1
     code, out, _ = replay(receipt)
-    assert (code, out.startswith("differs from token 2 on: 2147483647 '' then, ")) == (9, True)
+    assert (code, out.startswith("differs from token 2 on: 2147483647 '' then, ")) == (10, True)
     receipt["question"]["token_ids"][0] = 2**31 - 1
     code, _, err = replay(receipt)
     assert (code, "2147483647 is no token of this model" in err) == (2, True)
