@@ -66,6 +66,7 @@ def load_model(
     verbose: bool = False,
     grammar: Grammar | None = None,
     threads: int | None = None,
+    draft: str | None = None,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
     verbose: tell what it takes and how long each phase took.
@@ -75,7 +76,7 @@ def load_model(
     engine raise.
     """
     settings = Settings.from_environment()
-    settings = replace(settings, threads=settings.threads or threads)
+    settings = replace(settings, threads=settings.threads or threads, draft=draft or settings.draft)
     if grammar:
         from localllm.text.grammar.source import checked  # others need not wait for its library
 
