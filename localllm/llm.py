@@ -229,6 +229,7 @@ def load(
         read_bytes_per_s,
         source,
         quant,
+        guessing,
         guesser,
     )
 
@@ -261,12 +262,14 @@ class LLM:
         read_bytes_per_s: float | None,
         source: Path,
         quant: str | None,
+        draft: str,
         guesser: DraftModel | None = None,
     ):
         self.name = ref.name
         self.path = ref.path
         self.source = source  # another than `path` where `quant` has made something of it
         self.quant = quant
+        self.draft = draft
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
@@ -462,6 +465,7 @@ class LLM:
             context=self.context,
             token_budget=engine.scheduler.token_budget,
             block_size=engine.pool.block_size,
+            draft=self.draft,
         )
         return provenance.model(self.name, self.path, self.source, self.quant), setup
 

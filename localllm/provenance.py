@@ -43,6 +43,7 @@ def setup(
     context: int,
     token_budget: int,
     block_size: int,
+    draft: str,
 ) -> Setup:
     return Setup(
         device=str(device),
@@ -54,5 +55,6 @@ def setup(
         context=context,
         token_budget=token_budget,
         block_size=block_size,
+        draft=draft,
         versions=versions(LIBRARIES),
     )

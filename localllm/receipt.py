@@ -46,6 +46,7 @@ class Setup:
     context: int  # tokens
     token_budget: int  # most tokens of a step: longer prompts are computed in so large chunks
     block_size: int  # tokens of a block of the cache
+    draft: str  # who guessed tokens, which steps verified several at a time: `lookup` or `off`
     versions: dict[str, str | None]
 
 

@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,17 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def no_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives to the end: millions of objects that no collection of garbage, which
+    tests of memory ask for often, need look at again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # so that libraries find what they gave out when the interpreter ends
 
 
 def pytest_report_header() -> str | None:

@@ -68,6 +68,7 @@ def load_model(
     grammar: Grammar | None = None,
     threads: int | None = None,
     draft_model: str | None = None,
+    draft: str | None = None,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
     verbose: tell what it takes and how long each phase took.
@@ -77,7 +78,7 @@ def load_model(
     engine raise.
     """
     settings = Settings.from_environment()
-    settings = replace(settings, threads=settings.threads or threads)
+    settings = replace(settings, threads=settings.threads or threads, draft=draft or settings.draft)
     if grammar:
         from localllm.text.grammar.source import checked  # others need not wait for its library
 
@@ -98,7 +99,7 @@ def load_model(
         imported_s = time.perf_counter() - start
         where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}
         where |= {"kv_dtype": kv_dtype or "auto", "force": force, "deterministic": deterministic}
-        where |= {"quant": quant, "draft_model": draft_model}
+        where |= {"quant": quant, "draft": draft or "auto", "draft_model": draft_model}
         llm = load(name, settings=settings, context=context, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}

@@ -45,6 +45,7 @@ def replay(
             quant=paper.model.quant,
             context=context or setup.context,
             threads=setup.threads,
+            draft=setup.draft,
         )
     ) as llm:
         from localllm.replay import replay as compute

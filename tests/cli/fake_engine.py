@@ -19,7 +19,7 @@ from localllm.request import FinishReason, GenerationEvent, Kind, Request, Sampl
 MODEL = Model(
     "tiny", "/models/tiny", None, {"F16": 24}, "ab", "sha256", (FileDigest("config.json", 9, "cd", None),)
 )
-SETUP = Setup("cpu", "a processor", ("AVX2",), 1, "float32", "float32", 4096, 512, 16, {"torch": "2.11"})
+SETUP = Setup("cpu", "a processor", ("AVX2",), 1, "float32", "float32", 4096, 512, 16, "off", {"torch": "2.11"})
 
 
 class FakeTokenizer:

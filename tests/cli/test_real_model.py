@@ -16,21 +16,21 @@ pytestmark = [
 ]
 
 
-def localllm(*arguments, piped=b""):
+def in_a_process(*arguments, piped=b""):
     return subprocess.run(
         [sys.executable, "-m", "localllm", *arguments], input=piped, capture_output=True, timeout=120
     )
 
 
 def test_a_story_from_the_box():
-    done = localllm("run", "demo", "Tell me a story about a fox", "--seed", "1", "--max-tokens", "120")
+    done = in_a_process("run", "demo", "Tell me a story about a fox", "--seed", "1", "--max-tokens", "120")
     assert (done.returncode, done.stderr) == (0, b"")
     assert "fox" in done.stdout.decode()
 
 
-def test_the_same_seed_gives_the_same_text():
-    runs = [localllm("run", "demo", "Hello", "--seed", "5", "--max-tokens", "20", "--json") for _ in range(2)]
-    first, second = (json.loads(run.stdout) for run in runs)
+def test_the_same_seed_gives_the_same_text(real):
+    flags = ("run", "demo", "Hello", "--seed", "5", "--max-tokens", "20", "--json")
+    first, second = (json.loads(out) for out in (in_a_process(*flags).stdout, real(*flags)[1]))
     assert (first["text"], first["token_ids"]) == (second["text"], second["token_ids"])
     assert first["metrics"]["load_s"] > 0
 
@@ -43,23 +43,23 @@ def test_piped_text_and_a_reader_that_leaves_early():
     assert done.stderr == b""
 
 
-def test_a_prompt_that_is_too_long_is_refused_with_both_numbers():
-    done = localllm("run", "demo", "hello " * 50, "--context", "32")
-    assert (done.returncode, done.stdout) == (4, b"")
-    assert b"the context holds 32" in done.stderr
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(real):
+    code, out, err = real("run", "demo", "hello " * 50, "--context", "32")
+    assert (code, out) == (4, "")
+    assert "the context holds 32" in err
 
 
-def test_verbose_and_log_probabilities():
-    done = localllm(
+def test_verbose_and_log_probabilities(real):
+    code, out, err = real(
         "run", "demo", "Hello", "--json", "--verbose", "--logprobs=2", "--prompt-logprobs=0", "--max-tokens=4"
     )
-    answer = json.loads(done.stdout)
-    assert done.returncode == 0
+    answer = json.loads(out)
+    assert code == 0
     assert [entry["token_id"] for entry in answer["logprobs"]] == answer["token_ids"]
     assert len(answer["prompt_logprobs"]) == answer["metrics"]["prompt_tokens"] - 1
-    assert b"TTFT" in done.stderr
+    assert "TTFT" in err
 
 
-def test_show_of_the_boxed_model():
-    shown = json.loads(localllm("show", "demo", "--json").stdout)
+def test_show_of_the_boxed_model(real):
+    shown = json.loads(real("show", "demo", "--json")[1])
     assert (shown["state"], shown["chat_templates"]) == ("boxed", ["default"])

@@ -58,7 +58,7 @@ def theirs(values: torch.Tensor, *processors: Any, ids: list[int] | None = None)
             [TemperatureLogitsWarper(1.5), TopKLogitsWarper(30), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)],
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "theirs",
 )
 def test_draws_follow_the_distribution_of_transformers(params: dict[str, Any], processors: list[Any]) -> None:
     values = logits(1)[0]
