@@ -96,7 +96,7 @@ def load(
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
     many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
     bring several, `off` does not, `auto` leaves it to the settings; force: also where it does not fit, at the
-    price of swapping; grammar: one that answers will be asked for, refused at once if this model cannot keep to it.
+    price of swapping; grammar: one that answers will be asked for, refused at once where it cannot be kept to.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
