@@ -4,7 +4,7 @@ import pytest
 
 from localllm.chat import Chat
 from localllm.errors import ContextOverflow, UsageError
-from localllm.request import SamplingParams
+from localllm.request import Grammar, GrammarKind, SamplingParams
 from tests.cli.fake_engine import FakeLLM
 
 
@@ -121,7 +121,12 @@ def test_a_model_without_a_template_continues_the_text_so_far():
 def test_a_saved_conversation_comes_back_whole(chat, tmp_path):
     say(chat, "hello ü")
     chat.params = SamplingParams(
-        temperature=0.1, stop=("a", "b"), stop_ids=(3,), logit_bias={5: float("-inf")}, seed=4
+        temperature=0.1,
+        stop=("a", "b"),
+        stop_ids=(3,),
+        logit_bias={5: float("-inf")},
+        seed=4,
+        grammar=Grammar(GrammarKind.CHOICE, '["a", "b"]'),
     )
     file = tmp_path / "chats" / "one.json"
     chat.save(file)

@@ -23,9 +23,11 @@ def test_every_code_of_the_table_of_exit_codes_is_one_of_ours():
         2,
         3,
         4,
+        5,
         6,
         7,
         8,
         9,
+        10,
         130,
     ]

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from localllm.errors import UsageError
 from localllm.request import Grammar
-from localllm.text.grammar.follow import Follower
+from localllm.text.grammar.follow import GrammarFollower
 from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
 from localllm.text.grammar.thoughts import Frame
 from localllm.text.grammar.vocabulary import Vocabulary
@@ -44,10 +44,10 @@ class Grammars:
         """
         self._matcher(grammar, chat)
 
-    def follow(self, grammar: Grammar, chat: str | None = None) -> Follower:
+    def follow(self, grammar: Grammar, chat: str | None = None) -> GrammarFollower:
         """For one answer. Raises as `compile`."""
         matcher = self._matcher(grammar, chat).deep_copy()
-        return Follower(matcher, self._vocabulary.vocab_size, self._size, self._threads)
+        return GrammarFollower(matcher, self._vocabulary.vocab_size, self._size, self._threads)
 
     def _matcher(self, grammar: Grammar, chat: str | None) -> LLMatcher:
         around = None if chat is None else self._frame.around(chat)

@@ -14,7 +14,7 @@ Mask = NDArray[np.int32]
 WORD = 32  # bits
 
 
-class Follower:
+class GrammarFollower:
     """A `Constraint` of the engine, driven by one thread. Where the grammar's limits are reached nothing may come,
     and `fault` says why: other answers go on.
     """

@@ -44,14 +44,22 @@ def check_schema(schema: dict[str, Any] | bool) -> None:
     if draft is not None and not (isinstance(draft, str) and any(known in draft for known in DRAFTS)):
         raise UsageError(f"$schema is {draft!r}", f"known are {', '.join(DRAFTS)}")
     _check_form(schema)
+    try:
+        _check_parts(schema)
+        place = endless(schema)
+    except (TypeError, AttributeError) as error:  # a draft does not check what it has no word for: $defs in 4 to 7
+        raise UsageError(f"the JSON schema has a value of the wrong type ({error})") from None
+    if place:
+        remedy = "make one of them optional, or allow null"
+        raise UsageError(f"the schema at {place} requires itself again without an end", remedy)
+
+
+def _check_parts(schema: dict[str, Any]) -> None:
     for place, part in walk(schema):
         for keyword, value in part.items():
             if reason := _why_not(keyword, value, part, at_root=place == "#"):
                 remedy = REMEDIES.get(keyword, "leave it out, and check it afterwards")
                 raise UsageError(f"the schema's {keyword} at {place} {reason}", remedy)
-    if place := endless(schema):
-        remedy = "make one of them optional, or allow null"
-        raise UsageError(f"the schema at {place} requires itself again without an end", remedy)
 
 
 def walk(schema: Any, place: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -35,6 +35,7 @@ OVERLAPPING = "options of oneOf may overlap; anyOf is supported, or a required s
 NEEDS_TOKENS = "no tokenizer"  # begins what it says of special tokens
 BODY = "body"
 _UNSEEN = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
+_REGEX_ERROR = re.compile(r" error: (.*?)(?: 1 \||$)")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 
 
@@ -131,6 +132,8 @@ def _refusal(written: str) -> str:
 def _reason(grammar: Grammar, reason: str) -> str:
     """In one line, with the place in a schema."""
     line = OVERLAPPING if reason.startswith("oneOf") else " ".join(reason.split())[:300]
+    if grammar.kind is GrammarKind.REGEX and (wrong := _REGEX_ERROR.search(line)):
+        return wrong[1]
     if grammar.kind is not GrammarKind.JSON_SCHEMA or not isinstance(grammar.schema, dict):
         return line
     return f"{line} (at {_place(grammar.schema, reason)})"

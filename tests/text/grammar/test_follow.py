@@ -10,7 +10,7 @@ import tokenizers
 from localllm.request import Grammar, GrammarKind
 from localllm.text.backends import byte_alphabet
 from localllm.text.grammar.compiled import Grammars
-from localllm.text.grammar.follow import Follower
+from localllm.text.grammar.follow import GrammarFollower
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.vocabulary import Described
 from tests.text.grammar.conftest import grammars_of
@@ -135,7 +135,7 @@ def test_where_a_grammar_becomes_too_much_nothing_may_come_and_the_reason_is_tol
     tokenizer = llguidance.LLTokenizer("byte")
     grammar = llguidance.LLMatcher.grammar_from_regex("(a{1000}){1000}")
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
-    follower = Follower(matcher, tokenizer.vocab_size, tokenizer.vocab_size, ThreadPoolExecutor(1))
+    follower = GrammarFollower(matcher, tokenizer.vocab_size, tokenizer.vocab_size, ThreadPoolExecutor(1))
     assert allowed_now(follower).any() and follower.fault is None
     follower.advance(ord("a"))
     assert not allowed_now(follower).any()

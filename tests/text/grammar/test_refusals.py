@@ -68,6 +68,12 @@ def test_what_is_wrong_or_unknown_is_told_with_its_place(schema: Any, said: str)
     assert said in refusal("json_schema", json.dumps({"type": "array", "items": schema}))
 
 
+@pytest.mark.parametrize("part", [{"minProperties": "x"}, {"$ref": 5}, {"required": 3, "type": "object"}])
+def test_a_value_that_an_old_draft_does_not_check_is_told(part: dict[str, Any]) -> None:
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "$defs": {"a": part}, "$ref": "#/$defs/a"}
+    assert "of the wrong type" in refusal("json_schema", json.dumps(schema))
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [

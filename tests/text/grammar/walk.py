@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.text.grammar.follow import Follower
+from localllm.text.grammar.follow import GrammarFollower
 
 Bits = NDArray[np.bool_]
 
@@ -11,7 +11,7 @@ CLOSERS = (b'"', b"}", b"]", b":", b".", b"@", b"-")
 CHANCE = 0.6  # of one of them, where it may come
 
 
-def allowed_now(follower: Follower) -> Bits:
+def allowed_now(follower: GrammarFollower) -> Bits:
     return bits(follower.begin([])()[0])
 
 
@@ -21,7 +21,7 @@ def bits(mask: NDArray[np.int32] | None) -> Bits:
 
 
 def walk(
-    follower: Follower, tokens: list[bytes], ends: set[int], seed: int, most: int = 400, leak: bool = False
+    follower: GrammarFollower, tokens: list[bytes], ends: set[int], seed: int, most: int = 400, leak: bool = False
 ) -> tuple[bytes, bool]:
     """What it said, and whether it came to the end. `leak`: once, a token comes through that may not."""
     random = np.random.default_rng(seed)
