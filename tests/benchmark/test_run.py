@@ -157,6 +157,9 @@ class Guesses:
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         pass
 
+    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+        pass
+
     def forget(self, sequence: Sequence) -> None:
         self.said[tuple(sequence.request.prompt_ids)] = sequence.token_ids[sequence.prompt_length :]
 
