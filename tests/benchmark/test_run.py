@@ -209,7 +209,10 @@ def test_drafts_are_made_only_where_they_are_asked_for(tiny: Write, settings: Se
 
 def test_drafts_of_a_model_that_has_none_are_refused(tiny: Write, settings: Settings) -> None:
     with pytest.raises(UsageError, match="nothing drafts for"):
-        run([of(tiny("Llama 3.x"), settings)], Plan(Asked((5,), outputs=(2,)), 1, drafts=True))
+        run(
+            [of(tiny("Llama 3.x"), replace(settings, draft="off"))],
+            Plan(Asked((5,), outputs=(2,)), 1, drafts=True),
+        )
 
 
 # --- two beside each other ---
