@@ -3,7 +3,7 @@
 The logarithms of the pairs' ratios are taken for a sample of a normal distribution: their mean with Student's t
 interval, back from the logarithms, is the geometric mean of the ratios with its confidence interval (Bland and
 Altman 1996, BMJ 312:1079; for timings of computers: Hoefler and Belli 2015, Scientific Benchmarking of Parallel
-Computing Systems, rules 4 and 5). A slow minute hits both of a pair, and so leaves their ratio as it is.
+Computing Systems, rule 5). A slow minute hits both of a pair, and so leaves their ratio as it is.
 """
 
 import functools

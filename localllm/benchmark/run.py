@@ -110,7 +110,7 @@ def drafting(llm: LLM, wanted: bool) -> None:
     """With the drafts of the model as it was loaded, or without. Raises UsageError where it has none."""
     engine = llm.worker.engine
     if wanted and engine.drafter is None:
-        raise UsageError(f"nothing drafts for {llm.name}", "leave out --draft")
+        raise UsageError(f"nothing drafts for {llm.name}", "leave out --draft, or set LOCALLLM_DRAFT to lookup")
     if not wanted:
 
         def without() -> None:

@@ -59,7 +59,9 @@ def _edition(edition: Edition) -> str:
 
 
 def _speeds(edition: Edition) -> str:
-    rows: Rows = [("SPEED, tokens/s", "PREFILL", "DECODING", "OF ONE STREAM", "COMPUTED", "CACHED", "CAME")]
+    heads = ("SPEED, tokens/s", "PREFILL", "DECODING", "OF ONE STREAM", "COMPUTED", "CACHED", "CAME")
+    drafted = any(found.requests.draft_tokens for found in edition.found)
+    rows: Rows = [(*heads, *(("BY DRAFTS",) if drafted else ()))]
     rows += [
         (
             str(found.scenario),
@@ -67,6 +69,7 @@ def _speeds(edition: Edition) -> str:
             with_spread(found.decode_tokens_per_s),
             with_spread(found.requests.tokens_per_s),
             *_tokens(found.requests),
+            *((_drafts(found.requests),) if drafted else ()),
         )
         for found in edition.found
     ]
@@ -78,6 +81,13 @@ def _tokens(requests: Summary) -> tuple[str, ...]:
     computed = requests.prompt_tokens - requests.cached_tokens
     sums = (computed, requests.cached_tokens, requests.output_tokens)
     return tuple(f"{of_all / requests.requests:g}" for of_all in sums)
+
+
+def _drafts(requests: Summary) -> str:
+    """How many of the tokens that came were drafts, and how many of the drafts those are."""
+    accepted, drafted = requests.accepted_tokens, requests.draft_tokens
+    share = f", {accepted / drafted:.0%} of drafts" if drafted else ""
+    return f"{accepted / requests.requests:.3g}{share}"
 
 
 def _latencies(edition: Edition) -> str:

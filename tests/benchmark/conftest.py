@@ -1,6 +1,6 @@
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,28 +14,31 @@ DEMO = boxed_folder(catalog()["demo"])
 assert DEMO
 
 
-@pytest.fixture(autouse=True)
-def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="package", autouse=True)
+def small_ceilings() -> Iterator[None]:
     """Rates of little matrices: what they are does not matter here."""
-    monkeypatch.setattr(rates, "COLUMNS", 128)
-    monkeypatch.setattr(rates, "ROWS", {"cpu": 64})
-    monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(rates, "PATIENCE_S", 0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rates, "COLUMNS", 128)
+        patch.setattr(rates, "ROWS", {"cpu": 64})
+        patch.setattr(rates, "BUFFER_BYTES", {"cpu": 2**22})
+        patch.setattr(rates, "PATIENCE_S", 0.01)
+        yield
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(tmp_path / "home", "cpu", "float32", threads=1)
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(tmp_path_factory.mktemp("home"), "cpu", "float32", threads=1)
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Writes a tiny model of a family of `tests/models/families.py` with the demo's tokenizer."""
 
-    def write(family: str, name: str = "tiny") -> Path:
+    def write(family: str) -> Path:
+        folder = tmp_path_factory.mktemp("model") / "tiny"
         kind, changes = FAMILIES[family]
-        make_checkpoint(tmp_path / name, kind, vocab_size=3072, **changes)
-        shutil.copy(DEMO / "tokenizer.json", tmp_path / name)
-        return tmp_path / name
+        make_checkpoint(folder, kind, vocab_size=3072, **changes)
+        shutil.copy(DEMO / "tokenizer.json", folder)
+        return folder
 
     return write
