@@ -11,6 +11,7 @@ import typer
 
 from localllm import __version__
 from localllm.cli.batch import batch
+from localllm.cli.bench import bench
 from localllm.cli.completion import completion
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
@@ -20,6 +21,7 @@ from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
 from localllm.cli.run import run
+from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
 from localllm.errors import LocalLLMError, UsageError
@@ -31,10 +33,12 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
+app.command()(serve)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
 app.command()(plan)
+app.command()(bench)
 app.command()(quantize)
 app.command()(diff)
 app.command()(batch)
