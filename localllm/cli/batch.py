@@ -74,7 +74,7 @@ def batch(
             summary = answer_all(job, llm, model, max_tokens)
             if renamed := job.counts.renamed:
                 note(
-                    f"note: {renamed:,} lines ask for another model, {job.counts.other:.40} say; {model} answered"
+                    f"note: {renamed:,} lines ask for another model, say {job.counts.other:.40}; {model} answered"
                 )
     tell(summary, as_json=as_json)
     if failed := summary.counts.failed:
