@@ -20,6 +20,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 from torch import Tensor
 
+from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
@@ -31,7 +32,15 @@ from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.metrics import Metrics, Phases, Stopwatch
 from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, allocate_least, host_blocks
+from localllm.plan.memory import (
+    BLOCK_SIZE,
+    DRAWN_ROWS,
+    MAX_RUNNING,
+    TOKEN_BUDGET,
+    Memory,
+    allocate_least,
+    host_blocks,
+)
 from localllm.plan.runs import Run
 from localllm.plan.shortage import shortage
 from localllm.quant.vectors import FORMS
@@ -43,9 +52,12 @@ from localllm.runtime.build import keep_kernels, load_decoder, warm_up
 from localllm.runtime.engine import Engine
 from localllm.runtime.faults import telling
 from localllm.runtime.kernels import triton_runs_on
+from localllm.runtime.kernels.registry import used
 from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
+from localllm.runtime.speculation.policy import Speculation
+from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
 from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.settings import Settings
 from localllm.text.grammar.compiled import Grammars
@@ -71,6 +83,7 @@ def load(
     kv_dtype: str = "auto",
     quant: str | None = None,
     context: int | None = None,
+    draft: str = "auto",
     settings: Settings | None = None,
     force: bool = False,
     grammar: Grammar | None = None,
@@ -81,14 +94,18 @@ def load(
     choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
     settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
-    many as the model knows and memory holds); force: also where it does not fit, at the price of swapping;
-    grammar: one that answers will be asked for, refused at once if this model cannot keep to it.
+    many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
+    bring several, `off` does not, `auto` leaves it to the settings; force: also where it does not fit, at the
+    price of swapping; grammar: one that answers will be asked for, refused at once if this model cannot keep to it.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
     settings = settings or Settings.from_environment()
     if quant is not None:
         recipe_of(quant)  # a wrong name is told before a model is pulled
+    guessing = settings.draft if draft == "auto" else draft
+    if guessing not in ("lookup", "off"):
+        raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(
         context,
@@ -105,7 +122,7 @@ def load(
     start, phases = time.perf_counter(), Phases()
     with phases("header"):
         ref = resolve(str(model))
-        header = read_header(ref.path)
+        source, header = ref.path, read_header(ref.path)
         if quant is not None:
             check_source(header, INSTEAD)
             check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
@@ -156,6 +173,9 @@ def load(
                     warm_up(engine)
                 with phases("capture"):
                     runner.prepare(default_params)
+            if guessing == "lookup":
+                price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
+                engine.drafter = Speculation(price, DRAWN_ROWS[place.type], runner.widths)
         worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
     load_s = time.perf_counter() - start
@@ -175,6 +195,8 @@ def load(
         setup,
         phases.seconds,
         read_bytes_per_s,
+        source,
+        quant,
     )
 
 
@@ -204,9 +226,13 @@ class LLM:
         setup: Run,
         load_phases: Mapping[str, float],
         read_bytes_per_s: float | None,
+        source: Path,
+        quant: str | None,
     ):
         self.name = ref.name
         self.path = ref.path
+        self.source = source  # another than `path` where `quant` has made something of it
+        self.quant = quant
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
@@ -390,6 +416,24 @@ class LLM:
             return self.worker.call(lambda: engine.logits(ids)).clone()
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+
+    def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
+        """Which model this is, and what it runs on, with and in, for receipts. Reads megabytes of its files."""
+        engine = self.worker.engine
+        setup = provenance.setup(
+            engine.runner.device,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            threads=self.worker.threads,
+            context=self.context,
+            token_budget=engine.scheduler.token_budget,
+            block_size=engine.pool.block_size,
+        )
+        return provenance.model(self.name, self.path, self.source, self.quant), setup
+
+    def kernels(self) -> receipt.Kernels:
+        """Those that this process has called so far, by operation."""
+        return used()
 
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
         """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why

@@ -27,5 +27,6 @@ def test_every_code_of_the_table_of_exit_codes_is_one_of_ours():
         7,
         8,
         9,
+        10,
         130,
     ]
