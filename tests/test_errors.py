@@ -8,7 +8,7 @@ from localllm import errors
 def test_every_error_stands_in_the_docstring_with_its_code_and_status() -> None:
     documented = {
         name: (int(code), int(status))
-        for name, code, status in re.findall(r"(\w+)\s+exit (\d)\s+(\d{3})", errors.__doc__ or "")
+        for name, code, status in re.findall(r"(\w+)\s+exit (\d+)\s+(\d{3})", errors.__doc__ or "")
     }
     kinds = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LocalLLMError)

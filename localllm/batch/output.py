@@ -6,7 +6,6 @@ lines and at most the beginning of one, which it cuts off. Knows nothing of what
 
 import fcntl
 import os
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,5 +83,5 @@ class OutFile(Stream):
 
 
 def is_stream(path: Path) -> bool:
-    """Is it there, and no file?"""
-    return path.exists() and not stat.S_ISREG(path.stat().st_mode)
+    """Is it there, and neither file nor folder?"""
+    return path.exists() and not path.is_file() and not path.is_dir()

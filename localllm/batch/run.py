@@ -79,6 +79,10 @@ class Batch:
         if line.fault:
             self.end(opened, line.faulty(line.fault), ok=False)
             return
+        named = line.body.get("model", self.model)
+        if named != self.model:
+            self.counts.renamed += 1
+            self.counts.other = self.counts.other or str(named)
         try:
             opened.asked = line.asked(self.model, self.defaults)
             opened.requests = opened.asked.prepare(self.llm)

@@ -18,6 +18,8 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of prompts, found in the cache
     answer_tokens: int = 0
+    renamed: int = 0  # lines of this run that ask for another model
+    other: str = ""  # one that they ask for
 
     @property
     def lines(self) -> int:

@@ -72,6 +72,10 @@ def batch(
             llm = cast("LLM", load_model(model, **where, force=force))
             undo.callback(llm.close)
             summary = answer_all(job, llm, model, max_tokens)
+            if renamed := job.counts.renamed:
+                note(
+                    f"note: {renamed:,} lines ask for another model, say {job.counts.other:.40}; {model} answered"
+                )
     tell(summary, as_json=as_json)
     if failed := summary.counts.failed:
         lines = f"{failed:,} of {summary.counts.lines:,} lines have failed"

@@ -33,7 +33,7 @@ def text_logprobs(
         "tokens": [text for text, _ in named],
         "token_logprobs": [None if entry is None else _number(entry.logprob) for _, entry in told],
         "top_logprobs": [None if entry is None else _alternatives(entry, texts) for _, entry in told],
-        "text_offset": list(accumulate((characters(*name) for name in named), initial=offset))[:-1],
+        "text_offset": list(accumulate((texts.characters(token) for token, _ in told), initial=offset))[:-1],
     }
 
 
@@ -58,8 +58,3 @@ def _named(token: int, value: float, texts: TokenTexts) -> dict[str, Any]:
 
 def _number(value: float) -> float:
     return max(value, NEVER)
-
-
-def characters(text: str, raw: bytes | None) -> int:
-    """Characters that begin in the token."""
-    return len(text) if raw is None else sum(byte & 0xC0 != 0x80 for byte in raw)

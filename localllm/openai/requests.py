@@ -9,89 +9,17 @@ servers have made usual: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from pydantic import Field
-
-from localllm.openai.body import BadField, Strict, validated
+from localllm.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
+from localllm.openai.body import BadField, validated
 from localllm.openai.messages import read_messages, read_tools
 from localllm.request import Grammar, GrammarKind, Request, SamplingParams
 
-# Fields that have one value here, which may be sent.
-ONLY: dict[str, Any] = {
-    "n": 1,
-    "best_of": 1,
-    "suffix": "",
-    "modalities": ["text"],
-    "parallel_tool_calls": True,
-    "verbosity": "medium",
-    "store": False,
-}
-REFUSED = ("audio", "functions", "function_call", "web_search_options", "moderation")
-# Fields that say who asks and where a provider may keep things; they ask nothing of the answer.
-WITHOUT_EFFECT = (
-    *("user", "metadata", "safety_identifier", "service_tier"),
-    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction"),
-)
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
 MOST_PROMPTS = 128  # of one body
 
 Prompt = str | list[int] | list[dict[str, Any]]
-
-
-class StreamOptions(Strict):
-    include_usage: bool | None = None
-
-
-class Sampling(Strict):
-    """What both kinds of body have."""
-
-    model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: Any = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-
-class SchemaFormat(Strict):
-    name: str
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: SchemaFormat | None = None
-
-
-class ChatBody(Sampling):
-    messages: Any
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class CompletionBody(Sampling):
-    prompt: Any
-    logprobs: int | None = None
-    echo: bool | None = None
 
 
 class Preparing(Protocol):
@@ -140,7 +68,7 @@ class Asked:
 
 def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     """A body of `/v1/chat/completions`; defaults: the model's own. Raises UsageError."""
-    asked = validated(ChatBody, _supported(body))
+    asked = validated(ChatBody, supported(body))
     effort = asked.reasoning_effort
     arguments = dict(asked.chat_template_kwargs or {})
     if effort is not None and effort != "none":
@@ -163,7 +91,7 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
 
 def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     """A body of `/v1/completions`; defaults: the model's own. Raises UsageError."""
-    asked = validated(CompletionBody, _supported(body))
+    asked = validated(CompletionBody, supported(body))
     most = asked.max_tokens
     if most is None:
         most = COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
@@ -179,19 +107,6 @@ def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
     )
-
-
-def _supported(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null or has no effect. Raises BadField for what is not supported."""
-    fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
-    for name in REFUSED:
-        if name in fields:
-            raise BadField(name, f"{name} is not supported", "leave it out")
-    for name, only in ONLY.items():
-        value = fields.pop(name, only)
-        if type(value) is not type(only) or value != only:
-            raise BadField(name, f"{name} {value!r} is not supported", f"leave it out, or send {only!r}")
-    return fields
 
 
 def _params(

@@ -6,7 +6,7 @@ A caller sends each as one server-sent event, then `[DONE]`. Knows nothing of HT
 from collections.abc import Sequence
 
 from localllm.metrics import Metrics
-from localllm.openai.logprobs import characters, chat_logprobs, text_logprobs, told
+from localllm.openai.logprobs import chat_logprobs, text_logprobs, told
 from localllm.openai.requests import Asked
 from localllm.openai.responses import Object, Stamp, echoed, finish_reason, reasoning, tool_call, usage
 from localllm.openai.tokens import TokenTexts
@@ -74,7 +74,7 @@ class TextStream:
             else None,
             "finish_reason": event.finish_reason and finish_reason(event.finish_reason),
         }
-        self.offset += sum(characters(*self.texts(token)) for token, _ in said)
+        self.offset += sum(self.texts.characters(token) for token, _ in said)
         self.prompt_ids, self.prompt_logprobs = (), []
         return [{**self.head, "choices": [choice]}]
 

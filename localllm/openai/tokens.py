@@ -9,6 +9,8 @@ from localllm.errors import UnsupportedModel
 class Decoding(Protocol):
     """What is needed of a tokenizer."""
 
+    special_ids: dict[int, str]
+
     @property
     def vocab_size(self) -> int: ...
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
@@ -36,3 +38,10 @@ class TokenTexts:
             return raw.decode(), raw
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
+
+    def characters(self, token: int) -> int:
+        """How many begin in the token; none in one that texts are told without."""
+        text, raw = self(token)
+        if token in self.tokenizer.special_ids:
+            return 0
+        return len(text) if raw is None else sum(byte & 0xC0 != 0x80 for byte in raw)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from localllm.errors import UsageError
+from localllm.openai.bodies import ONLY, REFUSED, WITHOUT_EFFECT
 from localllm.openai.body import BadField, parse
-from localllm.openai.requests import ONLY, REFUSED, WITHOUT_EFFECT, read_chat, read_completion
+from localllm.openai.requests import read_chat, read_completion
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 OWN = SamplingParams(temperature=0.6, top_k=20, top_p=0.95)

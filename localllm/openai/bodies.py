@@ -1,0 +1,93 @@
+"""The bodies of OpenAI's two requests, field by field, and what is said of fields that are not here."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from localllm.openai.body import BadField, Strict
+
+# Fields that have one value here, which may be sent.
+ONLY: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "suffix": "",
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "verbosity": "medium",
+    "store": False,
+}
+REFUSED = ("audio", "functions", "function_call", "web_search_options", "moderation")
+# Fields that say who asks and where a provider may keep things; they ask nothing of the answer.
+WITHOUT_EFFECT = (
+    *("user", "metadata", "safety_identifier", "service_tier"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction"),
+)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+
+
+class Sampling(Strict):
+    """What both kinds of body have."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: Any = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class SchemaFormat(Strict):
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
+class ChatBody(Sampling):
+    messages: Any
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(Sampling):
+    prompt: Any
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+def supported(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is null or has no effect. Raises BadField for what is not supported."""
+    fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
+    for name in REFUSED:
+        if name in fields:
+            raise BadField(name, f"{name} is not supported", "leave it out")
+    for name, only in ONLY.items():
+        value = fields.pop(name, only)
+        if type(value) is not type(only) or value != only:
+            raise BadField(name, f"{name} {value!r} is not supported", f"leave it out, or send {only!r}")
+    return fields

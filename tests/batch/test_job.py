@@ -1,0 +1,207 @@
+"""Input and output without an engine: whatever is left of an output, a run goes on with it or refuses."""
+
+import io
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.batch.input import contents_of, lines_of
+from localllm.batch.job import Job
+from localllm.batch.lines import encoded
+from localllm.batch.output import OutFile, Stream
+from localllm.batch.state import beside
+from localllm.errors import LocalLLMError, UsageError
+
+ASKED = {"localllm": "1", "model": "demo", "seed": 0, "quant": None}
+RAN = {"device": "cpu", "context": 64}
+
+
+def line(place: int) -> dict[str, Any]:
+    return {"custom_id": f"ä{place}", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    rows = [json.dumps(line(place)) for place in range(5)]
+    rows.insert(2, "no JSON")
+    path.write_text("\n".join(rows) + "\n\n", encoding="utf-8")
+    return path
+
+
+def answer_all(source: Path, out: Path, stop_after: int = 100, ran: Any = RAN, **asked: Any) -> Job:
+    """Every request is answered with an error of its own number."""
+    opened = OutFile(out)
+    try:
+        with source.open("rb") as file:
+            job = Job(file, opened, ASKED | asked)
+            job.begin(ran)
+            for _, row in zip(range(stop_after), job.lines, strict=False):
+                if row.fault:
+                    opened.write(encoded(row.faulty(row.fault)))
+                else:
+                    opened.write(encoded(row.refused(LocalLLMError(f"answer {row.number}"))))
+            job.close()
+            return job
+    finally:
+        opened.close()
+
+
+def test_wherever_an_output_was_cut_the_run_ends_with_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    answer_all(source, out)
+    whole = out.read_bytes()
+    assert whole.count(b"\n") == 6
+    for end in {
+        *range(0, len(whole), 9),
+        *(at + i for at, byte in enumerate(whole) if byte == 10 for i in (0, 1)),
+    }:
+        out.write_bytes(whole[:end])
+        job = answer_all(source, out)
+        assert out.read_bytes() == whole, f"cut at byte {end}"
+        assert job.counts.kept == whole[:end].count(b"\n")
+
+
+def test_a_run_goes_on_again_and_again(source: Path, tmp_path: Path) -> None:
+    answer_all(source, tmp_path / "once")
+    for _ in range(4):
+        answer_all(source, tmp_path / "often", stop_after=2)
+    assert (tmp_path / "often").read_bytes() == (tmp_path / "once").read_bytes()
+
+
+def test_counts_are_of_the_whole_file(source: Path, tmp_path: Path) -> None:
+    job = answer_all(source, tmp_path / "out", stop_after=4)
+    assert (job.counts.total, job.counts.kept, job.done) == (6, 0, False)
+    job = answer_all(source, tmp_path / "out")
+    assert (job.counts.kept, job.counts.failed, job.done) == (4, 4, False)
+    job = answer_all(source, tmp_path / "out")
+    assert (job.counts.kept, job.done, job.context) == (6, True, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda source: source.write_text(source.read_text() + json.dumps(line(9))), "another input"),
+        (lambda source: {"seed": 1}, r"another seed \(0, now 1\)"),
+        (lambda source: {"model": "other"}, r"another model \(demo, now other\)"),
+        (lambda source: {"localllm": "2"}, "another localllm"),
+        (lambda source: {"max_tokens": 3}, r"another max_tokens \(none, now 3\)"),
+        (lambda source: {"ran": RAN | {"device": "cuda:0"}}, "another device"),
+        (lambda source: {"ran": RAN | {"context": 32}}, "another context"),
+    ],
+)
+def test_another_input_or_other_parameters_are_refused(
+    source: Path, tmp_path: Path, change: Any, says: str
+) -> None:
+    out = tmp_path / "out"
+    answer_all(source, out, stop_after=3)
+    before = out.read_bytes()
+    changed = change(source)
+    with pytest.raises(UsageError, match=says):
+        answer_all(source, out, **(changed if isinstance(changed, dict) else {}))
+    assert out.read_bytes() == before
+
+
+def test_lines_that_are_not_ours_are_refused_with_their_number(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    answer_all(source, out)
+    rows = out.read_bytes().splitlines(keepends=True)
+    swapped = [rows[1], rows[0], *rows[2:]]
+    for wrong, place in ((swapped, 1), ([*rows, rows[0]], 7), ([rows[0], b"\0\0\0\n"], 2), ([b"[]\n"], 1)):
+        out.write_bytes(b"".join(wrong))
+        with pytest.raises(UsageError, match=f"line {place} of"):
+            answer_all(source, out)
+        assert out.read_bytes() == b"".join(wrong)
+
+
+def test_a_file_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("my notes")
+    with pytest.raises(UsageError, match=r"no out\.state says that a batch has begun it"):
+        answer_all(source, out)
+    beside(out).write_text("{}x")
+    with pytest.raises(UsageError, match="is not of this version"):
+        answer_all(source, out)
+    assert out.read_text() == "my notes"
+
+
+def test_what_an_empty_output_was_begun_with_does_not_count(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    answer_all(source, out, stop_after=0)
+    assert answer_all(source, out, seed=4).counts.kept == 0
+    assert json.loads(beside(out).read_text())["asked"]["seed"] == 4
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    first = OutFile(tmp_path / "out")
+    with pytest.raises(UsageError, match="another process is writing"):
+        OutFile(tmp_path / "out")
+    first.close()
+    OutFile(tmp_path / "out").close()
+
+
+def test_an_output_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing" / "out"):
+        with pytest.raises(UsageError, match="cannot be written"):
+            OutFile(path)
+
+
+def test_an_input_that_changes_meanwhile_is_told(source: Path, tmp_path: Path) -> None:
+    out = OutFile(tmp_path / "out")
+    with source.open("rb") as file:
+        job = Job(file, out, ASKED)
+        job.check_input()
+        source.write_text(source.read_text() + "\n")
+        with pytest.raises(UsageError, match="was changed"):
+            job.check_input()
+        job.close()
+    out.close()
+
+
+def test_a_stream_goes_into_a_new_file_and_is_not_gone_on_with(source: Path, tmp_path: Path) -> None:
+    def job_of(out: Stream) -> Job:
+        read, write = os.pipe()
+        os.write(write, source.read_bytes())
+        os.close(write)
+        with open(read, "rb") as file:
+            return Job(file, out, ASKED)
+
+    out = OutFile(tmp_path / "out")
+    job = job_of(out)
+    assert not job.goes_on and job.counts.total is None
+    job.begin(RAN)
+    out.write(b"line\n")
+    assert not beside(out.path).exists()
+    with pytest.raises(UsageError, match="is there already"):
+        job_of(out)
+    out.close()
+
+
+def test_lines_have_the_numbers_that_editors_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.batch.input.MOST_BYTES", 20)
+    text = b"\xef\xbb\xbfone\r\n\n  \ntwo\n" + b"x" * 50 + b"\nlast"
+    found = list(lines_of(io.BytesIO(text)))
+    assert found == [(1, b"one\r\n"), (4, b"two\n"), (5, b"x" * 21), (6, b"last")]
+    assert contents_of(io.BytesIO(text)).lines == 4
+
+
+def test_a_long_input_takes_no_more_memory(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        source = tmp_path / f"{count}.jsonl"
+        with source.open("w") as file:
+            for place in range(count):
+                file.write(json.dumps(line(place)) + "\n")
+        tracemalloc.start()
+        with source.open("rb") as file:
+            job = Job(file, Stream(1), ASKED)
+            assert sum(1 for _ in job.lines) == count
+            job.close()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert peak(6_000) < peak(1_000) + 100_000
