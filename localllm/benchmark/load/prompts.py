@@ -17,7 +17,7 @@ COMMON = (
     "three time to today together tree two under up walk want warm water we well what when where white who wind "
     "window with word work world year yellow you"
 )
-WORDS = COMMON.split()
+WORDS: list[str] = COMMON.split()
 EACH_FROM = 4  # words at the front that tell one prompt from another
 
 
@@ -26,7 +26,7 @@ def prompts(seed: int, words: int, text: Sequence[str] | None = None) -> Iterato
     random ones; each begins with a few random words, so that no two that overlap share their beginning."""
     draw = random.Random(seed)
     while True:
-        chosen = draw.choices(WORDS, k=words)
+        chosen: list[str] = draw.choices(WORDS, k=words)
         if text:
             start = draw.randrange(len(text))
             piece = [text[(start + place) % len(text)] for place in range(words)]

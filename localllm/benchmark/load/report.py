@@ -99,8 +99,8 @@ def _notes(measured: Measured, plan: Plan) -> list[str]:
         said.append(f"it did not tell how many tokens {measured.uncounted} answers have: they have no TPOT")
     if measured.counted_by_limit:
         said.append(
-            f"it tells no usage in its streams: {measured.counted_by_limit} answers are counted as the {plan.output} "
-            "tokens asked for, as it said that this limit ended them"
+            f"it tells no usage in its streams: {measured.counted_by_limit} answers are counted as the "
+            f"{plan.output} tokens asked for, as it said that this limit ended them"
         )
     if measured.output_tokens and abs(measured.pieces / measured.output_tokens - 1) > 0.1:
         said.append(f"{measured.output_tokens} tokens came in {measured.pieces} pieces: ITL is of pieces")
@@ -120,7 +120,7 @@ def compared(result: Result) -> list[str]:
     if not all(rate > 0 for rate in (*rates[0], *rates[1])):  # not measured, or nothing came
         return []
     a, b = (target.url for target in result.targets)
-    return [f"output tokens/s: {paired_ratio(*rates).verdict(a, b)}"]
+    return [f"output tokens/s: {paired_ratio(rates[0], rates[1]).verdict(a, b)}"]
 
 
 def as_markdown(result: Result) -> str:
