@@ -17,7 +17,7 @@ COMMON = (
     "three time to today together tree two under up walk want warm water we well what when where white who wind "
     "window with word work world year yellow you"
 )
-WORDS: list[str] = COMMON.split()
+WORDS: Sequence[str] = COMMON.split()
 EACH_FROM = 4  # words at the front that tell one prompt from another
 
 
