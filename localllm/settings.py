@@ -37,15 +37,23 @@ class Settings:
     """LOCALLLM_GRAPHS: `off` launches the kernels of every step one by one on a GPU, where a captured graph is at
     fault. Default: on"""
 
+    draft: str = "lookup"
+    """LOCALLLM_DRAFT: `lookup` guesses tokens that stood before in prompt or answer, so that a step may bring
+    several; `off` does not. Which tokens come is the same. Default: lookup"""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is no positive number, or LOCALLLM_GRAPHS not on or off."""
+        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS not on or off, or
+        LOCALLLM_DRAFT not lookup or off."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
         graphs = environment.get("LOCALLLM_GRAPHS") or "on"
         if graphs not in ("on", "off"):
             raise UsageError(f"LOCALLLM_GRAPHS is {graphs!r}", "set it to on or off")
+        draft = environment.get("LOCALLLM_DRAFT") or "lookup"
+        if draft not in ("lookup", "off"):
+            raise UsageError(f"LOCALLLM_DRAFT is {draft!r}", "set it to lookup or off")
         return cls(
             home=Path(environment.get("LOCALLLM_HOME") or "~/.localllm").expanduser(),
             device=environment.get("LOCALLLM_DEVICE") or "auto",
@@ -54,4 +62,5 @@ class Settings:
             threads=int(threads) if threads else None,
             kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
             graphs=graphs != "off",
+            draft=draft,
         )

@@ -80,8 +80,8 @@ class Contestant:
             roofline(figures.work_of_prefill(prefill, *cost, self.chunk), prefill.seconds, best),
         )
 
-    def edition(self, left_out: Sequence[tuple[Scenario, str]]) -> Edition:
-        """After the rounds."""
+    def edition(self, left_out: Sequence[tuple[Scenario, str]], *, alone: bool) -> Edition:
+        """After the rounds. alone: is the most memory of the process that of this model?"""
         llm, header = self.llm, self.subject.header
         best = self.ceilings[0]
         for other in self.ceilings[1:]:
@@ -104,7 +104,7 @@ class Contestant:
             ),
             best,
             1 - min(copies) / max(copies),
-            self.peak or None,
+            self.peak if alone else None,
             tuple(self.found(scenario, best) for scenario in self.rounds),
             tuple(left_out),
         )

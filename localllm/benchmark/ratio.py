@@ -3,9 +3,10 @@
 The logarithms of the pairs' ratios are taken for a sample of a normal distribution: their mean with Student's t
 interval, back from the logarithms, is the geometric mean of the ratios with its confidence interval (Bland and
 Altman 1996, BMJ 312:1079; for timings of computers: Hoefler and Belli 2015, Scientific Benchmarking of Parallel
-Computing Systems, rules 4 and 5). A slow minute hits both of a pair, and so leaves their ratio as it is.
+Computing Systems, rule 5). A slow minute hits both of a pair, and so leaves their ratio as it is.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CON
     return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
 
 
+@functools.cache
 def t_quantile(p: float, freedom: int) -> float:
     """Where Student's t distribution reaches p, 0.5 < p < 1: by bisection of its distribution function."""
     low, high = 0.0, 1.0

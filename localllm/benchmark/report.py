@@ -23,6 +23,7 @@ def as_dict(result: Result) -> dict[str, Any]:
         "date": result.date,
         "machine": asdict(result.machine),
         "noise": {**asdict(result.noise), "warning": result.noise.warning},
+        "warnings": result.warnings,
         "rounds": result.rounds,
         "seed": result.seed,
         "prompts": result.prompts,

@@ -11,6 +11,7 @@ from localllm.benchmark.ratio import Ratio
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Distribution, Summary, summarize
+from localllm.rates import QUIET
 
 STEADY = 0.1  # copies before and after are no further apart on a steady machine
 
@@ -64,7 +65,7 @@ class Edition:
     loaded: Loaded
     ceilings: Ceilings  # the better of before and after
     drift: float  # how far the copies before and after were apart, as a share of the better
-    peak_bytes: int | None  # most memory while it was loaded and measured; None where the system cannot tell
+    peak_bytes: int | None  # most memory while it was loaded and measured; None where that cannot be told
     found: tuple[Found, ...]
     left_out: tuple[tuple[Scenario, str], ...]  # with the reason
 
@@ -93,11 +94,11 @@ class Result:
     @property
     def warnings(self) -> list[str]:
         """What makes these numbers less than those of a quiet machine; none where nothing does."""
-        drifted = [edition for edition in self.editions if edition.drift > STEADY]
-        return [
-            *filter(None, [self.noise.warning]),
-            *(
-                f"copies beside {edition.loaded.name} were {edition.drift:.0%} apart before and after its rounds"
-                for edition in drifted
-            ),
-        ]
+        found = [self.noise.warning] if self.noise.warning else []
+        for edition in self.editions:
+            name, share = edition.loaded.name, edition.ceilings.share
+            if edition.drift > STEADY:
+                found.append(f"copies beside {name} were {edition.drift:.0%} apart before and after its rounds")
+            if share < QUIET:
+                found.append(f"the ceilings beside {name} were measured with {share:.0%} of the processors' time")
+        return found

@@ -81,7 +81,7 @@ def result(
 
 def measure(edition: Subject, plan: Plan, tell: Tell) -> Edition:
     possible, left_out = sorted_out(edition, plan.asked)
-    restart_peak(resolve_device(edition.device))
+    alone = restart_peak(resolve_device(edition.device))
     tell(f"loading {edition.name}")
     with closing(load(edition, context_for(possible, edition.config.max_context))) as llm:
         held, full = held_by(llm, possible)
@@ -92,7 +92,7 @@ def measure(edition: Subject, plan: Plan, tell: Tell) -> Edition:
                 contestant.round(scenario)
         tell("measuring this machine")
         contestant.measure_ceilings()
-        return contestant.edition([*left_out, *full])
+        return contestant.edition([*left_out, *full], alone=alone)
 
 
 def begun(edition: Subject, llm: LLM, plan: Plan, scenarios: Sequence[Scenario], tell: Tell) -> Contestant:

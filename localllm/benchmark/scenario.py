@@ -49,7 +49,7 @@ class Asked:
 
     def scenarios(self, max_context: int) -> list[Scenario]:
         """Each with each. The usual lengths give way to a model that knows less; what is asked for does not."""
-        beside = max(self.depths)
+        beside = max((depth for depth in self.depths if depth < max_context - 1), default=0)
         outputs = self.outputs or (max(1, min(USUAL_OUTPUT, (max_context - beside) // 4)),)
         prompts = self.prompts or (max(1, min(USUAL_PROMPT, max_context - beside - max(outputs))),)
         chosen = itertools.product(prompts, self.depths, self.batches, outputs)

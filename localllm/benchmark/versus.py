@@ -47,7 +47,7 @@ def compare(a: Subject, b: Subject, plan: Plan, tell: Tell = lambda text: None) 
         for contestant in both:
             contestant.measure_ceilings()
         compared = [found for scenario in possible for found in compared_in(scenario, *both)]
-        return result(plan, listener, [one.edition(left_out) for one in both], compared)
+        return result(plan, listener, [one.edition(left_out, alone=False) for one in both], compared)
 
 
 def compared_in(scenario: Scenario, a: Contestant, b: Contestant) -> list[Compared]:

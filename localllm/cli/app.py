@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from localllm import __version__
+from localllm.cli.batch import batch
 from localllm.cli.bench import bench
 from localllm.cli.completion import completion
 from localllm.cli.diff import diff
@@ -19,6 +20,7 @@ from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
+from localllm.cli.replay import replay
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
@@ -33,6 +35,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
 app.command()(serve)
+app.command()(replay)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
@@ -40,6 +43,7 @@ app.command()(plan)
 app.command()(bench)
 app.command()(quantize)
 app.command()(diff)
+app.command()(batch)
 app.command()(rm)
 app.command()(verify)
 app.command()(cp)

@@ -3,6 +3,7 @@
 from localllm.benchmark.report import with_spread
 from localllm.benchmark.result import Edition, Result
 from localllm.benchmark.roofline import Roofline
+from localllm.benchmark.summary import Summary
 from localllm.cli import report
 from localllm.units import count, operations, seconds, size
 
@@ -43,14 +44,14 @@ def _edition(edition: Edition) -> str:
         "" if loaded.threads is None else f", {loaded.threads} threads" if loaded.threads > 1 else ", 1 thread"
     )
     forms = ", ".join(f"{name} {size(taken)}" for name, taken in loaded.formats.items())
-    peak = "-" if edition.peak_bytes is None else size(edition.peak_bytes)
+    peak = "" if edition.peak_bytes is None else f", {size(edition.peak_bytes)} at most"
     facts = report.columns(
         [
             ("model", f"{loaded.name}, {count(loaded.parameters)} parameters"),
             ("stored as", forms),
             ("runs on", f"{loaded.device_name} in {loaded.dtype}{kept}{threads}"),
             ("load", seconds(loaded.load_s)),
-            ("memory", f"{size(loaded.weight_bytes)} of weights, {peak} at most"),
+            ("memory", f"{size(loaded.weight_bytes)} of weights{peak}"),
             ("ceilings", f"copies {size(roofs.copy)}/s, products {operations(roofs.flops)}"),
         ]
     )
@@ -58,17 +59,35 @@ def _edition(edition: Edition) -> str:
 
 
 def _speeds(edition: Edition) -> str:
-    rows: Rows = [("SPEED, tokens/s", "PREFILL", "DECODING", "OF ONE STREAM")]
+    heads = ("SPEED, tokens/s", "PREFILL", "DECODING", "OF ONE STREAM", "COMPUTED", "CACHED", "CAME")
+    drafted = any(found.requests.draft_tokens for found in edition.found)
+    rows: Rows = [(*heads, *(("BY DRAFTS",) if drafted else ()))]
     rows += [
         (
             str(found.scenario),
             with_spread(found.prefill_tokens_per_s),
             with_spread(found.decode_tokens_per_s),
             with_spread(found.requests.tokens_per_s),
+            *_tokens(found.requests),
+            *((_drafts(found.requests),) if drafted else ()),
         )
         for found in edition.found
     ]
     return report.table(rows)
+
+
+def _tokens(requests: Summary) -> tuple[str, ...]:
+    """Of prompt and answer of one stream, on average."""
+    computed = requests.prompt_tokens - requests.cached_tokens
+    sums = (computed, requests.cached_tokens, requests.output_tokens)
+    return tuple(f"{of_all / requests.requests:g}" for of_all in sums)
+
+
+def _drafts(requests: Summary) -> str:
+    """How many of the tokens that came were drafts, and how many of the drafts those are."""
+    accepted, drafted = requests.accepted_tokens, requests.draft_tokens
+    share = f", {accepted / drafted:.0%} of drafts" if drafted else ""
+    return f"{accepted / requests.requests:.3g}{share}"
 
 
 def _latencies(edition: Edition) -> str:

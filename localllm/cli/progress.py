@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -22,6 +23,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 from localllm.cli.io import VISIBLE, AnswerWriter, is_terminal, note
 from localllm.hub.listing import RemoteFile
@@ -238,9 +240,10 @@ def _progress(*, transient: bool = False) -> Progress:
 
 @contextmanager
 def saying() -> Iterator[Callable[[str], None]]:
-    """Gives what takes the words for what is being done: on a terminal alone, where they leave no trace."""
+    """Gives what takes the words for what is being done: on a terminal alone, where they leave no trace. Nothing
+    moves on its own, which would take time of what is measured."""
     if not is_terminal(sys.stderr):
         yield lambda text: None
         return
-    with Console(stderr=True).status("") as shown:
-        yield lambda text: shown.update(escape(text.translate(VISIBLE)))
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        yield lambda text: live.update(Text(text.translate(VISIBLE)), refresh=True)

@@ -6,13 +6,16 @@ servers have made usual: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `
 `chat_template_kwargs`. What a body leaves out is as the model recommends. Knows nothing of HTTP.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from pydantic import Field
+
 from localllm.openai.body import BadField, Strict, validated
 from localllm.openai.messages import read_messages, read_tools
-from localllm.request import Request, SamplingParams
+from localllm.request import Grammar, GrammarKind, Request, SamplingParams
 
 # Fields that have one value here, which may be sent.
 ONLY: dict[str, Any] = {
@@ -61,8 +64,16 @@ class Sampling(Strict):
     stream_options: StreamOptions | None = None
 
 
+class SchemaFormat(Strict):
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Strict):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
 
 
 class ChatBody(Sampling):
@@ -137,7 +148,10 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     return Asked(
         asked.model,
         (read_messages(asked.messages),),
-        _params(asked, defaults, _most_tokens(asked), _chat_logprobs(asked)),
+        replace(
+            _params(asked, defaults, _most_tokens(asked, defaults.max_tokens), _chat_logprobs(asked)),
+            grammar=_grammar(asked.response_format),
+        ),
         is_chat=True,
         tools=_tools(asked),
         template_arguments=arguments,
@@ -150,7 +164,9 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
 def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     """A body of `/v1/completions`; defaults: the model's own. Raises UsageError."""
     asked = validated(CompletionBody, _supported(body))
-    most = COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+    most = asked.max_tokens
+    if most is None:
+        most = COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
     params = _params(asked, defaults, most, asked.logprobs)
     if asked.echo and asked.logprobs is not None:
         params = replace(params, prompt_logprobs=asked.logprobs)
@@ -209,12 +225,23 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _most_tokens(asked: ChatBody) -> int | None:
+def _most_tokens(asked: ChatBody, default: int | None) -> int | None:
     """`max_completion_tokens` is the newer name of `max_tokens`."""
     old, new = asked.max_tokens, asked.max_completion_tokens
     if None not in (old, new) and old != new:
         raise BadField("max_tokens", f"max_tokens is {old} and max_completion_tokens {new}", "send one of the two")
-    return old if new is None else new
+    return next((most for most in (old, new, default) if most is not None), None)
+
+
+def _grammar(asked: ResponseFormat | None) -> Grammar | None:
+    """A schema is kept to whether or not it is `strict`."""
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return Grammar(GrammarKind.JSON)
+    if asked.json_schema is None:
+        raise BadField("response_format.json_schema", "response_format has no json_schema", "send it")
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(asked.json_schema.schema_))
 
 
 def _chat_logprobs(asked: ChatBody) -> int | None:

@@ -1,47 +1,38 @@
 """Single tokens as log probabilities name them: a text and its bytes."""
 
-import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from localllm.text.backends import byte_alphabet
-
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte as SentencePiece spells it
-_REPLACEMENT = "\ufffd"
+from localllm.errors import UnsupportedModel
 
 
 class Decoding(Protocol):
     """What is needed of a tokenizer."""
 
+    @property
+    def vocab_size(self) -> int: ...
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
-    def token(self, index: int) -> str | None: ...
+    def token_bytes(self, count: int) -> list[bytes]: ...
 
 
 class TokenTexts:
-    """Looked up once each: log probabilities name the same tokens again and again."""
+    """The tokens of one tokenizer; their bytes are asked for once."""
 
     def __init__(self, tokenizer: Decoding):
         self.tokenizer = tokenizer
-        self.bytes_of = {letter: byte for byte, letter in byte_alphabet().items()}
-        self.known: dict[int, tuple[str, bytes | None]] = {}
+        self.bytes: list[bytes] | None = []  # None: the tokenizer's decoder does not say
 
     def __call__(self, token: int) -> tuple[str, bytes | None]:
-        """The text as it stands amid others, half a character as `bytes:\\xe2`; None of unknown bytes."""
-        if token not in self.known:
-            self.known[token] = self._read(token)
-        return self.known[token]
-
-    def _read(self, token: int) -> tuple[str, bytes | None]:
-        # Twice, because decoders take a space from the first token of a text.
-        alone, twice = (self.tokenizer.decode([token] * count, skip_special=False) for count in (1, 2))
-        text = twice.removeprefix(alone)
-        if _REPLACEMENT not in text:
-            return text, text.encode()
-        spelled = self.tokenizer.token(token) or ""
-        if byte := _BYTE.fullmatch(spelled):
-            raw = bytes.fromhex(byte[1])
-        elif spelled and all(letter in self.bytes_of for letter in spelled):
-            raw = bytes(self.bytes_of[letter] for letter in spelled)
-        else:
-            return text, None
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
+        """The text amid others, half a character as `bytes:\\xe2`; None of bytes that are not known."""
+        if self.bytes is not None and token >= len(self.bytes):
+            try:
+                self.bytes = self.tokenizer.token_bytes(max(token + 1, self.tokenizer.vocab_size))
+            except UnsupportedModel:
+                self.bytes = None
+        if self.bytes is None:
+            return self.tokenizer.decode([token], skip_special=False), None
+        raw = self.bytes[token]
+        try:
+            return raw.decode(), raw
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw

@@ -8,6 +8,7 @@ blocks may be freed at once because the device works in order; only tokens that 
 index.
 """
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
@@ -53,7 +54,9 @@ class Launched:
     """A step that the device is working on; nothing of it is read before the next has been launched."""
 
     sequences: list[Sequence]
+    tokens: int  # that they brought, drafts among them
     sampling: list[Sequence]  # whose newest token was computed, so that the next was sampled
+    drafts: list[int]  # how many each of these verifies; it may be cancelled meanwhile
     drawn: Drawn  # its choices in the order of `sampling`, behind the newest token of each and behind its drafts
     prompts: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
     ended: list[Sequence]  # prompts that are computed and want no answer
@@ -69,6 +72,7 @@ class Engine:
         self.scheduler = Scheduler(pool, token_budget, max_running)
         self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
         self.in_flight: Launched | None = None
+        self.read_at = time.perf_counter()  # when the last step was
 
     @property
     def busy(self) -> bool:
@@ -126,7 +130,9 @@ class Engine:
         told = drawn.others.split([len(positions) for _, positions in prompts])
         return Launched(
             sequences=[s for s, _ in work],
+            tokens=starts[-1],
             sampling=sampling,
+            drafts=[len(s.drafts) for s in sampling],
             drawn=drawn,
             prompts=[(s, positions, part) for (s, positions), part in zip(prompts, told, strict=True)],
             ended=[s for s, _ in newest if not s.wants_answer],
@@ -171,7 +177,8 @@ class Engine:
     def read(self, launched: Launched) -> list[TokenEvent]:
         """What was drawn: a token of each sequence, or several where drafts were right."""
         choices, logits = launched.drawn.choices.wait(), launched.drawn.logits
-        drawn = [1 + len(s.drafts) for s in launched.sampling]
+        self.tell_time(launched)
+        drawn = [1 + drafts for drafts in launched.drafts]
         logprobs: list[TokenLogprob] = []
         if logits is not None:
             wanted = [s.request.params.logprobs or 0 for s in launched.sampling]
@@ -185,33 +192,43 @@ class Engine:
                 events += self.accept(sequence, tokens[begin:end], told)
         return events
 
+    def tell_time(self, launched: Launched) -> None:
+        """Tell the drafter how long it took, if it was one of continuing alone. Steps follow each other without a
+        pause while a sequence goes on, however far ahead they are launched."""
+        before, self.read_at = self.read_at, time.perf_counter()
+        drafts = sum(launched.drafts)
+        if self.drafter and launched.tokens == len(launched.sequences) + drafts:
+            self.drafter.stepped(len(launched.sequences), drafts, self.read_at - before)
+
     def accept(
         self, sequence: Sequence, tokens: list[int], logprobs: ListLike[TokenLogprob | None]
     ) -> list[TokenEvent]:
         """Append tokens that have been read, as far as the drafts before each are what was drawn there. What was
         computed of the others is forgotten."""
         drafts, events = sequence.drafts, []
+        counted = len(drafts) - sequence.filling
         # Where the next step is under way already, it has computed this token and sampled one more.
         sequence.unread = int(sequence.ends_unread)
         sequence.forget_drafts()
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             event = self.append(sequence, token, logprob)
-            events.append(replace(event, drafted=0 if place else len(drafts), accepted=place > 0))
+            events.append(replace(event, drafted=0 if place else counted, accepted=0 < place <= counted))
             if event.finish_reason or drafts[place : place + 1] != [token]:
                 break
         if self.drafter:
-            self.drafter.verified(sequence, len(drafts), len(events) - 1)
+            self.drafter.verified(sequence, counted, min(counted, len(events) - 1))
         if drafts and sequence.state:
             sequence.state.rollback(min(sequence.computed, len(sequence.token_ids) - 1))
         return events
 
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
         """One token more, and whether the answer ends with it."""
+        params, constraint = sequence.request.params, sequence.constraint
         if token in FAULTS:
-            return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=FAULTS[token]())
+            fault = constraint.fault if constraint else None
+            return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=fault or FAULTS[token]())
         sequence.token_ids.append(token)
         sequence.output_counts[token] += 1
-        params, constraint = sequence.request.params, sequence.constraint
         is_end = token in params.stop_ids or (token in sequence.eos_ids and not params.ignore_eos)
         if constraint and not is_end:
             constraint.advance(token)

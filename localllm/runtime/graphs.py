@@ -94,7 +94,7 @@ class Graphs:
         count = len(step.token_ids[0])
         if count not in WIDTHS or any(c != count for c in step.counts):
             return "its sequences bring different numbers of tokens, or many"
-        bucket = self.buckets[bisect_left(self.buckets, len(step.states))]
+        bucket = self.bucket(len(step.states))
         if bucket * count > MOST_TOKENS:
             return "so many tokens that products unpack weights into a buffer that is not the graph's"
         if step.logit_index != list(range(sum(step.counts))) or len(step.draws) != len(step.logit_index):
@@ -105,6 +105,13 @@ class Graphs:
         if kind.refused:
             return kind.refused
         return Key(bucket, count, kind, step.keeps_logits)
+
+    def bucket(self, sequences: int) -> int:
+        return self.buckets[bisect_left(self.buckets, sequences)]
+
+    def widths(self, sequences: int) -> tuple[int, ...]:
+        """How many tokens each may bring."""
+        return tuple(width for width in WIDTHS if self.bucket(sequences) * width <= MOST_TOKENS)
 
     def prepare(self, params: SamplingParams) -> str:
         """Capture a step of one sequence and one token. Why not, where it is so, else "". Raises CannotCapture."""

@@ -76,6 +76,10 @@ class Runner:
         """Does the device itself count the tokens that are drawn by these parameters?"""
         return self.drawer is not None and self.drawer.counts(params)
 
+    def widths(self, sequences: int) -> tuple[int, ...]:
+        """How many tokens each of so many may bring, so that the step can be captured; () where none is."""
+        return self.graphs.widths(sequences) if self.graphs else ()
+
     def run(self, step: Step) -> Drawn:
         """What a step brings, in one launch where its kind can be captured, else kernel by kernel."""
         replay = self.captured(step) if self.graphs else None

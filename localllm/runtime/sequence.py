@@ -31,6 +31,7 @@ class Sequence:
     proposals: Tensor | None = (
         None  # [drafts, vocab] float32, what each was drawn from; None: they are mere guesses
     )
+    filling: int = 0  # so many of the last drafts stand for nothing: they make steps of a width that is captured
     unread: int = 0
     row: int = -1  # where its newest token lies on the device
     state: SequenceState | None = None  # None: waiting
@@ -112,12 +113,15 @@ class Sequence:
                 known = [*known, self.drafts[place - 1]]
                 counts = counts + Counter(known[-1:])
             position = self.computed - len(self.drafts) + place
-            rows.append(Row(params, self.seed, position, known, counts, self.row, masks, place))
+            proposal = None
+            if self.proposals is not None and place < len(self.drafts):
+                proposal = self.drafts[place], self.proposals[place]
+            rows.append(Row(params, self.seed, position, known, counts, self.row, masks, place, proposal))
         return rows
 
     def forget_drafts(self) -> None:
         """They are verified together or not at all."""
-        self.drafts, self.proposals = [], None
+        self.drafts, self.proposals, self.filling = [], None, 0
 
     def tell_prompt(self, count: int) -> range:
         """Those of the last `count` computed positions whose prompt log probabilities are asked for and not told

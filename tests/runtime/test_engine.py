@@ -74,6 +74,9 @@ class Guesses:
         self.drafted += drafted
         self.right += accepted
 
+    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+        assert seconds > 0
+
     def forget(self, sequence: Sequence) -> None:
         assert sequence.finished
 

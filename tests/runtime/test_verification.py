@@ -32,6 +32,9 @@ class Told:
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         self.accepted.append(accepted)
 
+    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+        assert seconds > 0
+
     def forget(self, sequence: Sequence) -> None:
         pass
 

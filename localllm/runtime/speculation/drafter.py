@@ -19,6 +19,10 @@ class Drafter(Protocol):
         """A step has brought 1 + accepted tokens, of which one was computed for each of `drafted` guesses."""
         ...
 
+    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+        """So long after the step before it a step was done in which each brought one token and its drafts."""
+        ...
+
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
         ...

@@ -1,0 +1,44 @@
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from localllm import rates
+from localllm.hub.catalog import boxed_folder, catalog
+from localllm.settings import Settings
+from tests.models.families import FAMILIES
+from tests.tiny import make_checkpoint
+
+DEMO = boxed_folder(catalog()["demo"])
+assert DEMO
+
+
+@pytest.fixture(scope="package", autouse=True)
+def small_ceilings() -> Iterator[None]:
+    """Rates of little matrices: what they are does not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rates, "COLUMNS", 128)
+        patch.setattr(rates, "ROWS", {"cpu": 64})
+        patch.setattr(rates, "BUFFER_BYTES", {"cpu": 2**22})
+        patch.setattr(rates, "PATIENCE_S", 0.01)
+        yield
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(tmp_path_factory.mktemp("home"), "cpu", "float32", threads=1)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Writes a tiny model of a family of `tests/models/families.py` with the demo's tokenizer."""
+
+    def write(family: str) -> Path:
+        folder = tmp_path_factory.mktemp("model") / "tiny"
+        kind, changes = FAMILIES[family]
+        make_checkpoint(folder, kind, vocab_size=3072, **changes)
+        shutil.copy(DEMO / "tokenizer.json", folder)
+        return folder
+
+    return write

@@ -1,0 +1,67 @@
+"""What a result says of where it was measured."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localllm.benchmark.machine import Listener, Noise, commit
+from localllm.device import peak_bytes, resolve_device, restart_peak
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+def test_the_commit_is_told_with_a_mark_where_files_differ(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "file").write_text("a")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-m", "a")
+    clean = commit(tmp_path)
+    assert clean and len(clean) >= 7
+    (tmp_path / "file").write_text("b")
+    assert commit(tmp_path) == f"{clean}-dirty"
+
+
+def test_what_lies_in_a_checkout_of_something_else_has_no_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "below").mkdir()
+    assert commit(tmp_path / "below") is None
+    assert commit(Path("/")) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "stolen", "said"),
+    [
+        (0.04, 0.0, None),
+        (0.2, 0.0, "other programs took 20% of the processors meanwhile"),
+        (0.0, 0.03, "the host gave 3% of them to other machines meanwhile"),
+        (0.2, 0.03, "other programs took 20% of the processors and the host gave 3% of them to other machines"),
+    ],
+)
+def test_noise_is_never_hidden(others: float, stolen: float, said: str | None) -> None:
+    warning = Noise(1.0, 0.5, others, stolen).warning
+    assert warning is None if said is None else warning and warning.startswith(said)
+
+
+def test_what_another_program_takes_is_heard() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
+        listener = Listener()
+        time.sleep(0.5)
+        noise = listener.stop()
+        loop.kill()
+    assert noise.others > 0
+    assert noise.seconds == pytest.approx(0.5, rel=0.5)
+
+
+def test_the_most_memory_can_be_counted_anew() -> None:
+    place = resolve_device("cpu")
+    held = b"a" * 200_000_000
+    before = peak_bytes(place)
+    del held
+    assert restart_peak(place)
+    assert peak_bytes(place) < before - 100_000_000

@@ -1,0 +1,71 @@
+"""Plots are pictures of what was measured."""
+
+import xml.etree.ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+from matplotlib import image
+
+from localllm.benchmark import plot
+from localllm.benchmark.result import Result
+from localllm.benchmark.run import Plan, edition_of, run
+from localllm.benchmark.scenario import Asked
+from localllm.errors import UsageError
+from localllm.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def result(tiny: Callable[[str], Path], settings: Settings) -> Result:
+    edition = edition_of(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
+    return run([edition], Plan(Asked((8, 20), (0, 32), (1, 2), (5,)), 2))
+
+
+def test_a_png_holds_a_picture(result: Result, tmp_path: Path) -> None:
+    file = tmp_path / "a.PNG"
+    plot.draw(result, file)
+    pixels = image.imread(file, format="png")
+    assert min(pixels.shape[:2]) > 500
+    assert numpy.ptp(pixels[:, :, :3]) > 0.5  # not of one colour
+
+
+def test_an_svg_names_all_panels(result: Result, tmp_path: Path) -> None:
+    file = tmp_path / "a.svg"
+    plot.draw(result, file)
+    root = xml.etree.ElementTree.parse(file).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    text = file.read_text()
+    names = (
+        "Decoding, all streams",
+        "Prefill",
+        "Decoding behind a context",
+        "Gaps between tokens (ITL), 4 of 8 scenarios",
+        "Fraction of the measured roofline",
+    )
+    assert all(f"<!-- {name} -->" in text for name in names)
+
+
+def test_only_what_differs_is_drawn_over(tiny: Callable[[str], Path], settings: Settings, tmp_path: Path) -> None:
+    edition = edition_of(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
+    result = run([edition], Plan(Asked((8,), (0,), (1,), (1,)), 1))  # without any gap
+    assert len(list(plot.panels_of(result))) == 2
+    plot.draw(result, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a", "png"])
+def test_other_formats_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"ends in \.png or \.svg"):
+        plot.check_plot(tmp_path / name)
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no folder"):
+        plot.check_plot(tmp_path / "nowhere" / "a.png")
+
+
+def test_without_matplotlib_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'localllm\[plot\]'"):
+        plot.check_plot(tmp_path / "a.png")

@@ -1,0 +1,88 @@
+"""`localllm bench` with real models: its forms of output, and its exit codes."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from localllm import rates
+from localllm.cli.app import main
+from tests.shared import shared
+
+SHORT = ("--prompt", "12,20", "--output", 4, "--repeat", 2)
+
+
+@pytest.fixture
+def bench(capsys, monkeypatch):
+    """Arguments in; exit code, stdout and stderr out. What ceilings are does not matter here."""
+    monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(rates, "ROWS", {"cpu": 64})
+    monkeypatch.setattr(rates, "PATIENCE_S", 0.01)
+
+    def run(*arguments):
+        code = main(["bench", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_a_page_for_people(bench):
+    code, out, err = bench("demo", *SHORT)
+    assert (code, err) == (0, "")
+    titles = ("date ", "processor ", "model ", "ceilings ", "SPEED, tokens/s", "LATENCY", "ROOFLINE")
+    assert all(any(line.startswith(title) for line in out.splitlines()) for title in titles)
+    assert max(map(len, out.splitlines()[:20])) <= 110
+
+
+def test_json_csv_and_markdown_alone_on_stdout(bench):
+    code, out, err = bench("demo", *SHORT, "--json")
+    assert (code, err) == (0, "")
+    assert [s["prompt"] for s in json.loads(out)["editions"][0]["scenarios"]] == [12, 20]
+    code, out, _ = bench("demo", *SHORT, "--csv")
+    assert [row["prompt"] for row in csv.DictReader(io.StringIO(out))] == ["12", "20"]
+    code, out, _ = bench("demo", *SHORT, "--markdown")
+    assert out.startswith("| model | tokens |")
+
+
+def test_two_models_are_compared(bench, tmp_path):
+    folder, text = shared("stories260K"), tmp_path / "text"
+    text.write_text("Lily went to the park. " * 9)
+    plot = tmp_path / "a.svg"
+    code, out, err = bench(
+        "--compare", "demo", folder, "--prompt", 12, "--output", 4, "--repeat", 3, "--text", text, "--plot", plot
+    )
+    assert (code, err) == (0, "")
+    assert "COMPARED " in out and out.count("95% CI") == 3
+    assert f"prompts of {text}" in out
+    assert plot.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("demo", "demo"), "2 models are named; name one, or two with --compare"),
+        (("--compare", "demo"), "--compare takes two; name two models, or one with --quant none,int8, say"),
+        (("--compare", "a", "b", "c"), "--compare takes two"),
+        (("demo", "--json", "--csv"), "three forms of one answer; ask for one of them"),
+        (("demo", "--plot", "a.gif"), "a.gif is no PNG and no SVG file; name one that ends in .png or .svg"),
+        (("demo", "--repeat", 0), "--repeat is 0; give a whole number from 1"),
+        (("demo", "--prompt", "1,x"), "--prompt holds 'x'; give whole numbers from 1, as in 128,512"),
+        (("demo", "--quant", "int3"), "--quant holds 'int3'; name none, int8 or int4"),
+        (("demo", "--batch", 33), "demo can run none of the scenarios: the engine answers 32 streams at once"),
+        (("demo", "--prompt", 9999), "10023 tokens a stream, and the model knows 1024"),
+        (("demo", "--compare", "demo", "--repeat", 2), "2 rounds tell little of chance; give --repeat 3 or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(bench, arguments, said):
+    code, out, err = bench(*arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_model_that_is_not_there(bench):
+    code, _, err = bench("nowhere/at/all")
+    assert code == 8
+    assert err.startswith("error: ")

@@ -1,0 +1,73 @@
+"""Drafts are as long as pays best, and cost next to nothing where none is ever right: a simulated model."""
+
+import random
+
+import pytest
+
+from localllm.runtime.speculation.gate import BEGIN, INCOME, LEAST_GAIN, Gate, share, widest
+
+MOST = 15
+CHEAP = [1 + 0.02 * drafts for drafts in range(MOST + 1)]
+CPU = [1 + 0.27 * drafts for drafts in range(MOST + 1)]
+STEEP = [1 + 0.9 * drafts for drafts in range(MOST + 1)]
+
+
+def simulate(accepts: float, prices: list[float], tokens: int, seed: int = 0) -> float:
+    """Plain steps that so many tokens take, where something always matches and each draft token is right with the
+    chance `accepts`."""
+    rng, gate = random.Random(seed), Gate()
+    said, took, length = 0, 0.0, 3
+    while said < tokens:
+        costs = [price - 1 for price in prices]
+        chances = gate.chances(length, gate.limit(costs))
+        [count], gain = share([chances], prices)
+        if gain < LEAST_GAIN:
+            count = int(bool(chances) and gate.tries)
+        right = next((place for place in range(count) if rng.random() >= accepts), count)
+        if count:
+            gate.verified(length, count, right, costs[count])
+        gate.brought(1 + right)
+        length = length + right + 1 if right == count else 3
+        said += 1 + right
+        took += prices[count]
+    return took / said * tokens
+
+
+def best(accepts: float, prices: list[float]) -> float:
+    """Plain steps a token of the best draft length that is always the same."""
+    return min(price / sum(accepts**i for i in range(count + 1)) for count, price in enumerate(prices))
+
+
+@pytest.mark.parametrize("prices", [CHEAP, CPU, STEEP], ids=["cheap", "cpu", "steep"])
+@pytest.mark.parametrize("accepts", [0.0, 0.2, 0.5, 0.8, 0.95, 1.0])
+def test_it_comes_near_the_best_fixed_length(accepts: float, prices: list[float]) -> None:
+    tokens = 2000
+    took = sum(simulate(accepts, prices, tokens, seed) for seed in range(5)) / 5
+    assert took / tokens <= 1.08 * best(accepts, prices)
+
+
+@pytest.mark.parametrize("prices", [CHEAP, CPU, STEEP], ids=["cheap", "cpu", "steep"])
+@pytest.mark.parametrize("tokens", [100, 1000])
+def test_what_is_never_right_costs_less_than_its_bound(tokens: int, prices: list[float]) -> None:
+    lost = simulate(0.0, prices, tokens) - tokens
+    assert lost <= BEGIN + INCOME * tokens
+    assert lost <= 0.03 * tokens or tokens == 100
+    late = simulate(0.0, prices, 10 * tokens) - 10 * tokens
+    assert late - lost <= 0.01 * 9 * tokens  # and less and less is tried
+
+
+def test_the_most_promising_drafts_of_a_batch_come_first() -> None:
+    # 2 + 0.9 + 0.8 tokens for 1.2 steps of two; one more that is seldom right is not worth its price.
+    assert share([[0.9, 0.8], [0.1]], [1, 1.1, 1.2, 1.3]) == ([2, 0], pytest.approx(3.7 / 2 / 1.2))
+    assert share([[0.9, 0.8], [0.85]], [1, 1.1, 1.2, 1.3])[0] == [2, 1]
+    assert share([[0.9], [0.9]], [1, 2, 3])[0] == [0, 0]
+    assert share([[], []], [1]) == ([0, 0], 1)
+
+
+def test_of_widths_that_all_share_the_best_is_taken() -> None:
+    sure = [0.95**n for n in range(1, 16)]
+    flat = [1 + 0.001 * drafts for drafts in range(64)]
+    assert widest([sure], (1, 4, 8, 16), flat)[0] == 16
+    assert widest([sure, []], (1, 4, 8, 16), [1 + 0.5 * drafts for drafts in range(64)])[0] == 1
+    assert widest([sure, []], (1, 4, 8, 16), [1, *([1.3] * 6), *([9.0] * 57)])[0] == 4
+    assert widest([[]], (), flat) == (1, 1.0)
