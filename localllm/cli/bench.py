@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from localllm.benchmark.scenario import Asked, numbers
+from localllm.cli import against as servers
 from localllm.cli import io, options
 from localllm.cli.io import AnswerWriter
 from localllm.cli.loading import fetch_missing, quantize_missing
@@ -21,7 +22,8 @@ AS_STORED = "none"
 
 
 def bench(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", hidden=True)],
+    ctx: typer.Context,
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL...", hidden=True)] = None,
     compare: Annotated[
         bool, options.switch("--compare", text="Two models, or two quantizations of one: which is faster.")
     ] = False,
@@ -59,21 +61,62 @@ def bench(
     as_json: options.Json = False,
     as_csv: Annotated[bool, options.switch("--csv", text="Print comma-separated values.")] = False,
     as_markdown: Annotated[bool, options.switch("--markdown", text="Print a Markdown table.")] = False,
+    against: Annotated[
+        list[str] | None,
+        options.option("--against", text="Put a load on this server. Repeatable.", metavar="URL"),
+    ] = None,
+    api: Annotated[
+        str | None,
+        options.option("--api", text="completions, chat, ollama-generate, ollama-chat.", metavar="API"),
+    ] = None,
+    concurrency: Annotated[
+        int | None, options.option("--concurrency", text="Users who wait for their answers, else 1.", metavar="N")
+    ] = None,
+    rate: Annotated[
+        float | None, options.option("--rate", text="Requests a second that wait for nobody.", metavar="R")
+    ] = None,
+    requests: Annotated[
+        int | None, options.option("--requests", text="In each round, else 32.", metavar="N")
+    ] = None,
+    duration: Annotated[
+        float | None, options.option("--duration", text="Of the arrivals of each round.", metavar="SECONDS")
+    ] = None,
+    slo: Annotated[
+        str | None, options.option("--slo", text="Objectives, as ttft=500ms,tpot=50ms.", metavar="NAME=TIME,...")
+    ] = None,
+    shared_prefix: Annotated[
+        int | None, options.option("--shared-prefix", text="Tokens that all prompts begin with.", metavar="N")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, options.switch("--ignore-eos", text="Ask the server to go on past end tokens.")
+    ] = False,
+    timeout: Annotated[
+        float | None, options.option("--timeout", text="Of a request, else 120.", metavar="SECONDS")
+    ] = None,
 ) -> None:
     """Measure how fast a model is on this machine, and what it waits for.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Flags with N,...
     take lists, 128,512 say, and each is measured with each. docs/bench.md explains every number.
+
+    With --against, servers are measured that run already, and MODEL is the name that they know; all flags from
+    --against on are for them.
     """
     out = AnswerWriter()
+    if as_json + as_csv + as_markdown > 1:
+        raise UsageError("--json, --csv and --markdown are three forms of one answer", "ask for one of them")
+    if against:
+        servers.against(against, models or (), ctx.params, out)
+        return
+    servers.refuse(ctx.params, servers.OF_LOADS, "is for servers, and none is given with --against")
+    if not models:
+        raise UsageError("no model is named", "name one, or a server with --against")
     asked = Asked(
         numbers(prompt, "--prompt"),
         numbers(depth, "--depth", 0) or (0,),
         numbers(batch, "--batch") or (1,),
         numbers(output, "--output"),
     )
-    if as_json + as_csv + as_markdown > 1:
-        raise UsageError("--json, --csv and --markdown are three forms of one answer", "ask for one of them")
     rounds = repeat if repeat is not None else PAIRS if compare else ROUNDS
     if rounds < 1:
         raise UsageError(f"--repeat is {rounds}", "give a whole number from 1")

@@ -17,25 +17,18 @@ COMMON = (
     "three time to today together tree two under up walk want warm water we well what when where white who wind "
     "window with word work world year yellow you"
 )
-WORDS = COMMON.split()
+WORDS: Sequence[str] = COMMON.split()
 EACH_FROM = 4  # words at the front that tell one prompt from another
 
 
-def prompts(seed: int, words: int, shared: int = 0, text: Sequence[str] | None = None) -> Iterator[str]:
-    """Endless prompts of so many words, the same for the same seed. The first `shared` words are those of every
-    prompt; text: words to take pieces of, instead of random ones. Prompts from a text begin with a few random
-    words, so that no two that overlap share their beginning."""
-    common = " ".join(_words(random.Random(f"{seed} shared"), shared, text))
+def prompts(seed: int, words: int, text: Sequence[str] | None = None) -> Iterator[str]:
+    """Endless prompts of so many words, the same for the same seed. text: words to take pieces of, instead of
+    random ones; each begins with a few random words, so that no two that overlap share their beginning."""
     draw = random.Random(seed)
     while True:
-        own = _words(draw, words - shared, text)
+        chosen: list[str] = draw.choices(WORDS, k=words)
         if text:
-            own[:EACH_FROM] = draw.choices(WORDS, k=len(own[:EACH_FROM]))
-        yield " ".join([common, *own]).strip()
-
-
-def _words(draw: random.Random, count: int, text: Sequence[str] | None) -> list[str]:
-    if not text:
-        return draw.choices(WORDS, k=count)
-    start = draw.randrange(len(text))
-    return [text[(start + place) % len(text)] for place in range(count)]
+            start = draw.randrange(len(text))
+            piece = [text[(start + place) % len(text)] for place in range(words)]
+            chosen[EACH_FROM:] = piece[EACH_FROM:]
+        yield " ".join(chosen)

@@ -1,0 +1,230 @@
+"""The result of a load for people, programs and pages: the same rows as text and Markdown, servers side by side;
+the JSON object that docs/bench.md describes; comma-separated values with a row a server."""
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from localllm.benchmark.load.measured import LATENCIES, Measured
+from localllm.benchmark.load.run import Plan, Result, Target
+from localllm.benchmark.ratio import LEAST_PAIRS, paired_ratio
+from localllm.benchmark.summary import Distribution
+from localllm.units import seconds, three_digits
+
+Row = tuple[str, ...]
+LABELS = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
+
+
+def rows(result: Result) -> list[Row]:
+    """The table, heads first: a measure a row, a server a column. Latencies are p50, p95, p99."""
+    found = [(target, result.measured(target)) for target in result.targets]
+    measures: list[tuple[str, Callable[[Measured], str]]] = [
+        ("answers", lambda m: f"{len(m.answers)} of {len(m.outcomes)}"),
+        ("prompt tokens", lambda m: _number(m.prompt_tokens.mean)),
+        ("output tokens", _output),
+        *((LABELS[name], _latency(name)) for name in LABELS),
+        ("TPS", lambda m: _number(m.latency("tokens_per_s").p50)),
+        ("requests/s", lambda m: _number(m.requests_per_s)),
+        ("output tokens/s", lambda m: _number(m.output_tokens_per_s)),
+    ]
+    if result.plan.objective:
+        measures.append(("goodput, requests/s", lambda m: f"{_number(m.goodput)} ({m.met} of {len(m.outcomes)})"))
+    measures.append(("most in flight", lambda m: str(m.most_in_flight)))
+    heads = [("", *(t.url for t, _ in found)), ("model", *(f"{t.model} ({t.api})" for t, _ in found))]
+    return [*heads, *((label, *(cell(m) for _, m in found)) for label, cell in measures)]
+
+
+def _output(measured: Measured) -> str:
+    return "not told" if measured.output_tokens is None else str(measured.output_tokens)
+
+
+def _latency(name: str) -> Callable[[Measured], str]:
+    def cell(measured: Measured) -> str:
+        found = measured.latency(name)
+        return ", ".join(map(seconds, (found.p50, found.p95, found.p99)))
+
+    return cell
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else three_digits(value)
+
+
+def facts(result: Result) -> list[tuple[str, str]]:
+    """What was done, in names and values."""
+    plan, machine, noise = result.plan, result.machine, result.noise
+    said = [("date", result.date), ("processor", f"{machine.processor}, {machine.cores:g} cores, with the client")]
+    said += [("load", load_of(plan)), ("prompts", prompts_of(result))]
+    said += [("objectives", str(plan.objective))] if plan.objective else []
+    if noise:
+        said.append(("others", f"took {noise.others:.0%} of the processors, servers here among them"))
+    return said
+
+
+def load_of(plan: Plan) -> str:
+    load = plan.load
+    how = f"{load.concurrency} at once" if load.rate is None else f"{load.rate:g} requests/s, Poisson"
+    many = [f"{load.requests} requests"] if load.requests is not None else []
+    many += [f"{load.duration_s:g} s"] if load.duration_s is not None else []
+    rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds in turn"
+    return f"{how}, {' or '.join(many)} a round, {rounds}, seed {plan.seed}"
+
+
+def prompts_of(result: Result) -> str:
+    plan = result.plan
+    kind = "pieces of a text" if plan.text else "random words"
+    shared = f", {plan.shared_prefix} of them shared by all" if plan.shared_prefix else ""
+    unit = "tokens" if result.tokens_per_word else "words"
+    return f"about {plan.prompt} {unit} of {kind}{shared}; at most {plan.output} tokens of answer, greedy"
+
+
+def notes(result: Result) -> list[str]:
+    """What a reader must know before believing the table."""
+    said = [] if result.complete else ["broken off: this is what was measured until then"]
+    if not result.tokens_per_word:
+        said.append("no server told how long its prompt was: prompts have words, not tokens, of that number")
+    for target in result.targets:
+        said += [f"{target.url}: {note}" for note in _notes(result.measured(target), result.plan)]
+    return [*said, *compared(result)]
+
+
+def _notes(measured: Measured, plan: Plan) -> list[str]:
+    said = [f"{count} requests failed: {error}" for error, count in measured.errors.most_common()]
+    if measured.unanswered:
+        said.append(f"{measured.unanswered} requests were not answered before it was broken off")
+    if measured.uncounted:
+        said.append(f"it did not tell how many tokens {measured.uncounted} answers have: they have no TPOT")
+    if measured.counted_by_limit:
+        said.append(
+            f"it tells no usage in its streams: {measured.counted_by_limit} answers are counted as the "
+            f"{plan.output} tokens asked for, as it said that this limit ended them"
+        )
+    if measured.output_tokens and abs(measured.pieces / measured.output_tokens - 1) > 0.1:
+        said.append(f"{measured.output_tokens} tokens came in {measured.pieces} pieces: ITL is of pieces")
+    if plan.load.rate is not None and measured.queue_grows:
+        said.append("its queue grew until the arrivals ended: it cannot keep up, and latencies grow with the run")
+    late = measured.latency("late_s").p99
+    if late > 0.1 * measured.latency("ttft_s").p50:
+        said.append(f"the client sent 1% of requests {seconds(late)} late or more: it is itself at its limit")
+    return said
+
+
+def compared(result: Result) -> list[str]:
+    """Output tokens a second of two servers, round by round; nothing of fewer rounds than tell anything."""
+    if len(result.targets) != 2 or result.plan.rounds < LEAST_PAIRS or not result.complete:
+        return []
+    rates = [[Measured([round]).output_tokens_per_s for round in target.rounds] for target in result.targets]
+    if not all(rate > 0 for rate in (*rates[0], *rates[1])):  # not measured, or nothing came
+        return []
+    a, b = (target.url for target in result.targets)
+    return [f"output tokens/s: {paired_ratio(rates[0], rates[1]).verdict(a, b)}"]
+
+
+def as_markdown(result: Result) -> str:
+    heads, *others = rows(result)
+    table = [heads, ("---",) * len(heads), *others]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+    said = [*(f"{name}: {value}" for name, value in facts(result)), *notes(result)]
+    return "\n".join([*lines, "", *(f"- {line}" for line in said)]) + "\n"
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """For JSON: None instead of NaN; times in seconds."""
+    plan = result.plan
+    return {
+        "benchmark": "localllm bench --against",
+        "date": result.date,
+        "machine": asdict(result.machine),
+        "noise": result.noise and asdict(result.noise),
+        "complete": result.complete,
+        "load": asdict(plan.load) | {"rounds": plan.rounds, "seed": plan.seed},
+        "prompt": plan.prompt,
+        "prompt_unit": "tokens" if result.tokens_per_word else "words",
+        "shared_prefix": plan.shared_prefix,
+        "output": plan.output,
+        "ignore_eos": plan.ignore_eos,
+        "objectives_s": plan.objective and plan.objective.limits,
+        "notes": notes(result),
+        "servers": [_server(target, result.measured(target)) for target in result.targets],
+    }
+
+
+def _server(target: Target, measured: Measured) -> dict[str, Any]:
+    return {
+        **_counts(target, measured),
+        "errors": dict(measured.errors),
+        "prompt_tokens": measured.prompt_tokens.as_dict(),
+        **{name: measured.latency(name).as_dict() for name in LATENCIES},
+        "rounds": [
+            {
+                "wall_s": round.wall_s,
+                "in_flight": round.in_flight,
+                "requests": [
+                    {
+                        "arrival_s": outcome.arrival - round.start,
+                        "sent_s": outcome.sent - round.start,
+                        "pieces_s": [at - round.start for at in outcome.pieces],
+                        "ended_s": _finite(outcome.ended - round.start),
+                        "prompt_tokens": outcome.prompt_tokens,
+                        "output_tokens": outcome.output_tokens,
+                        "counted_by": outcome.counted_by,
+                        "error": outcome.error,
+                    }
+                    for outcome in round.outcomes
+                ],
+            }
+            for round in target.rounds
+        ],
+    }
+
+
+def _counts(target: Target, measured: Measured) -> dict[str, Any]:
+    return {
+        "url": target.url,
+        "api": target.api,
+        "model": target.model,
+        "requests": len(measured.outcomes),
+        "answers": len(measured.answers),
+        "failed": sum(measured.errors.values()),
+        "unanswered": measured.unanswered,
+        "wall_s": measured.wall_s,
+        "output_tokens": measured.output_tokens,
+        "counted_by_limit": measured.counted_by_limit,
+        "uncounted": measured.uncounted,
+        "pieces": measured.pieces,
+        "requests_per_s": _finite(measured.requests_per_s),
+        "output_tokens_per_s": _finite(measured.output_tokens_per_s),
+        "met": measured.met,
+        "goodput_requests_per_s": _finite(measured.goodput),
+        "most_in_flight": measured.most_in_flight,
+        "queue_grows": measured.queue_grows,
+    }
+
+
+def as_csv(result: Result) -> str:
+    """With a line of names; an empty cell where nothing was measured."""
+    table = []
+    for target in result.targets:
+        measured = result.measured(target)
+        row = _counts(target, measured) | {"prompt_tokens_mean": _finite(measured.prompt_tokens.mean)}
+        for name in LATENCIES:
+            row |= _percentiles(name, measured.latency(name))
+        table.append(row)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, table[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return out.getvalue()
+
+
+def _percentiles(name: str, found: Distribution) -> dict[str, float | None]:
+    stem, unit = name.rsplit("_", 1) if name.endswith("_s") and not name.endswith("per_s") else (name, "")
+    ends = f"_{unit}" if unit else ""
+    return {f"{stem}_p{p}{ends}": _finite(getattr(found, f"p{p}")) for p in (50, 95, 99)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
