@@ -81,8 +81,8 @@ def load(
     settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
     many as the model knows and memory holds); force: also where it does not fit, at the price of swapping;
-    deterministic: the same bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in
-    the cache (docs/determinism.md), on a CPU alone.
+    deterministic: the same bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found
+    in the cache (docs/determinism.md), on a CPU alone.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -141,7 +141,16 @@ def load(
                 release(place)  # what only loading took
                 captured = memory.context if settings.graphs and triton_runs_on(place) else None
                 runner = Runner(
-                    decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING, captured, deterministic
+                    decoder,
+                    memory.blocks,
+                    BLOCK_SIZE,
+                    kind,
+                    place,
+                    memory.rows,
+                    kept,
+                    MAX_RUNNING,
+                    captured,
+                    deterministic,
                 )
                 claim(place, memory.workspace)
                 pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows, memory.host_blocks)

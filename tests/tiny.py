@@ -99,7 +99,9 @@ def make_engine(
     rows = rows if state_bytes(config, dtype.itemsize) else 0
     decoder = Decoder(config, Source(Weights(header), device, dtype), context)
     captured = context if graphs or device.type == "cuda" else None
-    runner = Runner(decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running, captured, deterministic)
+    runner = Runner(
+        decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running, captured, deterministic
+    )
     for cache in runner.caches:  # whatever reads a place that was never written is found out
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside

@@ -43,8 +43,8 @@ def few_tokens(
 def attention_tokens(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> Tensor:
-    """Sequences that bring a few tokens token by token, so that a token's result does not depend on those that came
-    with it; the others as elsewhere."""
+    """Sequences that bring a few tokens token by token, so that a token's result does not depend on those that
+    came with it; the others as elsewhere."""
     c, most, out = config, own.most_tokens(), q.new_empty(q.shape)
     several = attend_written_out if plain_softmax(q, cache, batch, config, sinks) else attend_fused
     for i, span in enumerate(batch.spans):
@@ -52,9 +52,7 @@ def attention_tokens(
             several(out, q, cache, batch, i, config, sinks)
     scales = None if cache.k_scale is None or cache.v_scale is None else (cache.k_scale, cache.v_scale)
     cap = c.softcap or None
-    own.write(
-        out, q, cache.k, cache.v, scales, batch, most, c.scale, window=c.window, softcap=cap, sinks=sinks
-    )
+    own.write(out, q, cache.k, cache.v, scales, batch, most, c.scale, window=c.window, softcap=cap, sinks=sinks)
     return out
 
 

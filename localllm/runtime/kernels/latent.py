@@ -61,8 +61,8 @@ def few_tokens(
 def latent_attention_tokens(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
-    """Sequences that bring a few tokens absorbed, token by token, so that a token's result does not depend on those
-    that came with it; the others as elsewhere."""
+    """Sequences that bring a few tokens absorbed, token by token, so that a token's result does not depend on
+    those that came with it; the others as elsewhere."""
     c, most = config, own.most_tokens()
     out = q.new_empty(*q.shape[:2], c.value_dim)
     few = own.few(batch, most)

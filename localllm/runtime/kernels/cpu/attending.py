@@ -130,9 +130,7 @@ def first_tile(p: Program, position: Value, window: Value) -> Value:
     return p.more(position + 1 - window, p.index(0)) / LANES
 
 
-def weighed(
-    p: Program, form: Form, state: Value, score: Value, low: Value, high: Value
-) -> tuple[Value, Value]:
+def weighed(p: Program, form: Form, state: Value, score: Value, low: Value, high: Value) -> tuple[Value, Value]:
     """How much a head's sums so far fade, and the weights of a tile; its largest score and its total go on."""
     before = p.load_floats(FLOAT, state, 64 * (form.vectors - 2))
     total = p.load_floats(FLOAT, state, 64 * (form.vectors - 1))
@@ -169,10 +167,15 @@ def turned(p: Program, found: list[Value]) -> list[Value]:
         return found
     if len(found) == 2:
         a, b = found
-        return [p.picked(a, b, [*range(at, at + width), *range(LANES + at, LANES + at + width)]) for at in (0, width)]
+        return [
+            p.picked(a, b, [*range(at, at + width), *range(LANES + at, LANES + at + width)]) for at in (0, width)
+        ]
     made = []
     for head in range(len(found)):
-        lanes = [*range(width * head, width * (head + 1)), *range(LANES + width * head, LANES + width * (head + 1))]
+        lanes = [
+            *range(width * head, width * (head + 1)),
+            *range(LANES + width * head, LANES + width * (head + 1)),
+        ]
         first, second = p.picked(found[0], found[1], lanes * 2), p.picked(found[2], found[3], lanes * 2)
         made.append(p.picked(first, second, [*range(LANES // 2), *range(LANES, LANES + LANES // 2)]))
     return made
@@ -190,7 +193,7 @@ def gather(
     low: Value,
     high: Value,
 ) -> None:
-    """Fades what some heads have gathered and adds the values of a tile by their weights, some columns at a time."""
+    """Fades what some heads have gathered and adds a tile's values by their weights, some columns at a time."""
     at_once = min(8, 16 // len(states)) * LANES
     for begin in range(0, form.value_dim, at_once):
         columns = range(begin, min(begin + at_once, form.value_dim), LANES)
