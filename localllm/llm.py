@@ -122,11 +122,11 @@ def load(
         if place.type != "cpu":
             memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
             keep_kernels(settings.cache)
-    if deterministic := deterministic or settings.deterministic:
-        check_deterministic(config, place, FORMS.get(fit.kv_dtype, getattr(torch, fit.dtype)))
-    short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     kind: torch.dtype = getattr(torch, fit.dtype)
     kept = FORMS.get(fit.kv_dtype, kind)
+    if deterministic := deterministic or settings.deterministic:
+        check_deterministic(config, place, kept)
+    short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     threads = threads_for(fit.weights.total, settings.threads)
     setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
     with contextlib.ExitStack() as undo:

@@ -71,8 +71,15 @@ def load_model(
 
         imported_s = time.perf_counter() - start
         where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
-        kinds = {"force": force, "deterministic": deterministic}
-        llm = load(name, settings=settings, quant=quant, context=context, **kinds, **where)
+        llm = load(
+            name,
+            settings=settings,
+            quant=quant,
+            context=context,
+            force=force,
+            deterministic=deterministic,
+            **where,
+        )
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
         note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
