@@ -15,7 +15,7 @@ def test_a_cpu_that_compiles_kernels_is_taken() -> None:
 
 
 def test_where_it_is_not_proven_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="holds on a CPU alone.*add --device cpu"):
+    with pytest.raises(UsageError, match="holds on a CPU alone"):
         deterministic.check(LLAMA, torch.device("cuda", 0), torch.float32)
     monkeypatch.setattr(deterministic, "runs_here", lambda: False)
     with pytest.raises(UsageError, match="lacks the instructions"):
