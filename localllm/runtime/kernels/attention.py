@@ -43,8 +43,8 @@ def few_tokens(
 def attention_tokens(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> Tensor:
-    """Sequences that bring a few tokens token by token, so that a token's result does not depend on those that came
-    with it; the others as elsewhere."""
+    """Sequences that bring a few tokens token by token, so that a token's result does not depend on those that
+    came with it; the others as elsewhere."""
     c, most, out = config, own.most_tokens(), q.new_empty(q.shape)
     several = attend_written_out if plain_softmax(q, cache, batch, config, sinks) else attend_fused
     for i, span in enumerate(batch.spans):

@@ -61,8 +61,8 @@ def few_tokens(
 def latent_attention_tokens(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
-    """Sequences that bring a few tokens absorbed, token by token, so that a token's result does not depend on those
-    that came with it; the others as elsewhere."""
+    """Sequences that bring a few tokens absorbed, token by token, so that a token's result does not depend on
+    those that came with it; the others as elsewhere."""
     c, most = config, own.most_tokens()
     out = q.new_empty(*q.shape[:2], c.value_dim)
     few = own.few(batch, most)
@@ -76,10 +76,7 @@ def latent_attention_tokens(
     own.write(mixture, wide, rows, rows[..., : c.kv_lora_rank], None, batch, most, c.scale)
     for t in tokens:
         out[t] = (mixture[t, :, None] @ v_b.transpose(1, 2))[:, 0]
-    for i, span in enumerate(batch.spans):
-        if i not in few:
-            mine = slice(span.start, span.start + span.count)
-            out[mine] = expanded(q[mine], cache, batch, i, c, k_b, v_b)
+    in_two_forms(out, q, [i for i in range(len(batch.spans)) if i not in few], cache, batch, c, k_b, v_b)
     return out
 
 
@@ -87,16 +84,30 @@ def latent_attention_tokens(
 def latent_attention_torch(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
-    """Each sequence in the form that is cheaper for it."""
     out = q.new_empty(*q.shape[:2], config.value_dim)
-    few = [i for i, span in enumerate(batch.spans) if absorbs(span, config)]
-    if few:
-        absorbed(out, q, few, cache, batch, config, k_b, v_b)
-    for i, span in enumerate(batch.spans):
-        if i not in few:
-            mine = slice(span.start, span.start + span.count)
-            out[mine] = expanded(q[mine], cache, batch, i, config, k_b, v_b)
+    in_two_forms(out, q, list(range(len(batch.spans))), cache, batch, config, k_b, v_b)
     return out
+
+
+def in_two_forms(
+    out: Tensor,
+    q: Tensor,
+    some: list[int],
+    cache: LatentCache,
+    batch: Batch,
+    c: LatentConfig,
+    k_b: Tensor,
+    v_b: Tensor,
+) -> None:
+    """Writes the results of some sequences, of each in the form that is cheaper for it."""
+    few = [i for i in some if absorbs(batch.spans[i], c)]
+    if few:
+        absorbed(out, q, few, cache, batch, c, k_b, v_b)
+    for i in some:
+        if i not in few:
+            span = batch.spans[i]
+            mine = slice(span.start, span.start + span.count)
+            out[mine] = expanded(q[mine], cache, batch, i, c, k_b, v_b)
 
 
 def absorbed(

@@ -13,7 +13,8 @@ from localllm.runtime.kernels.cpu.layout import KINDS
 from localllm.runtime.kernels.cpu.program import LANES, Program, Value
 
 CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
-# erf(x) = 1 - t (a1 + t (a2 + ...)) exp(-x^2), t = 1 / (1 + RATE x), for x >= 0 within 1.5e-7 (Abramowitz and Stegun 7.1.26)
+# erf(x) = 1 - t (a1 + t (a2 + ...)) exp(-x^2), t = 1 / (1 + RATE x), for x >= 0 within 1.5e-7 (Abramowitz and
+# Stegun, 7.1.26)
 RATE = 0.3275911
 ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 FEW = 2**14  # numbers that one thread has done sooner than two

@@ -193,7 +193,7 @@ def gather(
     low: Value,
     high: Value,
 ) -> None:
-    """Fades what some heads have gathered and adds the values of a tile by their weights, some columns at a time."""
+    """Fades what some heads have gathered and adds a tile's values by their weights, some columns at a time."""
     at_once = min(8, 16 // len(states)) * LANES
     for begin in range(0, form.value_dim, at_once):
         columns = range(begin, min(begin + at_once, form.value_dim), LANES)

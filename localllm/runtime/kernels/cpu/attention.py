@@ -7,7 +7,6 @@ from torch import Tensor
 
 from localllm.quant.vectors import MOST
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import LayerCache
 from localllm.runtime.kernels import forms
 from localllm.runtime.kernels.cpu.attending import ADDRESSES, BESIDE, COUNTS, FACTORS, TOKENS, Form, attend
 from localllm.runtime.kernels.cpu.compile import Compiled, Once, runs_here
@@ -70,8 +69,8 @@ def write(
 ) -> None:
     """Writes the results of sequences with at most so many tokens (None: of all).
 
-    q: [T, heads, d]; k: [slots, kv_heads, d], v: [slots, kv_heads, e], rows of a head without gaps; out: [T, heads,
-    e]; scales: [slots, kv_heads] bfloat16, of keys and of values in 8 bits.
+    q: [T, heads, d]; k: [slots, kv_heads, d], v: [slots, kv_heads, e], rows of a head without gaps; out: [T,
+    heads, e]; scales: [slots, kv_heads] bfloat16, of keys and of values in 8 bits.
     """
     heads, kv_heads, table, parts = q.shape[1], k.shape[1], batch.block_table, torch.get_num_threads()
     wanted, share = tasks(batch, most), heads // kv_heads

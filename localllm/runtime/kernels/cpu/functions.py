@@ -1,5 +1,5 @@
-"""Functions of 16 numbers at a time, in float32: a number's value depends on nothing else, where torch's depends on
-whether it stands in a whole vector or behind the last one."""
+"""Functions of 16 numbers at a time, in float32: a number's value depends on nothing else, where torch's depends
+on whether it stands in a whole vector or behind the last one."""
 
 from localllm.runtime.kernels.cpu.program import LANES, Program, Value
 

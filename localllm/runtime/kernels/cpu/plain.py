@@ -1,5 +1,4 @@
-"""y = x W^T for W in float32, bfloat16 or float16 as it lies: W is read once for every 4 rows of x, and from memory
-once for many of them.
+"""y = x W^T for W in float32, bfloat16 or float16 as it lies: W is read from memory once for up to 64 rows of x.
 
 Every number of y is one chain of sums, 16 lanes of them along a row of W, whatever stands beside it and however
 many threads there are: a row of y depends on its row of x alone, which no product of torch's promises.
@@ -23,7 +22,7 @@ Step = tuple[Value, Value]
 
 
 def multiply(p: Program, kind: torch.dtype, rows: int, wide: int, whole: bool) -> None:
-    """x [count, columns], W [all, columns] -> y [count, all] in one dtype: of it the columns `first` .. `last` - 1.
+    """x [count, columns], W [all, columns] -> y [count, all] in one dtype: its columns `first` .. `last` - 1.
 
     rows: of x at a time, `wide`: of W, of which last - first is a multiple; whole: columns are whole steps.
     """

@@ -98,7 +98,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: Batch
 ) -> Tensor:
-    """Shapes as of `kernels.delta_net`; states: [rows, value_heads, key_dim, value_dim], changed -> the shape of v"""
+    """Shapes as of `kernels.delta_net`; states: [rows, value_heads, key_dim, value_dim], changed -> as v"""
     pieces = []
     for span in batch.spans:
         source = span.row

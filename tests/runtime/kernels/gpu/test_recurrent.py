@@ -65,7 +65,7 @@ def delta_arguments(spans: list[tuple[int, int]], saved: bool, fading: float, co
 def test_single_tokens(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     config = DeltaNetConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=40, kernel=4)
     make = delta_arguments(spans, False, 1.0, config)
-    assert check("delta_net", make, dtype) == ["triton-chunks", "torch-chunks"]
+    assert check("delta_net", make, dtype) == ["triton-chunks", "cpu-tokens", "torch-chunks"]
     compare_rows(make)
 
 
@@ -74,7 +74,7 @@ def test_single_tokens(spans: list[tuple[int, int]], dtype: torch.dtype) -> None
 def test_spans(spans: list[tuple[int, int]], fading: float, saved: bool) -> None:
     config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=24, value_dim=12, kernel=4)
     make = delta_arguments(spans, saved, fading, config)
-    assert check("delta_net", make, torch.bfloat16) == ["triton-chunks", "torch-chunks"]
+    assert check("delta_net", make, torch.bfloat16) == ["triton-chunks", "cpu-tokens", "torch-chunks"]
     compare_rows(make)
 
 
