@@ -46,8 +46,8 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS or LOCALLLM_DETERMINISTIC
-        not on or off, or LOCALLLM_DRAFT not lookup or off."""
+        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS or
+        LOCALLLM_DETERMINISTIC not on or off, or LOCALLLM_DRAFT not lookup or off."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
