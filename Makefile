@@ -19,7 +19,7 @@ docs:     ## the help texts in docs/cli.md and words for Tab, the tables of docs
 	$(PYTHON) tools/cli_docs.py
 	$(PYTHON) tools/hardware_docs.py
 	$(PYTHON) tools/kernel_docs.py
-	$(PYTHON) -m pytest -q tests/models --models-table
+	$(PYTHON) -m pytest -q -n 0 tests/models --models-table
 
 catalog:  ## what models.toml states that the Hub does not
 	$(PYTHON) tools/catalog.py
