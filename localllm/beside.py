@@ -48,9 +48,7 @@ class Beside:
         rows = memory.rows if needs.own_row_bytes else 0
         decoder, _ = load_decoder(self.header, self.config, target.device, kind, context, phases)
         captured = context if graphs else None
-        runner = Runner(
-            decoder, memory.blocks, BLOCK_SIZE, kind, target.device, rows, kept, MAX_RUNNING, captured
-        )
+        runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, target.device, rows, kept, MAX_RUNNING, captured)
         return DraftModel(
             runner,
             BlockPool(memory.blocks, BLOCK_SIZE, rows),

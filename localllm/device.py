@@ -231,6 +231,15 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def instructions() -> list[str]:
+    """What torch makes use of in this processor, the vectors first."""
+    import torch
+
+    fast_bfloat16 = ["bfloat16"] if dtype_for("auto", "BF16", "cpu") == "bfloat16" else []
+    tiles = ["AMX"] if torch.cpu._is_amx_tile_supported() else []
+    return [torch.backends.cpu.get_cpu_capability(), *fast_bfloat16, *tiles]
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A GPU that torch sees."""

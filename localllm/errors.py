@@ -13,7 +13,8 @@
     ├── AccessDenied         exit 8   403   the hub gives a model only to those who log in or accept its terms
     ├── ModelNotFound        exit 8   404   no model of that name
     ├── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
-    └── LinesFailed          exit 9   500   a batch is done, and some of its lines have failed
+    ├── LinesFailed          exit 9   500   a batch is done, and some of its lines have failed
+    └── NotReproduced        exit 10  500   `localllm replay`, and the answer is another
 
 Code and status belong to the class, so no other file holds a table of them. Exit 130: interrupted.
 """
@@ -82,6 +83,12 @@ class StoppedByLength(LocalLLMError):
     """The answer was cut by max_tokens or the context, and the caller asked that this be an error."""
 
     exit_code = 6
+
+
+class NotReproduced(LocalLLMError):
+    """An answer that was computed again from its receipt is another."""
+
+    exit_code = 10
 
 
 class DamagedModel(LocalLLMError):

@@ -20,6 +20,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 from torch import Tensor
 
+from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
@@ -52,6 +53,7 @@ from localllm.runtime.build import keep_kernels, load_decoder, warm_up
 from localllm.runtime.engine import Engine
 from localllm.runtime.faults import telling
 from localllm.runtime.kernels import triton_runs_on
+from localllm.runtime.kernels.registry import used
 from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
@@ -127,7 +129,7 @@ def load(
     start, phases = time.perf_counter(), Phases()
     with phases("header"):
         ref = resolve(str(model))
-        header = read_header(ref.path)
+        source, header = ref.path, read_header(ref.path)
         beside = None if draft_model is None else Beside.find(str(draft_model), place.type, wish)
         if quant is not None:
             check_source(header, INSTEAD)
@@ -173,9 +175,7 @@ def load(
                 release(place)  # what only loading took
                 captured = memory.context if settings.graphs and triton_runs_on(place) else None
                 rows = memory.rows if fit.needs.own_row_bytes else 0
-                runner = Runner(
-                    decoder, memory.blocks, BLOCK_SIZE, kind, place, rows, kept, MAX_RUNNING, captured
-                )
+                runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, rows, kept, MAX_RUNNING, captured)
                 claim(place, memory.workspace)
                 pool = BlockPool(memory.blocks, BLOCK_SIZE, rows, memory.host_blocks)
                 engine = Engine(runner, pool, TOKEN_BUDGET[place.type], MAX_RUNNING)
@@ -210,6 +210,8 @@ def load(
         setup,
         phases.seconds,
         read_bytes_per_s,
+        source,
+        quant,
         guesser,
     )
 
@@ -240,10 +242,14 @@ class LLM:
         setup: Run,
         load_phases: Mapping[str, float],
         read_bytes_per_s: float | None,
+        source: Path,
+        quant: str | None,
         guesser: DraftModel | None = None,
     ):
         self.name = ref.name
         self.path = ref.path
+        self.source = source  # another than `path` where `quant` has made something of it
+        self.quant = quant
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
@@ -427,6 +433,24 @@ class LLM:
             return self.worker.call(lambda: engine.logits(ids)).clone()
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+
+    def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
+        """Which model this is, and what it runs on, with and in, for receipts. Reads megabytes of its files."""
+        engine = self.worker.engine
+        setup = provenance.setup(
+            engine.runner.device,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            threads=self.worker.threads,
+            context=self.context,
+            token_budget=engine.scheduler.token_budget,
+            block_size=engine.pool.block_size,
+        )
+        return provenance.model(self.name, self.path, self.source, self.quant), setup
+
+    def kernels(self) -> receipt.Kernels:
+        """Those that this process has called so far, by operation."""
+        return used()
 
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
         """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why

@@ -20,6 +20,7 @@ from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
+from localllm.cli.replay import replay
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
@@ -34,6 +35,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
 app.command()(serve)
+app.command()(replay)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)

@@ -1,13 +1,13 @@
 """The flags that several commands share, and their way into SamplingParams."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from localllm.errors import UsageError
+from localllm.files import strict_json
 from localllm.request import SamplingParams
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
@@ -142,7 +142,7 @@ def parse_template_args(pairs: Iterable[str]) -> dict[str, Any]:
                 f"template argument {pair!r} is not NAME=VALUE", "write for example enable_thinking=false"
             )
         try:
-            arguments[name] = json.loads(value)
+            arguments[name] = strict_json(value)
         except (ValueError, RecursionError):
             arguments[name] = value
     return arguments

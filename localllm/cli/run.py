@@ -11,6 +11,7 @@ from localllm.cli import io, options
 from localllm.cli.answer import Question, Show, answer
 from localllm.cli.constrain import FLAGS_OF_GRAMMAR, asked_grammar
 from localllm.cli.loading import load_model
+from localllm.cli.receipts import path_for
 from localllm.errors import UsageError
 
 FLAGS_OF_ONE_ANSWER = {
@@ -18,6 +19,7 @@ FLAGS_OF_ONE_ANSWER = {
     "raw": "--raw",
     "tools": "--tools",
     "as_json": "--json",
+    "receipt": "--receipt",
     "fail_on_length": "--fail-on-length",
     "logprobs": "--logprobs",
     "prompt_logprobs": "--prompt-logprobs",
@@ -54,6 +56,10 @@ def run(
         bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
     ] = False,
     as_json: options.Json = False,
+    receipt: Annotated[
+        str | None,
+        options.option("--receipt", text="Write what `localllm replay` needs, prompt and all.", metavar="FILE"),
+    ] = None,
     verbose: Annotated[bool, options.switch("--verbose", text="Print all measurements to stderr.")] = False,
     fail_on_length: Annotated[
         bool,
@@ -106,7 +112,7 @@ def run(
         functions = io.read_tools(tools) if tools else None
         text = io.read_prompt(prompt or [], raw=raw)
         out = io.AnswerWriter()
-        show = Show(raw=raw, as_json=as_json, verbose=verbose, fail_on_length=fail_on_length)
+        show = Show(raw, as_json, verbose, fail_on_length, path_for(receipt) if receipt else None)
         with closing(load_model(model, **where, grammar=given.get("grammar"))) as llm:
             arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
             question = Question(text, system, functions, arguments)

@@ -105,9 +105,7 @@ def test_bytes_of_decoding_are_those_of_its_steps_one_by_one(streams: int, apart
     assert found
     # Steps in which all decode; the stream i begins in step i, and has seen 100 tokens and those before it.
     first = 1 if streams == 1 else streams + 1
-    steps = [
-        tuple(Share(1, 100 + step - stream) for stream in range(streams)) for step in range(first, 24)
-    ]
+    steps = [tuple(Share(1, 100 + step - stream) for stream in range(streams)) for step in range(first, 24)]
     assert len(steps) == found.steps
     counted = sum(bytes_read(CONFIG, WEIGHTS, step, *BF16) for step in steps)
     work = figures.work_of_decoding(found, CONFIG, WEIGHTS, *BF16)

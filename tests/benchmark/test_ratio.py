@@ -1,4 +1,4 @@
-"""The interval holds the true ratio as often as it says, also where a machine drifts; verdicts say what it says."""
+"""The interval holds the true ratio as often as it says, also where a machine drifts; verdicts say no more."""
 
 import math
 import random

@@ -75,6 +75,8 @@ class Follower:
         consumed = 0
         for mask, draft in zip(masks, [*drafts, -1], strict=True):
             fill_next_token_bitmask(self._matcher, mask[None])
+            if self._matcher.is_error():  # the mask says anything then
+                return [np.zeros_like(mask[: self._words])] * len(masks)
             mask[self._words - 1] &= self._last
             found.append(mask[: self._words])
             if draft < 0 or not mask[draft // WORD] >> draft % WORD & 1:

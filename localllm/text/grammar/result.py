@@ -1,7 +1,7 @@
 """Is a finished text what was asked for? Answered without masks and tokens, as whoever reads it would see it."""
 
 import json
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
 import llguidance
@@ -9,6 +9,8 @@ import llguidance
 from localllm.errors import OutputInvalid
 from localllm.request import Grammar, GrammarKind
 from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
+
+DIGITS = 5000  # of a number that must be a multiple of another
 
 
 def check(grammar: Grammar, content: str) -> None:
@@ -30,20 +32,29 @@ def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
     from referencing import Registry
 
     try:
-        # Decimals: whether 0.3 is a multiple of 0.1 is no matter of binary fractions.
-        value = json.loads(content, parse_float=Decimal, parse_constant=_refuse)
+        value = json.loads(content, parse_float=exact, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise OutputInvalid(f"the answer is not JSON ({error})") from None
-    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    schema = json.loads(json.dumps(schema), parse_float=exact)
     kind = validators.validator_for(schema, default=Draft202012Validator)
     # An empty registry: nothing is fetched, whatever a reference names.
-    validator = kind(exact, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
+    validator = kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
     try:
-        error = exceptions.best_match(validator.iter_errors(value))
+        with localcontext(prec=DIGITS):
+            error = exceptions.best_match(validator.iter_errors(value))
     except ArithmeticError as fault:
         raise OutputInvalid(f"the answer has a number that cannot be checked ({fault})") from None
     if error is not None:
         raise OutputInvalid(f"the answer breaks the schema at {error.json_path}: {error.message[:200]}")
+
+
+def exact(number: str) -> Decimal | float:
+    """As a decimal: whether 0.3 is a multiple of 0.1 is no matter of binary fractions. 1e-99999999999999999999 is
+    none, and 0."""
+    try:
+        return Decimal(number)
+    except InvalidOperation:
+        return float(number)
 
 
 def _refuse(constant: str) -> None:
