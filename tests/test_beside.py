@@ -35,7 +35,7 @@ def test_what_does_not_fit_with_a_draft_model_is_refused_with_numbers() -> None:
     beside = Beside.find(str(shared("stories260K")), "cpu", Wish())
     alone = check(header, Space("cpu", 2**40), Wish(), name="large")
     weights = alone.weights.total
-    with pytest.raises(DoesNotFit, match="large and its draft model .* need 2") as refused:
+    with pytest.raises(DoesNotFit, match=r"large and its draft model .* need 2") as refused:
         check(header, Space("cpu", 2 * weights - 1), Wish(), name="large", draft=beside.needs)
     assert refused.value.exit_code == 3
     both = check(header, Space("cpu", 2**40), Wish(), name="large", draft=beside.needs)
