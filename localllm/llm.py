@@ -50,6 +50,7 @@ from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
 from localllm.request import Completion, GenerationEvent, Grammar, Kind, Request, SamplingParams
 from localllm.runtime.build import keep_kernels, load_decoder, warm_up
+from localllm.runtime.deterministic import check as check_deterministic
 from localllm.runtime.engine import Engine
 from localllm.runtime.faults import telling
 from localllm.runtime.kernels import triton_runs_on
@@ -91,6 +92,7 @@ def load(
     settings: Settings | None = None,
     force: bool = False,
     grammar: Grammar | None = None,
+    deterministic: bool = False,
 ) -> "LLM":
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
@@ -101,7 +103,9 @@ def load(
     many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
     bring several, `off` does not, `auto` leaves it to the settings; draft_model: a smaller one with the same
     vocabulary that guesses what comes next; force: also where it does not fit, at the price of swapping; grammar:
-    one that answers will be asked for, refused at once if this model cannot keep to it.
+    one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
+    bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
+    (docs/determinism.md), on a CPU alone.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -159,7 +163,9 @@ def load(
             keep_kernels(settings.cache)
     short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     kind: torch.dtype = getattr(torch, fit.dtype)
-    kept = FORMS.get(fit.kv_dtype, kind)
+    kept: torch.dtype = FORMS.get(fit.kv_dtype, kind)
+    if deterministic := deterministic or settings.deterministic:
+        check_deterministic(config, place, kept)
     threads = threads_for(fit.weights.total, settings.threads)
     setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
     guesser = None
@@ -175,7 +181,18 @@ def load(
                 release(place)  # what only loading took
                 captured = memory.context if settings.graphs and triton_runs_on(place) else None
                 rows = memory.rows if fit.needs.own_row_bytes else 0
-                runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, place, rows, kept, MAX_RUNNING, captured)
+                runner = Runner(
+                    decoder,
+                    memory.blocks,
+                    BLOCK_SIZE,
+                    kind,
+                    place,
+                    rows,
+                    kept,
+                    MAX_RUNNING,
+                    captured,
+                    deterministic,
+                )
                 claim(place, memory.workspace)
                 pool = BlockPool(memory.blocks, BLOCK_SIZE, rows, memory.host_blocks)
                 engine = Engine(runner, pool, TOKEN_BUDGET[place.type], MAX_RUNNING)

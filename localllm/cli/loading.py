@@ -63,10 +63,11 @@ def load_model(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
+    deterministic: bool = False,
     verbose: bool = False,
     grammar: Grammar | None = None,
-    draft_model: str | None = None,
     threads: int | None = None,
+    draft_model: str | None = None,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
     verbose: tell what it takes and how long each phase took.
@@ -96,9 +97,9 @@ def load_model(
 
         imported_s = time.perf_counter() - start
         where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}
-        where |= {"kv_dtype": kv_dtype or "auto"}
+        where |= {"kv_dtype": kv_dtype or "auto", "force": force, "deterministic": deterministic}
         where |= {"quant": quant, "draft_model": draft_model}
-        llm = load(name, settings=settings, context=context, force=force, grammar=grammar, **where)
+        llm = load(name, settings=settings, context=context, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
         note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))

@@ -43,6 +43,10 @@ OfQuant = Annotated[
     str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
 ]
 
+Deterministic = Annotated[
+    bool, switch("--deterministic", text="The same bytes whatever else runs, however prompts are cut.")
+]
+
 Think = Annotated[
     bool | None,
     typer.Option(
