@@ -97,8 +97,9 @@ def setup(
 def ran(
     before: runs.Run, config: ModelConfig, weights: WeightBytes, kv_dtype: str, metrics: Metrics
 ) -> runs.Run | None:
-    """What an answer reached, of a model that had been set up; None where it was too short to tell."""
-    if metrics.output_tokens < runs.LEAST_TOKENS:
+    """What an answer reached, of a model that had been set up; None where it was too short to tell, or drafts
+    changed what a step brings."""
+    if metrics.output_tokens < runs.LEAST_TOKENS or metrics.draft_tokens:
         return None
     context, element = metrics.prompt_tokens + metrics.output_tokens, ELEMENT_BYTES[before.dtype]
     on_average = (Share(1, context - metrics.output_tokens // 2),)

@@ -21,7 +21,7 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, names: tuple[str,
         one, other = (f"{token!r}" if token is not None else "no token" for token in pairs[first])
         count = len(differ) + len(unshared)
         raise UsageError(
-            f"{names[1]} speaks another vocabulary than {names[0]}: {count} of {both} tokens differ, "
-            f"first {first}, which is {other} and not {one}",
+            f"{names[1]} speaks another vocabulary than {names[0]}: {count} of {both} tokens differ, first "
+            f"{first}, which is {other} and not {one}",
             "name a draft model of the same family",
         )

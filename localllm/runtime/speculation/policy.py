@@ -57,8 +57,8 @@ class Speculation:
     def wants(self, sequence: Sequence) -> bool:
         if self.model and self.model.wants(sequence):
             return True
-        track = self.track(sequence)
-        if not self.looks_up or not (length := track.lookup.match()):
+        track = self.tracks.get(sequence)  # none is made for one that has ended meanwhile
+        if not (track and self.looks_up and (length := track.lookup.match())):
             return False
         if track.gate.tries:
             return True

@@ -1,0 +1,35 @@
+"""One model may guess for another only where ids mean the same tokens."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from localllm.errors import UsageError
+from localllm.text.same_vocabulary import check_same_vocabulary
+from localllm.text.tokenizer import Tokenizer
+from tests.shared import shared
+
+
+def edition(folder: Path, **tokens: int) -> Tokenizer:
+    """A model's tokenizer with some tokens more."""
+    shutil.copy(shared("tokenizers/qwen3") / "tokenizer_config.json", folder)
+    described = json.loads((shared("tokenizers/qwen3") / "tokenizer.json").read_text())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    described["added_tokens"] += [{"id": id, "content": token, **plain} for token, id in tokens.items()]
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    return Tokenizer.from_folder(folder)
+
+
+def test_a_few_tokens_more_are_the_same_vocabulary(tmp_path: Path) -> None:
+    qwen = Tokenizer.from_folder(shared("tokenizers/qwen3"))
+    more = edition(tmp_path, **{"<|more|>": qwen.vocab_size})
+    check_same_vocabulary(qwen, more, ("large", "small"))
+    check_same_vocabulary(more, qwen, ("large", "small"))
+
+
+def test_other_tokens_are_told_with_the_first() -> None:
+    stories, tiny = (Tokenizer.from_folder(shared(name)) for name in ("stories260K", "TinyStories-656K-hf"))
+    with pytest.raises(UsageError, match=r"small speaks another vocabulary than large: \d+ of 2048 .* first 1,"):
+        check_same_vocabulary(stories, tiny, ("large", "small"))
