@@ -25,7 +25,7 @@ from bench import checkpoint
 from bench.report import finish
 from bench.rounds import Sample, medians, new_prompt
 from localllm.metrics import Metrics
-from localllm.plan.memory import DRAWN_ROWS
+from localllm.plan.memory import MOST_DRAFTED
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.gate import Gate
 from localllm.runtime.speculation.lookup import Lookup
@@ -54,7 +54,7 @@ class Controlled(Lookup):
 
 class ControlledSpeculation(Speculation):
     def __init__(self, accepts: float):
-        super().__init__(Price(cpu_guess), DRAWN_ROWS["cpu"])
+        super().__init__(Price(cpu_guess), MOST_DRAFTED["cpu"])
         self.accepts = accepts
 
     def track(self, sequence: Sequence) -> Track:
@@ -72,7 +72,7 @@ class Run:
 
 
 def lookup() -> Speculation:
-    return Speculation(Price(cpu_guess), DRAWN_ROWS["cpu"])
+    return Speculation(Price(cpu_guess), MOST_DRAFTED["cpu"])
 
 
 def pairs(
