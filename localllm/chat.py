@@ -3,7 +3,6 @@
 Knows nothing of terminals. The model is anything shaped like an LLM.
 """
 
-import dataclasses
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 from localllm.errors import UsageError
 from localllm.files import write_whole
 from localllm.metrics import Metrics
+from localllm.params import params_from_json, params_to_json
 from localllm.request import GenerationEvent, Kind, SamplingParams
 
 FILE_VERSION = 1
@@ -117,7 +117,7 @@ class Chat:
             "version": FILE_VERSION,
             "model": self.model.name,
             "system": self.system,
-            "params": _params_to_json(self.params),
+            "params": params_to_json(self.params),
             "messages": self.messages,
         }
         try:
@@ -139,7 +139,7 @@ class Chat:
         if not isinstance(content, dict) or content.get("version") != FILE_VERSION:
             raise UsageError(f"{path} is no conversation of format {FILE_VERSION}")
         try:
-            params, messages = _params_from_json(content["params"]), _checked(content["messages"])
+            params, messages = params_from_json(content["params"]), _checked(content["messages"])
             system, name = content["system"], str(content["model"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{path} is a damaged conversation ({error!r})") from error
@@ -166,15 +166,3 @@ def _checked(messages: Any) -> list[Message]:
     if roles != ["user", "assistant"] * (len(roles) // 2):
         raise ValueError("question and answer do not take turns")
     return checked
-
-
-def _params_to_json(params: SamplingParams) -> dict[str, Any]:
-    # JSON has no infinity, and its keys are text.
-    bias = {str(token): str(bias) for token, bias in params.logit_bias.items()}
-    return dataclasses.asdict(params) | {"logit_bias": bias}
-
-
-def _params_from_json(fields: dict[str, Any]) -> SamplingParams:
-    bias: dict[str, str] = fields["logit_bias"]
-    fields = fields | {"logit_bias": {int(token): float(value) for token, value in bias.items()}}
-    return SamplingParams(**fields)

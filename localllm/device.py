@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
+CLEAR_REFS = Path("/proc/self/clear_refs")
 NO_LIMIT = 2**60  # bytes; the first version of control groups writes 2**63 less a page for no limit
 NVIDIA, DISPLAY = "0x10de", "0x03"  # a maker and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
@@ -230,6 +231,15 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def instructions() -> list[str]:
+    """What torch makes use of in this processor, the vectors first."""
+    import torch
+
+    fast_bfloat16 = ["bfloat16"] if dtype_for("auto", "BF16", "cpu") == "bfloat16" else []
+    tiles = ["AMX"] if torch.cpu._is_amx_tile_supported() else []
+    return [torch.backends.cpu.get_cpu_capability(), *fast_bfloat16, *tiles]
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A GPU that torch sees."""
@@ -301,3 +311,17 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def restart_peak(device: torch.device) -> bool:
+    """Let `peak_bytes` begin anew, at what is held now; False where the system cannot."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        CLEAR_REFS.write_text("5")  # Linux: proc(5)
+    except OSError:
+        return False
+    return True

@@ -6,12 +6,15 @@
     ├── DiskFull             exit 3   507   not enough room on the disk for a download
     ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
     ├── ContextOverflow      exit 4   400   the prompt is longer than the context
+    ├── OutputInvalid        exit 5   500   the answer is not what a schema or grammar asked for
     ├── StoppedByLength      exit 6   500   `--fail-on-length`, and the answer was cut by a limit
     ├── DamagedModel         exit 7   500   a model's file is truncated, inconsistent or holds NaN
     ├── NetworkError         exit 7   502   the hub cannot be reached, or does not send what it announced
     ├── AccessDenied         exit 8   403   the hub gives a model only to those who log in or accept its terms
     ├── ModelNotFound        exit 8   404   no model of that name
-    └── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
+    ├── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
+    ├── LinesFailed          exit 9   500   a batch is done, and some of its lines have failed
+    └── NotReproduced        exit 10  500   `localllm replay`, and the answer is another
 
 Code and status belong to the class, so no other file holds a table of them. Exit 130: interrupted.
 """
@@ -69,10 +72,23 @@ class ContextOverflow(LocalLLMError):
         self.context = context
 
 
+class OutputInvalid(LocalLLMError):
+    """The answer is not what a schema or grammar asked for: it was cut by a limit or a stop string, or the mask
+    was looser than the schema. The request was in order, so the status is a server's."""
+
+    exit_code = 5
+
+
 class StoppedByLength(LocalLLMError):
     """The answer was cut by max_tokens or the context, and the caller asked that this be an error."""
 
     exit_code = 6
+
+
+class NotReproduced(LocalLLMError):
+    """An answer that was computed again from its receipt is another."""
+
+    exit_code = 10
 
 
 class DamagedModel(LocalLLMError):
@@ -107,3 +123,9 @@ class UnsupportedModel(LocalLLMError):
 
     exit_code = 8
     http_status = 400
+
+
+class LinesFailed(LocalLLMError):
+    """A batch is done, and some of its lines have failed."""
+
+    exit_code = 9

@@ -4,6 +4,7 @@ Files of our own: written whole or not at all.
 
 import errno
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,20 @@ def parse_json(content: bytes, file: PurePath) -> dict[str, Any]:
         raise damaged(file, f"it is not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise damaged(file, "it does not hold a JSON object")
+    return value
+
+
+def strict_json(content: str | bytes) -> Any:
+    """JSON as its standard has it: Python reads NaN, numbers beyond all and halves of characters besides, which
+    nothing can write again. Raises ValueError and RecursionError."""
+
+    def number(text: str) -> float:
+        if not math.isfinite(value := float(text)):
+            raise ValueError(f"{text} is no number of JSON")
+        return value
+
+    value = json.loads(content, parse_float=number, parse_constant=number)
+    json.dumps(value, ensure_ascii=False).encode()
     return value
 
 

@@ -20,6 +20,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 from torch import Tensor
 
+from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
@@ -46,11 +47,12 @@ from localllm.quant.vectors import FORMS
 from localllm.quantize.keep import kept_or_made
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
-from localllm.request import Completion, GenerationEvent, Kind, Request, SamplingParams
+from localllm.request import Completion, GenerationEvent, Grammar, Kind, Request, SamplingParams
 from localllm.runtime.build import keep_kernels, load_decoder, warm_up
 from localllm.runtime.engine import Engine
 from localllm.runtime.faults import telling
 from localllm.runtime.kernels import triton_runs_on
+from localllm.runtime.kernels.registry import used
 from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
@@ -58,15 +60,17 @@ from localllm.runtime.speculation.policy import Speculation
 from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
 from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.settings import Settings
+from localllm.text.grammar.compiled import Grammars
+from localllm.text.grammar.source import checked as checked_grammar
 from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
-from localllm.worker import Stream, Worker
+from localllm.worker import Deliver, Stream, Worker
 
 SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
-PROMPT_TAIL = 16  # tokens at the end of a prompt, which tell whether it has begun the model's thoughts
+PROMPT_TAIL = 16  # tokens
 
 Prompt = str | ListLike[int] | ListLike[Message]
 
@@ -82,6 +86,7 @@ def load(
     draft: str = "auto",
     settings: Settings | None = None,
     force: bool = False,
+    grammar: Grammar | None = None,
 ) -> "LLM":
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
@@ -91,7 +96,7 @@ def load(
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
     many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
     bring several, `off` does not, `auto` leaves it to the settings; force: also where it does not fit, at the
-    price of swapping.
+    price of swapping; grammar: one that answers will be asked for, refused at once if this model cannot keep to it.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -108,6 +113,8 @@ def load(
         dtype=settings.dtype if dtype == "auto" else dtype,
         kv_dtype=settings.kv_dtype if kv_dtype == "auto" else kv_dtype,
     )
+    if grammar is not None:
+        checked_grammar(grammar)
     if repo := to_pull(str(model)):
         from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
 
@@ -115,7 +122,7 @@ def load(
     start, phases = time.perf_counter(), Phases()
     with phases("header"):
         ref = resolve(str(model))
-        header = read_header(ref.path)
+        source, header = ref.path, read_header(ref.path)
         if quant is not None:
             check_source(header, INSTEAD)
             check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
@@ -128,6 +135,11 @@ def load(
         end_ids = Fields(header.generation_config).ids("eos_token_id")
     with phases("tokenizer"):
         tokenizer = read_tokenizer(header)
+        output = OutputFormat.of(tokenizer.chat_templates, tokenizer.added_tokens)
+        eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
+        grammars = Grammars(tokenizer, config.vocab_size, eos_ids, output)
+        if grammar is not None:
+            grammars.compile(grammar)
     with phases("device"):
         fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
         memory = fit.memory or allocate_least(fit.needs, context)
@@ -166,7 +178,6 @@ def load(
                 engine.drafter = Speculation(price, DRAWN_ROWS[place.type], runner.widths)
         worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
-    eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
     load_s = time.perf_counter() - start
     return LLM(
         ref,
@@ -175,6 +186,8 @@ def load(
         eos_ids,
         tokenizer,
         template,
+        output,
+        grammars,
         worker,
         memory,
         fit.kv_dtype,
@@ -182,6 +195,8 @@ def load(
         setup,
         phases.seconds,
         read_bytes_per_s,
+        source,
+        quant,
     )
 
 
@@ -202,6 +217,8 @@ class LLM:
         eos_ids: frozenset[int],
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
+        output: OutputFormat,
+        grammars: Grammars,
         worker: Worker,
         memory: Memory,
         kv_dtype: str,
@@ -209,13 +226,18 @@ class LLM:
         setup: Run,
         load_phases: Mapping[str, float],
         read_bytes_per_s: float | None,
+        source: Path,
+        quant: str | None,
     ):
         self.name = ref.name
         self.path = ref.path
+        self.source = source  # another than `path` where `quant` has made something of it
+        self.quant = quant
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
-        self.output = OutputFormat.of(tokenizer.chat_templates, tokenizer.added_tokens)
+        self.output = output
+        self.grammars = grammars
         self.worker = worker
         self.memory = memory
         self.context = memory.context  # tokens
@@ -252,12 +274,15 @@ class LLM:
     ) -> Request:
         """Text as it is, token ids as they are, or messages through the chat template.
 
-        Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model.
+        Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model,
+        or a grammar cannot be kept to.
         """
         arrival = time.perf_counter()
         params = params or self.default_params
         if (tools or template_arguments) and not is_messages(prompt):
             raise UsageError("tools and template arguments are for a chat", "give the prompt as messages")
+        if tools and params.grammar:
+            raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
         if not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
         ids = self.encode(prompt, tools, template_arguments)
@@ -287,7 +312,10 @@ class LLM:
                 if least <= longest
                 else f"this model was made for {longest}: give a shorter prompt",
             )
-        return Request(tuple(ids), params, arrival, is_messages(prompt), tuple(tools or ()))
+        request = Request(tuple(ids), params, arrival, is_messages(prompt), tuple(tools or ()))
+        if params.grammar:
+            self.grammars.compile(params.grammar, self.prompt_tail(request))
+        return request
 
     def encode(
         self, prompt: Prompt, tools: ListLike[Message] | None, template_arguments: Mapping[str, Any] | None
@@ -316,8 +344,12 @@ class LLM:
             raise UsageError(f"{self.name} has no chat template to give arguments to", "leave them out")
         return {}
 
-    def submit(self, request: Request) -> Stream:
-        """Begin to answer a prepared request. Raises LocalLLMError where the model was closed."""
+    def submit(self, request: Request, deliver: Deliver | None = None) -> Stream:
+        """Begin to answer a prepared request. Raises LocalLLMError where the model was closed.
+
+        deliver: takes each piece, or the error that ends the answer, on the engine's thread, which it must not
+        hold up; the stream that is returned is then there to be closed, not read.
+        """
         params, prompt = request.params, len(request.prompt_ids)
         load_s, self.waited_for_load_s = self.waited_for_load_s, 0.0
         sequence = Sequence(
@@ -326,18 +358,23 @@ class LLM:
             eos_ids=self.eos_ids,
             limit=self.context if params.max_tokens is None else min(self.context, prompt + params.max_tokens),
             stopwatch=Stopwatch(request.arrival, load_s),
+            constraint=self.grammars.follow(params.grammar, self.prompt_tail(request)) if params.grammar else None,
         )
         router, shown = self.router(request)
-        return self.worker.submit(sequence, self, router, shown)
+        return self.worker.submit(sequence, self, router, shown, deliver)
 
     def router(self, request: Request) -> tuple[Router, frozenset[int]]:
         """What tells the parts of the answer apart, and the special tokens that it must see for that."""
         if not request.is_chat:
             return PlainRouter(), frozenset()
         special, markup = self.tokenizer.special_ids, self.output.markup(with_tools=bool(request.tools))
-        prompt = self.tokenizer.decode(request.prompt_ids[-PROMPT_TAIL:], skip_special=False)
         shown = frozenset(token for token, literal in special.items() if literal in markup)
-        return self.output.router(prompt, request.tools), shown
+        return self.output.router(self.prompt_tail(request) or "", request.tools), shown
+
+    def prompt_tail(self, request: Request) -> str | None:
+        """How the prompt of a chat ends, which tells whether it has begun the model's thoughts."""
+        tail = request.prompt_ids[-PROMPT_TAIL:]
+        return self.tokenizer.decode(tail, skip_special=False) if request.is_chat else None
 
     def stream(
         self,
@@ -379,6 +416,24 @@ class LLM:
             return self.worker.call(lambda: engine.logits(ids)).clone()
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+
+    def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
+        """Which model this is, and what it runs on, with and in, for receipts. Reads megabytes of its files."""
+        engine = self.worker.engine
+        setup = provenance.setup(
+            engine.runner.device,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            threads=self.worker.threads,
+            context=self.context,
+            token_budget=engine.scheduler.token_budget,
+            block_size=engine.pool.block_size,
+        )
+        return provenance.model(self.name, self.path, self.source, self.quant), setup
+
+    def kernels(self) -> receipt.Kernels:
+        """Those that this process has called so far, by operation."""
+        return used()
 
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
         """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why

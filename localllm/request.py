@@ -4,6 +4,7 @@ Plain data. Knows nothing of torch, files, terminals or HTTP.
 """
 
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ COUNT_LIMIT = 2**31 - 1
 BIAS_LIMIT = 10_000
 SMALLEST_TEMPERATURE = 1e-5  # below, differences of logits overflow
 TOP_LOGPROBS_LIMIT = 64
+GRAMMAR_LIMIT = 2**15  # characters; compiling a chain of names takes the square of its length
+SCHEMA_LIMIT = 2**18
+NESTING_LIMIT = 64  # of a schema
 
 
 class FinishReason(StrEnum):
@@ -39,6 +43,81 @@ class Kind(StrEnum):
 def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...], low: float, high: float) -> bool:
     """NaN lies between no two numbers."""
     return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+
+
+class GrammarKind(StrEnum):
+    """In which words a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON = "json"  # any object; there is no text
+    REGEX = "regex"  # of the whole answer, in the syntax of Rust's `regex`: no look-around, no back-references
+    LARK = "lark"  # as llguidance reads it, with `start`
+    GBNF = "gbnf"  # of llama.cpp, with `root`
+    CHOICE = "choice"  # a JSON array of texts
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the content of an answer must be. Raises UsageError where the text cannot be of that kind; whether it
+    can be kept to is known when it is compiled (`text/grammar`)."""
+
+    kind: GrammarKind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in list(GrammarKind):
+            raise UsageError(f"there is no grammar of the kind {self.kind!r}", f"give {', '.join(GrammarKind)}")
+        kind = GrammarKind(self.kind)
+        object.__setattr__(self, "kind", kind)
+        if not isinstance(self.text, str) or bool(self.text.strip()) == (kind is GrammarKind.JSON):
+            raise UsageError(f"the text of the {kind} grammar is {self.text!r}", "give a text; json has none")
+        limit = SCHEMA_LIMIT if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE) else GRAMMAR_LIMIT
+        if len(self.text) > limit:
+            raise UsageError(f"the {kind} has {len(self.text):,} characters", f"the limit is {limit:,}")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"character {error.start} of the {kind} is a lone surrogate") from error
+        if kind is GrammarKind.JSON_SCHEMA:
+            _ = self.schema  # reading it checks it
+        if kind is GrammarKind.CHOICE:
+            _ = self.choices
+
+    @property
+    def schema(self) -> Any:
+        """The parsed text of a JSON schema: an object, true or false."""
+        content = self._parsed()
+        if not isinstance(content, dict | bool):
+            raise UsageError(f"the JSON schema is {self.text[:80]!r}", "give an object")
+        if _depth(content) > NESTING_LIMIT:
+            raise UsageError(f"the JSON schema is nested more than {NESTING_LIMIT} deep", "use $defs and $ref")
+        return content
+
+    @property
+    def choices(self) -> list[str]:
+        """The texts of a choice."""
+        texts = self._parsed()
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise UsageError(f"the choices are {self.text[:80]!r}", "give texts, none of them empty")
+        if any(0xD800 <= ord(letter) < 0xE000 for text in texts for letter in text):
+            raise UsageError("a choice holds half a character, a lone surrogate", "send valid Unicode")
+        return texts
+
+    def _parsed(self) -> Any:
+        try:
+            return json.loads(self.text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"the {self.kind} is not JSON ({error})") from None
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _depth(content: Any) -> int:
+    """How deep a JSON value is nested; it was parsed, so not deeper than the interpreter's stack."""
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return 1 + max(map(_depth, parts), default=0)
 
 
 @dataclass(frozen=True)
@@ -98,6 +177,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first."""
 
+    grammar: Grammar | None = None
+    """What the content of the answer must be; what the model thinks before is its own."""
+
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not isinstance(self.stop, Sequence):
             raise UsageError(f"stop is {self.stop!r}", "give a list of strings")
@@ -107,6 +189,10 @@ class SamplingParams:
             raise UsageError(f"logit_bias is {self.logit_bias!r}", "give a dictionary of token id and number")
         if not isinstance(self.ignore_eos, bool):
             raise UsageError(f"ignore_eos is {self.ignore_eos!r}", "give True or False")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise UsageError(f"grammar is {self.grammar!r}", "give a Grammar")
+        if self.grammar and self.ignore_eos:
+            raise UsageError("ignore_eos goes on where a grammar ends", "leave one of them out")
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))

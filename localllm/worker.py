@@ -3,8 +3,8 @@ reasoning and tool calls from content, stop strings, the stopwatch, one queue a 
 
 import contextlib
 import dataclasses
+import hashlib
 import queue
-import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
@@ -24,18 +24,29 @@ from localllm.text.stops import StopStrings
 from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+Deliver = Callable[[GenerationEvent | BaseException], object]
 
 
 class Reply:
     """One request on its way to its reader."""
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer, router: Router, shown: Collection[int]):
-        """`shown` as in `Detokenizer`: what the router must see."""
+    def __init__(
+        self,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        router: Router,
+        shown: Collection[int],
+        deliver: Deliver | None = None,
+    ):
+        """`shown` as in `Detokenizer`: what the router must see; deliver: takes each piece, or the error that ends
+        the answer, on the engine's thread; else they wait in `events`."""
         self.sequence = sequence
         self.detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids, shown=shown)
         self.router = router
         self.stops = StopStrings(sequence.request.params.stop)
         self.events: queue.SimpleQueue[GenerationEvent | BaseException] = queue.SimpleQueue()
+        self.deliver = deliver or self.events.put
+        self.calls = 0
 
     def push(self, event: TokenEvent, device: torch.device) -> bool:
         """Hand on what a step brought. True: a stop string ended the answer."""
@@ -51,9 +62,9 @@ class Reply:
         if stopped:
             reason = FinishReason.STOP
         deltas = deltas or [Delta(Kind.CONTENT)]
-        self.events.put(self.piece(deltas[0], event, reason if len(deltas) == 1 else None, device))
+        self.deliver(self.piece(deltas[0], event, reason if len(deltas) == 1 else None, device))
         for place, delta in enumerate(deltas[1:], 2):
-            self.events.put(self.piece(delta, None, reason if place == len(deltas) else None, device))
+            self.deliver(self.piece(delta, None, reason if place == len(deltas) else None, device))
         return stopped
 
     def piece(
@@ -75,10 +86,17 @@ class Reply:
             else None,
             self.sequence.seed if reason else None,
             delta.kind,
-            delta.call and with_id(delta.call),
+            delta.call and self.with_id(delta.call),
             event.drafted if event else 0,
             event is not None and event.accepted,
         )
+
+    def with_id(self, call: ToolCall) -> ToolCall:
+        """Nine letters and digits, as Mistral's templates demand, where the model gave no id itself: the same for
+        the same prompt, seed and place, so that an answer that is given again is the same."""
+        self.calls += 1
+        source = repr((self.sequence.request.prompt_ids, self.sequence.seed, self.calls))
+        return call if call.id else dataclasses.replace(call, id=hashlib.sha256(source.encode()).hexdigest()[:9])
 
     def until_stop(self, deltas: list[Delta], *, is_last: bool) -> tuple[list[Delta], bool]:
         """What comes before a stop string in the content, and whether there was one. None spans a thought or a
@@ -95,11 +113,6 @@ class Reply:
                 return kept, True
         rest = self.stops.finish() if is_last else ""
         return [*kept, *([Delta(Kind.CONTENT, rest)] if rest else [])], False
-
-
-def with_id(call: ToolCall) -> ToolCall:
-    """Nine letters and digits, as Mistral's templates demand, where the model gave no id itself."""
-    return call if call.id else dataclasses.replace(call, id=secrets.token_hex(5)[:9])
 
 
 class Stream(Iterator[GenerationEvent]):
@@ -146,14 +159,22 @@ class Worker:
         self.replies: dict[Sequence, Reply] = {}
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.gate = threading.Lock()  # so that nothing is put into the inbox after the end
+        self.steps = 0  # of the engine that brought tokens of answers
         self.closed = False
         self.why_closed = "the model is closed"
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
         self.thread.start()
 
-    def submit(self, sequence: Sequence, owner: object, router: Router, shown: Collection[int] = ()) -> Stream:
+    def submit(
+        self,
+        sequence: Sequence,
+        owner: object,
+        router: Router,
+        shown: Collection[int] = (),
+        deliver: Deliver | None = None,
+    ) -> Stream:
         """Hand a sequence to the engine at once; the rest as in `Reply`. Raises LocalLLMError after `close`."""
-        reply = Reply(sequence, self.tokenizer, router, shown)
+        reply = Reply(sequence, self.tokenizer, router, shown, deliver)
 
         def begin() -> None:
             self.replies[sequence] = reply
@@ -199,7 +220,9 @@ class Worker:
             while going_on:
                 try:
                     going_on = self.read_inbox()
-                    for event in self.engine.step() if going_on else ():
+                    events = self.engine.step() if going_on else []
+                    self.steps += any(event.token_id is not None for event in events)
+                    for event in events:
                         self.deliver(event)
                 except Exception as error:
                     self.fail(self.explain(error))
@@ -239,7 +262,7 @@ class Worker:
                 raise event.error
             stopped = reply.push(event, self.engine.runner.device)
         except Exception as error:
-            reply.events.put(error)
+            reply.deliver(error)
             stopped = True
         if stopped or event.finish_reason:
             self.drop(event.sequence)
@@ -252,7 +275,7 @@ class Worker:
         """Every answer under way ends with `error`; the engine is empty and usable again."""
         for sequence, reply in self.replies.items():
             self.engine.cancel(sequence)
-            reply.events.put(error)
+            reply.deliver(error)
         self.replies.clear()
         self.engine.in_flight = None
         self.engine.pool.forget_all()

@@ -5,12 +5,16 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from localllm.cli import io
 from localllm.cli.loading import Model
+from localllm.cli.receipts import answer_of, receipt_of
+from localllm.cli.receipts import write as write_receipt
 from localllm.cli.report import metrics_block
 from localllm.errors import StoppedByLength, UsageError
+from localllm.receipt import Receipt, to_json
 from localllm.request import FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
 from localllm.settings import Settings
 
@@ -23,6 +27,7 @@ class Show:
     as_json: bool
     verbose: bool
     fail_on_length: bool
+    receipt: Path | None = None  # where to write it
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,14 @@ class Question:
 def answer(llm: Model, question: Question, params: SamplingParams, show: Show, out: io.AnswerWriter) -> None:
     """Write the answer to `out`, and what the model thinks to stderr.
 
-    Raises StoppedByLength where a limit cut it and `show` calls that a failure, LocalLLMError where the
-    engine gave up, and UsageError for a system prompt that the model has no template for.
+    Raises StoppedByLength where a limit cut it and `show` calls that a failure, OutputInvalid where it is not what
+    its grammar asks for, LocalLLMError where the engine gave up, and UsageError for a system prompt that the model
+    has no template for.
     """
     events = []
     prompt = _with_template(llm, question, raw=show.raw)
-    with closing(llm.stream(prompt, params, question.tools, question.template_arguments)) as stream:
+    request = llm.prepare(prompt, params, question.tools, question.template_arguments)
+    with closing(llm.submit(request)) as stream:
         shown = Parts(out)
         try:
             for event in stream:
@@ -55,9 +62,13 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     last = events[-1]
     if last.metrics:
         llm.record(last.metrics, Settings.from_environment().home, io.note)
-    if show.as_json:
-        content = _as_json(llm, events, params)
-        out.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
+    if show.as_json or show.receipt:
+        receipt = receipt_of(llm, prompt, question.template_arguments, request, answer_of(events), last.seed)
+        if show.as_json:
+            content = _as_json(llm, events, receipt, params)
+            out.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
+        if show.receipt:
+            write_receipt(show.receipt, receipt)
     if show.verbose and last.metrics:
         io.note(metrics_block(last.metrics, last.seed))
     if last.finish_reason == FinishReason.LENGTH:
@@ -65,8 +76,12 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
         limit, remedy = what_cut(llm, params, tokens)
         if show.fail_on_length:
             raise StoppedByLength(f"the answer was cut by {limit}", remedy)
-        if show.verbose or out.terminal or not cut_as_asked(params, tokens):
+        if show.verbose or out.terminal or params.grammar or not cut_as_asked(params, tokens):
             io.note(f"note: the answer was cut by {limit}; {remedy}")
+    if params.grammar:
+        from localllm.text.grammar.result import check  # other answers need not wait for its libraries
+
+        check(params.grammar, "".join(event.text for event in events if event.kind is Kind.CONTENT))
 
 
 class Parts:
@@ -117,22 +132,25 @@ def _with_template(llm: Model, question: Question, *, raw: bool) -> str | list[d
     return question.prompt
 
 
-def _as_json(llm: Model, events: Sequence[GenerationEvent], params: SamplingParams) -> dict[str, Any]:
+def _as_json(
+    llm: Model, events: Sequence[GenerationEvent], receipt: Receipt, params: SamplingParams
+) -> dict[str, Any]:
     """The object of `--json`; its fields are described in docs/cli.md."""
-    last = events[-1]
+    last, answer = events[-1], receipt.answer
     content = {
         "model": llm.name,
         "device": llm.device,
         "dtype": llm.dtype,
         "kv_dtype": llm.kv_dtype,
         "context": llm.context,
-        "text": "".join(event.text for event in events if event.kind is Kind.CONTENT),
-        "reasoning": "".join(event.text for event in events if event.kind is Kind.REASONING),
+        "text": answer.text,
+        "reasoning": answer.reasoning,
         "tool_calls": [_tool_call(event.tool_call) for event in events if event.tool_call],
-        "token_ids": [token for event in events for token in event.token_ids],
-        "finish_reason": last.finish_reason,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
         "seed": last.seed,
         "metrics": last.metrics.as_dict() if last.metrics else None,
+        "receipt": to_json(receipt),
     }
     if params.logprobs is not None:
         content["logprobs"] = [_logprob(llm, entry) for event in events for entry in event.logprobs]

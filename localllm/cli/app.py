@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from localllm import __version__
+from localllm.cli.batch import batch
+from localllm.cli.bench import bench
 from localllm.cli.completion import completion
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
@@ -18,7 +20,9 @@ from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
+from localllm.cli.replay import replay
 from localllm.cli.run import run
+from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
 from localllm.errors import LocalLLMError, UsageError
@@ -30,12 +34,16 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
+app.command()(serve)
+app.command()(replay)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(show)
 app.command()(plan)
+app.command()(bench)
 app.command()(quantize)
 app.command()(diff)
+app.command()(batch)
 app.command()(rm)
 app.command()(verify)
 app.command()(cp)

@@ -20,8 +20,9 @@ from localllm.request import SamplingParams
 from localllm.units import size
 
 CHAT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# A conversation shows text alone, so asking for log probabilities would change nothing that can be seen.
-PARAMETERS = [f.name for f in dataclasses.fields(SamplingParams) if not f.name.endswith("logprobs")]
+# A conversation shows text alone, so asking for log probabilities would change nothing that can be seen; and a
+# grammar is for one answer.
+PARAMETERS = [f.name for f in dataclasses.fields(SamplingParams) if not f.name.endswith(("logprobs", "grammar"))]
 
 
 @dataclasses.dataclass

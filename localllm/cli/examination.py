@@ -1,15 +1,12 @@
 """What `localllm doctor` finds out about this machine. Judges nothing, and never touches the network."""
 
-import importlib.metadata
 import math
 import os
-import platform
 import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm import __version__
 from localllm.cli.io import is_terminal, status
 from localllm.cli.loading import load_model
 from localllm.device import (
@@ -18,6 +15,7 @@ from localllm.device import (
     dtype_name,
     free_memory,
     gpus,
+    instructions,
     nvidia_devices,
     nvidia_driver,
     processor_name,
@@ -30,6 +28,7 @@ from localllm.hub.cache import CacheState, cache_state, writable
 from localllm.rates import Rates, rates_of
 from localllm.request import SamplingParams
 from localllm.settings import Settings
+from localllm.versions import versions
 
 LIBRARIES = ("torch", "triton", "huggingface_hub", "tokenizers", "gguf")
 BOXED, PROMPT, TOKENS = "demo", "Once upon a time", 32
@@ -111,7 +110,7 @@ def examine(settings: Settings) -> Examination:
         places = [] if torch_fault else ["cpu", *(f"cuda:{gpu.index}" for gpu in found)]
         measured = [_measured(place, settings) for place in places]
     return Examination(
-        versions=_versions(),
+        versions=versions(LIBRARIES),
         torch_fault=torch_fault,
         processor=_processor(torch_fault is None),
         gpus=found,
@@ -123,17 +122,6 @@ def examine(settings: Settings) -> Examination:
         hub=hub_access(),
         terminal=Terminal(is_terminal(sys.stdout), os.environ.get("TERM", ""), sys.getfilesystemencoding()),
     )
-
-
-def _versions() -> dict[str, str | None]:
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    own = {"localllm": __version__, "Python": platform.python_version()}
-    return own | {name: version(name) for name in LIBRARIES} | {"system": platform.platform()}
 
 
 def _torch_fault() -> str | None:
@@ -153,13 +141,13 @@ def _processor(with_torch: bool) -> Processor:
     import psutil
 
     container = container_memory()
-    threads, instructions = _torch_on_cpu() if with_torch else (None, None)
+    threads, used = _torch_on_cpu() if with_torch else (None, None)
     return Processor(
         name=processor_name(),
         cores=usable_cores(),
         cores_here=os.cpu_count() or 1,
         threads=threads,
-        instructions=instructions,
+        instructions=used,
         memory_bytes=psutil.virtual_memory().total,
         free_bytes=free_memory(),
         container_bytes=container[0] if container else None,
@@ -169,10 +157,7 @@ def _processor(with_torch: bool) -> Processor:
 def _torch_on_cpu() -> tuple[int, list[str]]:
     import torch
 
-    cpu = torch.device("cpu")
-    fast_bfloat16 = ["bfloat16"] if resolve_dtype("auto", "BF16", cpu) is torch.bfloat16 else []
-    tiles = ["AMX"] if torch.cpu._is_amx_tile_supported() else []
-    return torch.get_num_threads(), [torch.backends.cpu.get_cpu_capability(), *fast_bfloat16, *tiles]
+    return torch.get_num_threads(), instructions()
 
 
 def _gpus() -> tuple[list[Gpu], str | None]:

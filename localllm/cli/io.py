@@ -2,7 +2,6 @@
 and nothing else does; notes, progress and numbers go to stderr.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from localllm.errors import UsageError
+from localllm.files import strict_json
 
 NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
 # On a terminal, the text of a stranger must not move the cursor or set the title: ESC is shown as ␛ and so on.
@@ -41,7 +41,7 @@ def read_prompt(words: list[str], *, raw: bool) -> str:
         raise UsageError(
             "the prompt is not valid UTF-8", "give it in UTF-8, or pipe it through `iconv`"
         ) from error
-    context = "" if is_terminal(sys.stdin) else _read_stdin()
+    context = "" if is_terminal(sys.stdin) else _decoded(read_bytes("-"), "stdin")
     if context.strip() and instruction:
         return context.rstrip("\r\n") + "\n\n" + instruction
     prompt = instruction or context.removesuffix("\n").removesuffix("\r")
@@ -50,26 +50,27 @@ def read_prompt(words: list[str], *, raw: bool) -> str:
     return prompt
 
 
+def read_bytes(file: str) -> bytes:
+    """What a user's file holds, or stdin for `-`. Raises UsageError where it is not there."""
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read() if sys.stdin else b""
+        return Path(file).expanduser().read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+
+
 def read_json(file: str) -> Any:
     """What a user's file holds as JSON, or stdin for `-`. Raises UsageError where it is not there or no JSON."""
     try:
-        return json.loads(_read_stdin() if file == "-" else Path(file).expanduser().read_bytes())
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
+        return strict_json(read_text(file) if file == "-" else read_bytes(file))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{called(file)} is not JSON ({error})") from error
 
 
 def read_text(file: str) -> str:
     """What a user's file holds as UTF-8, or stdin for `-`. Raises UsageError where it is not there or no UTF-8."""
-    try:
-        return _read_stdin() if file == "-" else Path(file).expanduser().read_bytes().decode()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{file} is not valid UTF-8 at byte {error.start}", "convert it first: `iconv -f latin1 -t utf-8`"
-        ) from error
+    return _decoded(read_bytes(file), called(file))
 
 
 def called(file: str) -> str:
@@ -89,14 +90,12 @@ def check_tools(tools: Any, file: str) -> list[dict[str, Any]]:
     return tools
 
 
-def _read_stdin() -> str:
-    if sys.stdin is None:
-        return ""
+def _decoded(content: bytes, name: str) -> str:
     try:
-        return sys.stdin.buffer.read().decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"stdin is not valid UTF-8 at byte {error.start}", "convert it first: `iconv -f latin1 -t utf-8`"
+            f"{name} is not valid UTF-8 at byte {error.start}", "convert it first: `iconv -f latin1 -t utf-8`"
         ) from error
 
 

@@ -1,11 +1,13 @@
 """The one door from the command line to the engine."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from localllm.chat import ChatModel
+from localllm import receipt
+from localllm.chat import ChatModel, Stream
 from localllm.cli.io import note, status
 from localllm.cli.report import load_block
 from localllm.device import free_bytes, resolve_device
@@ -14,6 +16,7 @@ from localllm.metrics import Metrics
 from localllm.plan.fit import Space, Wish
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find, recipe_of
+from localllm.request import Grammar, Request, SamplingParams
 from localllm.settings import Settings
 
 
@@ -37,6 +40,16 @@ class Model(ChatModel, Protocol):
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]: ...
+    def prepare(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Request: ...
+    def submit(self, request: Request) -> Stream: ...
+    def provenance(self) -> tuple[receipt.Model, receipt.Setup]: ...
+    def kernels(self) -> receipt.Kernels: ...
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None: ...
     def close(self) -> None: ...
 
@@ -51,13 +64,22 @@ def load_model(
     quant: str | None = None,
     force: bool = False,
     verbose: bool = False,
+    grammar: Grammar | None = None,
+    threads: int | None = None,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
     verbose: tell what it takes and how long each phase took.
 
-    None leaves a choice to the settings. Raises what `fetch`, `resolve` and the engine raise.
+    None leaves a choice to the settings, which also know better where they name threads. A grammar is checked
+    before anything is pulled, and compiled before the weights are read. Raises what `fetch`, `resolve` and the
+    engine raise.
     """
     settings = Settings.from_environment()
+    settings = replace(settings, threads=settings.threads or threads)
+    if grammar:
+        from localllm.text.grammar.source import checked  # others need not wait for its library
+
+        checked(grammar)
     if quant:
         recipe_of(quant)  # a wrong name is told before a model is pulled
     missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
@@ -70,7 +92,7 @@ def load_model(
 
         imported_s = time.perf_counter() - start
         where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
-        llm = load(name, settings=settings, quant=quant, context=context, force=force, **where)
+        llm = load(name, settings=settings, quant=quant, context=context, force=force, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
         note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))

@@ -1,13 +1,13 @@
 """The flags that several commands share, and their way into SamplingParams."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from localllm.errors import UsageError
+from localllm.files import strict_json
 from localllm.request import SamplingParams
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
@@ -56,6 +56,14 @@ TemplateArgs = Annotated[
         "--template-arg", text="Argument for the chat template, JSON or text. Repeatable.", metavar="NAME=VALUE"
     ),
 ]
+
+Schema = Annotated[str | None, option(text="Answer with JSON of this JSON schema; - is stdin.", metavar="FILE")]
+JsonObject = Annotated[bool, switch("--json-object", text="Answer with a JSON object.")]
+Regex = Annotated[str | None, option(text="Answer with a text that this matches as a whole.", metavar="REGEX")]
+GrammarFile = Annotated[
+    str | None, option("--grammar", text="Answer with a text of this Lark or GBNF grammar.", metavar="FILE")
+]
+Choice = Annotated[str | None, option(text="Answer with one of these; or a JSON array of texts.", metavar="A,B,C")]
 
 Temperature = Annotated[float | None, option(text="0 takes the likeliest token; more varies more.", metavar="X")]
 TopK = Annotated[int | None, option(text="Keep the K likeliest tokens; 0 keeps all.", metavar="K")]
@@ -130,7 +138,7 @@ def parse_template_args(pairs: Iterable[str]) -> dict[str, Any]:
                 f"template argument {pair!r} is not NAME=VALUE", "write for example enable_thinking=false"
             )
         try:
-            arguments[name] = json.loads(value)
+            arguments[name] = strict_json(value)
         except (ValueError, RecursionError):
             arguments[name] = value
     return arguments

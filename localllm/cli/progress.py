@@ -234,3 +234,13 @@ def _progress(*, transient: bool = False) -> Progress:
         TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
     )
     return Progress(*columns, console=Console(stderr=True), expand=True, transient=transient)
+
+
+@contextmanager
+def saying() -> Iterator[Callable[[str], None]]:
+    """Gives what takes the words for what is being done: on a terminal alone, where they leave no trace."""
+    if not is_terminal(sys.stderr):
+        yield lambda text: None
+        return
+    with Console(stderr=True).status("") as shown:
+        yield lambda text: shown.update(escape(text.translate(VISIBLE)))

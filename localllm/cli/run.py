@@ -9,13 +9,17 @@ import typer
 
 from localllm.cli import io, options
 from localllm.cli.answer import Question, Show, answer
+from localllm.cli.constrain import FLAGS_OF_GRAMMAR, asked_grammar
 from localllm.cli.loading import load_model
+from localllm.cli.receipts import path_for
 from localllm.errors import UsageError
 
 FLAGS_OF_ONE_ANSWER = {
+    **FLAGS_OF_GRAMMAR,
     "raw": "--raw",
     "tools": "--tools",
     "as_json": "--json",
+    "receipt": "--receipt",
     "fail_on_length": "--fail-on-length",
     "logprobs": "--logprobs",
     "prompt_logprobs": "--prompt-logprobs",
@@ -37,6 +41,11 @@ def run(
     think: options.Think = None,
     tools: options.Tools = None,
     template_arg: options.TemplateArgs = None,
+    schema: options.Schema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    grammar: options.GrammarFile = None,
+    choice: options.Choice = None,
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -46,6 +55,10 @@ def run(
         bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
     ] = False,
     as_json: options.Json = False,
+    receipt: Annotated[
+        str | None,
+        options.option("--receipt", text="Write what `localllm replay` needs, prompt and all.", metavar="FILE"),
+    ] = None,
     verbose: Annotated[bool, options.switch("--verbose", text="Print all measurements to stderr.")] = False,
     fail_on_length: Annotated[
         bool,
@@ -75,12 +88,14 @@ def run(
     gets the model's answer and nothing else; what it thinks before goes to stderr. In a terminal and without a
     prompt, a conversation begins.
     """
-    given = options.sampling_fields(ctx.params)
+    given = options.sampling_fields({**ctx.params, "grammar": asked_grammar(ctx.params)})
     arguments = options.parse_template_args(template_arg or [])
     if raw and system:
         raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
     if raw and (arguments or tools or think is not None):
         raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
+    if tools and "grammar" in given:
+        raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
     where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
     where |= {"force": force, "verbose": verbose}
     if not prompt and io.both_ends_are_terminals():
@@ -96,8 +111,8 @@ def run(
         functions = io.read_tools(tools) if tools else None
         text = io.read_prompt(prompt or [], raw=raw)
         out = io.AnswerWriter()
-        show = Show(raw=raw, as_json=as_json, verbose=verbose, fail_on_length=fail_on_length)
-        with closing(load_model(model, **where)) as llm:
+        show = Show(raw, as_json, verbose, fail_on_length, path_for(receipt) if receipt else None)
+        with closing(load_model(model, **where, grammar=given.get("grammar"))) as llm:
             arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
             question = Question(text, system, functions, arguments)
             answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)

@@ -1,4 +1,4 @@
-"""Which files a model folder must have."""
+"""Which files a model folder must have, and which it may have."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -9,6 +9,17 @@ from localllm.files import TOKENIZER_FILES, damaged, read_json
 from localllm.hub.gguf import is_gguf, missing_part
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+BESIDE = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "README.md",  # states the licence
+)
+TEMPLATES = "additional_chat_templates"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 

@@ -15,9 +15,9 @@ from huggingface_hub.hf_api import RepoFile
 from localllm.errors import NetworkError
 from localllm.hub.http import Say, patiently, told
 from localllm.hub.names import RepoName
+from localllm.hub.store import SHA1, SHA256
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SHA1, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 MOST_FILES = 100_000
 NAME_BYTES = 255  # of one part of a path: what Linux and macOS take
 PATH_BYTES = 1024

@@ -6,21 +6,9 @@ from pathlib import PurePosixPath
 
 from localllm.errors import UnsupportedModel
 from localllm.files import TOKENIZER_FILES, parse_json
-from localllm.hub.folder import INDEX, SINGLE, index_files, pickled, refuse_pickles
+from localllm.hub.folder import BESIDE, INDEX, SINGLE, TEMPLATES, index_files, pickled, refuse_pickles
 from localllm.hub.gguf import choose, models_of, parts
 from localllm.hub.listing import Listing, RemoteFile
-
-BESIDE = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "README.md",  # states the licence
-)
-TEMPLATES = "additional_chat_templates"
 
 Read = Callable[[RemoteFile], bytes]  # the content of a small file
 

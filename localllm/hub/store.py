@@ -3,8 +3,9 @@
 It is where `huggingface_hub` keeps it (HF_HUB_CACHE, HF_HOME), used in place and never copied. Never the network.
 """
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 from huggingface_hub.file_download import repo_folder_name
@@ -15,6 +16,8 @@ from localllm.hub.folder import missing_files
 from localllm.hub.gguf import models_below, tags_of
 from localllm.hub.names import MAIN, RepoName
 
+SHA1, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")  # names of contents in `blobs`
+REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
 REVISION_LIMIT = 200  # bytes of a file in refs/: a commit has 40
 
 
@@ -49,6 +52,16 @@ def cached_folder(repo: str, revision: str = MAIN) -> Path | None:
     commit = cached_commit(repo, revision)
     snapshot = repo_root(repo) / "snapshots" / commit if commit else None
     return snapshot if snapshot and ((snapshot / "config.json").is_file() or models_below(snapshot)) else None
+
+
+def snapshot_of(path: Path) -> tuple[str, str, PurePath] | None:
+    """Repository, commit and the path from there of a snapshot in the cache, or of what lies in one; None for any
+    other path."""
+    absolute, root = path.absolute(), cache_root().absolute()
+    inner = absolute.relative_to(root).parts if absolute.is_relative_to(root) else ()
+    if len(inner) < 3 or inner[1] != "snapshots" or not inner[0].startswith(REPO_FOLDER):
+        return None
+    return inner[0].removeprefix(REPO_FOLDER).replace("--", "/", 1), inner[2], PurePath(*inner[3:])
 
 
 def cached_models() -> Iterator[tuple[str, Path]]:

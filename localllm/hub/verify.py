@@ -16,13 +16,13 @@ from huggingface_hub import constants
 from localllm.errors import DamagedModel, ModelNotFound, NetworkError, UnsupportedModel
 from localllm.hub.folder import missing_files
 from localllm.hub.gguf import missing_part
-from localllm.hub.listing import SHA1, SHA256, fetch_listing, hasher
+from localllm.hub.listing import fetch_listing, hasher
 from localllm.hub.names import RepoName
 from localllm.hub.partial import SUFFIX
 from localllm.hub.pull import Show, bring, order, order_of
 from localllm.hub.resolve import has_safetensors
 from localllm.hub.snapshot import CachedFile, CachedRepo, files_of, gguf_models, of_model
-from localllm.hub.store import cache_root, cached_commit, repo_root
+from localllm.hub.store import SHA1, SHA256, cache_root, cached_commit, repo_root
 
 FILES = 4  # hashed at a time
 READ_BYTES = 2**20

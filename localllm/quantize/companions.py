@@ -5,7 +5,7 @@ what became of the model. Copies no program of a stranger's. No torch.
 from pathlib import Path
 
 from localllm.hub.card import read_license
-from localllm.hub.folder import INDEX
+from localllm.hub.folder import INDEX, TEMPLATES
 from localllm.quant.recipe import Recipe
 from localllm.quantize.disk import put
 from localllm.quantize.source import hub_revision
@@ -13,7 +13,6 @@ from localllm.quantize.source import hub_revision
 SUFFIXES = (".json", ".jinja", ".model", ".txt")
 LEGAL = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY", "COPYING")
 NEVER = ("config.json", INDEX, "recipe.json", "quality.json")
-TEMPLATES = "additional_chat_templates"
 CARD = "README.md"
 
 

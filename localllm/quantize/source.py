@@ -4,19 +4,18 @@ A revision of the Hub is its commit; a folder of the person's own is its place w
 files.
 """
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
 from localllm.hub.folder import weight_files
-from localllm.hub.store import cache_root
+from localllm.hub.store import snapshot_of
 
 PARTIAL = ".partial"  # ends the name of a folder that is being written
 RECIPE = "recipe.json"  # in an artefact: what it was made of, and how
 INSTEAD = "leave out --quant, or "  # of a remedy
 EDITION = "name the edition in safetensors that is not quantized"
-REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
 
 
 def check_source(header: Header, instead: str = "") -> None:
@@ -45,8 +44,5 @@ def identity(model: Path) -> dict[str, Any]:
 
 def hub_revision(model: Path) -> tuple[str, str] | None:
     """Repository and commit of a snapshot in the cache; None for any other folder."""
-    folder, root = model.absolute(), cache_root().absolute()
-    inner = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
-    if len(inner) != 3 or inner[1] != "snapshots" or not inner[0].startswith(REPO_FOLDER):
-        return None
-    return inner[0].removeprefix(REPO_FOLDER).replace("--", "/", 1), inner[2]
+    found = snapshot_of(model)
+    return found[:2] if found and found[2] == PurePath() else None

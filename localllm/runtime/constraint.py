@@ -7,6 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.errors import LocalLLMError
+
 # Waits until they are known: of each position int32 [ceil(vocab / 32)], where bit t % 32 of word t // 32 is set if
 # the token t may come; None: any may.
 Masks = Callable[[], ListLike[NDArray[np.int32] | None]]
@@ -18,6 +20,11 @@ class Constraint(Protocol):
     @property
     def finished(self) -> bool:
         """Nothing more may come, not even an end token."""
+        ...
+
+    @property
+    def fault(self) -> LocalLLMError | None:
+        """Why it cannot be followed further: then nothing may come, and this answer ends with it."""
         ...
 
     def begin(self, drafts: ListLike[int]) -> Masks:

@@ -51,6 +51,8 @@ def kind_of(rows: list[Row], vocabulary: int) -> Kind:
         refused = "several tokens of a sequence whose tokens are counted"
     if any(row.masks for row in rows):
         refused = "a grammar"
+    if any(row.proposal for row in rows):
+        refused = "drafts that were drawn"
     adjusted = any(p.logit_bias or p.counts_tokens for p in params)
     return Kind(any(p.temperature > 0 for p in params), adjusted, refused)
 

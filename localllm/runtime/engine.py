@@ -223,11 +223,12 @@ class Engine:
 
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
         """One token more, and whether the answer ends with it."""
+        params, constraint = sequence.request.params, sequence.constraint
         if token in FAULTS:
-            return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=FAULTS[token]())
+            fault = constraint.fault if constraint else None
+            return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=fault or FAULTS[token]())
         sequence.token_ids.append(token)
         sequence.output_counts[token] += 1
-        params, constraint = sequence.request.params, sequence.constraint
         is_end = token in params.stop_ids or (token in sequence.eos_ids and not params.ignore_eos)
         if constraint and not is_end:
             constraint.advance(token)

@@ -3,7 +3,8 @@
 Order of operations, as in `transformers`: grammar, bias, penalties, temperature, top_k, top_p, min_p. Filters are
 thresholds on the value, so that tokens of equal probability are kept or dropped together and the result does not
 depend on the order in which a sort leaves them. The draw inverts the cumulative distribution in the order of the
-vocabulary at a point that is a function of the row's seed and position alone.
+vocabulary at a point that is a function of the row's seed and position alone. Where a draft stands that was itself
+drawn, `speculation/acceptance.py` says what is drawn from instead.
 
 This is the reference of `draws.py`, which does the same on a GPU while the host goes on.
 """
@@ -20,10 +21,13 @@ from torch import Tensor
 from localllm.request import SamplingParams, TokenLogprob
 from localllm.runtime.constraint import Masks
 from localllm.runtime.sent import moved, sent
+from localllm.runtime.speculation.acceptance import verified
 
 # Choices that are no tokens, so that nothing waits for the check.
 NO_NUMBER = -1  # the row holds NaN, or infinity
 NOTHING_LEFT = -2  # every token is forbidden
+# What a random number is for: one of a purpose tells nothing about another.
+CHOICE, ACCEPTANCE, PROPOSAL = 0, 1, 2
 CANDIDATES = 1024  # likeliest tokens that top_p looks at first; all are sorted only where these do not suffice
 
 
@@ -39,6 +43,7 @@ class Row:
     history: int = -1  # where its tokens lie on a device that counts them itself
     masks: Masks | None = None  # what a grammar lets come
     place: int = 0  # which of the masks is this row's
+    proposal: tuple[int, Tensor] | None = None  # the draft that stands there and [vocab], what it was drawn from
 
 
 def sample(logits: Tensor, rows: list[Row]) -> Tensor:
@@ -58,10 +63,14 @@ def sample(logits: Tensor, rows: list[Row]) -> Tensor:
 def forbid(logits: Tensor, rows: list[Row]) -> None:
     """What a grammar does not let come, in place."""
     for i, row in enumerate(rows):
-        mask = row.masks()[row.place] if row.masks else None
-        if mask is not None:
-            allowed = torch.from_numpy(bits(mask, logits.shape[-1]))
-            logits[i].masked_fill_(moved(~allowed, logits.device), -torch.inf)
+        if (forbidden := forbidden_by_grammar(row, logits)) is not None:
+            logits[i].masked_fill_(forbidden, -torch.inf)
+
+
+def forbidden_by_grammar(row: Row, like: Tensor) -> Tensor | None:
+    """[vocab] bool beside `like`, [..., vocab]; None: anything may come."""
+    mask = row.masks()[row.place] if row.masks else None
+    return None if mask is None else moved(torch.from_numpy(~bits(mask, like.shape[-1])), like.device)
 
 
 def bits(mask: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
@@ -89,6 +98,24 @@ def adjust(logits: Tensor, rows: list[Row]) -> None:
 
 def draw(logits: Tensor, rows: list[Row]) -> Tensor:
     """Temperature, filters and the draw. logits: [N, vocab] of rows whose temperature is above 0 -> [N]"""
+    weights = distribution(logits, rows)
+    proposed = [i for i, row in enumerate(rows) if row.proposal]
+    if proposed:
+        index = sent(proposed, torch.int64, logits.device)
+        weights[index] = verify(weights[index], [rows[i] for i in proposed])
+    return pick(weights, points(rows, CHOICE, logits.device))
+
+
+def propose(logits: Tensor, rows: list[Row]) -> tuple[Tensor, Tensor]:
+    """A draft model's guesses by the parameters of who will verify them: [N] token ids, and what each was drawn
+    from. logits: [N, vocab] float32 of rows whose temperature is above 0, changed in place."""
+    adjust(logits, rows)
+    weights = distribution(logits, rows)
+    return pick(weights, points(rows, PROPOSAL, logits.device)), weights
+
+
+def distribution(logits: Tensor, rows: list[Row]) -> Tensor:
+    """[N, vocab] float32, in proportion to the probabilities that temperature and filters leave."""
 
     def column(values: list[float]) -> Tensor:
         return sent(values, torch.float32, logits.device)[:, None]
@@ -101,15 +128,36 @@ def draw(logits: Tensor, rows: list[Row]) -> Tensor:
         logits = logits.masked_fill(logits < top_p_threshold(logits, column(top_p)), -torch.inf)
     probabilities = logits.softmax(-1)
     min_p = column([row.params.min_p for row in rows])
-    probabilities = probabilities.masked_fill(probabilities < min_p * probabilities.amax(-1, keepdim=True), 0)
-    cumulative = probabilities.double().cumsum(-1)
-    seeds = sent([row.seed for row in rows], torch.int64, logits.device)
-    positions = sent([row.position for row in rows], torch.int64, logits.device)
-    point = uniform(seeds, positions)[:, None] * cumulative[:, -1:]
-    chosen = torch.searchsorted(cumulative, point, right=True)[:, 0]
+    return probabilities.masked_fill(probabilities < min_p * probabilities.amax(-1, keepdim=True), 0)
+
+
+def verify(weights: Tensor, rows: list[Row]) -> Tensor:
+    """What rows with a proposal draw from. weights: [N, vocab] of the target"""
+    drafts, proposals = [], []
+    for row in rows:
+        assert row.proposal
+        draft, proposal = row.proposal
+        forbidden = forbidden_by_grammar(row, weights)
+        drafts.append(draft)
+        # A draft that a grammar forbids was taken away: one that stands was drawn from the others.
+        proposals.append(proposal if forbidden is None else proposal.masked_fill(forbidden, 0))
+    index = sent(drafts, torch.int64, weights.device)
+    return verified(weights, torch.stack(proposals), index, points(rows, ACCEPTANCE, weights.device))
+
+
+def pick(weights: Tensor, points: Tensor) -> Tensor:
+    """[N] the token of [N, vocab] at which the sum reaches each point of [0, 1)."""
+    cumulative = weights.double().cumsum(-1)
+    chosen = torch.searchsorted(cumulative, points[:, None] * cumulative[:, -1:], right=True)[:, 0]
     # A point that rounds up to the whole mass lies behind the last possible token, not on a forbidden one.
-    last = logits.shape[-1] - 1 - (probabilities > 0).flip(-1).int().argmax(-1)
+    last = weights.shape[-1] - 1 - (weights > 0).flip(-1).int().argmax(-1)
     return torch.minimum(chosen, last)
+
+
+def points(rows: list[Row], purpose: int, device: torch.device) -> Tensor:
+    seeds = sent([row.seed for row in rows], torch.int64, device)
+    positions = sent([row.position for row in rows], torch.int64, device)
+    return uniform(seeds, positions, purpose)
 
 
 def keep_top_k(logits: Tensor, top_k: list[int]) -> Tensor:
@@ -138,10 +186,10 @@ def top_p_threshold(logits: Tensor, top_p: Tensor) -> Tensor:
     return values.gather(-1, size).masked_fill(top_p >= 1, -torch.inf)
 
 
-def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """[N] float64 in [0, 1), a function of seed and position alone: the finalizer of SplitMix64 (Steele, Lea and
-    Flood 2014) over both, top 53 bits."""
-    mixed = finalize(finalize(seeds) + (positions + 1) * signed(0x9E3779B97F4A7C15))
+def uniform(seeds: Tensor, positions: Tensor, purpose: int = CHOICE) -> Tensor:
+    """[N] float64 in [0, 1), a function of seed, position and purpose alone: the finalizer of SplitMix64 (Steele,
+    Lea and Flood 2014) over them, top 53 bits."""
+    mixed = finalize(finalize(seeds ^ purpose << 60) + (positions + 1) * signed(0x9E3779B97F4A7C15))
     return ((mixed >> 11) & (2**53 - 1)).double() * 2.0**-53
 
 

@@ -113,7 +113,10 @@ class Sequence:
                 known = [*known, self.drafts[place - 1]]
                 counts = counts + Counter(known[-1:])
             position = self.computed - len(self.drafts) + place
-            rows.append(Row(params, self.seed, position, known, counts, self.row, masks, place))
+            proposal = None
+            if self.proposals is not None and place < len(self.drafts):
+                proposal = self.drafts[place], self.proposals[place]
+            rows.append(Row(params, self.seed, position, known, counts, self.row, masks, place, proposal))
         return rows
 
     def forget_drafts(self) -> None:

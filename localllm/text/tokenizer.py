@@ -1,7 +1,7 @@
 """Text to token ids and back, by the model's own tokenizer. Knows nothing of Jinja or of streams."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from localllm.text.ends import ends_of_turn
 from localllm.text.gguf_tokenizer import read_gguf_tokenizer
 from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken
+from localllm.text.token_bytes import token_bytes
 from localllm.text.tokenizer_json import read_tokenizer_json
 from localllm.text.vocabulary import UNWRITABLE, Described
 
@@ -112,6 +113,20 @@ class Tokenizer:
             return self._added[index]
         return None if index == self._unwritable else self._backend.id_to_token(index)
 
+    def ids_of(self, literals: Collection[str]) -> frozenset[int]:
+        """The added tokens that are written so."""
+        return frozenset(index for index, literal in self._added.items() if literal in literals)
+
+    def token_bytes(self, count: int) -> list[bytes]:
+        """What each id below `count` adds to a text amid it; b"" of no token. Raises UnsupportedModel where the
+        decoder does not say."""
+        spelled = (self.token(index) for index in range(count))
+        found = token_bytes(spelled, self._backend.decoder)
+        for index, same in self._same_as.items():
+            if index < count:
+                found[index] = b"".join(found[part] for part in same)
+        return found
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a prompt. Control tokens written in it become control ids: it is no chat message.
 
@@ -132,6 +147,10 @@ class Tokenizer:
             encode = self._encode_literal if piece.literal else self._encode_plain
             ids += self._encode_on(piece.text, encode) if ids else encode(piece.text)
         return ids
+
+    def encode_amid(self, text: str) -> list[int]:
+        """Token ids of a text amid another. Control tokens written in it are encoded as the text they are."""
+        return self._encode_on(text, self._encode_literal)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of these ids. Bytes that are no character become U+FFFD; ids of no token are left out."""

@@ -44,8 +44,9 @@ def engine(monkeypatch) -> ModuleType:
 
 
 @pytest.fixture
-def localllm(engine, monkeypatch, capsys):
-    """Run the program in this process: arguments and piped text in; exit code, stdout and stderr out."""
+def real(monkeypatch, capsys):
+    """Run the program in this process, which has loaded torch already: arguments and piped text in; exit code,
+    stdout and stderr out."""
 
     def run(*arguments, piped=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
@@ -54,6 +55,12 @@ def localllm(engine, monkeypatch, capsys):
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def localllm(engine, real):
+    """The same with the fake engine."""
+    return real
 
 
 @pytest.fixture

@@ -9,10 +9,17 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from localllm.arch.cost import WeightBytes
+from localllm.checkpoint.digest import FileDigest
 from localllm.errors import ContextOverflow, DamagedModel, UsageError
 from localllm.metrics import Stopwatch
 from localllm.plan.memory import Memory
-from localllm.request import FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
+from localllm.receipt import Model, Setup
+from localllm.request import FinishReason, GenerationEvent, Kind, Request, SamplingParams, TokenLogprob, ToolCall
+
+MODEL = Model(
+    "tiny", "/models/tiny", None, {"F16": 24}, "ab", "sha256", (FileDigest("config.json", 9, "cd", None),)
+)
+SETUP = Setup("cpu", "a processor", ("AVX2",), 1, "float32", "float32", 4096, 512, 16, {"torch": "2.11"})
 
 
 class FakeTokenizer:
@@ -45,6 +52,7 @@ class FakeLLM:
         self.context = context
         self.has_chat_template = has_chat_template
         self.asked = []  # (prompt, params) of every stream
+        self.prepared = {}  # arguments of `prepare` by the request's id
         self.given = []  # (tools, template_arguments) of every stream
         self.cancelled = False
         self.closed = False
@@ -54,6 +62,21 @@ class FakeLLM:
         if unknown or (not self.has_chat_template and (given or think is not None)):
             raise UsageError(f"the chat template does not read {', '.join(unknown)}")
         return given | ({} if think is None else {"enable_thinking": think})
+
+    def prepare(self, prompt, params=None, tools=None, template_arguments=None):
+        ids = tuple(map(ord, str(prompt)))
+        request = Request(ids, params or self.default_params, time.perf_counter(), tools=tuple(tools or ()))
+        self.prepared[request.id] = (prompt, params, tools, template_arguments)
+        return request
+
+    def submit(self, request):
+        return self.stream(*self.prepared[request.id])
+
+    def provenance(self):
+        return MODEL, SETUP
+
+    def kernels(self):
+        return {"linear": ("fake",)}
 
     def stream(self, prompt, params=None, tools=None, template_arguments=None):
         params = params or self.default_params
@@ -132,7 +155,16 @@ def install():
     module.loaded = []
 
     def load(
-        model, *, device=None, dtype=None, kv_dtype=None, quant=None, context=None, settings=None, force=False
+        model,
+        *,
+        device=None,
+        dtype=None,
+        kv_dtype=None,
+        quant=None,
+        context=None,
+        settings=None,
+        force=False,
+        grammar=None,
     ):
         llm = FakeLLM(Path(model).name, context or 4096, has_chat_template=not str(model).endswith("base"))
         module.loaded.append((llm, {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}))

@@ -26,5 +26,6 @@ def test_every_code_of_the_table_of_exit_codes_is_one_of_ours():
         6,
         7,
         8,
+        9,
         130,
     ]

@@ -140,7 +140,7 @@ def test_json_is_one_object_with_everything(localllm, model):
         "run", model, "hi", "--json", "--seed=3", "--max-tokens=2", "--logprobs=1", "--prompt-logprobs=1"
     )
     answer = json.loads(out)
-    metrics = answer.pop("metrics")
+    metrics, receipt = answer.pop("metrics"), answer.pop("receipt")
     entry = {"token_id": 49, "token": "1", "logprob": -0.5}
     assert (code, err) == (0, "")
     assert answer.pop("logprobs")[0] == entry | {"top": [entry, {"token_id": 0, "token": "\0", "logprob": None}]}
@@ -157,6 +157,9 @@ def test_json_is_one_object_with_everything(localllm, model):
         "token_ids": [49, 58],
         "finish_reason": "length",
         "seed": 3,
+    }
+    assert receipt["answer"] == {
+        name: answer[name] for name in ("token_ids", "text", "reasoning", "finish_reason")
     }
     assert (metrics["load_s"], metrics["prompt_tokens"], metrics["output_tokens"]) == (1.5, 2, 2)
     assert out.count("\n") == 1

@@ -19,7 +19,7 @@ from localllm.arch.config import Activation
 from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.elementwise import gated
-from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kernels.registry import choose, find, kernel
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def experts(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts) -> Tensor:
 
 def takes_stacked(x: Tensor, one: Stacked) -> bool:
     """Is there a kernel for such experts, when they are stacked?"""
-    return choose("experts", x, None, None, one).run is not experts_reference
+    return find("experts", x, None, None, one).run is not experts_reference
 
 
 @kernel("experts", "reference")

@@ -1,6 +1,7 @@
 """Which function computes an operation here: the first whose `when` accepts the call; a reference accepts all.
 
 `explain(operation, ...)` tells which one and why the others were passed over: the choice is never a mystery.
+`used()` tells which ones have run.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ def always(*_: Any) -> None:
     """Accepts every call."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a set of them asks for no more than which
 class Kernel:
     operation: str
     name: str
@@ -24,6 +25,7 @@ class Kernel:
 
 
 KERNELS: dict[str, list[Kernel]] = defaultdict(list)
+_used: set[Kernel] = set()
 
 
 def kernel(
@@ -41,15 +43,31 @@ def kernel(
     return register
 
 
-def choose(operation: str, *arguments: Any) -> Kernel:
+def find(operation: str, *arguments: Any) -> Kernel:
     return next(k for k in KERNELS[operation] if k.when(*arguments) is None)
+
+
+def choose(operation: str, *arguments: Any) -> Kernel:
+    """`find`, for a call that follows."""
+    found = find(operation, *arguments)
+    _used.add(found)
+    return found
+
+
+def used() -> dict[str, tuple[str, ...]]:
+    """The kernels that this process has called so far, by operation, in the order in which they are asked."""
+    names = {name: tuple(k.name for k in kernels if k in _used) for name, kernels in sorted(KERNELS.items())}
+    return {operation: found for operation, found in names.items() if found}
 
 
 def run(operation: str, *arguments: Any) -> Any:
     """Of operations that a CPU does often: where only the reference is registered it is called without a question,
     which would take 0.9 us (a norm of a row of 2,048 takes 5.7)."""
     kernels = KERNELS[operation]
-    return (kernels[0] if len(kernels) == 1 else choose(operation, *arguments)).run(*arguments)
+    if len(kernels) > 1:
+        return choose(operation, *arguments).run(*arguments)
+    _used.add(kernels[0])
+    return kernels[0].run(*arguments)
 
 
 def explain(operation: str, *arguments: Any) -> list[tuple[str, str]]:

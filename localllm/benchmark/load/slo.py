@@ -1,0 +1,57 @@
+"""What a user promises of an answer, `ttft=500ms,tpot=50ms`, and whether one answer keeps it."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from localllm.benchmark.load.outcome import Outcome
+from localllm.errors import UsageError
+from localllm.metrics import percentile
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+MEASURES: dict[str, Callable[[Outcome], float]] = {
+    "ttft": lambda outcome: outcome.ttft_s,
+    "tpot": lambda outcome: outcome.tpot_s,
+    "itl": lambda outcome: percentile(outcome.itl_s, 99),
+    "e2e": lambda outcome: outcome.e2e_s,
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Service level objectives of one answer: the most seconds that each measure may take. Of the gaps between its
+    pieces (`itl`) the 99th percentile counts."""
+
+    limits: dict[str, float]
+
+    @classmethod
+    def of(cls, text: str) -> "Objective":
+        """`ttft=500ms,tpot=50ms`. Raises UsageError for another measure, or a time without a unit."""
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, time = (word.strip() for word in part.partition("="))
+            if name not in MEASURES or name in limits:
+                raise UsageError(f"--slo has {part.strip()!r}", f"give each of {', '.join(MEASURES)} once at most")
+            found = TIME.fullmatch(time)
+            if not found or not float(found[1]):
+                raise UsageError(f"--slo {name} is {time!r}", "give a time such as 500ms or 2s")
+            limits[name] = float(found[1]) * UNITS[found[2]]
+        return cls(limits)
+
+    def met(self, outcome: Outcome) -> bool:
+        """An answer that failed meets nothing. A measure that an answer does not have (the gaps of a single token)
+        is kept; one that could not be measured because tokens were not counted is not."""
+        return outcome.ok and all(self._kept(name, limit, outcome) for name, limit in self.limits.items())
+
+    def _kept(self, name: str, limit: float, outcome: Outcome) -> bool:
+        value = MEASURES[name](outcome)
+        if not math.isnan(value):
+            return value <= limit
+        if name == "tpot":
+            return outcome.output_tokens is not None and outcome.output_tokens < 2
+        return name == "itl"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} <= {limit * 1e3:g} ms" for name, limit in self.limits.items())

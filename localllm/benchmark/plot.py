@@ -1,0 +1,167 @@
+"""A result as a picture: speed over streams, lengths and depths where there are several, the gaps between tokens
+over an answer, and the fraction of the roofline. matplotlib is imported inside functions: it is an extra.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localllm.benchmark.result import Edition, Found, Result
+from localllm.benchmark.summary import Distribution
+from localllm.errors import UsageError
+from localllm.metrics import percentile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg")
+COLUMNS = 2  # of panels
+WIDTH, HEIGHT, HEAD = 5.6, 3.8, 0.6  # inches, of a panel and above all
+DOTS = 150  # an inch of a PNG
+MOST_LINES = 6  # of gaps, which lie close
+GREY = "0.4"
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 10,
+    "svg.hashsalt": "localllm",  # the same result, the same file
+}
+WORDS = {"prompt": "prompt", "depth": "depth", "batch": "streams", "output": "answer"}
+
+Pair = tuple[Edition, Found]
+Panel = Callable[["Axes"], None]
+
+
+def check_plot(file: Path) -> None:
+    """Raises UsageError, before anything is measured, where the file could not be drawn."""
+    if file.suffix.lower() not in FORMATS:
+        raise UsageError(f"{file} is no PNG and no SVG file", "name one that ends in .png or .svg")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}", "make it first")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("plots need matplotlib, which is not installed", "pip install 'localllm[plot]'")
+
+
+def draw(result: Result, file: Path) -> None:
+    """Raises OSError where the file cannot be written."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    panels = list(panels_of(result))
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    svg = file.suffix.lower() == ".svg"
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + HEAD), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        for panel, ax in zip(panels, axes, strict=False):
+            panel(ax)
+        for ax in axes[len(panels) :]:
+            ax.remove()
+        figure.suptitle(title(result), fontsize=9, color=GREY)
+        figure.savefig(file, dpi=DOTS, metadata={"Date": None} if svg else None)
+
+
+def title(result: Result) -> str:
+    loaded = result.editions[0].loaded
+    threads = "" if loaded.threads is None else f", threads: {loaded.threads}"
+    models = ", ".join(dict.fromkeys(edition.loaded.name for edition in result.editions))
+    where = f"{loaded.device_name}{threads}, localllm {result.machine.versions['localllm']}, {result.date}"
+    return "\n".join([f"{models} in {loaded.dtype}", where, *result.warnings])
+
+
+def panels_of(result: Result) -> Iterator[Panel]:
+    """Those that have something to show."""
+    pairs = [(edition, found) for edition in result.editions for found in edition.found]
+    for field, name, x, value in (
+        ("batch", "Decoding, all streams", "streams", lambda found: found.decode_tokens_per_s),
+        ("prompt", "Prefill", "tokens of the prompt", lambda found: found.prefill_tokens_per_s),
+        ("depth", "Decoding behind a context", "tokens in the cache", lambda found: found.decode_tokens_per_s),
+    ):
+        if len({getattr(found.scenario, field) for _, found in pairs}) > 1:
+            yield lines(pairs, field, value, x, name)
+    yield gaps(pairs)
+    yield fractions(pairs)
+
+
+def lines(pairs: list[Pair], field: str, value: Callable[[Found], Distribution], x: str, name: str) -> Panel:
+    """Over one field, a line for all else that differs; bars from the lowest to the highest round."""
+    series: dict[str, list[tuple[int, Distribution]]] = {}
+    for (_, found), label in zip(pairs, labels(pairs, without=field), strict=True):
+        series.setdefault(label, []).append((getattr(found.scenario, field), value(found)))
+
+    def panel(ax: Axes) -> None:
+        for label, points in series.items():
+            known = sorted((at, found) for at, found in points if not math.isnan(found.p50))
+            places, middle = [at for at, _ in known], [found.p50 for _, found in known]
+            reach = [found.p50 - found.low for _, found in known], [found.high - found.p50 for _, found in known]
+            ax.errorbar(places, middle, yerr=reach, marker="o", markersize=4, capsize=3, label=label)
+        ax.set(title=name, xlabel=x, ylabel="tokens/s")
+        ax.set_xticks(sorted({at for points in series.values() for at, _ in points}))
+        ax.set_ylim(bottom=0)
+        legend(ax, list(series))
+
+    return panel
+
+
+def gaps(pairs: list[Pair]) -> Panel:
+    """At each place of the answers, over rounds and streams: median, and 5th to 95th percentile."""
+    some = pairs[:: -(-len(pairs) // MOST_LINES)]
+    left = f", {len(some)} of {len(pairs)} scenarios" if len(some) < len(pairs) else ""
+
+    def panel(ax: Axes) -> None:
+        for (_, found), label in zip(some, labels(some), strict=True):
+            answers = [answer.metrics.itl_s for answers in found.rounds for answer in answers]
+            places = [[1e3 * gap for gap in at] for at in zip(*answers, strict=True)]
+            x = range(2, len(places) + 2)
+            [line] = ax.plot(x, [percentile(at, 50) for at in places], label=label)
+            band = [percentile(at, 5) for at in places], [percentile(at, 95) for at in places]
+            ax.fill_between(x, *band, alpha=0.15, color=line.get_color(), linewidth=0)
+        ax.set(title=f"Gaps between tokens (ITL){left}", xlabel="token of the answer", ylabel="ms")
+        ax.set_ylim(bottom=0)
+        legend(ax, labels(some))
+
+    return panel
+
+
+def fractions(pairs: list[Pair]) -> Panel:
+    """Of the roofline, by phase; what a step waits for is written beside."""
+    names = labels(pairs)
+
+    def panel(ax: Axes) -> None:
+        small = max(4, min(7, 110 // len(pairs)))
+        for shift, phase, colour in ((-0.2, "prefill", "C1"), (0.2, "decoding", "C0")):
+            for at, (_, found) in enumerate(pairs):
+                if roof := found.prefill if phase == "prefill" else found.decode:
+                    ax.barh(at + shift, 100 * roof.of_roof, 0.36, color=colour, label="" if at else phase)
+                    said = f" {roof.of_roof:.0%} {roof.bound}"
+                    ax.text(100 * roof.of_roof, at + shift, said, va="center", fontsize=small)
+        ax.set_yticks(range(len(pairs)), names, fontsize=small)
+        ax.invert_yaxis()
+        ax.axvline(100, color=GREY, linestyle="--", linewidth=1)
+        ax.set_xlim(0, max(120, 1.2 * ax.get_xlim()[1]))
+        ax.set(title="Fraction of the measured roofline", xlabel="%")
+        ax.legend(fontsize=7, loc="lower right")
+
+    return panel
+
+
+def labels(pairs: list[Pair], without: str = "") -> list[str]:
+    """What each has that not all have, and the field `without` aside."""
+    named = [{"": edition.loaded.name, **vars(found.scenario)} for edition, found in pairs]
+    differ = [field for field in ("", *WORDS) if field != without and len({str(one[field]) for one in named}) > 1]
+    return [", ".join(f"{WORDS.get(field, '')} {one[field]}".strip() for field in differ) for one in named]
+
+
+def legend(ax: Axes, shown: list[str]) -> None:
+    """Where there is more than one line."""
+    if len(set(shown)) > 1:
+        ax.legend(fontsize=7, framealpha=0.6)

@@ -1,0 +1,195 @@
+"""A result for programs and pages: the JSON object that docs/bench.md describes, comma-separated values with a row
+a scenario, and Markdown."""
+
+import csv
+import io
+import math
+from dataclasses import asdict
+from typing import Any
+
+from localllm.benchmark.measure import Round
+from localllm.benchmark.result import Compared, Edition, Found, Result
+from localllm.benchmark.roofline import Roofline
+from localllm.benchmark.summary import Distribution
+from localllm.units import seconds, size, three_digits
+
+Row = dict[str, str | int | float | None]
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """For JSON: None instead of NaN."""
+    return {
+        "benchmark": "localllm bench",
+        "date": result.date,
+        "machine": asdict(result.machine),
+        "noise": {**asdict(result.noise), "warning": result.noise.warning},
+        "rounds": result.rounds,
+        "seed": result.seed,
+        "prompts": result.prompts,
+        "drafts": result.drafts,
+        "editions": [_edition(edition) for edition in result.editions],
+        "compared": [{**asdict(one.scenario), **_compared(one, result)} for one in result.compared],
+    }
+
+
+def _edition(edition: Edition) -> dict[str, Any]:
+    return {
+        **asdict(edition.loaded),
+        "peak_bytes": edition.peak_bytes,
+        "ceilings": asdict(edition.ceilings),
+        "drift": edition.drift,
+        "scenarios": [_found(found) for found in edition.found],
+        "left_out": [{**asdict(scenario), "reason": reason} for scenario, reason in edition.left_out],
+    }
+
+
+def _found(found: Found) -> dict[str, Any]:
+    summary = {
+        name: value.as_dict() if isinstance(value, Distribution) else value
+        for name, value in vars(found.requests).items()
+    }
+    return {
+        **asdict(found.scenario),
+        "prefill_tokens_per_s": found.prefill_tokens_per_s.as_dict(),
+        "decode_tokens_per_s": found.decode_tokens_per_s.as_dict(),
+        "requests": summary,
+        "prefill": _roofline(found.prefill),
+        "decode": found.decode and _roofline(found.decode),
+        "rounds": [_round(answers) for answers in found.rounds],
+    }
+
+
+def _roofline(roof: Roofline) -> dict[str, Any]:
+    names = ("bytes_per_s", "flops_per_s", "of_memory", "of_compute", "of_roof", "host_share", "bound")
+    return {**asdict(roof), **{name: getattr(roof, name) for name in names}}
+
+
+def _round(answers: Round) -> list[dict[str, Any]]:
+    """Arrivals count from the first."""
+    first = min(answer.arrival for answer in answers)
+    return [
+        {
+            "arrival_s": answer.arrival - first,
+            **answer.metrics.as_dict(),
+            "begins_step": list(answer.begins),
+        }
+        for answer in answers
+    ]
+
+
+def _compared(one: Compared, result: Result) -> dict[str, Any]:
+    a, b = (edition.loaded.name for edition in result.editions)
+    return {
+        "measure": one.measure,
+        **asdict(one.ratio),
+        "shown": one.ratio.shown,
+        "verdict": one.ratio.verdict(a, b),
+    }
+
+
+def as_csv(result: Result) -> str:
+    """With a line of names; an empty cell where nothing was measured."""
+    rows = [row(edition, found) for edition in result.editions for found in edition.found]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in r.items()} for r in rows
+    )
+    return out.getvalue()
+
+
+def row(edition: Edition, found: Found) -> Row:
+    """One scenario of one edition. Rates and times are medians where nothing else is said."""
+    loaded, requests, decode = edition.loaded, found.requests, found.decode
+    return {
+        "edition": loaded.name,
+        "device": loaded.device_name,
+        "dtype": loaded.dtype,
+        "kv_dtype": loaded.kv_dtype,
+        "threads": loaded.threads,
+        "load_s": loaded.load_s,
+        "weight_bytes": loaded.weight_bytes,
+        "peak_bytes": edition.peak_bytes,
+        **vars(found.scenario),
+        "rounds": len(found.rounds),
+        "prompt_tokens": requests.prompt_tokens,
+        "cached_tokens": requests.cached_tokens,
+        "output_tokens": requests.output_tokens,
+        "draft_tokens": requests.draft_tokens,
+        "accepted_tokens": requests.accepted_tokens,
+        "prefill_tokens_per_s": found.prefill_tokens_per_s.p50,
+        "prefill_spread": found.prefill_tokens_per_s.spread,
+        "decode_tokens_per_s": found.decode_tokens_per_s.p50,
+        "decode_spread": found.decode_tokens_per_s.spread,
+        "stream_tokens_per_s": requests.tokens_per_s.p50,
+        "ttft_p50_s": requests.ttft_s.p50,
+        "ttft_p95_s": requests.ttft_s.p95,
+        "ttft_p99_s": requests.ttft_s.p99,
+        "itl_p50_s": requests.itl_s.p50,
+        "itl_p95_s": requests.itl_s.p95,
+        "itl_p99_s": requests.itl_s.p99,
+        "tpot_s": requests.tpot_s.p50,
+        "e2e_s": requests.e2e_s.p50,
+        "prefill_flops_per_s": found.prefill.flops_per_s,
+        "prefill_of_roof": found.prefill.of_roof,
+        "prefill_bound": found.prefill.bound,
+        "decode_bytes_per_s": decode and decode.bytes_per_s,
+        "decode_of_roof": decode and decode.of_roof,
+        "decode_bound": decode and decode.bound,
+    }
+
+
+HEADS = ("model", "tokens", "prefill/s", "TTFT", "decode/s", "ITL p50, p95, p99", "memory", "of roof", "bound by")
+
+
+def as_markdown(result: Result) -> str:
+    """A table, where it was measured, and what may be wrong with it."""
+    machine = result.machine
+    rows = [_cells(edition, found) for edition in result.editions for found in edition.found]
+    table = [HEADS, ("---",) * len(HEADS), *rows]
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    commit = f", commit {machine.commit}" if machine.commit else ""
+    devices = dict.fromkeys(
+        f"{one.loaded.device_name} in {one.loaded.dtype}"
+        + ("" if one.loaded.threads is None else f", threads: {one.loaded.threads}")
+        for one in result.editions
+    )
+    notes = [
+        f"{'; '.join(devices)}; {versions}{commit}; {result.date}",
+        f"medians of {result.rounds} rounds, ± half the way from lowest to highest; {result.prompts}, "
+        f"{'with' if result.drafts else 'without'} drafts; the roof is a copy of "
+        + " and ".join(f"{size(one.ceilings.copy)}/s" for one in result.editions),
+        *(f"{one.scenario}, {one.measure}: {_compared(one, result)['verdict']}" for one in result.compared),
+        *(f"not run: {one.loaded.name}, {s}: {reason}" for one in result.editions for s, reason in one.left_out),
+        *(f"**{warning}**" for warning in result.warnings),
+    ]
+    lines = ["| " + " | ".join(_escaped(cell) for cell in cells) + " |" for cells in table]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def _cells(edition: Edition, found: Found) -> tuple[str, ...]:
+    requests, decode = found.requests, found.decode
+    gaps = ", ".join(map(seconds, (requests.itl_s.p50, requests.itl_s.p95, requests.itl_s.p99)))
+    return (
+        edition.loaded.name,
+        str(found.scenario),
+        with_spread(found.prefill_tokens_per_s),
+        seconds(requests.ttft_s.p50),
+        with_spread(found.decode_tokens_per_s),
+        gaps,
+        f"{size(decode.bytes_per_s)}/s" if decode else "-",
+        f"{decode.of_roof:.0%}" if decode else "-",
+        decode.bound if decode else "-",
+    )
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")
+
+
+def with_spread(found: Distribution) -> str:
+    """As `12.3 ±4%`."""
+    if math.isnan(found.p50):
+        return "-"
+    return three_digits(found.p50) + (f" ±{found.spread:.0%}" if found.count > 1 else "")

@@ -1,0 +1,122 @@
+"""`localllm batch`: a file of requests, answered many at once."""
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
+
+import typer
+
+from localllm import __version__
+from localllm.cli import options
+from localllm.cli.io import AnswerWriter, called, note, status
+from localllm.cli.loading import load_model
+from localllm.errors import LinesFailed, UsageError
+
+if TYPE_CHECKING:
+    from localllm.batch.job import Job
+    from localllm.batch.output import Stream
+    from localllm.batch.summary import Summary
+    from localllm.llm import LLM
+
+STDIO = "-"
+
+
+def batch(
+    source: Annotated[str, typer.Argument(metavar="IN", hidden=True)],
+    model: Annotated[str, options.option("--model", text="The model that answers.", metavar="MODEL")],
+    output: Annotated[
+        str, options.option("-o", "--output", text="Where the answers go; else stdout.", metavar="OUT")
+    ] = STDIO,
+    seed: Annotated[int, typer.Option(help="Of the lines that name none, one each.", metavar="N", min=0)] = 0,
+    max_tokens: Annotated[
+        int | None,
+        options.option("--max-tokens", text="Most tokens of an answer whose line is silent.", metavar="N"),
+    ] = None,
+    context: options.Context = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    kv_dtype: options.KVDType = None,
+    quant: options.Quant = None,
+    force: Annotated[
+        bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
+    ] = False,
+    as_json: Annotated[bool, options.switch("--json", text="Print the summary as one JSON object.")] = False,
+) -> None:
+    """Answer a file of requests, many at once.
+
+    IN has a request a line, as for OpenAI's batches: custom_id, method, url and body; - is stdin. OUT gets an
+    answer a line, in the same order; a line that fails gets its error. The same command goes on with a run
+    that was broken off and ends with the same bytes. Exits with 9 if a line has failed. docs/batch.md has the
+    details.
+    """
+    if as_json and output == STDIO:
+        raise UsageError("the answers and the summary cannot both go to stdout", "name a file by -o")
+    from localllm.batch.job import Job  # pydantic: 0.1 s that other commands need not wait for
+
+    where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
+    asked = {"localllm": __version__, "model": model, "seed": seed, "max_tokens": max_tokens, **where}
+    with ExitStack() as undo:
+        file = undo.enter_context(opened(source))
+        with status(f"reading {called(source)}"):
+            out = undo.enter_context(closing(opened_to_write(output)))
+            job = undo.enter_context(closing(Job(file, out, asked)))
+        if job.done:
+            summary = job.summary(0.0, 0)
+        else:
+            where |= {"context": job.context if context is None else context}
+            llm = cast("LLM", load_model(model, **where, force=force))
+            undo.callback(llm.close)
+            summary = answer_all(job, llm, model, max_tokens)
+    tell(summary, as_json=as_json)
+    if failed := summary.counts.failed:
+        lines = f"{failed:,} of {summary.counts.lines:,} lines have failed"
+        raise LinesFailed(lines, "their answers say why")
+
+
+def opened(source: str) -> BinaryIO:
+    """Raises UsageError where there is nothing to read."""
+    if source == STDIO and sys.stdin is not None:
+        return sys.stdin.buffer
+    try:
+        return Path(source).expanduser().open("rb")
+    except OSError as error:
+        raise UsageError(f"{called(source)} cannot be read: {error.strerror}") from error
+
+
+def opened_to_write(output: str) -> "Stream":
+    """A file, or a stream where it is no file. Raises UsageError where nothing can be written there."""
+    from localllm.batch.output import OutFile, Stream, is_stream
+
+    if output == STDIO:
+        AnswerWriter()  # raises UsageError where it is closed
+        return Stream(sys.stdout.fileno())
+    path = Path(output).expanduser()
+    return Stream(os.open(path, os.O_WRONLY)) if is_stream(path) else OutFile(path)
+
+
+def answer_all(job: "Job", llm: "LLM", model: str, max_tokens: int | None) -> "Summary":
+    from localllm.batch.run import Batch
+    from localllm.cli.batch_progress import answering
+
+    defaults = dataclasses.replace(llm.default_params, max_tokens=max_tokens)
+    fingerprint = job.begin(
+        {"device": llm.device, "dtype": llm.dtype, "kv_dtype": llm.kv_dtype, "context": llm.context}
+    )
+    start = time.monotonic()
+    with answering(goes_on=job.goes_on) as show:
+        batch = Batch(llm, job.out, job.counts, model=model, defaults=defaults, fingerprint=fingerprint, show=show)
+        batch.run(job.lines)
+        job.check_input()
+    return job.summary(time.monotonic() - start, llm.worker.steps)
+
+
+def tell(summary: "Summary", *, as_json: bool) -> None:
+    if as_json:
+        AnswerWriter().write(json.dumps(summary.as_dict()) + "\n")
+    else:
+        note(str(summary))

@@ -1,0 +1,133 @@
+"""`localllm bench`: how fast models are on this machine, and what they wait for."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localllm.benchmark.scenario import Asked, numbers
+from localllm.cli import io, options
+from localllm.cli.io import AnswerWriter
+from localllm.cli.loading import fetch_missing, quantize_missing
+from localllm.cli.progress import saying
+from localllm.errors import UsageError
+from localllm.plan.weights import QUANTS
+from localllm.settings import Settings
+
+ROUNDS, PAIRS = 5, 10
+AS_STORED = "none"
+
+
+def bench(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", hidden=True)],
+    compare: Annotated[
+        bool, options.switch("--compare", text="Two models, or two quantizations of one: which is faster.")
+    ] = False,
+    prompt: Annotated[
+        str | None, options.option("--prompt", text="Tokens of new prompts, else 512.", metavar="N,...")
+    ] = None,
+    depth: Annotated[
+        str | None, options.option("--depth", text="Tokens before them, in the cache, else 0.", metavar="N,...")
+    ] = None,
+    batch: Annotated[
+        str | None, options.option("--batch", text="Streams that are answered at once, else 1.", metavar="N,...")
+    ] = None,
+    output: Annotated[
+        str | None, options.option("--output", text="Tokens of each answer, else 24.", metavar="N,...")
+    ] = None,
+    quant: Annotated[
+        str | None, options.option("--quant", text="Editions: none, int8, int4.", metavar="QUANT,...")
+    ] = None,
+    repeat: Annotated[
+        int | None, options.option("--repeat", text=f"Rounds, else {ROUNDS}; to compare, {PAIRS}.", metavar="N")
+    ] = None,
+    text: Annotated[
+        str | None, options.option("--text", text="Cut prompts from this text, not random tokens.", metavar="FILE")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the prompts.", metavar="N")] = 0,
+    draft: Annotated[
+        bool, options.switch("--draft", text="With the model's drafts, which are left out else.")
+    ] = False,
+    plot: Annotated[
+        Path | None, options.option("--plot", text="Draw the results, too: a PNG or SVG file.", metavar="FILE")
+    ] = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    kv_dtype: options.KVDType = None,
+    as_json: options.Json = False,
+    as_csv: Annotated[bool, options.switch("--csv", text="Print comma-separated values.")] = False,
+    as_markdown: Annotated[bool, options.switch("--markdown", text="Print a Markdown table.")] = False,
+) -> None:
+    """Measure how fast a model is on this machine, and what it waits for.
+
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Flags with N,...
+    take lists, 128,512 say, and each is measured with each. docs/bench.md explains every number.
+    """
+    out = AnswerWriter()
+    asked = Asked(
+        numbers(prompt, "--prompt"),
+        numbers(depth, "--depth", 0) or (0,),
+        numbers(batch, "--batch") or (1,),
+        numbers(output, "--output"),
+    )
+    if as_json + as_csv + as_markdown > 1:
+        raise UsageError("--json, --csv and --markdown are three forms of one answer", "ask for one of them")
+    rounds = repeat if repeat is not None else PAIRS if compare else ROUNDS
+    if rounds < 1:
+        raise UsageError(f"--repeat is {rounds}", "give a whole number from 1")
+    wanted = editions_of(models, quants_of(quant), compare=compare)
+    settings = Settings.from_environment()
+    content = None if text is None else io.read_text(text)
+    for model, each in wanted:
+        fetch_missing(model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=each)
+        if each:
+            quantize_missing(model, each, settings)
+    with saying() as say:
+        from localllm.benchmark import plot as plots
+        from localllm.benchmark import report
+        from localllm.benchmark.run import RANDOM, Plan, edition_of, run
+        from localllm.benchmark.versus import compare as versus
+        from localllm.cli.bench_page import page
+
+        if plot:
+            plots.check_plot(plot)
+        plan = Plan(asked, rounds, seed, content, RANDOM if text is None else io.called(text), draft)
+        editions = [
+            edition_of(model, each, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+            for model, each in wanted
+        ]
+        result = versus(editions[0], editions[1], plan, say) if compare else run(editions, plan, say)
+        if plot:
+            plots.draw(result, plot)
+    if as_json:
+        out.write(json.dumps(report.as_dict(result), indent=1, allow_nan=False) + "\n")
+    elif as_csv or as_markdown:
+        out.write(report.as_csv(result) if as_csv else report.as_markdown(result))
+    else:
+        out.write(page(result) + "\n")
+
+
+def quants_of(text: str | None) -> Sequence[str | None]:
+    """`none,int8` as names. Raises UsageError for one that is not known."""
+    words = [word.strip() for word in (text or AS_STORED).split(",")]
+    unknown = next((word for word in words if word not in (AS_STORED, *QUANTS)), None)
+    if unknown is not None:
+        raise UsageError(f"--quant holds {unknown!r}", f"name {AS_STORED}, {' or '.join(QUANTS)}")
+    return [None if word == AS_STORED else word for word in dict.fromkeys(words)]
+
+
+def editions_of(
+    models: Sequence[str], quants: Sequence[str | None], *, compare: bool
+) -> list[tuple[str, str | None]]:
+    """Models with what each is quantized to. Raises UsageError where that is not one model, or two to compare."""
+    if not compare:
+        if len(models) > 1:
+            raise UsageError(f"{len(models)} models are named", "name one, or two with --compare")
+        return [(models[0], quant) for quant in quants]
+    if len(models) == 2:
+        return list(zip(models, quants if len(quants) == 2 else [quants[0]] * 2, strict=True))
+    if len(models) == 1 and len(quants) == 2:
+        return [(models[0], quant) for quant in quants]
+    raise UsageError("--compare takes two", "name two models, or one with --quant none,int8, say")

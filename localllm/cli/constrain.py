@@ -1,0 +1,56 @@
+"""The flags that say what an answer must be, and their way into a `Grammar`."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.cli import io
+from localllm.errors import UsageError
+from localllm.request import Grammar, GrammarKind
+
+FLAGS_OF_GRAMMAR = {
+    "schema": "--schema",
+    "json_object": "--json-object",
+    "regex": "--regex",
+    "grammar": "--grammar",
+    "choice": "--choice",
+}
+_LARK = re.compile(r"^\s*(%llguidance\b|\??start\b[^:\n]*:(?!:))", re.MULTILINE)
+_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+
+
+def asked_grammar(flags: Mapping[str, Any]) -> Grammar | None:
+    """What the flags ask for; None without one. Raises UsageError for two of them, a file that cannot be read, and
+    what `Grammar` refuses."""
+    asked = [name for name in FLAGS_OF_GRAMMAR if flags[name] not in (None, False)]
+    if len(asked) > 1:
+        both = " and ".join(FLAGS_OF_GRAMMAR[name] for name in asked)
+        raise UsageError(f"{both} are for two different answers", "give one of them")
+    for name in asked:
+        match name:
+            case "schema":
+                return Grammar(GrammarKind.JSON_SCHEMA, io.read_text(flags[name]))
+            case "json_object":
+                return Grammar(GrammarKind.JSON)
+            case "regex":
+                return Grammar(GrammarKind.REGEX, flags[name])
+            case "grammar":
+                return _of_file(io.read_text(flags[name]), io.called(flags[name]))
+            case _:
+                return Grammar(GrammarKind.CHOICE, _choices(flags[name]))
+    return None
+
+
+def _of_file(text: str, called: str) -> Grammar:
+    """Lark begins with `start:`, GBNF with `root ::=`."""
+    if _GBNF.search(text):
+        return Grammar(GrammarKind.GBNF, text)
+    if _LARK.search(text):
+        return Grammar(GrammarKind.LARK, text)
+    raise UsageError(f"{called} is neither a Lark nor a GBNF grammar", "begin it with `start:` or with `root ::=`")
+
+
+def _choices(text: str) -> str:
+    """`a,b,c`, or a JSON array for texts with commas."""
+    return text if text.lstrip().startswith("[") else json.dumps([part.strip() for part in text.split(",")])

@@ -1,0 +1,65 @@
+"""What `localllm run` makes of an answer for those who want it computed again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from localllm import receipt
+from localllm.cli.loading import Model
+from localllm.errors import UsageError
+from localllm.files import write_whole, writing
+from localllm.params import params_to_json
+from localllm.receipt import Receipt
+from localllm.request import GenerationEvent, Kind, Request
+
+
+def answer_of(events: Sequence[GenerationEvent]) -> receipt.Answer:
+    """Of a whole answer."""
+
+    def text(kind: Kind) -> str:
+        return "".join(event.text for event in events if event.kind is kind)
+
+    return receipt.Answer(
+        token_ids=tuple(token for event in events for token in event.token_ids),
+        text=text(Kind.CONTENT),
+        reasoning=text(Kind.REASONING),
+        finish_reason=str(events[-1].finish_reason),
+    )
+
+
+def receipt_of(
+    llm: Model,
+    prompt: str | list[dict[str, str]],
+    template_arguments: Mapping[str, Any],
+    request: Request,
+    answer: receipt.Answer,
+    seed: int | None,
+) -> Receipt:
+    """seed: that was drawn where the request names none."""
+    question = receipt.Question(
+        prompt if isinstance(prompt, str) else tuple(prompt),
+        tuple(dict(tool) for tool in request.tools) or None,
+        dict(template_arguments),
+        request.prompt_ids,
+        params_to_json(replace(request.params, seed=seed)),
+    )
+    return Receipt(*llm.provenance(), llm.kernels(), question, answer)
+
+
+def path_for(file: str) -> Path:
+    """Where a receipt is to be written. Raises UsageError for a folder."""
+    path = Path(file).expanduser()
+    if path.is_dir():
+        raise UsageError(f"{file} is a folder", "name a file for the receipt")
+    return path
+
+
+def write(path: Path, paper: Receipt) -> None:
+    """For this user alone, as it holds the prompt; whole or not at all, unless it is a pipe or a device. Raises as
+    `writing`."""
+    with writing(path.parent):
+        if path.exists() and not path.is_file():
+            path.write_text(receipt.to_text(paper), encoding="utf-8")
+        else:
+            write_whole(path, receipt.to_text(paper))

@@ -1,0 +1,67 @@
+"""The JSON of strangers, strictly: one object, no key twice, no NaN, no half characters; and the errors that name
+the field at fault. Knows nothing of what the fields mean."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from localllm.errors import UsageError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class BadField(UsageError):
+    """A field of a body that makes no sense or asks for what is not there. `param` is its path, say
+    `messages.0.role`."""
+
+    def __init__(self, param: str, message: str, remedy: str | None = None):
+        super().__init__(message, remedy)
+        self.param = param
+
+
+class Strict(BaseModel):
+    """Fields as they are named and of the type they are said to be: no number in a string, no unknown name."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def parse(text: bytes | str) -> dict[str, Any]:
+    """One JSON object. Raises UsageError for anything else, and for what two readers understand differently."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            raise UsageError("a key stands twice in one object of the JSON", "send each once")
+        return fields
+
+    def no_number(name: str) -> NoReturn:
+        raise UsageError(f"{name} is no JSON", "send a number")
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UsageError("a text has a lone surrogate, which is no character", "send valid Unicode") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"it is no JSON that can be read ({error})", "send one JSON object") from None
+    if not isinstance(value, dict):
+        raise UsageError("the JSON is not an object", 'send {"model": ...}')
+    return value
+
+
+def validated(kind: type[Model], fields: Mapping[str, Any], at: str = "") -> Model:
+    """The fields as `kind` has them. Raises BadField for the first that is missing, unknown or of another type."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        param = ".".join(map(str, ([at] if at else []) + list(first["loc"])))
+        match first["type"]:
+            case "extra_forbidden":
+                raise BadField(param, f"{param} is not a field of this request", "leave it out") from None
+            case "missing":
+                raise BadField(param, f"{param} is missing", "send it") from None
+        wrong = first["msg"][:1].lower() + first["msg"][1:]
+        raise BadField(param, f"{param} is of the wrong kind: {wrong}") from None

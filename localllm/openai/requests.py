@@ -1,0 +1,283 @@
+"""Bodies of OpenAI's `/v1/chat/completions` and `/v1/completions` to what an LLM is asked.
+
+Nothing is ignored in silence: an unknown field is refused, as OpenAI does, and so is a known one that asks for
+what is not there. A field that is null counts as left out. Beside OpenAI's fields there are those that other
+servers have made usual: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `stop_token_ids`,
+`chat_template_kwargs`. What a body leaves out is as the model recommends. Knows nothing of HTTP.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from pydantic import Field
+
+from localllm.openai.body import BadField, Strict, validated
+from localllm.openai.messages import read_messages, read_tools
+from localllm.request import Grammar, GrammarKind, Request, SamplingParams
+
+# Fields that have one value here, which may be sent.
+ONLY: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "suffix": "",
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "verbosity": "medium",
+    "store": False,
+}
+REFUSED = ("audio", "functions", "function_call", "web_search_options", "moderation")
+# Fields that say who asks and where a provider may keep things; they ask nothing of the answer.
+WITHOUT_EFFECT = (
+    *("user", "metadata", "safety_identifier", "service_tier"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction"),
+)
+COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
+MOST_PROMPTS = 128  # of one body
+
+Prompt = str | list[int] | list[dict[str, Any]]
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+
+
+class Sampling(Strict):
+    """What both kinds of body have."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: Any = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class SchemaFormat(Strict):
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
+class ChatBody(Sampling):
+    messages: Any
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(Sampling):
+    prompt: Any
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+class Preparing(Protocol):
+    """What `Asked.prepare` needs of an LLM."""
+
+    def prepare(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Request: ...
+    def template_arguments(
+        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one body asks of a model."""
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    """One, or several of a text completion: a choice each."""
+
+    params: SamplingParams
+    is_chat: bool
+    tools: list[dict[str, Any]] | None = None
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+    think: bool | None = None
+    echo: bool = False
+    """The prompt stands before the answer, with log probabilities of its own."""
+
+    stream: bool = False
+    include_usage: bool = False
+
+    def prepare(self, llm: Preparing) -> list[Request]:
+        """One request a prompt. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
+        arguments: dict[str, Any] = {}
+        if self.is_chat:
+            arguments = llm.template_arguments(
+                self.template_arguments, think=self.think, with_tools=self.tools is not None
+            )
+        return [llm.prepare(prompt, self.params, self.tools, arguments) for prompt in self.prompts]
+
+
+def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
+    """A body of `/v1/chat/completions`; defaults: the model's own. Raises UsageError."""
+    asked = validated(ChatBody, _supported(body))
+    effort = asked.reasoning_effort
+    arguments = dict(asked.chat_template_kwargs or {})
+    if effort is not None and effort != "none":
+        arguments["reasoning_effort"] = effort
+    return Asked(
+        asked.model,
+        (read_messages(asked.messages),),
+        replace(
+            _params(asked, defaults, _most_tokens(asked, defaults.max_tokens), _chat_logprobs(asked)),
+            grammar=_grammar(asked.response_format),
+        ),
+        is_chat=True,
+        tools=_tools(asked),
+        template_arguments=arguments,
+        think=False if effort == "none" else None,
+        stream=bool(asked.stream),
+        include_usage=_include_usage(asked),
+    )
+
+
+def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
+    """A body of `/v1/completions`; defaults: the model's own. Raises UsageError."""
+    asked = validated(CompletionBody, _supported(body))
+    most = asked.max_tokens
+    if most is None:
+        most = COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
+    params = _params(asked, defaults, most, asked.logprobs)
+    if asked.echo and asked.logprobs is not None:
+        params = replace(params, prompt_logprobs=asked.logprobs)
+    return Asked(
+        asked.model,
+        _prompts(asked.prompt),
+        params,
+        is_chat=False,
+        echo=bool(asked.echo),
+        stream=bool(asked.stream),
+        include_usage=_include_usage(asked),
+    )
+
+
+def _supported(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is null or has no effect. Raises BadField for what is not supported."""
+    fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
+    for name in REFUSED:
+        if name in fields:
+            raise BadField(name, f"{name} is not supported", "leave it out")
+    for name, only in ONLY.items():
+        value = fields.pop(name, only)
+        if type(value) is not type(only) or value != only:
+            raise BadField(name, f"{name} {value!r} is not supported", f"leave it out, or send {only!r}")
+    return fields
+
+
+def _params(
+    asked: Sampling, defaults: SamplingParams, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
+    names += ("frequency_penalty", "seed", "ignore_eos")
+    given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    return replace(
+        defaults,
+        **given,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        logit_bias=_biases(asked.logit_bias or {}),
+        stop=_stop_strings(asked.stop),
+        stop_ids=tuple(asked.stop_token_ids or ()),
+    )
+
+
+def _biases(biases: Mapping[str, float]) -> dict[int, float]:
+    for token in biases:
+        if not (token.isascii() and token.isdecimal()):
+            raise BadField("logit_bias", f"logit_bias names the token {token!r}", "name tokens by their ids")
+    return {int(token): bias for token, bias in biases.items()}
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
+        raise BadField("stop", "stop is neither a string nor a list of strings", "send one of the two")
+    return tuple(strings)
+
+
+def _most_tokens(asked: ChatBody, default: int | None) -> int | None:
+    """`max_completion_tokens` is the newer name of `max_tokens`."""
+    old, new = asked.max_tokens, asked.max_completion_tokens
+    if None not in (old, new) and old != new:
+        raise BadField("max_tokens", f"max_tokens is {old} and max_completion_tokens {new}", "send one of the two")
+    return next((most for most in (old, new, default) if most is not None), None)
+
+
+def _grammar(asked: ResponseFormat | None) -> Grammar | None:
+    """A schema is kept to whether or not it is `strict`."""
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return Grammar(GrammarKind.JSON)
+    if asked.json_schema is None:
+        raise BadField("response_format.json_schema", "response_format has no json_schema", "send it")
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(asked.json_schema.schema_))
+
+
+def _chat_logprobs(asked: ChatBody) -> int | None:
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
+    return (asked.top_logprobs or 0) if asked.logprobs else None
+
+
+def _tools(asked: ChatBody) -> list[dict[str, Any]] | None:
+    """`none` calls no function because the model is told of none."""
+    tools = None if asked.tools is None else read_tools(asked.tools)
+    choice = asked.tool_choice
+    if choice not in (None, "none", "auto"):
+        raise BadField("tool_choice", f"tool_choice {choice!r} is not supported", "send none or auto")
+    if choice == "auto" and tools is None:
+        raise BadField("tool_choice", "tool_choice is auto and there are no tools", "send tools, too")
+    return None if choice == "none" else tools
+
+
+def _include_usage(asked: Sampling) -> bool:
+    if asked.stream_options and not asked.stream:
+        raise BadField("stream_options", "stream_options needs stream", "send stream true, too")
+    return bool(asked.stream_options and asked.stream_options.include_usage)
+
+
+def _prompts(prompt: Any) -> tuple[Prompt, ...]:
+    """A text, token ids, or a list of either."""
+    if isinstance(prompt, str) or _are_ids(prompt):
+        return (prompt,)
+    several = isinstance(prompt, list) and 0 < len(prompt) <= MOST_PROMPTS
+    if several and (all(isinstance(one, str) for one in prompt) or all(map(_are_ids, prompt))):
+        return tuple(prompt)
+    raise BadField(
+        "prompt", "the prompt is neither a text, token ids nor a list of those", f"send one to {MOST_PROMPTS}"
+    )
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)

@@ -1,0 +1,130 @@
+"""Answers as OpenAI's API tells them: `chat.completion` and `text_completion` objects, usage, errors.
+
+Beside OpenAI's fields: `reasoning_content` and `reasoning` (the same text under the two names that clients look
+for), and each choice's `seed`. Identifiers and times are the caller's. Knows nothing of HTTP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound
+from localllm.metrics import Metrics
+from localllm.openai.logprobs import chat_logprobs, text_logprobs, told
+from localllm.openai.requests import Asked
+from localllm.openai.tokens import TokenTexts
+from localllm.request import Completion, FinishReason, ToolCall
+
+Object = dict[str, Any]
+
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What stands at the head of an object."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    system_fingerprint: str | None = None
+
+    def head(self, kind: str) -> Object:
+        head: Object = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        if self.system_fingerprint is not None:
+            head["system_fingerprint"] = self.system_fingerprint
+        return head
+
+
+def chat_completion(
+    stamp: Stamp, asked: Asked, done: Completion, texts: TokenTexts, *, cached: bool = True
+) -> Object:
+    """The answer to messages. cached: tell how much of the prompt was found in the cache."""
+    message: Object = {
+        "role": "assistant",
+        "content": None if done.tool_calls and not done.text else done.text,
+        "refusal": None,
+        **reasoning(done.reasoning),
+    }
+    if done.tool_calls:
+        message["tool_calls"] = [tool_call(call) for call in done.tool_calls]
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None if asked.params.logprobs is None else chat_logprobs(done.logprobs, texts),
+        "finish_reason": finish_reason(done.finish_reason, called=bool(done.tool_calls)),
+        "seed": done.seed,
+    }
+    return {**stamp.head("chat.completion"), "choices": [choice], "usage": usage([done.metrics], cached=cached)}
+
+
+def text_completion(
+    stamp: Stamp, asked: Asked, dones: Sequence[Completion], texts: TokenTexts, *, cached: bool = True
+) -> Object:
+    """The continuations of one or several texts, a choice each. cached: as in `chat_completion`."""
+    choices = [
+        {
+            "index": index,
+            "text": echoed(asked, done.prompt_ids, texts) + done.text,
+            "logprobs": _text_logprobs(asked, done, texts),
+            "finish_reason": finish_reason(done.finish_reason),
+            "seed": done.seed,
+        }
+        for index, done in enumerate(dones)
+    ]
+    return {
+        **stamp.head("text_completion"),
+        "choices": choices,
+        "usage": usage([done.metrics for done in dones], cached=cached),
+    }
+
+
+def _text_logprobs(asked: Asked, done: Completion, texts: TokenTexts) -> Object | None:
+    if asked.params.logprobs is None:
+        return None
+    prompt_ids = done.prompt_ids if asked.echo else ()
+    return text_logprobs(told(prompt_ids, done.prompt_logprobs, done.logprobs), texts)
+
+
+def echoed(asked: Asked, prompt_ids: Sequence[int], texts: TokenTexts) -> str:
+    """What stands before an answer: with `echo` its prompt."""
+    return texts.tokenizer.decode(prompt_ids) if asked.echo else ""
+
+
+def reasoning(text: str) -> Object:
+    return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+def tool_call(call: ToolCall) -> Object:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
+    """`tool_calls` where the model has called a function and ended its turn."""
+    return "tool_calls" if called and reason is FinishReason.STOP else reason.value
+
+
+def usage(measured: Sequence[Metrics], *, cached: bool = True) -> Object:
+    """Tokens of prompts and answers; an end token counts, as it was computed."""
+    prompt = sum(metrics.prompt_tokens for metrics in measured)
+    answer = sum(metrics.output_tokens for metrics in measured)
+    counts: Object = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    if cached:
+        counts["prompt_tokens_details"] = {"cached_tokens": sum(metrics.cached_tokens for metrics in measured)}
+    return counts
+
+
+def error_object(error: LocalLLMError) -> Object:
+    """`{"error": {...}}`; of a prompt that is too long it tells both numbers."""
+    status = error.http_status
+    kind = ERROR_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
+    found: Object = {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": None}
+    if isinstance(error, ContextOverflow):
+        found |= {
+            "code": "context_length_exceeded",
+            "n_prompt_tokens": error.prompt_tokens,
+            "n_ctx": error.context,
+        }
+    if isinstance(error, ModelNotFound):
+        found |= {"code": "model_not_found", "param": "model"}
+    return {"error": found}

@@ -1,0 +1,38 @@
+"""Single tokens as log probabilities name them: a text and its bytes."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from localllm.errors import UnsupportedModel
+
+
+class Decoding(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+    def token_bytes(self, count: int) -> list[bytes]: ...
+
+
+class TokenTexts:
+    """The tokens of one tokenizer; their bytes are asked for once."""
+
+    def __init__(self, tokenizer: Decoding):
+        self.tokenizer = tokenizer
+        self.bytes: list[bytes] | None = []  # None: the tokenizer's decoder does not say
+
+    def __call__(self, token: int) -> tuple[str, bytes | None]:
+        """The text amid others, half a character as `bytes:\\xe2`; None of bytes that are not known."""
+        if self.bytes is not None and token >= len(self.bytes):
+            try:
+                self.bytes = self.tokenizer.token_bytes(max(token + 1, self.tokenizer.vocab_size))
+            except UnsupportedModel:
+                self.bytes = None
+        if self.bytes is None:
+            return self.tokenizer.decode([token], skip_special=False), None
+        raw = self.bytes[token]
+        try:
+            return raw.decode(), raw
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw

@@ -1,0 +1,34 @@
+"""SamplingParams as JSON and back, for saved chats and receipts. A field that is added there travels by itself."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+from localllm.request import SamplingParams
+
+
+def params_to_json(params: SamplingParams) -> dict[str, Any]:
+    """As JSON gives it back: it has no tuples and no infinity, and its keys are text."""
+    fields = dataclasses.asdict(params)
+    lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
+    return fields | lists | {"logit_bias": {str(token): str(bias) for token, bias in params.logit_bias.items()}}
+
+
+def params_from_json(fields: Mapping[str, Any]) -> SamplingParams:
+    """Raises KeyError, TypeError, ValueError, AttributeError or UsageError where these are no parameters; a field
+    that is not there has its default, as it came with a later version."""
+    bias: dict[str, str] = fields["logit_bias"]
+    parts = {name: kind(**fields[name]) for name, kind in _PARTS.items() if fields.get(name) is not None}
+    return SamplingParams(
+        **{**fields, **parts, "logit_bias": {int(token): float(value) for token, value in bias.items()}}
+    )
+
+
+def _parts() -> dict[str, type]:
+    """Fields that are made of fields themselves."""
+    hints = get_type_hints(SamplingParams).items()
+    found = ((name, kind) for name, hint in hints for kind in (hint, *get_args(hint)))
+    return {name: kind for name, kind in found if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+
+
+_PARTS = _parts()

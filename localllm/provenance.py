@@ -1,0 +1,58 @@
+"""What stands in a receipt besides question and answer: which model it was, and what it ran on, with and in."""
+
+from pathlib import Path
+
+import torch
+
+from localllm.checkpoint.digest import digests, whole
+from localllm.checkpoint.facts import formats
+from localllm.checkpoint.header import read_header
+from localllm.device import device_name, instructions
+from localllm.hub.catalog import boxed_folder, entries
+from localllm.hub.names import RepoName
+from localllm.hub.store import snapshot_of
+from localllm.receipt import Model, Setup
+from localllm.versions import versions
+
+# What computes, tokenizes, draws by grammars, or renders templates.
+LIBRARIES = ("torch", "triton", "llvmlite", "numpy", "tokenizers", "llguidance", "jinja2", "gguf")
+
+
+def model(name: str, path: Path, source: Path, quant: str | None) -> Model:
+    """path: what was loaded; source: what that was made of, where `quant` made it."""
+    files = digests(path)
+    stored = {form.name: form.nbytes for form in formats(read_header(path))}
+    return Model(name, source_name(source), quant, stored, *whole(files), files)
+
+
+def source_name(path: Path) -> str:
+    """By which the very same model is found: a repository at a commit, the boxed model, else an absolute path."""
+    if found := snapshot_of(path):
+        repo, commit, inner = found
+        return str(RepoName(repo, commit, inner.as_posix() if inner.parts else None))
+    boxed = (entry.name for entry in entries() if boxed_folder(entry) == path)
+    return next(boxed, str(path.absolute()))
+
+
+def setup(
+    device: torch.device,
+    *,
+    dtype: str,
+    kv_dtype: str,
+    threads: int,
+    context: int,
+    token_budget: int,
+    block_size: int,
+) -> Setup:
+    return Setup(
+        device=str(device),
+        device_name=device_name(device),
+        instructions=tuple(instructions()),
+        threads=threads,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        context=context,
+        token_budget=token_budget,
+        block_size=block_size,
+        versions=versions(LIBRARIES),
+    )

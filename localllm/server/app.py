@@ -1,0 +1,59 @@
+"""The application: the guard before it, a router an API, and what becomes of errors."""
+
+from typing import Any, cast
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from localllm import __version__
+from localllm.errors import LocalLLMError
+from localllm.server import openai
+from localllm.server.guard import Guard, answer_of
+from localllm.server.served import Served
+
+CLIENT_CLOSED = 499  # nobody reads it; the logs of other servers have the number
+
+
+class NoSuchRoute(LocalLLMError):
+    """A path or a method that is not served. `http_status` as the router has it."""
+
+    def __init__(self, message: str, http_status: int):
+        super().__init__(message)
+        self.http_status = http_status
+
+
+def create_app(served: Served) -> FastAPI:
+    """Pages that describe the API are left out: they load scripts from elsewhere."""
+    app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard)
+    app.include_router(openai.router(served))
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    app.add_exception_handler(LocalLLMError, refused)
+    app.add_exception_handler(HTTPException, not_routed)
+    app.add_exception_handler(ClientDisconnect, left)
+    app.add_exception_handler(Exception, broken)
+    return app
+
+
+async def refused(_: Request, error: Any) -> Response:
+    return answer_of(cast(LocalLLMError, error))
+
+
+async def not_routed(request: Request, error: Any) -> Response:
+    what = f"{request.method} {request.url.path} is not served here"
+    return answer_of(NoSuchRoute(what, error.status_code), error.headers)
+
+
+async def left(_: Request, error: Any) -> Response:
+    return Response(status_code=CLIENT_CLOSED)
+
+
+async def broken(_: Request, error: Any) -> Response:
+    """The log has the trace; strangers are not told it."""
+    return answer_of(LocalLLMError("a fault of localllm", "its log has more"))

@@ -1,0 +1,53 @@
+"""Answers on their way to a client that may leave: streams of events, and whole answers that are waited for."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+from starlette.types import Send
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """One server-sent event. JSON has no line ends of its own."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """Sends events as they come. A client that leaves ends the generator that makes them, wherever it waits."""
+
+    def __init__(self, events: AsyncGenerator[bytes]):
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self.events = events
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.events):
+            await super().stream_response(send)
+
+
+async def unless_gone(request: Request, making: Coroutine[Any, Any, T]) -> T:
+    """What `making` gives. Once the client has left, it is cancelled and ClientDisconnect raised."""
+    made, gone = asyncio.ensure_future(making), asyncio.ensure_future(departure(request))
+    try:
+        await asyncio.wait((made, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not made.done():
+            raise ClientDisconnect
+        return made.result()
+    finally:
+        for task in (made, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def departure(request: Request) -> None:
+    """Comes back when the client has left. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

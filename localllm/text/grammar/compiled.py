@@ -1,0 +1,80 @@
+"""The grammars of one model: compiled against its tokens, kept, and followed by each answer that asks for one."""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+from llguidance import LLMatcher, LLTokenizer
+
+from localllm.errors import UsageError
+from localllm.request import Grammar
+from localllm.text.grammar.follow import Follower
+from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
+from localllm.text.grammar.thoughts import Frame
+from localllm.text.grammar.vocabulary import Vocabulary
+from localllm.text.output.formats import OutputFormat
+from localllm.text.tokenizer import Tokenizer
+
+KEPT = 32  # compiled grammars
+THREADS = 2  # that find masks; a mask takes a tenth of a millisecond
+
+
+class Grammars:
+    """Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int, ends: Collection[int], output: OutputFormat):
+        """`size`: how many tokens the model has, also such as the tokenizer does not know; `ends`: those that end
+        an answer."""
+        self._tokenizer = tokenizer
+        self._size = size
+        self._ends = ends
+        self._markup = output.markup(with_tools=True)
+        self._frame = Frame(output, self._token_of)
+        self._kept: OrderedDict[tuple[Grammar, str | None], LLMatcher] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, "localllm-masks")
+        self._one_at_a_time = threading.Lock()
+
+    def compile(self, grammar: Grammar, chat: str | None = None) -> None:
+        """Make ready to follow it; `chat`: how the prompt of a chat ends, whose answer may begin with thoughts.
+
+        Raises UsageError for a grammar that cannot be kept to, UnsupportedModel where tokens say no bytes.
+        """
+        self._matcher(grammar, chat)
+
+    def follow(self, grammar: Grammar, chat: str | None = None) -> Follower:
+        """For one answer. Raises as `compile`."""
+        matcher = self._matcher(grammar, chat).deep_copy()
+        return Follower(matcher, self._vocabulary.vocab_size, self._size, self._threads)
+
+    def _matcher(self, grammar: Grammar, chat: str | None) -> LLMatcher:
+        around = None if chat is None else self._frame.around(chat)
+        with self._one_at_a_time:
+            kept = self._kept.pop((grammar, around), None)
+            self._kept[grammar, around] = matcher = kept or self._compiled(grammar, around)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return matcher
+
+    def _compiled(self, grammar: Grammar, around: str | None) -> LLMatcher:
+        body = checked(grammar)
+        text = body if around is None else f'{{"lark_grammar": {json.dumps(around)}}}, {body}'
+
+        def compiled() -> LLMatcher:
+            matcher = LLMatcher(self._vocabulary, f'{{"grammars": [{text}]}}', log_level=0, limits=LIMITS)
+            matcher.deep_copy().compute_bitmask()  # what is too much for the first token is found out here
+            return matcher
+
+        matcher = on_deep_stack(compiled)
+        if reason := matcher.get_error():
+            raise UsageError(f"the {grammar.kind} cannot be kept to: {' '.join(reason.split())[:300]}")
+        return matcher
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        return Vocabulary(self._tokenizer, self._size, self._ends, self._markup).for_matchers()
+
+    def _token_of(self, literal: str) -> int | None:
+        return next(iter(self._tokenizer.ids_of((literal,))), None)

@@ -1,0 +1,77 @@
+"""Is a finished text what was asked for? Answered without masks and tokens, as whoever reads it would see it."""
+
+import json
+from decimal import Decimal, InvalidOperation, localcontext
+from typing import Any
+
+import llguidance
+
+from localllm.errors import OutputInvalid
+from localllm.request import Grammar, GrammarKind
+from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
+
+DIGITS = 5000  # of a number that must be a multiple of another
+
+
+def check(grammar: Grammar, content: str) -> None:
+    """Raises OutputInvalid where the content is not what the grammar asks for, and says where."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            _check_json(content, grammar.schema)
+        case GrammarKind.JSON:
+            _check_json(content, {"type": "object"})
+        case GrammarKind.CHOICE:
+            if content not in grammar.choices:
+                raise OutputInvalid(f"the answer is none of {len(grammar.choices)} choices: {content[:80]!r}")
+        case GrammarKind.REGEX | GrammarKind.LARK | GrammarKind.GBNF:
+            _check_text(content, grammar)
+
+
+def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
+    from jsonschema import Draft202012Validator, exceptions, validators  # 0.1 s that no other answer waits for
+    from referencing import Registry
+
+    try:
+        value = json.loads(content, parse_float=exact, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise OutputInvalid(f"the answer is not JSON ({error})") from None
+    schema = json.loads(json.dumps(schema), parse_float=exact)
+    kind = validators.validator_for(schema, default=Draft202012Validator)
+    # An empty registry: nothing is fetched, whatever a reference names.
+    validator = kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
+    try:
+        with localcontext(prec=DIGITS):
+            error = exceptions.best_match(validator.iter_errors(value))
+    except ArithmeticError as fault:
+        raise OutputInvalid(f"the answer has a number that cannot be checked ({fault})") from None
+    if error is not None:
+        raise OutputInvalid(f"the answer breaks the schema at {error.json_path}: {error.message[:200]}")
+
+
+def exact(number: str) -> Decimal | float:
+    """As a decimal: whether 0.3 is a multiple of 0.1 is no matter of binary fractions. 1e-99999999999999999999 is
+    none, and 0."""
+    try:
+        return Decimal(number)
+    except InvalidOperation:
+        return float(number)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _check_text(content: str, grammar: Grammar) -> None:
+    """By the same grammar over bytes instead of a model's tokens. One that names tokens says nothing of a text."""
+    tokenizer = llguidance.LLTokenizer("byte")
+    text = f'{{"grammars": [{checked(grammar)}]}}'
+    matcher = on_deep_stack(lambda: llguidance.LLMatcher(tokenizer, text, log_level=0, limits=LIMITS))
+    if matcher.is_error():
+        return
+    said = content.encode()
+    consumed = matcher.try_consume_tokens(list(said))
+    if consumed < len(said):
+        rest = said[consumed : consumed + 40].decode(errors="replace")
+        raise OutputInvalid(f"the answer leaves its {grammar.kind} at byte {consumed}: {rest!r}")
+    if not matcher.is_accepting():
+        raise OutputInvalid(f"the answer ends before its {grammar.kind} does")

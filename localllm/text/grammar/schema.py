@@ -1,0 +1,101 @@
+"""What of a JSON schema can be kept to, told by keyword and place; what cannot is refused, never passed over.
+
+`llguidance` refuses most of what it does not know and passes over the rest: this walk closes the difference.
+Knows nothing of tokens.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.text.grammar.endless import endless
+
+DRAFTS = ("draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
+LARGEST_WHOLE = 2**53  # of a bound: up to here neighbouring whole numbers are different floats
+
+ONE = ("items", "additionalItems", "additionalProperties")  # keywords whose value is a schema,
+LISTS = ("items", "prefixItems", "anyOf", "oneOf", "allOf")  # or a list of them,
+MAPS = ("properties", "patternProperties", "$defs", "definitions")  # or an object of them
+VALUES = (
+    *("$ref", "const", "enum", "type", "minItems", "maxItems", "required", "minProperties", "maxProperties"),
+    *("minLength", "maxLength", "pattern", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+)
+# Keywords that restrict nothing; `discriminator` is OpenAPI's hint at what `oneOf` says anyway.
+ANNOTATIONS = (
+    *("$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "examples", "example"),
+    *("deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator"),
+)
+KNOWN = frozenset((*ONE, *LISTS, *MAPS, *VALUES, *ANNOTATIONS))
+REMEDIES = {
+    "nullable": 'write "type": [..., "null"]',
+    "x-guidance": "localllm sets its options itself",
+}
+
+
+def check_schema(schema: dict[str, Any] | bool) -> None:
+    """Raises UsageError, with keyword and place, for what is no JSON schema, for what cannot be kept to, and for
+    references that lead in a circle."""
+    if schema is False:
+        raise UsageError("the JSON schema is false, which nothing satisfies", "give an object")
+    if schema is True:
+        return
+    draft = schema.get("$schema")
+    if draft is not None and not (isinstance(draft, str) and any(known in draft for known in DRAFTS)):
+        raise UsageError(f"$schema is {draft!r}", f"known are {', '.join(DRAFTS)}")
+    _check_form(schema)
+    for place, part in walk(schema):
+        for keyword, value in part.items():
+            if reason := _why_not(keyword, value, part, at_root=place == "#"):
+                remedy = REMEDIES.get(keyword, "leave it out, and check it afterwards")
+                raise UsageError(f"the schema's {keyword} at {place} {reason}", remedy)
+    if place := endless(schema):
+        remedy = "make one of them optional, or allow null"
+        raise UsageError(f"the schema at {place} requires itself again without an end", remedy)
+
+
+def walk(schema: Any, place: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of a schema that is itself a schema, with its JSON pointer."""
+    if not isinstance(schema, dict):
+        return
+    yield place, schema
+    for keyword, value in schema.items():
+        if keyword in MAPS and isinstance(value, dict):
+            for name, part in value.items():
+                yield from walk(part, f"{place}/{keyword}/{_escaped(name)}")
+        elif keyword in LISTS and isinstance(value, list):
+            for index, part in enumerate(value):
+                yield from walk(part, f"{place}/{keyword}/{index}")
+        elif keyword in ONE:
+            yield from walk(value, f"{place}/{keyword}")
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _check_form(schema: dict[str, Any]) -> None:
+    """Raises UsageError where it breaks the rules of its draft."""
+    from jsonschema import Draft202012Validator, SchemaError, validators  # 0.1 s that no other answer waits for
+
+    try:
+        validators.validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        *path, last = error.absolute_path or ["schema"]
+        place = "/".join(["#", *(_escaped(str(part)) for part in path)])
+        raise UsageError(f"the schema's {last} at {place} is wrong: {error.message[:200]}") from None
+
+
+def _why_not(keyword: str, value: Any, part: dict[str, Any], *, at_root: bool) -> str | None:
+    """Why this keyword cannot be kept to, or None."""
+    if keyword not in KNOWN and (keyword == "x-guidance" or not keyword.startswith("x-")):
+        return "is not supported"
+    if keyword == "$ref" and not value.startswith("#"):
+        return f"names {value!r}: only references inside the schema are supported"
+    if keyword in ("$id", "id") and not at_root:
+        return "is not supported: it changes what references mean"
+    if keyword == "minProperties" and value - len(part.get("required", ())) > 1:
+        return "asks for names that nobody can keep different"
+    if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") and abs(value) > LARGEST_WHOLE:
+        return f"is {value}: only numbers up to 2**53 are supported"
+    return None

@@ -1,0 +1,20 @@
+"""Which versions of itself, Python and libraries a program runs with."""
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable
+
+from localllm import __version__
+
+
+def versions(libraries: Iterable[str]) -> dict[str, str | None]:
+    """By name, those of the libraries (None: not installed) between localllm, Python and the system."""
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    own = {"localllm": __version__, "Python": platform.python_version()}
+    return own | {name: version(name) for name in libraries} | {"system": platform.platform()}

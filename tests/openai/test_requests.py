@@ -1,0 +1,252 @@
+"""Bodies as clients send them: what is asked for arrives, what is not there is refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from localllm.errors import UsageError
+from localllm.openai.body import BadField, parse
+from localllm.openai.requests import ONLY, REFUSED, WITHOUT_EFFECT, read_chat, read_completion
+from localllm.request import Grammar, GrammarKind, SamplingParams
+
+OWN = SamplingParams(temperature=0.6, top_k=20, top_p=0.95)
+HELLO = [{"role": "user", "content": "Hello"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def chat(**fields: Any) -> Any:
+    return read_chat({"model": "demo", "messages": HELLO, **fields}, OWN)
+
+
+def completion(**fields: Any) -> Any:
+    return read_completion({"model": "demo", "prompt": "Once", **fields}, OWN)
+
+
+def test_what_a_body_leaves_out_is_as_the_model_recommends() -> None:
+    assert chat().params == OWN
+    assert chat().prompts == (HELLO,)
+    assert completion().params == SamplingParams(temperature=0.6, top_k=20, top_p=0.95, max_tokens=16)
+
+
+def test_every_sampling_field_arrives() -> None:
+    fields: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": -0.4,
+        "seed": 5,
+        "ignore_eos": True,
+        "max_tokens": 9,
+    }
+    more = {"stop": "END", "stop_token_ids": [3], "logit_bias": {"42": -100, "7": 1.5}}
+    wanted = SamplingParams(**fields, stop=("END",), stop_ids=(3,), logit_bias={42: -100, 7: 1.5})
+    assert chat(**fields, **more).params == completion(**fields, **more).params == wanted
+    assert chat(stop=["a", "b"]).params.stop == ("a", "b")
+
+
+def test_the_two_names_of_the_limit_are_one() -> None:
+    assert chat(max_completion_tokens=5).params.max_tokens == chat(max_tokens=5).params.max_tokens == 5
+    assert chat(max_tokens=0).params.max_tokens == 0
+    with pytest.raises(BadField, match="max_tokens is 5 and max_completion_tokens 6"):
+        chat(max_tokens=5, max_completion_tokens=6)
+    silent = read_completion({"model": "demo", "prompt": "x"}, SamplingParams(max_tokens=3))
+    assert silent.params.max_tokens == 3
+
+
+def test_log_probabilities_of_both_kinds_of_body() -> None:
+    assert chat(logprobs=True).params.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=3).params.logprobs == 3
+    assert chat(logprobs=False).params.logprobs is None
+    with pytest.raises(BadField, match="needs logprobs"):
+        chat(top_logprobs=3)
+    assert completion(logprobs=2).params.prompt_logprobs is None
+    echoed = completion(logprobs=2, echo=True, max_tokens=0)
+    assert (echoed.params.logprobs, echoed.params.prompt_logprobs, echoed.echo) == (2, 2, True)
+
+
+def test_messages_become_texts_with_roles_that_templates_know() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    asked = chat(
+        messages=[
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": parts, "name": "Ann"},
+            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "reasoning": "hm"},
+            {"role": "tool", "content": "12", "tool_call_id": "c1"},
+            {"role": "assistant", "content": None},
+        ]
+    )
+    assert asked.prompts[0] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hello", "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm"},
+        {"role": "tool", "content": "12", "tool_call_id": "c1"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "says"),
+    [
+        ([], "messages", "no list with a message"),
+        ("Hello", "messages", "no list"),
+        ([{"role": "function", "content": "x"}], "messages.0.role", "role 'function'"),
+        ([{"role": ["user"], "content": "x"}], "messages.0.role", "role"),
+        ([*HELLO, {"role": "user", "content": 5}], "messages.1.content", "no text"),
+        ([{"role": "user"}], "messages.0.content", "no text"),
+        ([{"role": "user", "content": "x", "weight": 1}], "messages.0.weight", "not a field"),
+        ([{"role": "tool", "content": "x"}], "messages.0.tool_call_id", "is missing"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "messages.0.content.0.type",
+            "parts of type image_url are not supported",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0", "no part"),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}],
+            "messages.0.tool_calls.0.function.arguments",
+            "is missing",
+        ),
+    ],
+)
+def test_messages_that_make_no_sense_are_told_by_their_place(messages: Any, param: str, says: str) -> None:
+    with pytest.raises(BadField, match=says) as caught:
+        chat(messages=messages)
+    assert caught.value.param == param
+
+
+def test_prompts_of_all_four_shapes() -> None:
+    assert completion(prompt="x").prompts == ("x",)
+    assert completion(prompt=["x", "y"]).prompts == ("x", "y")
+    assert completion(prompt=[1, 2]).prompts == ([1, 2],)
+    assert completion(prompt=[[1, 2], [3]]).prompts == ([1, 2], [3])
+    for wrong in ([], [[]], ["x", 1], [True], {"text": "x"}, 5, ["x"] * 129):
+        with pytest.raises(BadField, match="the prompt is neither") as caught:
+            completion(prompt=wrong)
+        assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, {"x": 1}) for name in REFUSED),
+        *(("n", wrong) for wrong in (2, 0, True, "1")),
+        ("best_of", 2),
+        ("suffix", "end"),
+        ("modalities", ["text", "audio"]),
+        ("parallel_tool_calls", False),
+        ("verbosity", "low"),
+        ("store", True),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("invented", 1),
+    ],
+)
+def test_what_is_not_there_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(BadField, match=name) as caught:
+        chat(**{name: value})
+    assert caught.value.param == name
+
+
+def test_what_may_be_sent_without_effect() -> None:
+    plain = chat()
+    assert chat(**ONLY) == plain
+    assert chat(**dict.fromkeys(WITHOUT_EFFECT, "x")) == plain
+    assert chat(temperature=None, tools=None, response_format=None, anything=None) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "0.5"),
+        ("temperature", True),
+        ("top_k", 1.5),
+        ("seed", "1"),
+        ("max_tokens", 4.0),
+        ("stop", 5),
+        ("stop", [1]),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", [1]),
+        ("logprobs", 1),
+        ("ignore_eos", 1),
+        ("model", None),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_field(name: str, value: Any) -> None:
+    with pytest.raises(BadField) as caught:
+        chat(**{name: value})
+    assert caught.value.param is not None and caught.value.param.split(".")[0] == name
+
+
+def test_values_beyond_their_range_are_refused() -> None:
+    for fields in ({"temperature": 1e9}, {"seed": -1}, {"max_tokens": 10**30}, {"stop": ""}, {"top_p": 0}):
+        with pytest.raises(UsageError, match=next(iter(fields)).split("_")[0]):
+            chat(**fields)
+
+
+def test_tools_are_given_as_they_were_sent_and_none_calls_no_tool() -> None:
+    assert chat(tools=[TOOL], tool_choice="auto").tools == [TOOL]
+    assert chat(tools=[TOOL]).tools == [TOOL]
+    assert chat(tools=[TOOL], tool_choice="none").tools is None
+    with pytest.raises(BadField, match="tools of type custom"):
+        chat(tools=[{"type": "custom", "custom": {"name": "f"}}])
+    with pytest.raises(BadField, match="no tools"):
+        chat(tool_choice="auto")
+    with pytest.raises(BadField, match=r"tools\.0\.function\.name is missing"):
+        chat(tools=[{"type": "function", "function": {}}])
+
+
+def test_formats_of_the_answer_become_grammars() -> None:
+    schema = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
+    described = {"name": "pair", "strict": True, "schema": schema}
+    asked = chat(response_format={"type": "json_schema", "json_schema": described})
+    assert asked.params.grammar is not None and asked.params.grammar.kind is GrammarKind.JSON_SCHEMA
+    assert json.loads(asked.params.grammar.text) == schema
+    assert chat(response_format={"type": "json_object"}).params.grammar == Grammar(GrammarKind.JSON)
+    assert chat(response_format={"type": "text"}).params.grammar is None
+    with pytest.raises(BadField, match="has no json_schema"):
+        chat(response_format={"type": "json_schema"})
+    with pytest.raises(BadField, match=r"response_format\.type"):
+        chat(response_format={"type": "xml"})
+
+
+def test_effort_and_arguments_reach_the_template() -> None:
+    assert chat(reasoning_effort="low").template_arguments == {"reasoning_effort": "low"}
+    assert chat(reasoning_effort="none").think is False
+    asked = chat(chat_template_kwargs={"enable_thinking": False})
+    assert (asked.template_arguments, asked.think) == ({"enable_thinking": False}, None)
+
+
+def test_streams() -> None:
+    asked = chat(stream=True, stream_options={"include_usage": True})
+    assert asked.stream and asked.include_usage
+    with pytest.raises(BadField, match="needs stream"):
+        chat(stream_options={"include_usage": True})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a": 1, "a": 2}',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": "\\ud800"}',
+        b'{"a": ' + b"[" * 100_000 + b"}",
+        b'{"a": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_json_that_two_readers_would_understand_differently_is_refused(text: bytes) -> None:
+    with pytest.raises(UsageError):
+        parse(text)
+
+
+def test_characters_beyond_the_first_plane_are_no_surrogates() -> None:
+    assert parse(b'{"a": "\\ud83e\\udd8a"}') == {"a": "\U0001f98a"}

@@ -1,0 +1,42 @@
+"""Two tiny checkpoints of which one guesses what the other says: often, but not always, right."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from localllm.runtime.engine import Engine
+from localllm.runtime.speculation.draft_model import DraftModel
+from localllm.runtime.speculation.pace import Pace
+from tests.models.families import FAMILIES
+from tests.tiny import make_checkpoint, make_engine, weights_of
+
+
+def make_pair(folder: Path, family: str, noise: float, **changes: Any) -> tuple[Path, Path]:
+    """A random checkpoint, and the same with `noise` times as much added to every weight."""
+    kind, own = FAMILIES[family]
+    model = make_checkpoint(folder / "target", kind, **own | changes)
+    with torch.no_grad():
+        for weight in weights_of(model):
+            weight.add_(torch.randn_like(weight) * weight.std() * noise)
+    model.save_pretrained(folder / "draft")
+    return folder / "target", folder / "draft"
+
+
+def free_guesses(sequences: int, drafts: int) -> float:
+    """The price of steps in which verifying costs nothing."""
+    return 1.0
+
+
+def draft_model(folder: Path, vocabulary: int = 320, **of_engine: Any) -> DraftModel:
+    """One whose guesses cost nothing, so that it drafts as much as it can."""
+    engine = make_engine(folder, **of_engine)
+    budget = engine.scheduler.token_budget
+    return DraftModel(engine.runner, engine.pool, vocabulary, 256, budget, Pace(0.0, free_guesses))
+
+
+def drafting(target: Path, draft: Path, vocabulary: int = 320, **of_engine: Any) -> tuple[Engine, DraftModel]:
+    engine = make_engine(target, **of_engine)
+    model = draft_model(draft, vocabulary)
+    engine.drafter = model
+    return engine, model

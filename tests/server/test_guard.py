@@ -1,0 +1,122 @@
+"""Who is refused, told to a real server in requests that no proper client sends."""
+
+import http.client
+import json
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pytest
+
+from localllm.server.guard import MOST_BODY
+
+BODY = json.dumps({"model": "demo", "prompt": "x", "max_tokens": 1}).encode()
+
+
+def ask(url, headers, body=BODY, method="POST", path="/v1/completions", chunked=False):
+    """Status, headers and JSON of an answer to a request with exactly these headers."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    try:
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers:
+            connection.putheader(name, value)
+        connection.endheaders(body, encode_chunked=chunked)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def named(host, *others):
+    return [("Host", host), ("Content-Length", str(len(BODY))), *others]
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "127.3.2.1", "[::1]:80"]
+)
+def test_names_of_this_machine_are_answered(demo_url, host):
+    status, _, said = ask(demo_url, named(host))
+    assert (status, said["object"]) == (200, "text_completion")
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ["evil.example"],
+        ["evil.example:11434"],
+        ["localhost.evil.example"],
+        ["127.0.0.1.evil.example"],
+        ["192.168.0.7"],
+        ["0.0.0.0"],
+        ["localhost@evil.example"],
+        ["localhost evil.example"],
+        [""],
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/health"])
+def test_a_name_that_a_stranger_points_here_is_refused(demo_url, hosts, path):
+    status, _, said = ask(demo_url, named(*hosts), path=path)
+    assert status == 403
+    assert said["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "null", "http://localhost:3000", "https://localhost", "http://localhost.evil"],
+)
+@pytest.mark.parametrize("method", ["POST", "OPTIONS"])
+def test_a_page_of_another_origin_is_refused_and_may_read_nothing(demo_url, origin, method):
+    status, headers, _ = ask(demo_url, named("localhost", ("Origin", origin)), method=method)
+    assert status == 403
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+def test_a_page_of_the_servers_own_may_ask(demo_url):
+    host = urlsplit(demo_url).netloc
+    assert ask(demo_url, named(host, ("Origin", demo_url)))[0] == 200
+
+
+def test_a_body_that_announces_to_be_too_large_is_refused_unread(demo_url):
+    headers = [("Host", "localhost"), ("Content-Length", str(MOST_BODY + 1))]
+    status, _, said = ask(demo_url, headers, body=b"{")
+    assert status == 413 and "16 MiB" in said["error"]["message"]
+
+
+def test_a_body_that_does_not_say_how_large_it_is_is_counted(demo_url):
+    piece = b" " * 2**20
+    headers = [("Host", "localhost"), ("Transfer-Encoding", "chunked")]
+    sent = 0
+
+    def endless():
+        nonlocal sent
+        while True:
+            sent += len(piece)
+            yield piece
+
+    with suppress(BrokenPipeError, ConnectionResetError):  # it hung up, and its answer was lost
+        assert ask(demo_url, headers, body=endless(), chunked=True)[0] == 413
+    assert MOST_BODY <= sent < 4 * MOST_BODY
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"model": NaN}',
+        b"[" * 100_000,
+        b'{"model": 1, "model": 1}',
+        b"\xff",
+        b'{"model": "\\ud800"}',
+    ],
+)
+def test_what_is_no_json_object_is_refused(demo_url, body):
+    status, _, said = ask(demo_url, [("Host", "localhost"), ("Content-Length", str(len(body)))], body)
+    assert (status, said["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_a_path_or_method_that_is_not_served_is_told_in_the_same_form(demo_url):
+    assert ask(demo_url, named("localhost"), path="/v1/embeddings")[0] == 404
+    status, headers, said = ask(demo_url, [("Host", "localhost")], None, method="GET")
+    assert status == 405 and headers["Allow"] == "POST"
+    assert said["error"]["message"] == "GET /v1/completions is not served here"

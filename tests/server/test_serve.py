@@ -1,0 +1,73 @@
+"""Where a server listens, and how its process begins and ends."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx2
+import pytest
+
+from localllm.errors import UsageError
+from localllm.server.serve import address, bind
+
+LONG = {"model": "demo", "prompt": "Once", "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org", ""])
+def test_no_address_is_taken_that_others_can_reach(host):
+    with pytest.raises(UsageError, match=r"give 127\.0\.0\.1 or ::1"):
+        bind(host, 0)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2"])
+def test_addresses_of_this_machine_alone_are_taken(host):
+    with bind(host, 0) as listener:
+        assert re.fullmatch(r"http://127\.0\.0\.[12]:\d+", address(listener))
+
+
+def test_a_port_that_is_taken_is_told(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="give another --port"):
+        bind("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.fixture
+def process():
+    with subprocess.Popen(
+        [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_sigterm_lets_an_answer_end_and_takes_no_new_one(process):
+    url = process.stderr.readline().removeprefix("listening on ").strip()
+    assert httpx2.get(f"{url}/health").json() == {"status": "ok"}
+    with httpx2.stream("POST", f"{url}/v1/completions", json=LONG) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)  # uvicorn looks ten times a second
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"{url}/health")
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert process.wait(10) == 0
+    assert process.stderr.read() == ""
+
+
+def test_a_second_signal_breaks_off_what_a_slow_reader_holds_up(process):
+    asked = LONG | {"max_tokens": 1000, "logprobs": 64}  # more than the system keeps for who does not read
+    url = process.stderr.readline().removeprefix("listening on ").strip()
+    with httpx2.stream("POST", f"{url}/v1/completions", json=asked) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    assert process.stderr.read() == ""
