@@ -34,7 +34,7 @@ from localllm.runtime.speculation.price import Price, cpu_guess
 from localllm.settings import Settings
 
 TOKEN, OTHER = 7, 8  # what the output is forced to be, and a wrong guess
-CHANCES = (0.0, 0.5, 0.8, 0.9, 1.0)
+CHANCES = (0.8, 0.0, 0.5, 0.95)
 SHORT, LONG = 300, 500  # characters of a prompt: stories260K has a context of 512 tokens
 
 
@@ -59,7 +59,7 @@ class ControlledSpeculation(Speculation):
 
     def track(self, sequence: Sequence) -> Track:
         if sequence not in self.tracks:
-            self.tracks[sequence] = Track(Controlled(sequence.token_ids, self.accepts), Gate())
+            self.tracks[sequence] = Track(Controlled(sequence.token_ids, self.accepts), Gate(self.ended))
         return self.tracks[sequence]
 
 

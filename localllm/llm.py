@@ -34,8 +34,8 @@ from localllm.plan import expected, runs
 from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import (
     BLOCK_SIZE,
-    DRAWN_ROWS,
     MAX_RUNNING,
+    MOST_DRAFTED,
     TOKEN_BUDGET,
     Memory,
     allocate_least,
@@ -96,7 +96,8 @@ def load(
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
     many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
     bring several, `off` does not, `auto` leaves it to the settings; force: also where it does not fit, at the
-    price of swapping; grammar: one that answers will be asked for, refused at once if this model cannot keep to it.
+    price of swapping; grammar: one that answers will be asked for, refused at once if this model cannot keep to
+    it.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -175,7 +176,7 @@ def load(
                     runner.prepare(default_params)
             if guessing == "lookup":
                 price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
-                engine.drafter = Speculation(price, DRAWN_ROWS[place.type], runner.widths)
+                engine.drafter = Speculation(price, MOST_DRAFTED[place.type], runner.widths)
         worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
     load_s = time.perf_counter() - start

@@ -64,6 +64,7 @@ def load_model(
     quant: str | None = None,
     force: bool = False,
     verbose: bool = False,
+    draft: str | None = None,
     grammar: Grammar | None = None,
     threads: int | None = None,
 ) -> Model:
@@ -92,6 +93,7 @@ def load_model(
 
         imported_s = time.perf_counter() - start
         where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
+        where |= {"draft": draft or "auto"}
         llm = load(name, settings=settings, quant=quant, context=context, force=force, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}

@@ -39,6 +39,14 @@ OfQuant = Annotated[
     str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
 ]
 
+Draft = Annotated[
+    bool | None,
+    typer.Option(
+        "--draft/--no-draft",
+        help="Show what guessed tokens save, on stderr; or guess none.",
+        show_default=False,
+    ),
+]
 Think = Annotated[
     bool | None,
     typer.Option(

@@ -1,5 +1,6 @@
 """Who guesses, and how much: the one drafter of an engine, made of several."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,6 +52,8 @@ class Speculation:
         self.price, self.most, self.widths, self.looks_up, self.model = price, most, widths, lookup, model
         self.tracks: dict[Sequence, Track] = {}
         self.sequences = 1  # of the last step
+        self.guessing_s = 0.0  # for it: no part of what it took
+        self.ended: Gate | None = None  # of the last sequence that did
 
     def wants(self, sequence: Sequence) -> bool:
         if self.model and self.model.wants(sequence):
@@ -65,7 +68,7 @@ class Speculation:
         return share(chances, prices)[1] > LEAST_GAIN
 
     def draft(self, sequences: list[Sequence]) -> None:
-        ready = []
+        begun, ready = time.perf_counter(), []
         for sequence in sequences:
             if len(sequence.token_ids) - sequence.computed == 1:
                 ready.append(sequence)
@@ -78,6 +81,7 @@ class Speculation:
         rest = [s for s in ready if len(s.drafts) == s.filling]
         if self.model and rest:
             self.ask(self.model, rest, self.most - sum(len(s.drafts) for s in ready))
+        self.guessing_s = time.perf_counter() - begun
 
     def offer(self, sequence: Sequence, beside: int) -> list[int]:
         """What could be drafted without a model."""
@@ -150,16 +154,20 @@ class Speculation:
             self.model.verified(sequence, *((drafted, accepted) if track.by_model else (0, 0)))
 
     def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
-        self.price.stepped(sequences, drafts, seconds)
+        alone = max(0.0, seconds - self.guessing_s)
+        self.price.stepped(sequences, drafts, alone)
+        if self.model:
+            self.model.stepped(sequences, drafts, alone)
 
     def forget(self, sequence: Sequence) -> None:
-        self.tracks.pop(sequence, None)
+        if track := self.tracks.pop(sequence, None):
+            self.ended = track.gate
         if self.model:
             self.model.forget(sequence)
 
     def track(self, sequence: Sequence) -> Track:
         if sequence not in self.tracks:
-            self.tracks[sequence] = Track(Lookup(sequence.token_ids), Gate())
+            self.tracks[sequence] = Track(Lookup(sequence.token_ids), Gate(self.ended))
         return self.tracks[sequence]
 
 

@@ -70,6 +70,9 @@ class Price:
             table.append(max(table[-1], 1 + (guessed[drafts] - 1) * wrong))  # more never costs less
         return table
 
+    def of(self, sequences: int, drafts: int) -> float:
+        return self.table(sequences, drafts)[-1]
+
     def measured(self, sequences: int) -> dict[int, float]:
         """Prices by the number of drafts."""
         of = self.times.get(sequences, {})
