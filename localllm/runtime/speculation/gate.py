@@ -34,10 +34,10 @@ class Gate:
     """
 
     def __init__(self, before: "Gate | None" = None) -> None:
-        """before: of the last sequence that ended, whose losses are not made again."""
+        """before: of the last sequence that ended, whose winnings may be lost, and whose losses are not made again."""
         self.right = [chance * WEIGHT for chance in FIRST]
         self.seen = [WEIGHT for _ in FIRST]
-        self.account = BEGIN if before is None else max(BEGIN / 2, min(BEGIN, before.account))
+        self.account = BEGIN if before is None else max(BEGIN / 2, before.account)
         self.pause, self.waited = PAUSE, 0
 
     def chances(self, length: int, count: int) -> list[float]:
