@@ -24,6 +24,7 @@ from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
+from localllm.beside import Beside
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.device import claim, dtype_name, free_bytes, free_memory, on, release, resolve_device
@@ -49,6 +50,7 @@ from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
 from localllm.request import Completion, GenerationEvent, Grammar, Kind, Request, SamplingParams
 from localllm.runtime.build import keep_kernels, load_decoder, warm_up
+from localllm.runtime.deterministic import check as check_deterministic
 from localllm.runtime.engine import Engine
 from localllm.runtime.faults import telling
 from localllm.runtime.kernels import triton_runs_on
@@ -56,6 +58,7 @@ from localllm.runtime.kernels.registry import used
 from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
+from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.speculation.policy import Speculation
 from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
 from localllm.runtime.state import BlockPool, OutOfBlocks
@@ -65,6 +68,7 @@ from localllm.text.grammar.source import checked as checked_grammar
 from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
+from localllm.text.same_vocabulary import check_same_vocabulary
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Deliver, Stream, Worker
@@ -84,9 +88,11 @@ def load(
     quant: str | None = None,
     context: int | None = None,
     draft: str = "auto",
+    draft_model: str | Path | None = None,
     settings: Settings | None = None,
     force: bool = False,
     grammar: Grammar | None = None,
+    deterministic: bool = False,
 ) -> "LLM":
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
@@ -95,9 +101,11 @@ def load(
     settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
     the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
     many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
-    bring several, `off` does not, `auto` leaves it to the settings; force: also where it does not fit, at the
-    price of swapping; grammar: one that answers will be asked for, refused at once if this model cannot keep to
-    it.
+    bring several, `off` does not, `auto` leaves it to the settings; draft_model: a smaller one with the same
+    vocabulary that guesses what comes next; force: also where it does not fit, at the price of swapping; grammar:
+    one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
+    bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
+    (docs/determinism.md), on a CPU alone.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -116,14 +124,17 @@ def load(
     )
     if grammar is not None:
         checked_grammar(grammar)
-    if repo := to_pull(str(model)):
-        from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
+    for name in (model, draft_model):
+        if name is not None and (repo := to_pull(str(name))):
+            from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
 
-        fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), wish, force=force)
+            own = wish if name is model else replace(wish, context=None, quant=None)
+            fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), own, force=force)
     start, phases = time.perf_counter(), Phases()
     with phases("header"):
         ref = resolve(str(model))
         source, header = ref.path, read_header(ref.path)
+        beside = None if draft_model is None else Beside.find(str(draft_model), place.type, wish)
         if quant is not None:
             check_source(header, INSTEAD)
             check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
@@ -141,17 +152,23 @@ def load(
         grammars = Grammars(tokenizer, config.vocab_size, eos_ids, output)
         if grammar is not None:
             grammars.compile(grammar)
+        if beside:
+            check_same_vocabulary(tokenizer, read_tokenizer(beside.header), (ref.name, beside.name))
     with phases("device"):
-        fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+        taken = beside and beside.needs
+        fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force, draft=taken)
         memory = fit.memory or allocate_least(fit.needs, context)
         if place.type != "cpu":
             memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
             keep_kernels(settings.cache)
     short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     kind: torch.dtype = getattr(torch, fit.dtype)
-    kept = FORMS.get(fit.kv_dtype, kind)
+    kept: torch.dtype = FORMS.get(fit.kv_dtype, kind)
+    if deterministic := deterministic or settings.deterministic:
+        check_deterministic(config, place, kept)
     threads = threads_for(fit.weights.total, settings.threads)
     setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
+    guesser = None
     with contextlib.ExitStack() as undo:
         template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
         if template:
@@ -163,20 +180,34 @@ def load(
             with phases("cache"):
                 release(place)  # what only loading took
                 captured = memory.context if settings.graphs and triton_runs_on(place) else None
+                rows = memory.rows if fit.needs.own_row_bytes else 0
                 runner = Runner(
-                    decoder, memory.blocks, BLOCK_SIZE, kind, place, memory.rows, kept, MAX_RUNNING, captured
+                    decoder,
+                    memory.blocks,
+                    BLOCK_SIZE,
+                    kind,
+                    place,
+                    rows,
+                    kept,
+                    MAX_RUNNING,
+                    captured,
+                    deterministic,
                 )
                 claim(place, memory.workspace)
-                pool = BlockPool(memory.blocks, BLOCK_SIZE, memory.rows, memory.host_blocks)
+                pool = BlockPool(memory.blocks, BLOCK_SIZE, rows, memory.host_blocks)
                 engine = Engine(runner, pool, TOKEN_BUDGET[place.type], MAX_RUNNING)
             if place.type != "cpu":
                 with phases("compile"):
                     warm_up(engine)
                 with phases("capture"):
                     runner.prepare(default_params)
-            if guessing == "lookup":
-                price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
-                engine.drafter = Speculation(price, MOST_DRAFTED[place.type], runner.widths)
+            price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
+            if beside:
+                with phases("draft model"):
+                    guesser = beside.load(engine, memory, price, phases, graphs=captured is not None)
+            if guessing == "lookup" or guesser:
+                lookup = guessing == "lookup"
+                engine.drafter = Speculation(price, MOST_DRAFTED[place.type], runner.widths, lookup, guesser)
         worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
     load_s = time.perf_counter() - start
@@ -198,6 +229,7 @@ def load(
         read_bytes_per_s,
         source,
         quant,
+        guesser,
     )
 
 
@@ -229,6 +261,7 @@ class LLM:
         read_bytes_per_s: float | None,
         source: Path,
         quant: str | None,
+        guesser: DraftModel | None = None,
     ):
         self.name = ref.name
         self.path = ref.path
@@ -256,7 +289,7 @@ class LLM:
         self.without_graphs = worker.engine.runner.without_graphs if on_gpu else ""  # why, where none is captured
         self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
-        self.close = weakref.finalize(self, shut, worker, template)
+        self.close = weakref.finalize(self, shut, worker, template, guesser)
         """End the engine and free its memory. Answers under way end with an error."""
 
     def __repr__(self) -> str:
@@ -451,8 +484,10 @@ class LLM:
         self.close()
 
 
-def shut(worker: Worker, template: ChatTemplate | None) -> None:
+def shut(worker: Worker, template: ChatTemplate | None, guesser: DraftModel | None) -> None:
     worker.close()
+    if guesser:
+        guesser.free()
     if template:
         template.close()
 

@@ -41,16 +41,16 @@ class Settings:
     """LOCALLLM_DRAFT: `lookup` guesses tokens that stood before in prompt or answer, so that a step may bring
     several; `off` does not. Which tokens come is the same. Default: lookup"""
 
+    deterministic: bool = False
+    """LOCALLLM_DETERMINISTIC: `on` runs every model as `--deterministic` does. Default: off"""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS not on or off, or
-        LOCALLLM_DRAFT not lookup or off."""
+        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS or LOCALLLM_DETERMINISTIC
+        not on or off, or LOCALLLM_DRAFT not lookup or off."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
-        graphs = environment.get("LOCALLLM_GRAPHS") or "on"
-        if graphs not in ("on", "off"):
-            raise UsageError(f"LOCALLLM_GRAPHS is {graphs!r}", "set it to on or off")
         draft = environment.get("LOCALLLM_DRAFT") or "lookup"
         if draft not in ("lookup", "off"):
             raise UsageError(f"LOCALLLM_DRAFT is {draft!r}", "set it to lookup or off")
@@ -61,6 +61,14 @@ class Settings:
             cache=Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "localllm",
             threads=int(threads) if threads else None,
             kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
-            graphs=graphs != "off",
             draft=draft,
+            graphs=switch(environment, "LOCALLLM_GRAPHS", default="on"),
+            deterministic=switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
         )
+
+
+def switch(environment: Mapping[str, str], name: str, *, default: str) -> bool:
+    value = environment.get(name) or default
+    if value not in ("on", "off"):
+        raise UsageError(f"{name} is {value!r}", "set it to on or off")
+    return value == "on"

@@ -25,6 +25,13 @@ def test_threads_must_be_a_positive_number(threads: str) -> None:
         Settings.from_environment({"LOCALLLM_THREADS": threads})
 
 
+def test_deterministic_is_on_or_off() -> None:
+    assert not Settings.from_environment({}).deterministic
+    assert Settings.from_environment({"LOCALLLM_DETERMINISTIC": "on"}).deterministic
+    with pytest.raises(UsageError, match="LOCALLLM_DETERMINISTIC is 'yes'; set it to on or off"):
+        Settings.from_environment({"LOCALLLM_DETERMINISTIC": "yes"})
+
+
 def test_graphs_are_on_or_off() -> None:
     assert Settings.from_environment({}).graphs and Settings.from_environment({"LOCALLLM_GRAPHS": "on"}).graphs
     assert not Settings.from_environment({"LOCALLLM_GRAPHS": "off"}).graphs

@@ -91,6 +91,7 @@ def make_engine(
     aside: int = 0,
     device: torch.device = CPU,
     drafter: Drafter | None = None,
+    deterministic: bool = False,
 ) -> Engine:
     """`rows`: of recurrent states, where the model has any; graphs: run steps as where they are captured; aside:
     blocks, as beside a GPU's."""
@@ -100,7 +101,9 @@ def make_engine(
     rows = rows if state_bytes(config, dtype.itemsize) else 0
     decoder = Decoder(config, Source(Weights(header), device, dtype), context)
     captured = context if graphs or device.type == "cuda" else None
-    runner = Runner(decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running, captured)
+    runner = Runner(
+        decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running, captured, deterministic
+    )
     for cache in runner.caches:  # whatever reads a place that was never written is found out
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside

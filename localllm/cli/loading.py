@@ -63,10 +63,12 @@ def load_model(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
+    deterministic: bool = False,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
     threads: int | None = None,
+    draft_model: str | None = None,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
     verbose: tell what it takes and how long each phase took.
@@ -85,6 +87,9 @@ def load_model(
         recipe_of(quant)  # a wrong name is told before a model is pulled
     missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
     fetch_missing(name, settings, device=device, force=force, **missing)
+    if draft_model:
+        own = {"dtype": dtype, "kv_dtype": kv_dtype, "context": None}
+        fetch_missing(draft_model, settings, device=device, force=force, **own)
     if quant:
         quantize_missing(name, quant, settings)
     with status(f"loading {name}"):
@@ -92,9 +97,10 @@ def load_model(
         from localllm.llm import load
 
         imported_s = time.perf_counter() - start
-        where = {"device": device or "auto", "dtype": dtype or "auto", "kv_dtype": kv_dtype or "auto"}
-        where |= {"draft": draft or "auto"}
-        llm = load(name, settings=settings, quant=quant, context=context, force=force, grammar=grammar, **where)
+        where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}
+        where |= {"kv_dtype": kv_dtype or "auto", "force": force, "deterministic": deterministic}
+        where |= {"quant": quant, "draft": draft or "auto", "draft_model": draft_model}
+        llm = load(name, settings=settings, context=context, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
         note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))

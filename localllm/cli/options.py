@@ -35,6 +35,10 @@ Context = Annotated[int | None, option(text="Room for prompt and answer, in toke
 Quant = Annotated[
     str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
 ]
+DraftModel = Annotated[
+    str | None,
+    option("--draft-model", text="A small model of the same family that guesses ahead.", metavar="MODEL"),
+]
 OfQuant = Annotated[
     str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
 ]
@@ -47,6 +51,10 @@ Draft = Annotated[
         show_default=False,
     ),
 ]
+Deterministic = Annotated[
+    bool, switch("--deterministic", text="The same bytes whatever else runs, however prompts are cut.")
+]
+
 Think = Annotated[
     bool | None,
     typer.Option(

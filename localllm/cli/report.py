@@ -42,6 +42,7 @@ def load_block(
     GPU's steps are not captured, where it is so."""
     parts = [
         ("weights", memory.weights.total, ""),
+        ("draft model", memory.draft_bytes, " of weights"),
         ("cache", memory.cache_bytes, f" for {memory.blocks * BLOCK_SIZE} tokens"),
         ("states", memory.state_bytes, f" for {memory.rows} of recurrent layers"),
         ("workspace", memory.workspace, " for a step"),

@@ -52,6 +52,8 @@ def run(
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     quant: options.Quant = None,
+    deterministic: options.Deterministic = False,
+    draft_model: options.DraftModel = None,
     force: Annotated[
         bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
     ] = False,
@@ -99,7 +101,8 @@ def run(
     if tools and "grammar" in given:
         raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
     where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-    where |= {"force": force, "verbose": verbose, "draft": None if draft is None else "lookup" if draft else "off"}
+    where |= {"force": force, "deterministic": deterministic, "verbose": verbose, "draft_model": draft_model}
+    where["draft"] = None if draft is None else "lookup" if draft else "off"
     if not prompt and io.both_ends_are_terminals():
         _refuse_flags_of_one_answer(ctx.params)
         from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for

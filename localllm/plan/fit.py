@@ -99,14 +99,18 @@ class Fit:
         return min(self.most_users, CACHED_CONTEXTS, MAX_RUNNING)
 
 
-def check(header: Header, room: Room, wish: Wish, *, name: str, force: bool = False) -> Fit:
-    """The fit of a model in a room, or with `force` what is known of its misfit.
+def check(
+    header: Header, room: Room, wish: Wish, *, name: str, force: bool = False, draft: Needs | None = None
+) -> Fit:
+    """The fit of a model in a room, or with `force` what is known of its misfit. draft: of a model beside it.
 
     Raises DoesNotFit with a remedy that was tried, UsageError for a wish that makes no sense, and as `describe`.
     """
     config = describe(header.config)
-    found = fit(header, config, room, wish, name=name)
+    found = fit(header, config, room, wish, name=name, draft=draft)
     if found.refusal and not force:
+        if draft and fit(header, config, room, wish, name=name).fits:
+            raise DoesNotFit(found.refusal.message, "it fits without --draft-model, or name a smaller one")
         quants = () if header.quantization else QUANTS
         others = [fit(header, config, room, replace(wish, quant=quant), name=name) for quant in quants]
         raise DoesNotFit(found.refusal.message, remedy(found, others))
@@ -124,15 +128,23 @@ def remedy(found: Fit, others: Iterable[Fit]) -> str:
     return "name a smaller model, or a device with more free memory"
 
 
-def fit(header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: str) -> Fit:
+def needs_of(header: Header, config: ModelConfig, kind: str, wish: Wish, *, name: str) -> Needs:
+    """What a model takes of a device of this kind."""
+    stored = stored_dtype(header, kind, gguf=wish.quant in GGUF_BITS)
+    dtype = dtype_for(wish.dtype, stored, kind)
+    kv_dtype = kv_dtype_for(wish.kv_dtype, dtype)
+    weights = weight_bytes(header, config, dtype, kind, wish.quant)
+    unpacked = 0 if wish.quant else unpacked_bytes(header, dtype, kind)
+    return Needs(name, config, weights, kind, dtype, kv_dtype, unpacked)
+
+
+def fit(
+    header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: str, draft: Needs | None = None
+) -> Fit:
     """By the very code that `load` allocates by. Raises UsageError as `check`."""
     check_context(config.max_context, wish.context)
-    stored = stored_dtype(header, room.kind, gguf=wish.quant in GGUF_BITS)
-    dtype = dtype_for(wish.dtype, stored, room.kind)
-    kv_dtype = kv_dtype_for(wish.kv_dtype, dtype)
-    weights = weight_bytes(header, config, dtype, room.kind, wish.quant)
-    unpacked = 0 if wish.quant else unpacked_bytes(header, dtype, room.kind)
-    needs = Needs(name, config, weights, room.kind, dtype, kv_dtype, unpacked)
+    needs = replace(needs_of(header, config, room.kind, wish, name=name), draft=draft)
+    dtype, kv_dtype = needs.dtype, needs.kv_dtype
     most = 0
     try:
         most = allocate(needs, room.memory_bytes).most_context

@@ -46,16 +46,30 @@ class Needs:
     dtype: str
     kv_dtype: str  # of keys and values
     unpacked: int = 0  # bytes of the largest matrix that is dequantized in a step
+    draft: "Needs | None" = None  # of a draft model, which gets as many blocks and states
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} and its draft model {self.draft.name}" if self.draft else self.name
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weights.total + (self.draft.weight_bytes if self.draft else 0)
 
     @cached_property
-    def row_bytes(self) -> int:
+    def own_row_bytes(self) -> int:
         """Of a recurrent state; 0 for models that have none."""
         return state_bytes(self.config, ELEMENT_BYTES[self.dtype])
 
     @cached_property
+    def row_bytes(self) -> int:
+        return self.own_row_bytes + (self.draft.row_bytes if self.draft else 0)
+
+    @cached_property
     def block_bytes(self) -> int:
         """Of a block of the cache; 0 where no layer attends."""
-        return BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_bytes(self.kv_dtype))
+        own = BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_bytes(self.kv_dtype))
+        return own + (self.draft.block_bytes if self.draft else 0)
 
     def workspace(self, context: int) -> int:
         """Of the largest step there is while sequences have so much context: activations, logits, what is
@@ -70,7 +84,8 @@ class Needs:
             self.kv_dtype,
             grouped=self.kind != "cpu",
         )
-        return step + (GPU_WORKSPACE if self.kind == "cuda" else 0)
+        beside = self.draft.workspace(min(context, self.draft.config.max_context)) if self.draft else 0
+        return step + (GPU_WORKSPACE if self.kind == "cuda" else 0) + beside
 
     @property
     def usual_context(self) -> int:
@@ -91,6 +106,7 @@ class Memory:
     affordable_blocks: int  # that the cache could have at this context
     most_context: int  # that one sequence could have
     host_blocks: int = 0  # of main memory, for blocks that a GPU's cache has no room for
+    draft_bytes: int = 0  # weights of a draft model, whose cache and states count among the others
 
     @property
     def cache_bytes(self) -> int:
@@ -107,7 +123,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Of what stays between steps."""
-        return self.weights.total + self.cache_bytes + self.state_bytes
+        return self.weights.total + self.draft_bytes + self.cache_bytes + self.state_bytes
 
 
 def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1) -> Memory:
@@ -118,10 +134,10 @@ def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1
     """
     longest = needs.config.max_context
     check_context(longest, context)
-    weights = needs.weights.total
+    weights = needs.weight_bytes
     if weights > free:
         raise DoesNotFit(
-            f"the weights of {needs.name} need {size(weights)} in {needs.dtype}, {size(free)} are free",
+            f"the weights of {needs.title} need {size(weights)} in {needs.dtype}, {size(free)} are free",
             "name a smaller model, or free memory",
         )
     left = free - weights
@@ -161,6 +177,7 @@ def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1
         workspace=needs.workspace(context),
         affordable_blocks=blocks,
         most_context=alone,
+        draft_bytes=weights - needs.weights.total,
     )
 
 
@@ -171,7 +188,16 @@ def allocate_least(needs: Needs, context: int | None = None) -> Memory:
     blocks, rows = blocks_for(context), LEAST_ROWS if needs.row_bytes else 0
     workspace = needs.workspace(context)
     return Memory(
-        needs.weights, context, blocks, needs.block_bytes, rows, needs.row_bytes, workspace, blocks, context
+        weights=needs.weights,
+        context=context,
+        blocks=blocks,
+        block_bytes=needs.block_bytes,
+        rows=rows,
+        row_bytes=needs.row_bytes,
+        workspace=workspace,
+        affordable_blocks=blocks,
+        most_context=context,
+        draft_bytes=needs.weight_bytes - needs.weights.total,
     )
 
 

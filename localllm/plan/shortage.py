@@ -10,6 +10,7 @@ def shortage(memory: Memory, device: str, kv_dtype: str, quantized: bool) -> Doe
     """kv_dtype: of keys and values; quantized: are the weights?"""
     parts = {
         "weights": memory.weights.total,
+        "a draft model's": memory.draft_bytes,
         f"a cache of {memory.blocks * BLOCK_SIZE} tokens": memory.cache_bytes,
         "recurrent states": memory.state_bytes,
         "a step": memory.workspace,

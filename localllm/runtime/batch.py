@@ -105,6 +105,7 @@ class Batch:
     # Made once a step, for all layers:
     angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [T, 1, dim / 2]
     masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+    tasks: dict[int, Tensor] = field(default_factory=dict)  # of attention on a CPU
 
     @cached_property
     def pieces(self) -> Pieces | None:

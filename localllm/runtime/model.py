@@ -102,4 +102,4 @@ class Decoder:
             x = layer(x, batch, cache, token_input)
         wanted = x if batch.logit_index is None else x[batch.logit_index]
         logits = scaled(self.head(wanted, norm=self.norm), c.logit_scale)
-        return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
+        return c.logit_softcap * kernels.tanh(logits / c.logit_softcap) if c.logit_softcap else logits

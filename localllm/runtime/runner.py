@@ -10,6 +10,7 @@ from torch import Tensor
 from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture
 from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache, make_caches
+from localllm.runtime.kernels.forms import each_row_alone
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import sample
 from localllm.runtime.sent import sent
@@ -27,7 +28,8 @@ class Runner:
     """`asynchronous`: does the device work on while the host goes on?
 
     `rows`: of recurrent states, for models that have recurrent layers; kv_dtype: as `make_caches`; max_running:
-    most sequences in a step; context: most tokens of one, where steps are captured as graphs, else None.
+    most sequences in a step; context: most tokens of one, where steps are captured as graphs, else None;
+    deterministic: what is computed of a token does not depend on the tokens beside it, on a CPU alone.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class Runner:
         kv_dtype: torch.dtype | None = None,
         max_running: int = 1,
         context: int | None = None,
+        deterministic: bool = False,
     ):
         self.model = model
+        self.deterministic = deterministic
         self.device = device
         self.asynchronous = device.type != "cpu"
         mixers = [layer.mixer for layer in model.config.layers]
@@ -121,7 +125,8 @@ class Runner:
     def launch(self, batch: Batch) -> Tensor:
         """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
         self.copy(batch.copies)
-        logits = self.model(batch, self.caches).float()
+        with each_row_alone(self.deterministic):
+            logits = self.model(batch, self.caches).float()
         self.copy_rows(batch.saves)
         return logits
 

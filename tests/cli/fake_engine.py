@@ -165,6 +165,8 @@ def install():
         settings=None,
         force=False,
         grammar=None,
+        draft_model=None,
+        deterministic=False,
     ):
         llm = FakeLLM(Path(model).name, context or 4096, has_chat_template=not str(model).endswith("base"))
         module.loaded.append((llm, {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}))

@@ -16,6 +16,9 @@ from localllm.runtime.kernels.elementwise import (
     layer_norm,
     rms_norm,
     rotate,
+    sigmoid,
+    softplus,
+    tanh,
     unit,
 )
 from localllm.runtime.kernels.experts import experts, takes_stacked
@@ -43,7 +46,10 @@ __all__ = [
     "rms_norm",
     "rope_append",
     "rotate",
+    "sigmoid",
+    "softplus",
     "takes_stacked",
+    "tanh",
     "triton_runs_on",
     "unit",
 ]

@@ -16,6 +16,7 @@ from localllm.arch.config import AttentionConfig
 from localllm.quant.vectors import dequantize, widened
 from localllm.runtime.batch import Batch, Span
 from localllm.runtime.cache import KVCache, bits_of
+from localllm.runtime.kernels.cpu import attention as own
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import in_parts
 
@@ -28,6 +29,31 @@ def attention(
 ) -> Tensor:
     """q: [T, heads, head_dim]; sinks: [heads] -> the shape of q"""
     return choose("attention", q, cache, batch, config, sinks).run(q, cache, batch, config, sinks)
+
+
+def few_tokens(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> str | None:
+    if reason := own.refuses(q, cache.k):
+        return reason
+    return None if own.few(batch, own.most_tokens()) else "every sequence brings many tokens"
+
+
+@kernel("attention", "cpu-tokens", few_tokens)
+def attention_tokens(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> Tensor:
+    """Sequences that bring a few tokens token by token, so that a token's result does not depend on those that came
+    with it; the others as elsewhere."""
+    c, most, out = config, own.most_tokens(), q.new_empty(q.shape)
+    several = attend_written_out if plain_softmax(q, cache, batch, config, sinks) else attend_fused
+    for i, span in enumerate(batch.spans):
+        if most is not None and span.count > most:
+            several(out, q, cache, batch, i, config, sinks)
+    scales = None if cache.k_scale is None or cache.v_scale is None else (cache.k_scale, cache.v_scale)
+    cap = c.softcap or None
+    own.write(out, q, cache.k, cache.v, scales, batch, most, c.scale, window=c.window, softcap=cap, sinks=sinks)
+    return out
 
 
 def eight_bits_on_cpu(

@@ -4,11 +4,11 @@ y_t = sum_j taps[j] * x_{t - kernel + 1 + j}, where x before the first token is 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
+from localllm.runtime.kernels.elementwise import silu as activated
 from localllm.runtime.kernels.registry import kernel, run
 
 
@@ -24,7 +24,10 @@ def causal_conv_reference(x: Tensor, taps: Tensor, cache: RecurrentCache, batch:
     if singles := batch.singles:
         before = singles.read(cache.conv)  # [S, kernel - 1, channels]
         window = torch.cat((before, x[singles.tokens, None]), 1)
-        out[singles.tokens] = (window * taps).sum(1).to(x.dtype)
+        total = window[:, 0] * taps[0]
+        for j in range(1, kept + 1):
+            total += window[:, j] * taps[j]
+        out[singles.tokens] = total.to(x.dtype)
         before.copy_(window[:, 1:])
         singles.write(cache.conv, before)
     for span in batch.spans:
@@ -34,9 +37,9 @@ def causal_conv_reference(x: Tensor, taps: Tensor, cache: RecurrentCache, batch:
         inputs = torch.cat((cache.conv[span.row], x[mine]))  # [kernel - 1 + count, channels]
         total = inputs[: span.count] * taps[0]
         for j in range(1, kept + 1):
-            total.addcmul_(inputs[j : j + span.count], taps[j])
+            total += inputs[j : j + span.count] * taps[j]  # as of single tokens, rounded twice
         out[mine] = total
         for piece, row in span.pieces():
             end = piece.stop - span.start
             cache.conv[row] = inputs[end : end + kept]
-    return F.silu(out) if silu else out
+    return activated(out) if silu else out

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
+from localllm.runtime.kernels.cpu import recurrence
 from localllm.runtime.kernels.registry import choose, kernel
 
 # 512 tokens, 32 heads of 128 x 128, one thread, best of 9: 351 ms in 16, 330 in 32, 277 in 64, 344 in 128.
@@ -26,6 +27,19 @@ def delta_net(
     """-> the shape of v"""
     arguments = (q, k, v, decay, beta, cache, batch)
     return choose("delta_net", *arguments).run(*arguments)
+
+
+def compiled(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, cache: RecurrentCache, batch: Batch
+) -> str | None:
+    return recurrence.refuses(q, k, v, decay, beta, cache.matrix)
+
+
+@kernel("delta_net", "cpu-tokens", compiled)
+def delta_net_tokens(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, cache: RecurrentCache, batch: Batch
+) -> Tensor:
+    return recurrence.recurrence(q, k, v, decay, beta, cache.matrix, batch)
 
 
 @kernel("delta_net", "torch-chunks")

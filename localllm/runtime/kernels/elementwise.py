@@ -1,14 +1,18 @@
 """The small operations between matrix products; sums and rotations in float32 whatever the dtype of x."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.runtime.kernels.cpu import norm
+from localllm.runtime.kernels.cpu import activations, norm
+from localllm.runtime.kernels.cpu.activations import CLAMP, SHARPNESS
 from localllm.runtime.kernels.registry import kernel, run
 
-CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
+NUMBERS_AT_ONCE = 2**14  # fewer than torch shares out among threads
+VECTOR = 64  # numbers that torch takes at a time, at most
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -45,7 +49,34 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
 
 @kernel("gated_rms_norm", "reference")
 def gated_rms_norm_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return (F.rms_norm(wide(x), (x.shape[-1],), weight, eps) * F.silu(wide(gate))).to(x.dtype)
+    return (rms_norm(wide(x), weight, eps) * silu(wide(gate))).to(x.dtype)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x)"""
+    return activations.mapped(x, "silu") if activations.takes(x) else F.silu(x)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return activations.mapped(x, "sigmoid") if activations.takes(x) else torch.sigmoid(x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    return activations.mapped(x, "tanh") if activations.takes(x) else torch.tanh(x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    return in_vectors(F.softplus, x)
+
+
+def in_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of each number, by torch. On a CPU in whole vectors and one thread: behind the last whole vector
+    torch gives a number other bits than inside one, so that they would depend on how many numbers there are."""
+    count = x.numel()
+    if not x.is_cpu or (count % VECTOR == 0 and count <= NUMBERS_AT_ONCE):
+        return function(x)
+    filled = F.pad(x.flatten(), (0, -count % VECTOR))
+    return torch.cat([function(some) for some in filled.split(NUMBERS_AT_ONCE)])[:count].view(x.shape)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -81,12 +112,21 @@ def angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Te
 @kernel("angles", "reference")
 def angles_reference(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
     angle = positions[:, None, None] * frequencies
-    return angle.cos() * magnitude, angle.sin() * magnitude
+    return in_vectors(torch.cos, angle) * magnitude, in_vectors(torch.sin, angle) * magnitude
 
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """activation(gate) * up, where gate_up: [T, 2 * n] holds gate first -> [T, n]"""
     return run("gated", gate_up, activation)
+
+
+def compiled(gate_up: Tensor, activation: Activation) -> str | None:
+    return None if activations.takes(gate_up) else "no kernel is compiled for it"
+
+
+@kernel("gated", "cpu-numbers", compiled)
+def gated_numbers(gate_up: Tensor, activation: Activation) -> Tensor:
+    return activations.gated(gate_up, activation)
 
 
 @kernel("gated", "reference")

@@ -20,6 +20,7 @@ from localllm.quant.vectors import dequantize
 from localllm.runtime.batch import Batch, Span
 from localllm.runtime.cache import LatentCache, bits_of
 from localllm.runtime.kernels.attention import SCORES_AT_ONCE, mixed, rows_of, visibility
+from localllm.runtime.kernels.cpu import attention as own
 from localllm.runtime.kernels.registry import choose, kernel
 
 EXPANDED_AT_ONCE = 2**25  # numbers in the keys of so many heads: 128 MB in float32
@@ -44,6 +45,42 @@ def absorbs(span: Span, c: LatentConfig) -> bool:
     absorbed = queries * (weights + context * (2 * c.kv_lora_rank + c.rope_dim))
     expanded = context * (weights + queries * (c.nope_dim + c.rope_dim + c.value_dim))
     return absorbed <= expanded
+
+
+def few_tokens(
+    q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
+) -> str | None:
+    if reason := own.refuses(q, cache.rows):
+        return reason
+    if cache.scale is not None:
+        return "latents are kept in 8 bits"
+    return None if own.few(batch, own.most_tokens()) else "every sequence brings many tokens"
+
+
+@kernel("latent_attention", "cpu-tokens", few_tokens)
+def latent_attention_tokens(
+    q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
+) -> Tensor:
+    """Sequences that bring a few tokens absorbed, token by token, so that a token's result does not depend on those
+    that came with it; the others as elsewhere."""
+    c, most = config, own.most_tokens()
+    out = q.new_empty(*q.shape[:2], c.value_dim)
+    few = own.few(batch, most)
+    tokens = [t for i in few for t in range(batch.spans[i].start, batch.spans[i].start + batch.spans[i].count)]
+    wide = q.new_empty(*q.shape[:2], c.kv_lora_rank + c.rope_dim)
+    mixture = q.new_empty(*q.shape[:2], c.kv_lora_rank)
+    for t in tokens:
+        wide[t, :, : c.kv_lora_rank] = (q[t, :, None, : c.nope_dim] @ k_b)[:, 0]
+        wide[t, :, c.kv_lora_rank :] = q[t, :, c.nope_dim :]
+    rows = cache.rows[:, None]  # as of one head of keys
+    own.write(mixture, wide, rows, rows[..., : c.kv_lora_rank], None, batch, most, c.scale)
+    for t in tokens:
+        out[t] = (mixture[t, :, None] @ v_b.transpose(1, 2))[:, 0]
+    for i, span in enumerate(batch.spans):
+        if i not in few:
+            mine = slice(span.start, span.start + span.count)
+            out[mine] = expanded(q[mine], cache, batch, i, c, k_b, v_b)
+    return out
 
 
 @kernel("latent_attention", "torch-two-forms")

@@ -16,7 +16,8 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf, lanes, w8a8
 from localllm.quant.packing import LANES_BITS
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.cpu import products
+from localllm.runtime.kernels import forms
+from localllm.runtime.kernels.cpu import plain, products
 from localllm.runtime.kernels.cpu.compile import runs_here
 from localllm.runtime.kernels.cpu.laying import laid
 from localllm.runtime.kernels.registry import choose, kernel
@@ -52,7 +53,7 @@ def for_device(
     weight: Tensor | QuantizedTensor, dtype: torch.dtype | None, between: Callable[[], None]
 ) -> Tensor | QuantizedTensor:
     if isinstance(weight, Tensor):
-        return weight
+        return weight.contiguous() if weight.is_cpu else weight  # experts may be stored column by column
     found = laid_out([weight], dtype, between)
     return weight if found is None else found
 
@@ -96,7 +97,8 @@ def few_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | N
     if reason := in_lanes(x, weight, bias):
         return reason
     rows = x.shape[:-1].numel()
-    return f"{rows} rows: dequantizing first is faster" if rows > products.MOST_ROWS else None
+    few = rows <= products.MOST_ROWS or forms.by_row_alone()
+    return None if few else f"{rows} rows: dequantizing first is faster"
 
 
 @kernel("linear", "cpu-lanes", few_rows)
@@ -134,7 +136,7 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
     def some(part: int, parts: int) -> None:
         for begin in range(part * tile, count, parts * tile):
             w = gguf.dequantize_rows(rows[begin : begin + tile], weight.format, x.dtype)
-            y[..., begin : begin + tile] = F.linear(x, w)
+            y[..., begin : begin + tile] = linear(x, w)
 
     in_parts(some)
     return y if bias is None else y + bias
@@ -171,9 +173,36 @@ def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | Non
     return y if bias is None else y + bias
 
 
+def dequantized_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if not (x.is_cpu and runs_here()):
+        return "no kernel is compiled for it"
+    own = weight.format in LANES_BITS or weight.format in gguf.FORMATS or weight.format == w8a8.FORMAT
+    return f"the weight is {weight.format}" if own else None
+
+
+@kernel("linear", "cpu-dequantized", dequantized_on_cpu)
+def linear_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """As with plain weights: each row of a few as if it were alone."""
+    return linear(x, dequantize(weight, x.dtype), bias)
+
+
 @kernel("linear", "reference")
 def linear_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, dequantize(weight, x.dtype), bias)
+
+
+def plain_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    if reason := plain.refuses(x, weight):
+        return reason
+    rows = x.numel() // weight.shape[1]
+    few = rows <= plain.MOST_ROWS or forms.by_row_alone()
+    return None if few else f"{rows} rows: torch's own product is faster"
+
+
+@kernel("plain_linear", "cpu-rows", plain_rows)
+def plain_linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y = plain.product(x, weight)
+    return y if bias is None else y + bias
 
 
 @kernel("plain_linear", "reference")

@@ -12,7 +12,7 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig, QueryGrowth
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
-from localllm.runtime.kernels.elementwise import rms_norm, rotate
+from localllm.runtime.kernels.elementwise import in_vectors, rms_norm, rotate
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import choose, kernel
 
@@ -73,4 +73,4 @@ def rope_append_reference(
 
 def growth(config: QueryGrowth, positions: Tensor) -> Tensor:
     """positions: [T] -> [T] float32"""
-    return 1 + config.beta * torch.log(1 + torch.floor(positions / config.original_context))
+    return 1 + config.beta * in_vectors(torch.log, 1 + torch.floor(positions / config.original_context))

@@ -1,6 +1,5 @@
 """Grouped-query attention over the paged cache."""
 
-import torch
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, ModelConfig
@@ -45,4 +44,4 @@ class Attention:
             self.qkv(x, norm=norm), cache, batch, c, angles, self.q_norm, self.k_norm, self.eps
         )
         mixed = kernels.attention(q, cache, batch, c, self.sinks)
-        return self.out((mixed if gate is None else mixed * torch.sigmoid(gate)).flatten(1), residual=residual)
+        return self.out((mixed if gate is None else mixed * kernels.sigmoid(gate)).flatten(1), residual=residual)

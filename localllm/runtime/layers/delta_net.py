@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import DeltaNetConfig, ModelConfig
@@ -57,7 +56,7 @@ class DeltaNet:
         qk, v = qkv.split((2 * c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
         q, k = kernels.unit(qk.unflatten(-1, (-1, c.key_dim))).chunk(2, 1)
         v, z = (each.unflatten(-1, (-1, c.value_dim)) for each in (v, z))
-        decay, beta = self.rate * F.softplus(a + self.dt_bias), torch.sigmoid(b)
+        decay, beta = self.rate * kernels.softplus(a + self.dt_bias), kernels.sigmoid(b)
         if c.tiled:
             v, decay, beta = (regrouped(each, c.key_heads) for each in (v, decay, beta))
         mixed = kernels.delta_net(q, k, v, decay, beta, cache, batch)

@@ -64,7 +64,7 @@ class MoE:
         if self.shared is None:
             return out
         shared = self.after_shared(self.shared(self.before_shared(x)))
-        return out + (torch.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
+        return out + (kernels.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
 
 
 def stacked(mlps: list[MLP], x: Tensor) -> Stacked | None:
@@ -88,7 +88,7 @@ def stacked(mlps: list[MLP], x: Tensor) -> Stacked | None:
 def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple[Tensor, Tensor]:
     """logits: [T, experts] float32; correction: [experts] -> the chosen experts and their weights, [T, k] each"""
     router = config.router
-    score = logits.softmax(-1) if router.score == "softmax" else logits.sigmoid()
+    score = logits.softmax(-1) if router.score == "softmax" else kernels.sigmoid(logits)
     ranked = score if correction is None else score + correction
     if router.groups > 1:
         ranked = best_groups(ranked, router)

@@ -8,6 +8,8 @@ never on the guess itself: else what stands would not have the target's distribu
 
 import time
 from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as ListLike
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from localllm.runtime.sampler import Row, propose, sample
 from localllm.runtime.sent import sent
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.follower import Follower
-from localllm.runtime.speculation.pace import Chance, Pace
+from localllm.runtime.speculation.pace import Chance, Pace, length
 from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.runtime.step import Step
 
@@ -38,15 +40,16 @@ class DraftModel:
         self.vocabulary, self.context, self.token_budget = vocabulary, context, token_budget
         self.known = runner.model.config.vocab_size
         self.followers: dict[Sequence, Follower] = {}
+        self.dearer = 0.0  # a step for which one token each is guessed and verified, than a plain one
 
     def wants(self, sequence: Sequence) -> bool:
-        return self.most(sequence, 1) > 0
+        return self.most(sequence, self.pace.costs(1)) > 0
 
-    def most(self, sequence: Sequence, beside: int) -> int:
-        """How many guesses are worth their time, where so many sequences draft, and have a place."""
+    def most(self, sequence: Sequence, costs: ListLike[float]) -> int:
+        """How many guesses are worth their time, and have a place."""
         places = min(sequence.room, self.context - len(sequence.token_ids))
         follower = self.followers.get(sequence)
-        return min(self.pace.length(follower.chance if follower else Chance(), beside), places)
+        return min(length(follower.chance if follower else Chance(), costs), places)
 
     def draft(self, sequences: list[Sequence]) -> None:
         for follower in self.followers.values():
@@ -55,11 +58,15 @@ class DraftModel:
         ready = [s for s in sequences if len(s.token_ids) - s.computed == 1]
         for sequence in ready:
             self.followers.setdefault(sequence, Follower(sequence, self.pool))
-        drafting = [self.followers[s] for s in ready if self.most(s, len(ready)) > 0]
+        if not ready:
+            return
+        costs = self.pace.costs(len(ready))
+        self.dearer = costs[1] - 1
+        counts = {self.followers[s]: count for s in ready if (count := self.most(s, costs)) > 0}
         try:
-            for follower in drafting:
-                follower.catch_up(self.most(follower.sequence, len(ready)))
-            work = self.share(drafting)
+            for follower, count in counts.items():
+                follower.catch_up(count)
+            work = self.share(counts)
             while work:
                 self.guess(work)
                 work = [(f, 1) for f, _ in work if f.pending == 1 and len(f.guesses) < f.most]
@@ -68,10 +75,10 @@ class DraftModel:
                 follower.free()
             self.pool.forget_all()  # the pass that broke off may not have written what could be found
             raise
-        for follower in drafting:
+        for follower in counts:
             follower.hand_over()
 
-    def share(self, drafting: list[Follower]) -> list[tuple[Follower, int]]:
+    def share(self, drafting: Iterable[Follower]) -> list[tuple[Follower, int]]:
         """Who catches up by how many tokens in the first pass: first those that lack fewest."""
         work, room = [], self.token_budget
         for follower in sorted(drafting, key=lambda f: f.pending):
@@ -135,9 +142,9 @@ class DraftModel:
         if others:
             some, scores, rows = of(others)
             sure = scores.softmax(-1).amax(-1).tolist()
-            least, price = self.pace.row(len(followers)), self.pace.price(len(followers))
+            price = self.pace.price(len(followers))
             for follower, token, chance in zip(some, sample(scores, rows).tolist(), sure, strict=True):
-                follower.suggest(token, chance, least, price)
+                follower.suggest(token, chance, self.dearer - price, self.dearer)
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         if sequence in self.followers:

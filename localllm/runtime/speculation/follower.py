@@ -90,23 +90,21 @@ class Follower:
             self.guesses.append(token)
             self.proposals.append(weights)
 
-    def suggest(self, token: int, chance: float, least: float, price: float) -> None:
-        """The next guess, if it is one, and worth being verified. chance: as the model sees it; least: what a
-        verified token costs, and price what a pass does, in plain steps."""
+    def suggest(self, token: int, chance: float, verified: float, made: float) -> None:
+        """The next guess, if it is one, and worth being verified. chance: as the model sees it; in plain steps,
+        verified: what that costs, made: and to have made one more, too."""
         is_sampled = self.sequence.request.params.temperature > 0  # then likely tokens are not all that comes
         self.reach *= 1.0 if is_sampled else chance
-        worth = token >= 0 and self.reach >= least
+        worth = token >= 0 and self.reach >= verified
         if worth:
             self.guesses.append(token)
-        if not worth or self.reach < least + price:
+        if not worth or self.reach < made:
             self.most = len(self.guesses)
 
     def hand_over(self) -> None:
-        """The sequence drafts what was guessed, as far as its grammar allows it."""
-        s = self.sequence
-        s.drafts = s.constraint.allowed(self.guesses) if s.constraint else list(self.guesses)
-        if self.proposals and s.drafts:
-            s.proposals = torch.stack(self.proposals[: len(s.drafts)])
+        """The sequence drafts what was guessed."""
+        self.sequence.drafts = list(self.guesses)
+        self.sequence.proposals = torch.stack(self.proposals) if self.proposals else None
 
     def free(self) -> None:
         if self.state:

@@ -34,7 +34,7 @@ class Gate:
     """
 
     def __init__(self, before: "Gate | None" = None) -> None:
-        """before: of the last sequence that ended, whose winnings may be lost, and whose losses are not made again."""
+        """before: of the last sequence that ended: what it won may be lost, what it lost is not lost again."""
         self.right = [chance * WEIGHT for chance in FIRST]
         self.seen = [WEIGHT for _ in FIRST]
         self.account = BEGIN if before is None else max(BEGIN / 2, before.account)

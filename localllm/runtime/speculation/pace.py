@@ -3,6 +3,7 @@ numbers out."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from statistics import median
 
 MOST = 8  # guesses at a time: behind so many hardly one is reached
@@ -44,10 +45,10 @@ class Chance:
 class Pace:
     """What the two models' passes take of each other, by how many sequences share them."""
 
-    def __init__(self, guess: float, verify: Callable[[int, int], float]):
-        """guess: of a draft model's pass in plain steps of the target, before any was timed; verify: what a step
-        of so many sequences takes with so many drafts in all, in plain ones."""
-        self.guess, self.verify = guess, verify
+    def __init__(self, guess: float, table: Callable[[int, int], ListLike[float]]):
+        """guess: of a draft model's pass in plain steps of the target, before any was timed; table: [1 + most]
+        what a step of so many sequences takes with up to `most` drafts in all, in plain ones."""
+        self.guess, self.table = guess, table
         self.passes, self.plain = (defaultdict[int, deque[float]](lambda: deque(maxlen=KEPT)) for _ in range(2))
 
     def passed(self, sequences: int, seconds: float) -> None:
@@ -56,23 +57,24 @@ class Pace:
 
     def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
         """The target has verified so many drafts in all."""
-        self.plain[sequences].append(seconds / self.verify(sequences, drafts))
+        self.plain[sequences].append(seconds / self.table(sequences, drafts)[drafts])
 
     def price(self, sequences: int) -> float:
         """Of a pass of the draft model, in plain steps of the target."""
         passes, plain = self.passes[sequences], self.plain[sequences]
         return median(passes) / median(plain) if passes and plain else self.guess
 
-    def row(self, sequences: int) -> float:
-        """Of one guess more for each, in plain steps."""
-        return self.verify(sequences, sequences) - 1
+    def costs(self, sequences: int) -> list[float]:
+        """[1 + MOST] of a step for which each sequence guesses so many, in plain steps."""
+        prices, price = self.table(sequences, sequences * MOST), self.price(sequences)
+        return [prices[sequences * guesses] + guesses * price for guesses in range(1 + MOST)]
 
-    def length(self, chance: Chance, sequences: int) -> int:
-        """How many guesses bring most tokens for the time; 0: none pays."""
 
-        def gain(guesses: int) -> float:
-            tokens = sum(chance.rate**place for place in range(1 + guesses))
-            return tokens / (self.verify(sequences, sequences * guesses) + guesses * self.price(sequences))
+def length(chance: Chance, costs: ListLike[float]) -> int:
+    """How many guesses bring most tokens for the time; 0: none pays."""
 
-        best = max(range(1, MOST + 1), key=gain)
-        return best if gain(best) >= LEAST_GAIN else int(chance.tries)
+    def gain(guesses: int) -> float:
+        return sum(chance.rate**place for place in range(1 + guesses)) / costs[guesses]
+
+    best = max(range(1, len(costs)), key=gain)
+    return best if gain(best) >= LEAST_GAIN else int(chance.tries)

@@ -52,7 +52,7 @@ class Speculation:
         self.price, self.most, self.widths, self.looks_up, self.model = price, most, widths, lookup, model
         self.tracks: dict[Sequence, Track] = {}
         self.sequences = 1  # of the last step
-        self.guessing_s = 0.0  # for it: no part of what it took
+        self.asked_s = 0.0  # that the model took before it
         self.ended: Gate | None = None  # of the last sequence that did
 
     def wants(self, sequence: Sequence) -> bool:
@@ -68,7 +68,7 @@ class Speculation:
         return share(chances, prices)[1] > LEAST_GAIN
 
     def draft(self, sequences: list[Sequence]) -> None:
-        begun, ready = time.perf_counter(), []
+        ready = []
         for sequence in sequences:
             if len(sequence.token_ids) - sequence.computed == 1:
                 ready.append(sequence)
@@ -81,7 +81,6 @@ class Speculation:
         rest = [s for s in ready if len(s.drafts) == s.filling]
         if self.model and rest:
             self.ask(self.model, rest, self.most - sum(len(s.drafts) for s in ready))
-        self.guessing_s = time.perf_counter() - begun
 
     def offer(self, sequence: Sequence, beside: int) -> list[int]:
         """What could be drafted without a model."""
@@ -133,7 +132,9 @@ class Speculation:
         """Have the model draft for those that nothing else was found for, up to `most` tokens in all."""
         for sequence in sequences:
             sequence.forget_drafts()
+        start = time.perf_counter()
         model.draft(sequences)
+        self.asked_s = time.perf_counter() - start
         for sequence in sequences:
             drafts = sequence.drafts
             if sequence.constraint and drafts:
@@ -154,10 +155,10 @@ class Speculation:
             self.model.verified(sequence, *((drafted, accepted) if track.by_model else (0, 0)))
 
     def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
-        alone = max(0.0, seconds - self.guessing_s)
-        self.price.stepped(sequences, drafts, alone)
+        step_s, self.asked_s = seconds - self.asked_s, 0.0
+        self.price.stepped(sequences, drafts, step_s)
         if self.model:
-            self.model.stepped(sequences, drafts, alone)
+            self.model.stepped(sequences, drafts, step_s)
 
     def forget(self, sequence: Sequence) -> None:
         if track := self.tracks.pop(sequence, None):

@@ -104,7 +104,8 @@ def check_kernels(
 
     tiles = form is not None and any(count == 1 for _, count in spans)
     plain = not softcap and not with_sinks
-    expected = ["8-bit-tiles"] * tiles + ["torch-sdpa"] * plain + ["torch-matmul"]
+    few = any(count <= 16 for _, count in spans)
+    expected = ["cpu-tokens"] * few + ["8-bit-tiles"] * tiles + ["torch-sdpa"] * plain + ["torch-matmul"]
     assert check("attention", make, dtype) == expected
 
 

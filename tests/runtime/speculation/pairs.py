@@ -7,7 +7,7 @@ import torch
 
 from localllm.runtime.engine import Engine
 from localllm.runtime.speculation.draft_model import DraftModel
-from localllm.runtime.speculation.pace import Pace
+from localllm.runtime.speculation.pace import MOST, Pace
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine, weights_of
 
@@ -23,16 +23,21 @@ def make_pair(folder: Path, family: str, noise: float, **changes: Any) -> tuple[
     return folder / "target", folder / "draft"
 
 
-def free_guesses(sequences: int, drafts: int) -> float:
-    """The price of steps in which verifying costs nothing."""
-    return 1.0
+class Free(Pace):
+    """Guesses cost nothing, and to verify them neither."""
+
+    def costs(self, sequences: int) -> list[float]:
+        return [1.0] * (1 + MOST)
+
+    def price(self, sequences: int) -> float:
+        return 0.0
 
 
 def draft_model(folder: Path, vocabulary: int = 320, **of_engine: Any) -> DraftModel:
     """One whose guesses cost nothing, so that it drafts as much as it can."""
     engine = make_engine(folder, **of_engine)
-    budget = engine.scheduler.token_budget
-    return DraftModel(engine.runner, engine.pool, vocabulary, 256, budget, Pace(0.0, free_guesses))
+    pace = Free(0.0, lambda _, most: [1.0] * (1 + most))
+    return DraftModel(engine.runner, engine.pool, vocabulary, 256, engine.scheduler.token_budget, pace)
 
 
 def drafting(target: Path, draft: Path, vocabulary: int = 320, **of_engine: Any) -> tuple[Engine, DraftModel]:

@@ -30,7 +30,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 def chance(seen: Tensor, expected: Tensor) -> float:
-    """That counts [K] as far from `expected` ones come of them: Pearson's chi-square; 0 where what cannot come has."""
+    """That counts [K] as far from `expected` ones come of them (Pearson's chi-square); 0 where one came that
+    cannot."""
     possible = expected > 0
     if seen[~possible].any():
         return 0.0
@@ -44,8 +45,8 @@ def scores(seed: int) -> Tensor:
 
 
 def drawn(allowed: int | None = None, count: int = COUNT, **params: Any) -> float:
-    """The chance of what is drawn where a draft of another model stands, at one position under many seeds. allowed:
-    by a grammar, a bit a token."""
+    """The chance of what is drawn where a draft of another model stands, at one position under many seeds.
+    allowed: by a grammar, a bit a token."""
     target, other = scores(1), scores(1) * 0.5 + scores(2)
     said, given = [1, 2, 2, 7], SamplingParams(**params)
     masks = allowed and (lambda: [np.array([allowed], dtype=np.int32)])

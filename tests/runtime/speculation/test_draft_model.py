@@ -1,4 +1,5 @@
-"""A model that guesses for another changes how many tokens a step brings, never which, and keeps nothing behind."""
+"""A model that guesses for another changes how many tokens a step brings, never which, and leaves nothing
+behind."""
 
 import random
 from dataclasses import replace
@@ -80,7 +81,7 @@ def test_guesses_for_seeded_requests_leave_the_text_of_the_seed(pair: Pair) -> N
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_mix_leaves_greedy_answers_and_both_pools_as_they_were(pair: Pair, seed: int) -> None:
-    """Preemption, chunks, few rows, a drafter without room, unfinished ones that are cancelled, log probabilities."""
+    """Preemption, chunks, few rows, a drafter without room, one that is cancelled, log probabilities."""
     rng = random.Random(seed)
     choices = [
         {"temperature": 0},

@@ -60,6 +60,9 @@ class Value:
     def __and__(self, value: "Value | int") -> "Value":
         return self.of(self.program.builder.and_(self.ir, self.other(value)))
 
+    def __or__(self, value: "Value | int") -> "Value":
+        return self.of(self.program.builder.or_(self.ir, self.other(value)))
+
     def __xor__(self, value: "Value | int") -> "Value":
         return self.of(self.program.builder.xor(self.ir, self.other(value)))
 
@@ -119,6 +122,7 @@ class Program:
         arguments, part, parts = self.function.args
         self.arguments = Value(self, arguments)
         self.part, self.parts = Value(self, part), Value(self, parts)
+        self.long = LONG
 
     def finish(self) -> str:
         """The program in LLVM's own words."""
@@ -193,24 +197,82 @@ class Program:
         found = self.load(vector(BYTE), address, offset).ir
         return Value(self, (self.builder.sext if signed else self.builder.zext)(found, vector(INT)))
 
+    def load_byte_lanes(self, address: Value, count: int) -> Value:
+        """`count` signed bytes as int32, the rest zero."""
+        if count == LANES:
+            return self.load_bytes(address, 0, signed=True)
+        found = self.masked(BYTE, LANES, address, self.index(count)).ir
+        return Value(self, self.builder.sext(found, vector(INT)))
+
     def load_splat(self, kind: ir.Type, address: Value, offset: Value | int) -> Value:
         return self.load(kind, address, offset).splat()
+
+    def load_some(self, kind: Element, address: Value, count: Value) -> Value:
+        """As many of 16 numbers of another type, as float32, the rest zero; no byte behind them is read."""
+        if kind == BFLOAT:
+            wide = self.builder.zext(self.masked(SHORT, LANES, address, count).ir, vector(INT))
+            return self.as_floats(Value(self, wide) << 16)
+        assert isinstance(kind, ir.Type)
+        found = self.masked(kind, LANES, address, count)
+        return found if kind == FLOAT else Value(self, self.builder.fpext(found.ir, vector(FLOAT)))
+
+    def load_pairs(self, address: Value, count: Value | None = None) -> Value:
+        """32 numbers of 16 bits in 16 int32, or as many of them as `count`, the rest zero."""
+        if count is None:
+            return self.load(vector(INT), address)
+        found = self.masked(SHORT, 2 * LANES, address, count)
+        return Value(self, self.builder.bitcast(found.ir, vector(INT)))
+
+    def masked(self, kind: ir.Type, lanes: int, address: Value, count: Value) -> Value:
+        """The first `count` lanes of a vector, the rest zero; no byte behind them is read."""
+        wanted = ir.VectorType(kind, lanes)
+        zero = Value(self, ir.Constant(wanted, [0] * lanes))
+        name = f"llvm.masked.load.v{lanes}{short_name(kind)}.p0"
+        return self.call(name, wanted, address, Value(self, ir.Constant(INT, 1)), self.first(count, lanes), zero)
+
+    def first(self, count: Value, lanes: int = LANES) -> Value:
+        """Of each lane, whether it is among the first."""
+        kind = ir.VectorType(INT, lanes)
+        none = ir.Constant(kind, ir.Undefined)
+        limit = self.builder.insert_element(none, self.builder.trunc(count.ir, INT), ir.Constant(INT, 0))
+        limit = self.builder.shuffle_vector(limit, none, ir.Constant(kind, [0] * lanes))
+        return Value(self, self.builder.icmp_signed("<", ir.Constant(kind, list(range(lanes))), limit))
+
+    def as_floats(self, bits: Value) -> Value:
+        """int32 with the same bits -> float32"""
+        return Value(self, self.builder.bitcast(bits.ir, vector(FLOAT)))
 
     def store(self, value: Value, address: Value, offset: Value | int = 0) -> None:
         self.builder.store(value.ir, self.at(address, offset).ir, align=1)
 
     def store_floats(self, value: Value, kind: Element, address: Value, offset: Value | int = 0) -> None:
         """16 float32, rounded to another type."""
-        if kind == BFLOAT:
-            bits = Value(self, self.builder.bitcast(value.ir, vector(INT)))
-            nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            found = self.builder.trunc(nearest.ir, vector(SHORT))
-            # What is NaN stays so: adding to it may carry into the sign.
-            nan = self.builder.fcmp_unordered("uno", value.ir, value.ir)
-            found = self.builder.select(nan, ir.Constant(vector(SHORT), [0x7FC0] * LANES), found)
-            return self.store(Value(self, found), address, offset)
-        made = value.ir if kind == FLOAT else self.builder.fptrunc(value.ir, vector(kind))
-        return self.store(Value(self, made), address, offset)
+        self.store(self.rounded_to(value, kind), address, offset)
+
+    def store_some(self, value: Value, kind: Element, address: Value, offset: Value | int, count: Value) -> None:
+        """As many of 16 float32, rounded to another type; no byte behind them is touched."""
+        made = self.rounded_to(value, kind)
+        name = f"llvm.masked.store.v{LANES}{short_name(made.ir.type.element)}.p0"
+        where = (self.at(address, offset), Value(self, ir.Constant(INT, 1)), self.first(count))
+        self.call(name, ir.VoidType(), made, *where)
+
+    def rounded_to(self, value: Value, kind: Element) -> Value:
+        """16 float32 as another type."""
+        if kind == FLOAT:
+            return value
+        if isinstance(kind, ir.Type):
+            return Value(self, self.builder.fptrunc(value.ir, vector(kind)))
+        bits = Value(self, self.builder.bitcast(value.ir, vector(INT)))
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        found = self.builder.trunc(nearest.ir, vector(SHORT))
+        # What is NaN stays so: adding to it may carry into the sign.
+        nan = self.builder.fcmp_unordered("uno", value.ir, value.ir)
+        return Value(self, self.builder.select(nan, ir.Constant(vector(SHORT), [0x7FC0] * LANES), found))
+
+    def store_float(self, value: Value, kind: Element, address: Value, offset: Value | int = 0) -> None:
+        """One float32, rounded to another type."""
+        first = self.builder.extract_element(self.rounded_to(value.splat(), kind).ir, ir.Constant(INT, 0))
+        self.store(Value(self, first), address, offset)
 
     def store_bytes(self, value: Value, address: Value, offset: Value | int) -> None:
         """The lowest byte of each lane."""
@@ -221,6 +283,11 @@ class Program:
         how = (Value(self, ir.Constant(INT, n)) for n in (0, 2, 1))
         self.call("llvm.prefetch.p0", ir.VoidType(), self.at(address, offset), *how)
 
+    def prefetch_lines(self, address: Value, offset: Value, count: int) -> None:
+        """`count` bytes from there on."""
+        for line in range(0, count, 64):
+            self.prefetch(self.at(address, offset), line)
+
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once."""
         return self.call("llvm.fma.v16f32", vector(FLOAT), a, b, c)
@@ -228,6 +295,61 @@ class Program:
     def largest(self, a: Value, b: Value) -> Value:
         """Of what is NaN and what is not, what is not."""
         return self.call("llvm.maxnum.v16f32", vector(FLOAT), a, b)
+
+    def smallest(self, a: Value, b: Value) -> Value:
+        """Of what is NaN and what is not, what is not."""
+        return self.call("llvm.minnum.v16f32", vector(FLOAT), a, b)
+
+    def unless_nan(self, a: Value, b: Value) -> Value:
+        """b where a is a number, else a."""
+        nan = self.builder.fcmp_unordered("uno", a.ir, a.ir)
+        return Value(self, self.builder.select(nan, a.ir, b.ir))
+
+    def where_negative(self, a: Value, b: Value, c: Value) -> Value:
+        """b where a is below 0, else c."""
+        below = self.builder.fcmp_ordered("<", a.ir, ir.Constant(vector(FLOAT), [0.0] * LANES))
+        return Value(self, self.builder.select(below, b.ir, c.ir))
+
+    def picked(self, a: Value, b: Value, lanes: list[int]) -> Value:
+        """Those lanes of both, b's counted from 16."""
+        return Value(self, self.builder.shuffle_vector(a.ir, b.ir, ir.Constant(vector(INT), lanes)))
+
+    def within(self, a: Value, begin: Value, end: Value, other: Value) -> Value:
+        """a in the lanes from index `begin` to `end` - 1, else the other."""
+        b = self.builder
+        lanes = ir.Constant(vector(INT), list(range(LANES)))
+        low, high = (Value(self, b.trunc(each.ir, INT)).splat().ir for each in (begin, end))
+        inside = b.and_(b.icmp_signed(">=", lanes, low), b.icmp_signed("<", lanes, high))
+        return Value(self, b.select(inside, a.ir, other.ir))
+
+    def chosen(self, condition: Value, a: Value, b: Value) -> Value:
+        """a where an index is not 0, else b."""
+        zero = ir.Constant(LONG, 0)
+        return Value(self, self.builder.select(self.builder.icmp_signed("!=", condition.ir, zero), a.ir, b.ir))
+
+    def less(self, a: Value, b: Value) -> Value:
+        """The smaller of two indices."""
+        return Value(self, self.builder.select(self.builder.icmp_signed("<", a.ir, b.ir), a.ir, b.ir))
+
+    def more(self, a: Value, b: Value) -> Value:
+        """The larger of two indices."""
+        return Value(self, self.builder.select(self.builder.icmp_signed(">", a.ir, b.ir), a.ir, b.ir))
+
+    def put(self, a: Value, lane: int, number: Value) -> Value:
+        """a with another number in one lane."""
+        return Value(self, self.builder.insert_element(a.ir, number.ir, ir.Constant(INT, lane)))
+
+    def rest(self, a: Value, divisor: int) -> Value:
+        """Of an index that is no less than 0."""
+        return a - a / divisor * divisor
+
+    def wide_short(self, a: Value) -> Value:
+        """16 bits -> int32, with zeros above"""
+        return Value(self, self.builder.zext(a.ir, INT))
+
+    def wide_index(self, a: Value) -> Value:
+        """int32 -> an index"""
+        return Value(self, self.builder.sext(a.ir, LONG))
 
     def magnitude(self, a: Value) -> Value:
         return self.call("llvm.fabs.v16f32", vector(FLOAT), a)
@@ -282,6 +404,11 @@ class Program:
             product = one if product is None else product + one
         assert product is not None
         return product
+
+
+def short_name(kind: ir.Type) -> str:
+    """As LLVM has it in the names of intrinsics."""
+    return {"float": "f32", "half": "f16"}.get(str(kind), str(kind))
 
 
 def vector(kind: Any) -> ir.VectorType:

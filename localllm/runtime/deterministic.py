@@ -1,0 +1,24 @@
+"""Where a model can be run so that what it computes of a token depends on the tokens before it alone: not on what
+stands beside them in a step, how a prompt is cut, or what was found in the cache. docs/determinism.md has all that
+is promised."""
+
+import torch
+
+from localllm.arch.config import LatentConfig, ModelConfig
+from localllm.errors import UsageError
+from localllm.quant.vectors import MOST
+from localllm.runtime.kernels.cpu.compile import runs_here
+
+
+def check(config: ModelConfig, device: torch.device, kv_dtype: torch.dtype) -> None:
+    """Raises UsageError where that is not proven."""
+    if device.type != "cpu":
+        raise UsageError(
+            "--deterministic holds on a CPU alone: on a GPU sums depend on how a prompt is cut", "add --device cpu"
+        )
+    if not runs_here():
+        raise UsageError(
+            "this processor lacks the instructions of the kernels that --deterministic is made of", "leave it out"
+        )
+    if kv_dtype in MOST and any(isinstance(layer.mixer, LatentConfig) for layer in config.layers):
+        raise UsageError("--deterministic does not hold for latents in 8 bits", "leave out --kv-dtype")
