@@ -25,7 +25,7 @@ from bench import checkpoint
 from bench.report import finish
 from bench.rounds import Sample, medians, new_prompt
 from localllm.metrics import Metrics
-from localllm.plan.memory import DRAWN_ROWS
+from localllm.plan.memory import MOST_DRAFTED
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.gate import Gate
 from localllm.runtime.speculation.lookup import Lookup
@@ -34,7 +34,7 @@ from localllm.runtime.speculation.price import Price, cpu_guess
 from localllm.settings import Settings
 
 TOKEN, OTHER = 7, 8  # what the output is forced to be, and a wrong guess
-CHANCES = (0.0, 0.5, 0.8, 0.9, 1.0)
+CHANCES = (0.8, 0.0, 0.5, 0.95)
 SHORT, LONG = 300, 500  # characters of a prompt: stories260K has a context of 512 tokens
 
 
@@ -54,12 +54,12 @@ class Controlled(Lookup):
 
 class ControlledSpeculation(Speculation):
     def __init__(self, accepts: float):
-        super().__init__(Price(cpu_guess), DRAWN_ROWS["cpu"])
+        super().__init__(Price(cpu_guess), MOST_DRAFTED["cpu"])
         self.accepts = accepts
 
     def track(self, sequence: Sequence) -> Track:
         if sequence not in self.tracks:
-            self.tracks[sequence] = Track(Controlled(sequence.token_ids, self.accepts), Gate())
+            self.tracks[sequence] = Track(Controlled(sequence.token_ids, self.accepts), Gate(self.ended))
         return self.tracks[sequence]
 
 
@@ -72,7 +72,7 @@ class Run:
 
 
 def lookup() -> Speculation:
-    return Speculation(Price(cpu_guess), DRAWN_ROWS["cpu"])
+    return Speculation(Price(cpu_guess), MOST_DRAFTED["cpu"])
 
 
 def pairs(
@@ -116,7 +116,7 @@ def pairs(
     return {key: round(value, 3) for key, value in medians(samples).items()} | {"prices": prices}
 
 
-def controlled(folder: Path, quant: str | None, answer: int, rounds: int) -> dict[str, Any]:
+def controlled(folder: Path, quant: str | None, chances: list[float], answer: int, rounds: int) -> dict[str, Any]:
     settings = Settings.from_environment()
     with localllm.load(folder, quant=quant, settings=settings) as llm:
         forced = localllm.SamplingParams(
@@ -124,7 +124,7 @@ def controlled(folder: Path, quant: str | None, answer: int, rounds: int) -> dic
         )
         free = localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
         found = {}
-        for accepts in CHANCES:
+        for accepts in chances:
             print(f"right with a chance of {accepts}", file=sys.stderr)
             drafter = ControlledSpeculation(accepts)
             found[f"accepts {accepts}"] = pairs(llm, drafter, lambda turn: new_prompt(turn, 64), forced, rounds)
@@ -170,6 +170,7 @@ def command() -> argparse.Namespace:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--quant", help="of the generated model: int8 or int4")
     options.add_argument("--model", type=Path, help="keep the generated model here and use it again")
+    options.add_argument("--chances", type=float, nargs="*", default=CHANCES, help="that a guess is right")
     options.add_argument("--texts", type=Path, help="folder with tiny.txt and code.txt")
     options.add_argument("--small", nargs="*", default=[], help="models of text, to copy from --texts")
     options.add_argument("--save", action="store_true", help="keep the result in bench/results/")
@@ -187,7 +188,10 @@ def main() -> None:
             if not (folder / "config.json").exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 checkpoint.make(folder)
-            result |= {"quant": chosen.quant, **controlled(folder, chosen.quant, chosen.answer, chosen.rounds)}
+            result |= {
+                "quant": chosen.quant,
+                **controlled(folder, chosen.quant, chosen.chances, chosen.answer, chosen.rounds),
+            }
     finish("speculation", result, chosen.save)
 
 

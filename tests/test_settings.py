@@ -37,3 +37,10 @@ def test_graphs_are_on_or_off() -> None:
     assert not Settings.from_environment({"LOCALLLM_GRAPHS": "off"}).graphs
     with pytest.raises(UsageError, match="set it to on or off"):
         Settings.from_environment({"LOCALLLM_GRAPHS": "maybe"})
+
+
+def test_guessing_is_on_unless_it_is_off():
+    assert Settings.from_environment({}).draft == "lookup"
+    assert Settings.from_environment({"LOCALLLM_DRAFT": "off"}).draft == "off"
+    with pytest.raises(UsageError, match="lookup or off"):
+        Settings.from_environment({"LOCALLLM_DRAFT": "maybe"})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.cli import io
+from localllm.cli.drafts import DraftLine
 from localllm.cli.loading import Model
 from localllm.cli.receipts import answer_of, receipt_of
 from localllm.cli.receipts import write as write_receipt
@@ -28,6 +29,7 @@ class Show:
     verbose: bool
     fail_on_length: bool
     receipt: Path | None = None  # where to write it
+    drafts: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,23 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     prompt = _with_template(llm, question, raw=show.raw)
     request = llm.prepare(prompt, params, question.tools, question.template_arguments)
     with closing(llm.submit(request)) as stream:
-        shown = Parts(out)
+        shown, drafts = Parts(out), DraftLine() if show.drafts else None
         try:
             for event in stream:
                 events.append(event)
+                if drafts:
+                    drafts.count(event)
+                    drafts.hide()
                 if not show.as_json:
                     shown.write(event)
+                if drafts:
+                    drafts.show()
         finally:
+            if drafts:
+                drafts.hide()
             shown.finish()
+            if drafts:
+                drafts.finish()
     last = events[-1]
     if last.metrics:
         llm.record(last.metrics, Settings.from_environment().home, io.note)

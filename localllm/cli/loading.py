@@ -65,6 +65,7 @@ def load_model(
     force: bool = False,
     deterministic: bool = False,
     verbose: bool = False,
+    draft: str | None = None,
     grammar: Grammar | None = None,
     threads: int | None = None,
     draft_model: str | None = None,
@@ -99,7 +100,7 @@ def load_model(
         imported_s = time.perf_counter() - start
         where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}
         where |= {"kv_dtype": kv_dtype or "auto", "force": force, "deterministic": deterministic}
-        where |= {"quant": quant, "draft_model": draft_model}
+        where |= {"quant": quant, "draft": draft or "auto", "draft_model": draft_model}
         llm = load(name, settings=settings, context=context, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}

@@ -43,6 +43,14 @@ OfQuant = Annotated[
     str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
 ]
 
+Draft = Annotated[
+    bool | None,
+    typer.Option(
+        "--draft/--no-draft",
+        help="Show what guessed tokens save, on stderr; or guess none.",
+        show_default=False,
+    ),
+]
 Deterministic = Annotated[
     bool, switch("--deterministic", text="The same bytes whatever else runs, however prompts are cut.")
 ]

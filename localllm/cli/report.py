@@ -1,5 +1,6 @@
 """What a person reads about an answer: the block that `--verbose` prints, and facts in columns."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from localllm.metrics import Metrics
@@ -21,6 +22,8 @@ def metrics_block(metrics: Metrics, seed: int | None) -> str:
             ("ITL", itl),
             ("TPOT", seconds(metrics.tpot_s)),
             ("TPS", rate(metrics.tokens_per_s)),
+            ("drafts", f"{metrics.draft_tokens} tokens ({metrics.accepted_tokens} accepted)"),
+            ("tokens/step", "-" if math.isnan(metrics.tokens_per_step) else f"{metrics.tokens_per_step:.2f}"),
             ("E2E", seconds(metrics.e2e_s)),
             ("peak memory", size(metrics.peak_bytes)),
             ("seed", "-" if seed is None else str(seed)),

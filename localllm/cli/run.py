@@ -21,6 +21,7 @@ FLAGS_OF_ONE_ANSWER = {
     "as_json": "--json",
     "receipt": "--receipt",
     "fail_on_length": "--fail-on-length",
+    "draft": "--draft",
     "logprobs": "--logprobs",
     "prompt_logprobs": "--prompt-logprobs",
 }
@@ -61,6 +62,7 @@ def run(
         str | None,
         options.option("--receipt", text="Write what `localllm replay` needs, prompt and all.", metavar="FILE"),
     ] = None,
+    draft: options.Draft = None,
     verbose: Annotated[bool, options.switch("--verbose", text="Print all measurements to stderr.")] = False,
     fail_on_length: Annotated[
         bool,
@@ -100,6 +102,7 @@ def run(
         raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
     where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
     where |= {"force": force, "deterministic": deterministic, "verbose": verbose, "draft_model": draft_model}
+    where["draft"] = None if draft is None else "lookup" if draft else "off"
     if not prompt and io.both_ends_are_terminals():
         _refuse_flags_of_one_answer(ctx.params)
         from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for
@@ -113,7 +116,7 @@ def run(
         functions = io.read_tools(tools) if tools else None
         text = io.read_prompt(prompt or [], raw=raw)
         out = io.AnswerWriter()
-        show = Show(raw, as_json, verbose, fail_on_length, path_for(receipt) if receipt else None)
+        show = Show(raw, as_json, verbose, fail_on_length, path_for(receipt) if receipt else None, bool(draft))
         with closing(load_model(model, **where, grammar=given.get("grammar"))) as llm:
             arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
             question = Question(text, system, functions, arguments)

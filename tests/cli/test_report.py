@@ -1,4 +1,5 @@
-from localllm.cli.report import load_block, table
+from localllm.cli.report import load_block, metrics_block, table
+from localllm.metrics import Stopwatch
 from tests.cli.fake_engine import FakeLLM
 
 
@@ -10,3 +11,15 @@ def test_why_a_gpus_steps_are_not_captured_is_told():
     told = load_block("cuda:0", FakeLLM.memory, {"weights": 1.0}, None, "one of its kernels goes step by step")
     assert told.splitlines()[-1] == "graphs         no: one of its kernels goes step by step"
     assert "graphs" not in load_block("cuda:0", FakeLLM.memory, {"weights": 1.0}, None)
+
+
+def test_drafts_are_told_with_what_they_saved():
+    watch = Stopwatch(0.0)
+    watch.schedule()
+    for drafted, accepted in ((0, False), (3, False), (0, True), (0, True)):
+        watch.token(drafted, accepted=accepted)
+    lines = metrics_block(watch.stop(5, 0, 0), seed=1).splitlines()
+    assert [line.split(None, 1)[1] for line in lines if line.startswith(("drafts", "tokens/step"))] == [
+        "3 tokens (2 accepted)",
+        "2.00",
+    ]

@@ -18,7 +18,7 @@ WEIGHT = 3.0
 FORGET = 0.98  # of what was seen, by each token more
 LEAST_GAIN = 1.03  # tokens for the time of a plain step; less is noise
 
-BEGIN = 1.0  # plain steps that may be lost before anything was won
+BEGIN = 0.6  # plain steps that may be lost before anything was won
 INCOME = 0.01  # more of them with each token
 MOST = 4.0  # that are kept: what was won long ago is not lost again
 PAUSE, LONGEST_PAUSE = 16, 1024  # tokens until something is tried against the odds
@@ -33,10 +33,11 @@ class Gate:
     which is twice as long each time that it fails.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: "Gate | None" = None) -> None:
+        """before: of the last sequence that ended: what it won may be lost, what it lost is not lost again."""
         self.right = [chance * WEIGHT for chance in FIRST]
         self.seen = [WEIGHT for _ in FIRST]
-        self.account = BEGIN
+        self.account = BEGIN if before is None else max(BEGIN / 2, before.account)
         self.pause, self.waited = PAUSE, 0
 
     def chances(self, length: int, count: int) -> list[float]:

@@ -36,23 +36,24 @@ class Speculation:
     How many of the tokens found are verified is chosen for the whole step, so that it brings most tokens for its
     time: chances are learned by how long matches are, prices by timing steps (`gate`, `price`). Where steps are
     captured in a few widths all bring equally many, and who has too few drafts fills them up with tokens that
-    stand for nothing. A step draws from no more than `rows` positions.
+    stand for nothing. A step verifies no more than `most`.
     """
 
     def __init__(
         self,
         price: Price,
-        rows: int,
+        most: int,
         widths: Callable[[int], tuple[int, ...]] = never,
         lookup: bool = True,
         model: Drafter | None = None,
     ):
-        """rows: that a step may draw from; widths: tokens that each of so many sequences may bring in a captured
+        """most: drafts of a step; widths: tokens that each of so many sequences may bring in a captured
         step, () for any; model: asked where nothing else has a guess."""
-        self.price, self.rows, self.widths, self.looks_up, self.model = price, rows, widths, lookup, model
+        self.price, self.most, self.widths, self.looks_up, self.model = price, most, widths, lookup, model
         self.tracks: dict[Sequence, Track] = {}
         self.sequences = 1  # of the last step
         self.asked_s = 0.0  # that the model took before it
+        self.ended: Gate | None = None  # of the last sequence that did
 
     def wants(self, sequence: Sequence) -> bool:
         if self.model and self.model.wants(sequence):
@@ -62,9 +63,8 @@ class Speculation:
             return False
         if track.gate.tries:
             return True
-        most = min(MOST_DRAFTS, max(0, self.rows - self.sequences))
-        prices = self.price.table(self.sequences, most)
-        chances = [track.gate.chances(length, most), *([] for _ in range(self.sequences - 1))]
+        prices = self.price.table(self.sequences, self.most)
+        chances = [track.gate.chances(length, MOST_DRAFTS), *([] for _ in range(self.sequences - 1))]
         return share(chances, prices)[1] > LEAST_GAIN
 
     def draft(self, sequences: list[Sequence]) -> None:
@@ -76,12 +76,11 @@ class Speculation:
                 self.track(sequence).lookup.take_up()  # a prompt, while it is being computed
         self.sequences = max(1, len(ready))
         offers = [self.offer(sequence, len(ready)) for sequence in ready]
-        prices = self.price.table(self.sequences, max(0, self.rows - len(ready)))
         if any(offers):
-            self.choose(ready, offers, prices, alone=len(ready) == len(sequences))
+            self.choose(ready, offers, alone=len(ready) == len(sequences))
         rest = [s for s in ready if len(s.drafts) == s.filling]
         if self.model and rest:
-            self.ask(self.model, rest, len(prices) - 1 - sum(len(s.drafts) for s in ready))
+            self.ask(self.model, rest, self.most - sum(len(s.drafts) for s in ready))
 
     def offer(self, sequence: Sequence, beside: int) -> list[int]:
         """What could be drafted without a model."""
@@ -96,10 +95,11 @@ class Speculation:
                 found = constraint.allowed(found)
         return found
 
-    def choose(self, ready: list[Sequence], offers: list[list[int]], prices: list[float], *, alone: bool) -> None:
+    def choose(self, ready: list[Sequence], offers: list[list[int]], *, alone: bool) -> None:
         """Draft so much of what is offered as pays, or something of it if that is to be tried. alone: is there
         nothing else in the step?"""
         tracks = [self.tracks[sequence] for sequence in ready]
+        prices = self.price.table(len(ready), self.most)
         costs = [(price - 1) * len(ready) for price in prices]
         chances = [
             track.gate.chances(track.length, min(len(offer), track.gate.limit(costs)))
@@ -120,7 +120,7 @@ class Speculation:
             if gain < LEAST_GAIN:
                 counts = [int(bool(c) and t.gate.tries) for c, t in zip(chances, tracks, strict=True)]
         total = max(sum(counts), (width - 1) * len(ready))
-        if not any(counts) or total >= len(prices):
+        if not any(counts) or total > self.most:
             return
         for sequence, track, offer, count in zip(ready, tracks, offers, counts, strict=True):
             sequence.drafts = offer[:count]
@@ -161,13 +161,14 @@ class Speculation:
             self.model.stepped(sequences, drafts, step_s)
 
     def forget(self, sequence: Sequence) -> None:
-        self.tracks.pop(sequence, None)
+        if track := self.tracks.pop(sequence, None):
+            self.ended = track.gate
         if self.model:
             self.model.forget(sequence)
 
     def track(self, sequence: Sequence) -> Track:
         if sequence not in self.tracks:
-            self.tracks[sequence] = Track(Lookup(sequence.token_ids), Gate())
+            self.tracks[sequence] = Track(Lookup(sequence.token_ids), Gate(self.ended))
         return self.tracks[sequence]
 
 
@@ -176,4 +177,4 @@ def places(sequence: Sequence, beside: int) -> int:
     sequences share."""
     assert sequence.state
     pool = sequence.state.pool
-    return max(0, pool.rows.available // beside - 2) if pool.recurrent else MOST_DRAFTS
+    return max(0, pool.rows.available // beside - 1) if pool.recurrent else MOST_DRAFTS

@@ -54,21 +54,29 @@ class Price:
         self.times.setdefault(sequences, {}).setdefault(drafts, Times()).add(seconds, self.steps)
 
     def table(self, sequences: int, most: int) -> list[float]:
-        """[1 + most] of a step with so many drafts in all: 1 and more. Where none was measured the guess is
-        stretched by what it was wrong about the nearest that was, the less the fewer that were."""
+        """[1 + most] of a step with so many drafts in all: 1 and more. Between what was measured it rises evenly;
+        beyond, the guess is stretched by what it was wrong about the last, the less the farther that is."""
         plain = self.guess(sequences)
-        guessed = [self.guess(sequences + drafts) / plain for drafts in range(1 + most)]
         measured = self.measured(sequences)
-        if not measured:
-            return guessed
+        known, below = sorted(measured), 0
         table = [1.0]
         for drafts in range(1, 1 + most):
-            nearest = min(measured, key=lambda count: (abs(count - drafts), count))
-            wrong = (measured[nearest] - 1) / (self.guess(sequences + nearest) / plain - 1)
-            near = min(1.0, nearest / drafts)
-            wrong = max(LEAST, near * wrong + 1 - near)
-            table.append(max(table[-1], 1 + (guessed[drafts] - 1) * wrong))  # more never costs less
+            below = drafts - 1 if drafts - 1 in measured else below
+            above = next((count for count in known if count >= drafts), None)
+            if above is not None:
+                price = table[below] + (measured[above] - table[below]) * (drafts - below) / (above - below)
+            else:
+                wrong = 1.0
+                if known:
+                    near = known[-1] / drafts
+                    guessed = self.guess(sequences + known[-1]) / plain
+                    wrong = max(LEAST, near * (measured[known[-1]] - 1) / (guessed - 1) + 1 - near)
+                price = 1 + (self.guess(sequences + drafts) / plain - 1) * wrong
+            table.append(max(table[-1], price))  # more never costs less
         return table
+
+    def of(self, sequences: int, drafts: int) -> float:
+        return self.table(sequences, drafts)[-1]
 
     def measured(self, sequences: int) -> dict[int, float]:
         """Prices by the number of drafts."""
@@ -79,4 +87,9 @@ class Price:
             if len(times.last) >= ENOUGH and times.step > self.steps - AGE
         }
         plain = found.pop(0, None)
-        return {drafts: seconds / plain for drafts, seconds in found.items()} if plain else {}
+        if not plain:
+            return {}
+        least = {
+            drafts: 1 + LEAST * (self.guess(sequences + drafts) / self.guess(sequences) - 1) for drafts in found
+        }
+        return {drafts: max(least[drafts], seconds / plain) for drafts, seconds in found.items()}

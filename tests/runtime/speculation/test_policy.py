@@ -1,0 +1,232 @@
+"""Guesses change how many tokens a step brings, never which: the engine's drafter on models of several kinds."""
+
+import random
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from localllm.runtime.constraint import Masks
+from localllm.runtime.engine import Engine
+from localllm.runtime.sequence import Sequence
+from localllm.runtime.speculation.policy import MOST_DRAFTS, Speculation
+from localllm.runtime.speculation.price import Price
+from tests.models.families import FAMILIES
+from tests.runtime.test_engine import Answers, run, sequence, tokens
+from tests.tiny import make_checkpoint, make_engine
+
+MOST = 15
+FEW = {7: 60.0, 8: 60.0, 9: 60.0}  # words of a model that says only these, in an order of its own
+
+
+def cheap(rows: int) -> float:
+    return 1 + 0.02 * (rows - 1)
+
+
+class Guessing(Speculation):
+    """Whatever the machine is busy with, steps seem to take what was guessed; it counts what it verifies."""
+
+    def __init__(self, widths: Iterable[int] = ()):
+        super().__init__(Price(cheap), MOST, lambda _: tuple(widths))
+        self.drafted = self.accepted = 0
+
+    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+        assert drafts <= MOST and seconds > 0
+
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        super().verified(sequence, drafted, accepted)
+        self.drafted += drafted
+        self.accepted += accepted
+
+
+@pytest.fixture(scope="module", params=["Qwen3", "Gemma 3", "Qwen3-MoE", "Qwen3.5", "LFM2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint")
+    kind, changes = FAMILIES[request.param]
+    make_checkpoint(path, kind, **changes)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    make_checkpoint(path, "Llama")
+    return path
+
+
+@cache
+def prompts(count: int) -> list[list[int]]:
+    """Some of which repeat themselves, as what a random model says to them does often."""
+    rng, found = random.Random(0), []
+    for _ in range(count):
+        phrase = [rng.randrange(3, 320) for _ in range(rng.randrange(3, 9))]
+        found.append(phrase * rng.randrange(1, 4) + phrase[: rng.randrange(1, 3)])
+    return found
+
+
+def answers(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
+    got = run(engine, sequences)
+    return [tokens(got[s.request.id]) for s in sequences]
+
+
+def test_greedy_answers_to_forty_prompts_are_the_same_byte_for_byte(folder: Path) -> None:
+    """Of five families 200, alone and side by side."""
+
+    def asked() -> list[Sequence]:
+        biases = [FEW, {}] * 20
+        asked = zip(prompts(40), biases, strict=True)
+        return [sequence(prompt, temperature=0, max_tokens=14, logit_bias=bias) for prompt, bias in asked]
+
+    expected = answers(make_engine(folder), asked())
+    guessing = Guessing()
+    assert answers(make_engine(folder, rows=80, drafter=guessing), asked()) == expected
+    alone = Guessing()
+    engine = make_engine(folder, rows=80, drafter=alone)
+    assert [answers(engine, [s])[0] for s in asked()[:8]] == expected[:8]
+    assert guessing.accepted > 20 and alone.accepted
+    assert not guessing.tracks and not alone.tracks
+
+
+CASES = {
+    "sampled": {"temperature": 0.7, "top_k": 2, "logit_bias": FEW},
+    "penalties": {"temperature": 0, "repetition_penalty": 1.02, "presence_penalty": 0.1, "logit_bias": FEW},
+    "sampled with penalties": {"temperature": 0.5, "top_p": 0.6, "frequency_penalty": 0.02, "logit_bias": FEW},
+    "few words": {"temperature": 0.5, "logit_bias": FEW},
+    "a stop id": {"temperature": 0.3, "logit_bias": FEW, "stop_ids": (9,)},
+}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
+@pytest.mark.parametrize("params", CASES.values(), ids=CASES)
+def test_the_same_seed_gives_the_same_tokens(llama: Path, params: dict[str, object], asynchronous: bool) -> None:
+    def asked() -> list[Sequence]:
+        return [sequence(p, seed, max_tokens=24, **params) for seed, p in enumerate(prompts(12))]
+
+    expected = answers(make_engine(llama), asked())
+    engine, guessing = make_engine(llama), Guessing()
+    engine.drafter = guessing
+    engine.runner.asynchronous = asynchronous
+    assert answers(engine, asked()) == expected
+    assert guessing.accepted
+
+
+def test_log_probabilities_are_told_of_every_token(llama: Path) -> None:
+    def told(got: Answers) -> list[tuple[int, float]]:
+        [events] = got.values()
+        return [(e.logprob.token_id, round(e.logprob.logprob, 4)) for e in events if e.logprob]
+
+    asked = {"temperature": 0, "max_tokens": 30, "logprobs": 2, "logit_bias": {7: 60.0}}
+    expected = told(run(make_engine(llama), [sequence(prompts(1)[0], **asked)]))
+    guessing = Guessing()
+    assert told(run(make_engine(llama, drafter=guessing), [sequence(prompts(1)[0], **asked)])) == expected
+    assert guessing.accepted and len(expected) == 30
+
+
+@pytest.mark.parametrize("widths", [(), (1, 4, 8)], ids=["any", "captured"])
+def test_some_of_a_batch_draft_and_others_do_not(llama: Path, widths: tuple[int, ...]) -> None:
+    def asked() -> list[Sequence]:
+        repeats = [sequence(p, temperature=0, max_tokens=24, logit_bias={7: 60.0}) for p in prompts(2)]
+        return repeats + [sequence(p, 1, temperature=1.5, max_tokens=20) for p in prompts(4)[2:]]
+
+    expected = answers(make_engine(llama), asked())
+    guessing, together = Guessing(widths), asked()
+    got = run(make_engine(llama, drafter=guessing), together)
+    assert [tokens(got[s.request.id]) for s in together] == expected
+    drafted = [sum(e.drafted for e in got[s.request.id]) for s in together]
+    accepted = [sum(e.accepted for e in got[s.request.id]) for s in together]
+    assert min(drafted[:2]) > 6 * max(1, *drafted[2:]) and min(accepted[:2]) > 10
+    # What only fills a step up to its width counts as no guess.
+    assert all(a <= d for a, d in zip(accepted, drafted, strict=True))
+
+
+def test_no_step_verifies_more_than_is_planned(llama: Path) -> None:
+    guessing = Guessing()  # which looks itself
+    engine = make_engine(llama, drafter=guessing)
+    answers(engine, [sequence(p, temperature=0, max_tokens=24, logit_bias={7: 60.0}) for p in prompts(12)])
+    assert guessing.accepted > 100
+
+
+class Chain:
+    """A grammar of one sentence, whose last words it forces."""
+
+    def __init__(self, sentence: list[int], forced_from: int):
+        self.sentence, self.forced_from, self.at = sentence, forced_from, 0
+
+    @property
+    def finished(self) -> bool:
+        return self.at == len(self.sentence)
+
+    def begin(self, drafts: list[int]) -> Masks:
+        def masks() -> list[NDArray[np.int32] | None]:
+            found = []
+            for token in (self.sentence + [0] * 32)[self.at : self.at + 1 + len(drafts)]:
+                bits = np.zeros(320, np.uint8)
+                bits[token] = 1
+                found.append(np.packbits(bits, bitorder="little").view(np.int32))
+            return found
+
+        assert self.allowed(drafts) == list(drafts)
+        return masks
+
+    def advance(self, token_id: int) -> None:
+        assert token_id == self.sentence[self.at]
+        self.at += 1
+
+    def forced(self, most: int) -> list[int]:
+        return self.sentence[self.at : self.at + most] if self.at >= self.forced_from else []
+
+    def allowed(self, drafts: list[int]) -> list[int]:
+        coming = self.sentence[self.at :]
+        right = next((i for i, t in enumerate(drafts) if coming[i : i + 1] != [t]), len(drafts))
+        return list(drafts[:right])
+
+
+def test_what_a_grammar_forces_is_drafted_and_what_it_forbids_is_not(llama: Path) -> None:
+    phrase = [5, 6, 7, 8, 9, 10]
+    sentence = [*phrase, 300, 301, *phrase, 40, 41, *range(100, 120)]
+    asked = sequence([*phrase, 200, 201, 3], temperature=1, max_tokens=60)
+    asked.constraint = Chain(sentence, forced_from=16)
+    guessing = Guessing()
+    [events] = run(make_engine(llama, drafter=guessing), [asked]).values()
+    assert tokens(events) == sentence
+    # Lookup's wrong ones were never drafted; the last of all was not needed.
+    assert guessing.drafted - 1 <= guessing.accepted >= 20
+
+
+def test_a_long_prompt_is_known_when_its_answer_begins(llama: Path) -> None:
+    guessing = Guessing()
+    engine = make_engine(llama, token_budget=64, drafter=guessing)
+    asked = sequence([7] * 120, temperature=0, max_tokens=40, logit_bias={7: 60.0})
+    [events] = run(engine, [asked]).values()
+    steps = len(tokens(events)) - guessing.accepted
+    assert steps <= 8 and guessing.drafted <= MOST_DRAFTS * steps
+
+
+def test_where_nothing_matches_nothing_is_waited_for(llama: Path) -> None:
+    guessing = Guessing()
+    rising = sequence(list(range(3, 60)), temperature=0)
+    assert not guessing.wants(rising)
+    assert guessing.wants(sequence([*range(3, 60), 3, 4, 5, 6, 7, 8], temperature=0))
+
+
+def test_what_was_verified_may_be_cancelled_meanwhile(llama: Path) -> None:
+    engine, guessing = make_engine(llama), Guessing()
+    engine.drafter = guessing
+    engine.runner.asynchronous = True
+    gone, stays = (sequence([7] * 9, temperature=0, max_tokens=40, logit_bias={7: 60.0}) for _ in range(2))
+    engine.submit(gone)
+    engine.submit(stays)
+    while not gone.drafts:
+        engine.step()
+    assert engine.in_flight
+    engine.cancel(gone)
+    said = []
+    while engine.busy:
+        said += [e.token_id for e in engine.step() if e.sequence is stays]
+    assert len(stays.token_ids) == 49 and set(said) == {7}
+    assert torch.isfinite(engine.logits([7, 7])).all()
+    engine.pool.check_idle()
