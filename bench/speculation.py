@@ -25,7 +25,7 @@ from bench import checkpoint
 from bench.report import finish
 from bench.rounds import Sample, medians, new_prompt
 from localllm.metrics import Metrics
-from localllm.plan.memory import MOST_DRAFTED
+from localllm.plan.memory import VERIFIED_ROWS
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.gate import Gate
 from localllm.runtime.speculation.lookup import Lookup
@@ -54,7 +54,7 @@ class Controlled(Lookup):
 
 class ControlledSpeculation(Speculation):
     def __init__(self, accepts: float):
-        super().__init__(Price(cpu_guess), MOST_DRAFTED["cpu"])
+        super().__init__(Price(cpu_guess), VERIFIED_ROWS["cpu"])
         self.accepts = accepts
 
     def track(self, sequence: Sequence) -> Track:
@@ -72,7 +72,7 @@ class Run:
 
 
 def lookup() -> Speculation:
-    return Speculation(Price(cpu_guess), MOST_DRAFTED["cpu"])
+    return Speculation(Price(cpu_guess), VERIFIED_ROWS["cpu"])
 
 
 def pairs(

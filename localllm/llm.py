@@ -36,8 +36,8 @@ from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import (
     BLOCK_SIZE,
     MAX_RUNNING,
-    MOST_DRAFTED,
     TOKEN_BUDGET,
+    VERIFIED_ROWS,
     Memory,
     allocate_least,
     host_blocks,
@@ -207,7 +207,7 @@ def load(
                     guesser = beside.load(engine, memory, price, phases, graphs=captured is not None)
             if guessing == "lookup" or guesser:
                 lookup = guessing == "lookup"
-                engine.drafter = Speculation(price, MOST_DRAFTED[place.type], runner.widths, lookup, guesser)
+                engine.drafter = Speculation(price, VERIFIED_ROWS[place.type], runner.widths, lookup, guesser)
         worker = Worker(engine, tokenizer, threads, short)
         undo.pop_all()
     load_s = time.perf_counter() - start

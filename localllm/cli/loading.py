@@ -69,7 +69,6 @@ def load_model(
     grammar: Grammar | None = None,
     threads: int | None = None,
     draft_model: str | None = None,
-    draft: str | None = None,
 ) -> Model:
     """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
     verbose: tell what it takes and how long each phase took.

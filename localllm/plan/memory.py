@@ -19,8 +19,9 @@ BLOCK_SIZE = 16  # tokens
 # anew for the dequantization of all weights (arithmetic: bench/NOTES.md).
 TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 MAX_RUNNING = 32  # sequences in one step
-# Of one step; a CPU verifies no more with profit.
-MOST_DRAFTED = {"cpu": 15, "cuda": 48}
+# Positions that a step with drafts draws from at most, beside sequences that are admitted to it: so many rows have
+# the bits that each has alone on a CPU, and more would not pay there.
+VERIFIED_ROWS = {"cpu": 16, "cuda": 80}
 LEAST_ROWS = 2  # recurrent states: one to work on, one to come back to
 MOST_ROWS = 2 * MAX_RUNNING  # each sequence's own, and as many to come back to
 MOST_BLOCKS = 2**20  # the pool counts them one by one: 16 million tokens, 0.1 GB, set up in 0.3 s
@@ -79,7 +80,7 @@ class Needs:
             self.dtype,
             TOKEN_BUDGET[self.kind],
             context,
-            MAX_RUNNING + MOST_DRAFTED[self.kind],
+            MAX_RUNNING + VERIFIED_ROWS[self.kind] - 1,
             self.unpacked,
             self.kv_dtype,
             grouped=self.kind != "cpu",

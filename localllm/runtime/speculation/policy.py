@@ -36,24 +36,29 @@ class Speculation:
     How many of the tokens found are verified is chosen for the whole step, so that it brings most tokens for its
     time: chances are learned by how long matches are, prices by timing steps (`gate`, `price`). Where steps are
     captured in a few widths all bring equally many, and who has too few drafts fills them up with tokens that
-    stand for nothing. A step verifies no more than `most`.
+    stand for nothing. A step draws from no more than `rows` positions.
     """
 
     def __init__(
         self,
         price: Price,
-        most: int,
+        rows: int,
         widths: Callable[[int], tuple[int, ...]] = never,
         lookup: bool = True,
         model: Drafter | None = None,
     ):
-        """most: drafts of a step; widths: tokens that each of so many sequences may bring in a captured
+        """rows: that a step may draw from; widths: tokens that each of so many sequences may bring in a captured
         step, () for any; model: asked where nothing else has a guess."""
-        self.price, self.most, self.widths, self.looks_up, self.model = price, most, widths, lookup, model
+        self.price, self.rows, self.widths, self.looks_up, self.model = price, rows, widths, lookup, model
         self.tracks: dict[Sequence, Track] = {}
         self.sequences = 1  # of the last step
         self.asked_s = 0.0  # that the model took before it
         self.ended: Gate | None = None  # of the last sequence that did
+
+    @property
+    def most(self) -> int:
+        """Drafts of a step."""
+        return max(0, self.rows - self.sequences)
 
     def wants(self, sequence: Sequence) -> bool:
         if self.model and self.model.wants(sequence):
@@ -99,7 +104,7 @@ class Speculation:
         """Draft so much of what is offered as pays, or something of it if that is to be tried. alone: is there
         nothing else in the step?"""
         tracks = [self.tracks[sequence] for sequence in ready]
-        prices = self.price.table(len(ready), self.most)
+        prices = self.price.table(self.sequences, self.most)
         costs = [(price - 1) * len(ready) for price in prices]
         chances = [
             track.gate.chances(track.length, min(len(offer), track.gate.limit(costs)))

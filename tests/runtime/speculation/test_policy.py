@@ -19,7 +19,7 @@ from tests.models.families import FAMILIES
 from tests.runtime.test_engine import Answers, run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
-MOST = 15
+ROWS = 30
 FEW = {7: 60.0, 8: 60.0, 9: 60.0}  # words of a model that says only these, in an order of its own
 
 
@@ -31,11 +31,11 @@ class Guessing(Speculation):
     """Whatever the machine is busy with, steps seem to take what was guessed; it counts what it verifies."""
 
     def __init__(self, widths: Iterable[int] = ()):
-        super().__init__(Price(cheap), MOST, lambda _: tuple(widths))
+        super().__init__(Price(cheap), ROWS, lambda _: tuple(widths))
         self.drafted = self.accepted = 0
 
     def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
-        assert drafts <= MOST and seconds > 0
+        assert drafts < ROWS and seconds > 0  # others may have been admitted to the step
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         super().verified(sequence, drafted, accepted)
@@ -143,7 +143,7 @@ def test_some_of_a_batch_draft_and_others_do_not(llama: Path, widths: tuple[int,
     assert all(a <= d for a, d in zip(accepted, drafted, strict=True))
 
 
-def test_no_step_verifies_more_than_is_planned(llama: Path) -> None:
+def test_no_step_draws_from_more_than_is_planned(llama: Path) -> None:
     guessing = Guessing()  # which looks itself
     engine = make_engine(llama, drafter=guessing)
     answers(engine, [sequence(p, temperature=0, max_tokens=24, logit_bias={7: 60.0}) for p in prompts(12)])
@@ -209,8 +209,11 @@ def test_a_long_prompt_is_known_when_its_answer_begins(llama: Path) -> None:
 def test_where_nothing_matches_nothing_is_waited_for(llama: Path) -> None:
     guessing = Guessing()
     rising = sequence(list(range(3, 60)), temperature=0)
+    again = sequence([*range(3, 60), 3, 4, 5, 6, 7, 8], temperature=0)
+    for known in (rising, again):
+        guessing.track(known)
     assert not guessing.wants(rising)
-    assert guessing.wants(sequence([*range(3, 60), 3, 4, 5, 6, 7, 8], temperature=0))
+    assert guessing.wants(again)
 
 
 def test_what_was_verified_may_be_cancelled_meanwhile(llama: Path) -> None:

@@ -4,16 +4,20 @@ import random
 
 import pytest
 
-from localllm.runtime.speculation.price import Price, cpu_guess
+from localllm.runtime.speculation.price import Price
+
+
+def guess(rows: int) -> float:
+    return 1 + 0.27 * (rows - 1)
 
 
 def test_nothing_measured_is_the_guess() -> None:
-    assert Price(cpu_guess).table(1, 3) == pytest.approx([1, 1.27, 1.54, 1.81])
-    assert Price(cpu_guess).table(4, 1) == pytest.approx([1, 1 + 0.27 / 1.81])
+    assert Price(guess).table(1, 3) == pytest.approx([1, 1.27, 1.54, 1.81])
+    assert Price(guess).table(4, 1) == pytest.approx([1, 1 + 0.27 / 1.81])
 
 
 def test_a_few_steps_of_a_kind_count_in_spite_of_noise() -> None:
-    price, rng = Price(cpu_guess), random.Random(0)
+    price, rng = Price(guess), random.Random(0)
     for _ in range(40):
         for drafts, seconds in {0: 0.010, 1: 0.011, 3: 0.0125}.items():
             disturbed = seconds * (5 if rng.random() < 0.2 else rng.uniform(0.98, 1.05))
@@ -22,18 +26,18 @@ def test_a_few_steps_of_a_kind_count_in_spite_of_noise() -> None:
     assert table[1] == pytest.approx(1.1, abs=0.06)
     assert table[3] == pytest.approx(1.25, abs=0.06)
     # Between and beyond what was measured it goes on, and beyond the guess comes back.
-    assert table[1] <= table[2] <= table[3] < table[6] < cpu_guess(7)
+    assert table[1] <= table[2] <= table[3] < table[6] < guess(7)
 
 
 def test_one_step_proves_nothing() -> None:
-    price = Price(cpu_guess)
+    price = Price(guess)
     price.stepped(1, 0, 0.01)
     price.stepped(1, 1, 1.0)
     assert price.table(1, 1) == pytest.approx([1, 1.27])
 
 
 def test_what_was_measured_long_ago_is_forgotten() -> None:
-    price = Price(cpu_guess)
+    price = Price(guess)
     for _ in range(15):
         price.stepped(1, 0, 0.01)
         price.stepped(1, 1, 0.05)
@@ -44,7 +48,7 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
 
 
 def test_more_drafts_never_cost_less() -> None:
-    price, rng = Price(cpu_guess), random.Random(1)
+    price, rng = Price(guess), random.Random(1)
     for _ in range(300):
         price.stepped(2, rng.randrange(8), rng.uniform(0.5, 2))
     table = price.table(2, 20)
