@@ -1,4 +1,5 @@
 import gc
+import platform
 from collections.abc import Iterator
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 from huggingface_hub import constants
 
 from localllm.hub import http
+from localllm.runtime.kernels.cpu import compile
 from tests.hub.loopback import LoopbackHub
 from tests.interpreted import ON_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
@@ -28,6 +30,16 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     else:
         monkeypatch.setattr(launch, "takes_cpu", True)
         yield
+
+
+@pytest.fixture
+def torch_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a processor that lacks the instructions of the compiled kernels."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compile, "features", dict)
+    compile.runs_here.cache_clear()
+    yield
+    compile.runs_here.cache_clear()
 
 
 @pytest.fixture(autouse=True)
