@@ -1,5 +1,4 @@
 import gc
-import platform
 from collections.abc import Iterator
 
 import pytest
@@ -7,10 +6,10 @@ import torch
 from huggingface_hub import constants
 
 from localllm.hub import http
-from localllm.runtime.kernels.cpu import compile
 from tests.hub.loopback import LoopbackHub
 from tests.interpreted import ON_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
+from tests.torch_alone import no_instructions  # after `interpreted`, which decides how kernels are loaded
 
 NEED_TRITON = [
     *("gpu", "runtime/kernels/gpu", "runtime/test_build.py", "runtime/test_draws.py", "runtime/test_graphs.py"),
@@ -33,13 +32,9 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def torch_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a processor that lacks the instructions of the compiled kernels."""
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(compile, "features", dict)
-    compile.runs_here.cache_clear()
-    yield
-    compile.runs_here.cache_clear()
+def torch_alone() -> Iterator[None]:
+    with no_instructions():
+        yield
 
 
 @pytest.fixture(autouse=True)
