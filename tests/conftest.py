@@ -9,6 +9,7 @@ from localllm.hub import http
 from tests.hub.loopback import LoopbackHub
 from tests.interpreted import ON_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
+from tests.torch_alone import no_instructions  # after `interpreted`, which decides how kernels are loaded
 
 NEED_TRITON = [
     *("gpu", "runtime/kernels/gpu", "runtime/test_build.py", "runtime/test_draws.py", "runtime/test_graphs.py"),
@@ -27,6 +28,12 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             yield
     else:
         monkeypatch.setattr(launch, "takes_cpu", True)
+        yield
+
+
+@pytest.fixture
+def torch_alone() -> Iterator[None]:
+    with no_instructions():
         yield
 
 

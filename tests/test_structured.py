@@ -71,7 +71,9 @@ def test_a_model_that_knows_nothing_answers_three_hundred_schemas(ignorant: LLM)
 
 
 def test_demo_answers_schemas(demo: LLM) -> None:
-    assert finished(demo, SCHEMAS[1::10]) >= 25
+    """It finishes nine of ten, and fewer than 20 of 30 by chance once in a thousand times: which ones,
+    rounding decides, and with it every kernel."""
+    assert finished(demo, SCHEMAS[1::10]) >= 20
 
 
 @pytest.mark.slow

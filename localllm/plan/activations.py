@@ -1,8 +1,9 @@
 """What a step holds beside weights and caches while it runs: an estimate, from the shapes of the operations.
 
 The largest moment counts: of an attention, a feed-forward half, unpacking a matrix, or drawing tokens from logits.
-What lives then is read off `runtime/model.py`, the layers and the kernels of torch; a test compares it with the
-storages that are alive in a step (docs/plan.md has how near it comes).
+What lives then is read off `runtime/model.py`, the layers and the kernels, on a CPU the compiled ones; a test
+compares it with the storages that are alive in a step (docs/plan.md has how near it comes). A deterministic step
+holds less, as it writes out no scores and no masks.
 """
 
 from collections.abc import Iterable
@@ -123,20 +124,24 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             of_head = context * max(width, c.value_dim)
             keys = min(of_head * c.heads, max(of_head, EXPANDED)) * e
             seen = tokens * context * max(MASKS, e)  # the masks, or one as numbers beside the keys
-            mixing = max(3 * keys + tokens * context * e, seen)
+            absorbed = tokens * c.heads * (2 * c.kv_lora_rank + c.rope_dim) * e  # where each token attends alone
+            mixing = max(3 * keys + tokens * context * e, seen, absorbed)
             return 3 * q + latent + mixing + tokens * c.heads * c.value_dim * e
         case DeltaNetConfig():
-            wide = c.channels + c.value_heads * c.value_dim
-            heads = c.value_heads * (4 * c.key_dim + 6 * c.value_dim + 4 * 64)
-            return tokens * (2 * wide * e + heads * EXACT)
+            values, turned = c.value_heads * c.value_dim, 2 * c.key_heads * c.key_dim
+            convolving = c.channels * (2 * e + 2 * EXACT)
+            stepping = c.channels * e + 2 * turned * EXACT + values * 2 * e  # with copies
+            gating = c.channels * e + turned * EXACT + values * (e + 3 * EXACT)
+            return tokens * ((c.channels + values) * e + max(convolving, stepping, gating))
         case ShortConvConfig():
             return tokens * c.channels * (5 * e + 2 * EXACT)
 
 
 def ffn_bytes(c: MLPConfig | MoEConfig, hidden: int, e: int, tokens: int, grouped: bool = False) -> int:
-    """Of the MLP: gate and up, the activation of the gate, and their product."""
+    """Of the MLP: gate and up, and their product; torch, which a GPU may fall back on, has the activation of the
+    gate beside."""
     if isinstance(c, MLPConfig):
-        return 4 * tokens * c.intermediate_size * e
+        return (4 if grouped else 3) * tokens * c.intermediate_size * e
     outside = tokens * hidden * (EXACT + e) + 4 * tokens * c.experts * EXACT
     # The busiest expert is sent more than its fair share.
     sent = min(tokens, -(-3 * tokens * c.experts_per_token // (2 * c.experts)))

@@ -80,6 +80,7 @@ class Held(Source):
             stacked = torch.empty(0)
         else:
             stacked = torch.cat(each) if len(each) > 1 else each[0]
-            stacked = stacked if order is None else stacked[order()]
+            # Row by row, as kernels have it: of one that lies otherwise they would make another, of no known id.
+            stacked = (stacked if order is None else stacked[order()]).contiguous()
         self.holding.joined[id(stacked)] = tuple(map(self.spelled, names))
         return (stacked,)

@@ -1,4 +1,5 @@
-"""What a step reads and computes by `arch.cost`, beside what torch sees in a step of the engine."""
+"""What a step reads and computes by `arch.cost`, beside what torch sees in a step of the engine that torch alone
+computes: of compiled kernels it would see nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def of_attention(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
     return 4 * q[1] * q[2] * k[2] * q[3]
 
 
+@pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("family", KINDS)
 def test_a_step_reads_what_was_told(tmp_path: Path, family: str) -> None:
     kind, changes = FAMILIES[family]
@@ -69,6 +71,7 @@ def test_a_step_reads_what_was_told(tmp_path: Path, family: str) -> None:
     assert told == pytest.approx(bytes_of(reads.read), rel=0.03)
 
 
+@pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("family", KINDS)
 def test_a_step_computes_what_was_told(tmp_path: Path, family: str) -> None:
     kind, changes = FAMILIES[family]

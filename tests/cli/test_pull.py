@@ -298,8 +298,10 @@ class TestDisks:
 
     def test_full_in_the_middle(self, big, on_tmpfs):
         big.rate = RATE // 10
-        full = "sleep 3; dd if=/dev/zero of=$DISK/other bs=1M 2>/dev/null"
-        done = on_tmpfs("130m", meanwhile=full)
+        some_came = "[ $(du -sk $DISK/hub | cut -f1) -gt 4000 ]"  # of weights: the disk was found large enough
+        full = "dd if=/dev/zero of=$DISK/other bs=1M 2>/dev/null"
+        waiting = f"while kill -0 $pid && ! {some_came}; do sleep 0.1; done"
+        done = on_tmpfs("130m", meanwhile=f"{waiting}; {full}")
         assert done.returncode == 3, done.stderr
         assert "is full; make room, then run the same command again: it goes on\n" in done.stderr
         assert 0 < big.sent("model.safetensors") < BIG

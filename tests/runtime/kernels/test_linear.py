@@ -1,5 +1,3 @@
-import platform
-
 import pytest
 import torch
 
@@ -7,7 +5,6 @@ from localllm.quant.formats import gguf, int8
 from localllm.quant.formats.gguf_types import BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import explain, linear, prepared
-from localllm.runtime.kernels.cpu import compile
 from localllm.runtime.kernels.registry import KERNELS
 from tests.runtime.kernels.harness import check
 
@@ -54,15 +51,10 @@ def test_x_of_any_dimensions(shape: tuple[int, ...]) -> None:
     assert torch.equal(linear(turned, weight, bias), linear(x, weight, bias))
 
 
-def test_a_processor_without_the_instructions_keeps_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("torch_alone")
+def test_a_processor_without_the_instructions_keeps_what_it_is_given() -> None:
     weight = quantized(20, 32)
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(compile, "features", dict)
-    compile.runs_here.cache_clear()
-    try:
-        assert prepared(weight, weight) == (weight, weight)
-    finally:
-        compile.runs_here.cache_clear()
+    assert prepared(weight, weight) == (weight, weight)
 
 
 def test_the_choice_is_explained() -> None:

@@ -1,0 +1,19 @@
+"""A processor that lacks the instructions of the compiled kernels, so that torch computes all."""
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from localllm.runtime.kernels.cpu import compile
+
+
+@contextmanager
+def no_instructions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform, "machine", lambda: "x86_64")
+        patch.setattr(compile, "features", dict)
+        compile.runs_here.cache_clear()
+        yield
+    compile.runs_here.cache_clear()
