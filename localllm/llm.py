@@ -48,7 +48,7 @@ from localllm.quant.vectors import FORMS
 from localllm.quantize.keep import kept_or_made
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
-from localllm.request import Completion, GenerationEvent, Grammar, Kind, Request, SamplingParams
+from localllm.request import SEED_BITS, Completion, GenerationEvent, Grammar, Kind, Request, SamplingParams
 from localllm.runtime.build import keep_kernels, load_decoder, warm_up
 from localllm.runtime.deterministic import check as check_deterministic
 from localllm.runtime.engine import Engine
@@ -73,7 +73,6 @@ from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Deliver, Stream, Worker
 
-SEED_BITS = 53  # of a drawn seed: what JSON readers keep of a number
 PROMPT_TAIL = 16  # tokens
 
 Prompt = str | ListLike[int] | ListLike[Message]

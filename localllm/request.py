@@ -15,6 +15,7 @@ from localllm.errors import DamagedModel, UsageError
 from localllm.metrics import Metrics
 
 SEED_LIMIT = 2**63
+SEED_BITS = 53  # of a seed that is drawn: what JSON readers keep of a number
 COUNT_LIMIT = 2**31 - 1
 BIAS_LIMIT = 10_000
 SMALLEST_TEMPERATURE = 1e-5  # below, differences of logits overflow

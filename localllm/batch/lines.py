@@ -16,11 +16,10 @@ from localllm.openai.body import BadField, parse
 from localllm.openai.requests import Asked, read_chat, read_completion
 from localllm.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
 from localllm.openai.tokens import TokenTexts
-from localllm.request import Completion, SamplingParams
+from localllm.request import SEED_BITS, Completion, SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MOST_BYTES = 64 * 2**20  # of a line
-SEED_BITS = 53  # what JSON readers keep of a number
 CREATED = 0  # no moment: a clock would make every run another file
 
 

@@ -2,9 +2,10 @@
 
 import json
 import math
+import secrets
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from localllm.cli.receipts import write as write_receipt
 from localllm.cli.report import metrics_block
 from localllm.errors import StoppedByLength, UsageError
 from localllm.receipt import Receipt, to_json
-from localllm.request import FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
+from localllm.request import SEED_BITS, FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
 from localllm.settings import Settings
 
 
@@ -50,6 +51,9 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     has no template for.
     """
     events = []
+    if show.as_json or show.receipt:
+        # So that it is known to who guesses: of an answer without one the receipt's gives another text.
+        params = replace(params, seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed)
     prompt = _with_template(llm, question, raw=show.raw)
     request = llm.prepare(prompt, params, question.tools, question.template_arguments)
     with closing(llm.submit(request)) as stream:

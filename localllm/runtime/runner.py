@@ -81,8 +81,9 @@ class Runner:
         return self.drawer is not None and self.drawer.counts(params)
 
     def widths(self, sequences: int) -> tuple[int, ...]:
-        """How many tokens each of so many may bring, so that the step can be captured; () where none is."""
-        return self.graphs.widths(sequences) if self.graphs else ()
+        """How many tokens each of so many may bring, so that the step can be captured; () where none is. Recurrent
+        layers save their state before each draft, which no graph does."""
+        return self.graphs.widths(sequences) if self.graphs and not self.recurrent else ()
 
     def run(self, step: Step) -> Drawn:
         """What a step brings, in one launch where its kind can be captured, else kernel by kernel."""

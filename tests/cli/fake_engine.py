@@ -163,6 +163,7 @@ def install():
         quant=None,
         context=None,
         settings=None,
+        draft="auto",
         force=False,
         grammar=None,
         draft_model=None,

@@ -67,8 +67,8 @@ FLAGS = {
     "--stop=a --stop=b": {"stop": ("a", "b")},
     "--stop-id=0 --stop-id=4": {"stop_ids": (0, 4)},
     "--ignore-eos": {"ignore_eos": True},
-    "--logprobs=0 --json": {"logprobs": 0},
-    "--prompt-logprobs=2 --json": {"prompt_logprobs": 2},
+    "--logprobs=0 --json --seed=1": {"logprobs": 0, "seed": 1},
+    "--prompt-logprobs=2 --json --seed=1": {"prompt_logprobs": 2, "seed": 1},
 }
 
 
@@ -167,6 +167,16 @@ def test_json_is_one_object_with_everything(localllm, model):
 
 def test_log_probabilities_are_in_the_json_only_where_asked_for(localllm, model):
     assert not {"logprobs", "prompt_logprobs"} & json.loads(localllm("run", model, "hi", "--json")[1]).keys()
+
+
+@pytest.mark.parametrize("flag", ["--json", "--receipt={}"])
+def test_the_seed_of_a_receipt_is_known_before_anything_is_guessed(localllm, engine, model, tmp_path, flag):
+    """A draft model's guesses are drawn otherwise where none is given."""
+    code, out, _ = localllm("run", model, "hi", flag.format(tmp_path / "receipt"))
+    told = json.loads(out if flag == "--json" else (tmp_path / "receipt").read_text())
+    seed = told.get("receipt", told)["question"]["params"]["seed"]
+    assert code == 0
+    assert asked(engine)[1].seed == seed is not None
 
 
 def test_verbose_prints_every_measurement_to_stderr(localllm, model):

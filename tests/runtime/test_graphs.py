@@ -204,6 +204,16 @@ def test_guesses_are_verified_in_one_launch_and_change_nothing(folder: Path) -> 
     assert {key.count for key in engine.runner.graphs.captured} >= {1, 4}
 
 
+@pytest.mark.parametrize(("family", "widths"), [("Qwen3", graphs.WIDTHS), ("Qwen3.5", ())])
+def test_drafts_are_filled_up_only_where_their_step_can_be_captured(
+    tmp_path: Path, family: str, widths: tuple[int, ...]
+) -> None:
+    """A recurrent state is saved before each of them."""
+    kind, changes = FAMILIES[family]
+    make_checkpoint(tmp_path, kind, **changes)
+    assert make_engine(tmp_path, graphs=True).runner.widths(1) == widths
+
+
 def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: Path) -> None:
     kind, changes = FAMILIES["LFM2"]
     make_checkpoint(tmp_path, kind, **changes)

@@ -8,6 +8,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import torch
 
@@ -25,7 +26,8 @@ def pool() -> ThreadPoolExecutor:
 
 
 def in_parts(work: Callable[[int, int], None]) -> None:
-    """Calls `work(part, parts)` for each of as many parts as the calling thread may use threads."""
+    """Calls `work(part, parts)` for each of as many parts as the calling thread may use threads, with its context
+    variables."""
     parts = torch.get_num_threads()
     if parts == 1:
         work(0, 1)
@@ -35,5 +37,5 @@ def in_parts(work: Callable[[int, int], None]) -> None:
         with torch.inference_mode():  # a setting of each thread
             work(part, parts)
 
-    for done in [pool().submit(run, part) for part in range(parts)]:
+    for done in [pool().submit(copy_context().run, run, part) for part in range(parts)]:
         done.result()

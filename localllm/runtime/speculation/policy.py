@@ -73,7 +73,7 @@ class Speculation:
         return share(chances, prices)[1] > LEAST_GAIN
 
     def draft(self, sequences: list[Sequence]) -> None:
-        ready = []
+        ready, self.asked_s = [], 0.0
         for sequence in sequences:
             if len(sequence.token_ids) - sequence.computed == 1:
                 ready.append(sequence)

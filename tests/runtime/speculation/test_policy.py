@@ -1,6 +1,7 @@
 """Guesses change how many tokens a step brings, never which: the engine's drafter on models of several kinds."""
 
 import random
+import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -233,3 +234,37 @@ def test_what_was_verified_may_be_cancelled_meanwhile(llama: Path) -> None:
     assert len(stays.token_ids) == 49 and set(said) == {7}
     assert torch.isfinite(engine.logits([7, 7])).all()
     engine.pool.check_idle()
+
+
+class Slow:
+    """A model that has no guess, and takes its time to say so."""
+
+    def wants(self, sequence: Sequence) -> bool:
+        return True
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        time.sleep(0.01)
+
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        pass
+
+    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+        assert seconds > 0
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+def test_what_a_model_took_before_another_step_is_not_taken_off_this_one(llama: Path) -> None:
+    """Of a step that had a prompt beside it no time is told."""
+    engine, guessing = make_engine(llama), Speculation(Price(cheap), ROWS, model=Slow())
+    engine.drafter = guessing
+    first, late = (sequence([3, 4, 5], temperature=0, max_tokens=9) for _ in range(2))
+    engine.submit(first)
+    for _ in range(2):
+        engine.step()
+    engine.submit(late)
+    engine.step()
+    engine.cancel(late)
+    guessing.draft([])
+    guessing.stepped(1, 0, 1e-3)
