@@ -7,10 +7,16 @@ from typing import Any
 import llguidance
 
 from localllm.errors import OutputInvalid
-from localllm.request import Grammar, GrammarKind
+from localllm.request import Completion, FinishReason, Grammar, GrammarKind
 from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
 
 DIGITS = 5000  # of a number that must be a multiple of another
+
+
+def check_finished(grammar: Grammar | None, done: Completion) -> None:
+    """Raises OutputInvalid as `check`. What a limit has cut says so itself, by its finish_reason."""
+    if grammar and done.finish_reason is not FinishReason.LENGTH:
+        check(grammar, done.text)
 
 
 def check(grammar: Grammar, content: str) -> None:
