@@ -91,7 +91,7 @@ async def whole(served: Served, asked: Asked, stamp: Stamp, prepared: Sequence[P
             said[place].append(piece)
     dones = [collect(request, pieces) for request, pieces in zip(prepared, said, strict=True)]
     for done in dones:
-        await asyncio.to_thread(check_finished, asked.params.grammar, done)
+        await asyncio.to_thread(check_finished, asked.params.grammar, done, of_stranger=True)
     if asked.is_chat:
         return chat_completion(stamp, asked, dones[0], served.texts)
     return text_completion(stamp, asked, dones, served.texts)
