@@ -83,15 +83,6 @@ def test_more_threads_are_told_and_change_nothing(receipt, replay, monkeypatch):
     assert replay(receipt) == (0, "identical: 24 tokens\n", "note: threads: 1 then, 2 now\n")
 
 
-def test_deterministic_and_a_draft_model_are_kept_to(real, tmp_path):
-    file = tmp_path / "receipt.json"
-    flags = ("--deterministic", "--draft-model", "demo")
-    assert real(*ASKED, *flags, "--receipt", str(file))[0] == 0
-    setup = json.loads(file.read_text())["setup"]
-    assert (setup["deterministic"], setup["draft_model"]) == (True, "demo")
-    assert real("replay", str(file)) == (0, "identical: 24 tokens\n", "")
-
-
 def test_a_drawn_seed_is_in_the_receipt_and_so_is_a_text_without_template(real, tmp_path):
     file = str(tmp_path / "receipt.json")
     assert real("run", "demo", "Once", "--raw", "--max-tokens=9", "--receipt", file)[0] == 0
@@ -222,6 +213,16 @@ def test_a_token_that_no_model_has_is_told(receipt, replay):
     receipt["question"]["token_ids"][0] = 2**31 - 1
     code, _, err = replay(receipt)
     assert (code, "2147483647 is no token of this model" in err) == (2, True)
+
+
+def test_deterministic_and_a_draft_model_are_kept_to(real, tmp_path):
+    """The last of those with a real model: its kernels count for what this process has called from here on."""
+    file = tmp_path / "receipt.json"
+    flags = ("--deterministic", "--draft-model", "demo")
+    assert real(*ASKED, *flags, "--receipt", str(file))[0] == 0
+    setup = json.loads(file.read_text())["setup"]
+    assert (setup["deterministic"], setup["draft_model"]) == (True, "demo")
+    assert real("replay", str(file)) == (0, "identical: 24 tokens\n", "")
 
 
 class TestWriting:

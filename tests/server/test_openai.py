@@ -145,7 +145,8 @@ def test_a_field_that_makes_no_sense_is_named(client: openai.OpenAI, changes: An
 
 
 def test_an_answer_that_a_stop_string_cut_out_of_its_schema_is_an_error(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"a": {"const": "bc"}}, "required": ["a"]}
+    schema: Any = {"type": "object", "properties": {"a": {"const": "bc"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "response_format": form}
     whole, cut = (client.chat.completions.create(**asked, max_tokens=most) for most in (100, 2))

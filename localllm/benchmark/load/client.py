@@ -152,7 +152,8 @@ async def events(response: httpx2.Response) -> AsyncIterator[str]:
     async for event in httpx2.EventSource(response, max_event_size=LONGEST_MESSAGE):
         if event.data == DONE:
             return
-        yield event.data
+        if event.data:  # others only keep the connection alive
+            yield event.data
 
 
 async def lines(response: httpx2.Response) -> AsyncIterator[bytes]:
