@@ -23,7 +23,7 @@ def localllm(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
 
     load = package.load  # imports the rest
     start = time.perf_counter()
-    llm = load(file, device="cpu", context=CONTEXT)
+    llm = load(file, device="cpu", context=CONTEXT, draft="off")
 
     load_s = time.perf_counter() - start
 

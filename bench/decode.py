@@ -63,7 +63,7 @@ def measure(folder: Path, prompt_tokens: int, answer: int, rounds: int) -> dict[
         localllm.load(folder, dtype="bfloat16").close()
         loads.append({"localllm": time.perf_counter() - between, "transformers": between - start})
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    llm = localllm.load(folder, dtype="bfloat16")
+    llm = localllm.load(folder, dtype="bfloat16", draft="off")
 
     def turn(i: int) -> dict[str, Sample]:
         prompt = new_prompt(i, prompt_tokens)

@@ -40,7 +40,7 @@ def reached(llm: localllm.LLM, turn: int, prompt: int, answer: int) -> Sample:
 
 
 def measure(folder: Path, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
-    with localllm.load(folder, device="cpu", dtype="bfloat16", context=prompt + answer) as llm:
+    with localllm.load(folder, device="cpu", dtype="bfloat16", context=prompt + answer, draft="off") as llm:
 
         def turn(i: int) -> dict[str, Sample]:
             with tempfile.TemporaryDirectory() as home:  # a new one: nothing is known of earlier answers

@@ -107,7 +107,7 @@ def pairs(
             "speedup": plain.clock_s / guessing.clock_s,
             "cpu_speedup": plain.cpu_s / guessing.cpu_s,
             "tokens_per_step": guessing.metrics.tokens_per_step,
-            "acceptance": guessing.metrics.acceptance_rate,
+            "acceptance": guessing.metrics.acceptance_rate if guessing.metrics.draft_tokens else 0.0,
             "same": float(plain.tokens == guessing.tokens),
         }
         print(f"  {turn}: { ({key: round(value, 2) for key, value in sample.items()}) }", file=sys.stderr)

@@ -35,7 +35,7 @@ def of_group(name: str, files: list[str]) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         many = ["-n", str(WORKERS)] if importlib.util.find_spec("xdist") else []
-        command = [sys.executable, "-m", "pytest", "-q", *many, f"--junitxml={report}", *files]
+        command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", *many, f"--junitxml={report}", *files]
         ended = subprocess.run(command, check=False).returncode
         if not report.exists():
             yield {"tests": name, "fault": f"pytest ended with {ended}"}

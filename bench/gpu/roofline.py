@@ -10,6 +10,7 @@ from bench.gpu.ceilings import copy_bandwidth
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import Model, generate, needed_bytes, step_seconds
 from bench.gpu.setting import Row, Setting, judged
+from localllm.runtime.graphs import WIDTHS
 
 BUDGET_S = 130
 STEPS = 48  # of a window
@@ -57,6 +58,8 @@ def of_model(setting: Setting, name: str, form: Form, ceiling: float) -> Iterato
     alone = step_seconds(model, contexts[0], 1, steps(setting))[0] if batches else 0.0
     for batch in batches:
         yield batch_row(setting, model, name, form, contexts[0], batch, alone)
+    for width in WIDTHS[1:] if batches else ():
+        yield width_row(setting, model, name, form, contexts[0], width, alone)
 
 
 def steps(setting: Setting) -> int:
@@ -73,6 +76,17 @@ def row(setting: Setting, model: Model, name: str, form: Form, context: int, cei
     }
     line = LINES.get((name, form)) if context <= CONTEXTS[0] else None
     return found | (judged(rate / ceiling, *line) if line else {})
+
+
+def width_row(
+    setting: Setting, model: Model, name: str, form: Form, context: int, width: int, alone: float
+) -> Row:
+    """A step that verifies drafts of one sequence, beside a plain one: what speculation pays."""
+    taken, apart = step_seconds(model, context, 1, steps(setting), width - 1)
+    return {
+        **{"model": name, "weights": form, "context": context, "batch": 1, "tokens a step": width},
+        **{"ms/step": taken * 1e3, "of one step": taken / alone, "apart": apart},
+    }
 
 
 def batch_row(

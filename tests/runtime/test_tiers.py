@@ -188,5 +188,8 @@ def test_a_second_turn_finds_the_first_though_the_device_held_another_conversati
             texts[turn] += [*tokens(run(engine, [asked])[asked.request.id]), 7]
             cached.append(asked.cached_tokens)
         said.append((texts, cached))
-    assert said[0] == said[1]
-    assert said[1][1][2] >= 40
+    (texts, cached), (again, found) = said
+    assert texts == again
+    # A step that is under way already has computed an answer's last token, which may fill a block.
+    assert all(0 <= more - count <= 8 * asynchronous for count, more in zip(cached, found, strict=True))
+    assert found[2] >= 40
