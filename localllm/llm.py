@@ -51,6 +51,7 @@ from localllm.quantize.store import recipe_of
 from localllm.request import SEED_BITS, Completion, GenerationEvent, Grammar, Kind, Request, SamplingParams
 from localllm.runtime.build import keep_kernels, load_decoder, warm_up
 from localllm.runtime.deterministic import check as check_deterministic
+from localllm.runtime.deterministic import why_not as why_not_deterministic
 from localllm.runtime.engine import Engine
 from localllm.runtime.faults import telling
 from localllm.runtime.kernels import triton_runs_on
@@ -91,7 +92,7 @@ def load(
     settings: Settings | None = None,
     force: bool = False,
     grammar: Grammar | None = None,
-    deterministic: bool = False,
+    deterministic: bool | None = False,
 ) -> "LLM":
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
@@ -104,7 +105,7 @@ def load(
     vocabulary that guesses what comes next; force: also where it does not fit, at the price of swapping; grammar:
     one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
     bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
-    (docs/determinism.md), on a CPU alone.
+    (docs/determinism.md), on a CPU alone; None: where that holds.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -163,8 +164,11 @@ def load(
     short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
     kind: torch.dtype = getattr(torch, fit.dtype)
     kept: torch.dtype = FORMS.get(fit.kv_dtype, kind)
-    if deterministic := deterministic or settings.deterministic:
+    if deterministic or settings.deterministic:
         check_deterministic(config, place, kept)
+        deterministic = True
+    elif deterministic is None:
+        deterministic = why_not_deterministic(config, place, kept) is None
     threads = threads_for(fit.weights.total, settings.threads)
     setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
     guesser = None
@@ -229,6 +233,7 @@ def load(
         source,
         quant,
         guessing,
+        beside and provenance.source_name(beside.header.path),
         guesser,
     )
 
@@ -262,6 +267,7 @@ class LLM:
         source: Path,
         quant: str | None,
         draft: str,
+        draft_model: str | None = None,
         guesser: DraftModel | None = None,
     ):
         self.name = ref.name
@@ -269,6 +275,8 @@ class LLM:
         self.source = source  # another than `path` where `quant` has made something of it
         self.quant = quant
         self.draft = draft
+        self.draft_model = draft_model  # what loads it
+        self.deterministic = worker.engine.runner.deterministic
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
@@ -465,6 +473,8 @@ class LLM:
             token_budget=engine.scheduler.token_budget,
             block_size=engine.pool.block_size,
             draft=self.draft,
+            draft_model=self.draft_model,
+            deterministic=self.deterministic,
         )
         return provenance.model(self.name, self.path, self.source, self.quant), setup
 

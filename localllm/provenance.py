@@ -44,6 +44,8 @@ def setup(
     token_budget: int,
     block_size: int,
     draft: str,
+    draft_model: str | None,
+    deterministic: bool,
 ) -> Setup:
     return Setup(
         device=str(device),
@@ -56,5 +58,7 @@ def setup(
         token_budget=token_budget,
         block_size=block_size,
         draft=draft,
+        draft_model=draft_model,
+        deterministic=deterministic,
         versions=versions(LIBRARIES),
     )

@@ -47,6 +47,8 @@ class Setup:
     token_budget: int  # most tokens of a step: longer prompts are computed in so large chunks
     block_size: int  # tokens of a block of the cache
     draft: str  # who guessed tokens, which steps verified several at a time: `lookup` or `off`
+    draft_model: str | None  # that guessed, too: what loads it, as `Model.source`
+    deterministic: bool  # as `--deterministic`
     versions: dict[str, str | None]
 
 

@@ -90,7 +90,7 @@ class Grammar:
         content = self._parsed()
         if not isinstance(content, dict | bool):
             raise UsageError(f"the JSON schema is {self.text[:80]!r}", "give an object")
-        if _depth(content) > NESTING_LIMIT:
+        if depth(content) > NESTING_LIMIT:
             raise UsageError(f"the JSON schema is nested more than {NESTING_LIMIT} deep", "use $defs and $ref")
         return content
 
@@ -115,10 +115,14 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _depth(content: Any) -> int:
-    """How deep a JSON value is nested; it was parsed, so not deeper than the interpreter's stack."""
-    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    return 1 + max(map(_depth, parts), default=0)
+def depth(content: Any) -> int:
+    """How deep a JSON value is nested, level by level: it may be deeper than what is left of the stack."""
+    levels, level = 0, [content]
+    while level:
+        levels += 1
+        objects = [tuple(part.values()) for part in level if isinstance(part, dict)]
+        level = list(itertools.chain(*objects, *(part for part in level if isinstance(part, list))))
+    return levels
 
 
 @dataclass(frozen=True)

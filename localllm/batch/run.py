@@ -9,13 +9,14 @@ from queue import SimpleQueue
 from localllm.batch.lines import Line, encoded
 from localllm.batch.output import Stream as Out
 from localllm.batch.summary import Counts
-from localllm.errors import DoesNotFit, LocalLLMError
+from localllm.errors import DoesNotFit, LocalLLMError, OutputInvalid
 from localllm.llm import LLM, collect
 from localllm.openai.requests import Asked
 from localllm.openai.responses import Object
 from localllm.openai.tokens import TokenTexts
 from localllm.plan.memory import MAX_RUNNING
 from localllm.request import Completion, GenerationEvent, Request, SamplingParams
+from localllm.text.grammar.result import check_finished
 from localllm.worker import Stream
 
 # Lines, or requests, that are open at once. A long answer at the head holds up the writing of those behind it, not
@@ -130,6 +131,12 @@ class Batch:
         assert opened.asked
         dones = [collect(*each) for each in zip(opened.requests, opened.pieces, strict=True)]
         self.count(dones)
+        try:
+            for done in dones:
+                check_finished(opened.asked.params.grammar, done)
+        except OutputInvalid as error:
+            self.end(opened, opened.line.refused(error), ok=False)
+            return
         self.end(opened, opened.line.answered(opened.asked, dones, self.texts, self.fingerprint), ok=True)
 
     def count(self, dones: list[Completion]) -> None:

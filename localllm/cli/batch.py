@@ -42,6 +42,9 @@ def batch(
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     quant: options.Quant = None,
+    no_deterministic: Annotated[
+        bool, options.switch("--no-deterministic", text="Faster prompts; answers may depend on their company.")
+    ] = False,
     force: Annotated[
         bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
     ] = False,
@@ -60,6 +63,7 @@ def batch(
 
     where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
     asked = {"localllm": __version__, "model": model, "seed": seed, "max_tokens": max_tokens, **where}
+    asked["deterministic"] = not no_deterministic
     with ExitStack() as undo:
         file = undo.enter_context(opened(source))
         with status(f"reading {called(source)}"):
@@ -69,8 +73,11 @@ def batch(
             summary = job.summary(0.0, 0)
         else:
             where |= {"context": job.context if context is None else context}
-            llm = cast("LLM", load_model(model, **where, force=force))
+            deterministic = False if no_deterministic else None  # None: where that holds
+            llm = cast("LLM", load_model(model, **where, deterministic=deterministic, force=force))
             undo.callback(llm.close)
+            if not (llm.deterministic or no_deterministic):
+                note("note: not deterministic here: where two tokens are nearly equally likely, runs may differ")
             summary = answer_all(job, llm, model, max_tokens)
             if renamed := job.counts.renamed:
                 note(
@@ -108,9 +115,8 @@ def answer_all(job: "Job", llm: "LLM", model: str, max_tokens: int | None) -> "S
     from localllm.cli.batch_progress import answering
 
     defaults = dataclasses.replace(llm.default_params, max_tokens=max_tokens)
-    fingerprint = job.begin(
-        {"device": llm.device, "dtype": llm.dtype, "kv_dtype": llm.kv_dtype, "context": llm.context}
-    )
+    names = ("device", "dtype", "kv_dtype", "context", "deterministic")
+    fingerprint = job.begin({name: getattr(llm, name) for name in names})
     start = time.monotonic()
     with answering(goes_on=job.goes_on) as show:
         batch = Batch(llm, job.out, job.counts, model=model, defaults=defaults, fingerprint=fingerprint, show=show)

@@ -94,7 +94,7 @@ def bench(
         float | None, options.option("--timeout", text="Of a request, else 120.", metavar="SECONDS")
     ] = None,
 ) -> None:
-    """Measure how fast a model is on this machine, and what it waits for.
+    """Measure how fast a model is here, and what it waits for.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Flags with N,...
     take lists, 128,512 say, and each is measured with each. docs/bench.md explains every number.

@@ -36,6 +36,8 @@ class Model(ChatModel, Protocol):
     @property
     def weight_bytes(self) -> int: ...
     @property
+    def deterministic(self) -> bool: ...
+    @property
     def tokenizer(self) -> Tokenizer: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
@@ -63,7 +65,7 @@ def load_model(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
-    deterministic: bool = False,
+    deterministic: bool | None = False,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,

@@ -23,6 +23,7 @@ def replay(
     model: Annotated[
         str | None, options.option("--model", text="Where the model lies, if not where it was.", metavar="MODEL")
     ] = None,
+    draft_model: options.DraftModel = None,
     context: options.Context = None,
     device: options.Device = None,
     as_json: options.Json = False,
@@ -46,6 +47,8 @@ def replay(
             context=context or setup.context,
             threads=setup.threads,
             draft=setup.draft,
+            draft_model=draft_model or setup.draft_model,
+            deterministic=None if setup.deterministic else False,  # where it holds no more, that is told
         )
     ) as llm:
         from localllm.replay import replay as compute

@@ -22,6 +22,7 @@ def serve(
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     quant: options.Quant = None,
+    deterministic: options.Deterministic = False,
     force: Annotated[
         bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
     ] = False,
@@ -37,7 +38,8 @@ def serve(
 
     with closing(bind(host, port)) as listener:
         where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-        with closing(cast("LLM", load_model(model, force=force, verbose=verbose, **where))) as llm:
+        where |= {"deterministic": deterministic, "force": force, "verbose": verbose}
+        with closing(cast("LLM", load_model(model, **where))) as llm:
             from localllm.server.app import create_app
             from localllm.server.serve import Server
             from localllm.server.served import Served

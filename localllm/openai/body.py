@@ -2,12 +2,16 @@
 the field at fault. Knows nothing of what the fields mean."""
 
 import json
+import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from localllm.errors import UsageError
+from localllm.request import depth
+
+MOST_NESTED = 256  # objects and lists; deeper ones end the stack of whoever walks through them later
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -36,16 +40,20 @@ def parse(text: bytes | str) -> dict[str, Any]:
             raise UsageError("a key stands twice in one object of the JSON", "send each once")
         return fields
 
-    def no_number(name: str) -> NoReturn:
-        raise UsageError(f"{name} is no JSON", "send a number")
+    def finite(number: str) -> float:
+        if not math.isfinite(value := float(number)):
+            raise UsageError(f"{number[:40]} is no number of JSON", "send one that is finite")
+        return value
 
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
+        value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UsageError("a text has a lone surrogate, which is no character", "send valid Unicode") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"it is no JSON that can be read ({error})", "send one JSON object") from None
+    if depth(value) > MOST_NESTED:
+        raise UsageError(f"the JSON is nested more than {MOST_NESTED} deep", "send a flatter one")
     if not isinstance(value, dict):
         raise UsageError("the JSON is not an object", 'send {"model": ...}')
     return value

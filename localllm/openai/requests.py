@@ -18,6 +18,7 @@ from localllm.request import Grammar, GrammarKind, Request, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
 MOST_PROMPTS = 128  # of one body
+MOST_DIGITS = 10  # of a token's id
 
 Prompt = str | list[int] | list[dict[str, Any]]
 
@@ -128,8 +129,8 @@ def _params(
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
     for token in biases:
-        if not (token.isascii() and token.isdecimal()):
-            raise BadField("logit_bias", f"logit_bias names the token {token!r}", "name tokens by their ids")
+        if not (token.isascii() and token.isdecimal() and len(token) <= MOST_DIGITS):
+            raise BadField("logit_bias", f"logit_bias names the token {token[:40]!r}", "name tokens by their ids")
     return {int(token): bias for token, bias in biases.items()}
 
 

@@ -12,13 +12,20 @@ from localllm.runtime.kernels.cpu.compile import runs_here
 
 def check(config: ModelConfig, device: torch.device, kv_dtype: torch.dtype) -> None:
     """Raises UsageError where that is not proven."""
+    if reason := why_not(config, device, kv_dtype):
+        raise UsageError(*reason)
+
+
+def why_not(config: ModelConfig, device: torch.device, kv_dtype: torch.dtype) -> tuple[str, str] | None:
+    """What keeps a model from it, and what to do about that; None where nothing does."""
     if device.type != "cpu":
-        raise UsageError(
-            "--deterministic holds on a CPU alone: on a GPU sums depend on how a prompt is cut", "add --device cpu"
-        )
+        said = "--deterministic holds on a CPU alone: on a GPU sums depend on how a prompt is cut"
+        return said, "add --device cpu"
     if not runs_here():
-        raise UsageError(
-            "this processor lacks the instructions of the kernels that --deterministic is made of", "leave it out"
+        return (
+            "this processor lacks the instructions of the kernels that --deterministic is made of",
+            "leave it out",
         )
     if kv_dtype in MOST and any(isinstance(layer.mixer, LatentConfig) for layer in config.layers):
-        raise UsageError("--deterministic does not hold for latents in 8 bits", "leave out --kv-dtype")
+        return "--deterministic does not hold for latents in 8 bits", "leave out --kv-dtype"
+    return None

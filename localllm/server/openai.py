@@ -22,6 +22,7 @@ from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.served import Served
 from localllm.server.sse import DONE, EventStream, event, unless_gone
+from localllm.text.grammar.result import check_finished
 
 BODY_S = 60.0  # in which a body must have come
 
@@ -89,6 +90,8 @@ async def whole(served: Served, asked: Asked, stamp: Stamp, prepared: Sequence[P
         async for place, piece in answers:
             said[place].append(piece)
     dones = [collect(request, pieces) for request, pieces in zip(prepared, said, strict=True)]
+    for done in dones:
+        await asyncio.to_thread(check_finished, asked.params.grammar, done, of_stranger=True)
     if asked.is_chat:
         return chat_completion(stamp, asked, dones[0], served.texts)
     return text_completion(stamp, asked, dones, served.texts)

@@ -19,7 +19,9 @@ from localllm.request import FinishReason, GenerationEvent, Kind, Request, Sampl
 MODEL = Model(
     "tiny", "/models/tiny", None, {"F16": 24}, "ab", "sha256", (FileDigest("config.json", 9, "cd", None),)
 )
-SETUP = Setup("cpu", "a processor", ("AVX2",), 1, "float32", "float32", 4096, 512, 16, "off", {"torch": "2.11"})
+SETUP = Setup(
+    "cpu", "a processor", ("AVX2",), 1, "float32", "float32", 4096, 512, 16, "off", None, True, {"torch": "2.11"}
+)
 
 
 class FakeTokenizer:
@@ -44,6 +46,7 @@ class FakeLLM:
     load_phases = MappingProxyType({"header": 0.25, "weights": 1.25})
     read_bytes_per_s = None
     without_graphs = ""
+    deterministic = True
     tokenizer = FakeTokenizer()
     default_params = SamplingParams(temperature=0.7, top_k=40)
 
@@ -166,6 +169,7 @@ def install():
         draft="auto",
         force=False,
         grammar=None,
+        draft="auto",
         draft_model=None,
         deterministic=False,
     ):

@@ -117,6 +117,10 @@ def test_the_same_command_again_finds_everything_there(model: str, source: Path,
     code, _, err = finish(start(short, "-o", out, "--model", model))
     assert (code, out.read_bytes()) == (2, before)
     assert "was begun with another seed (1, now 0); name another file, or remove" in err
+    state = json.loads((tmp_path / "out.jsonl.state").read_text())
+    assert (state["asked"]["deterministic"], state["ran"]["deterministic"]) == (True, True)
+    code, _, err = finish(start(short, "-o", out, "--model", model, "--seed", 1, "--no-deterministic"))
+    assert (code, "another deterministic (True, now False)" in err, out.read_bytes()) == (2, True, before)
 
 
 WRONG = [
@@ -163,12 +167,37 @@ def test_lines_that_fail_are_told_in_their_place_and_the_run_goes_on(model: str,
     assert "prompt_tokens_details" not in usage[0]  # would tell what else was running
 
 
+def test_an_answer_that_breaks_its_schema_fails_alone_and_one_that_was_cut_says_so(
+    model: str, tmp_path: Path
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "Yes"}}}
+    nested = json.dumps(request("deep", chat("x", metadata=0))).replace(": 0", ": " + "[" * 900 + "]" * 900)
+    rows = [
+        request("whole", chat("x", response_format=form, max_tokens=20)),
+        request("cut", chat("x", response_format=form, max_tokens=2)),
+        request("stopped", chat("x", response_format=form, max_tokens=20, stop="e")),
+    ]
+    piped = "\n".join([*map(json.dumps, rows), nested]).encode()
+    code, printed, err = finish(start("-", "--model", model, stdin=subprocess.PIPE), piped)
+    whole, cut, stopped, deep = rows_of(printed)
+    said, part = (row["response"]["body"]["choices"][0] for row in (whole, cut))
+    assert (said["message"]["content"], said["finish_reason"], part["finish_reason"]) == (
+        '"Yes"',
+        "stop",
+        "length",
+    )
+    assert stopped["response"]["status_code"] == 500
+    assert "the answer is not JSON" in stopped["response"]["body"]["error"]["message"]
+    assert "nested" in deep["error"]["message"]
+    assert (code, "2 of 4 lines have failed" in err) == (9, True)
+
+
 def test_a_pipe_gets_the_lines_and_nothing_else(model: str, answers: bytes, source: Path) -> None:
     first = b"".join(source.read_bytes().splitlines(keepends=True)[:5])
     process = start("-", "--model", model, stdin=subprocess.PIPE)
     code, printed, err = finish(process, first)
     assert (code, printed.encode()) == (0, b"".join(answers.splitlines(keepends=True)[:5]))
-    assert err.startswith("5 lines: 5 ok, 0 failed\n")
+    assert "5 lines: 5 ok, 0 failed\n" in err
 
 
 def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(source: Path, tmp_path: Path) -> None:

@@ -215,6 +215,16 @@ def test_a_token_that_no_model_has_is_told(receipt, replay):
     assert (code, "2147483647 is no token of this model" in err) == (2, True)
 
 
+def test_deterministic_and_a_draft_model_are_kept_to(real, tmp_path):
+    """The last of those with a real model: its kernels count for what this process has called from here on."""
+    file = tmp_path / "receipt.json"
+    flags = ("--deterministic", "--draft-model", "demo")
+    assert real(*ASKED, *flags, "--receipt", str(file))[0] == 0
+    setup = json.loads(file.read_text())["setup"]
+    assert (setup["deterministic"], setup["draft_model"]) == (True, "demo")
+    assert real("replay", str(file)) == (0, "identical: 24 tokens\n", "")
+
+
 class TestWriting:
     """With the fake engine: where it is written, and how."""
 

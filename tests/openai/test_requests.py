@@ -249,5 +249,20 @@ def test_json_that_two_readers_would_understand_differently_is_refused(text: byt
         parse(text)
 
 
+@pytest.mark.parametrize("name", ["metadata", "stop", "chat_template_kwargs"])
+def test_what_is_nested_too_deeply_for_whoever_walks_it_later_is_refused(name: str) -> None:
+    parse(f'{{"{name}": {"[" * 200}{"]" * 200}}}')
+    for deep in (300, 900, 100_000):
+        with pytest.raises(UsageError, match=r"nested more than 256 deep|recursion"):
+            parse(f'{{"{name}": {"[" * deep}{"]" * deep}}}')
+
+
+def test_numbers_that_nothing_can_hold_are_refused() -> None:
+    with pytest.raises(UsageError, match="1e999 is no number of JSON"):
+        parse('{"chat_template_kwargs": {"depth": 1e999}}')
+    with pytest.raises(BadField, match="logit_bias names the token"):
+        chat(logit_bias={"9" * 5000: 1})
+
+
 def test_characters_beyond_the_first_plane_are_no_surrogates() -> None:
     assert parse(b'{"a": "\\ud83e\\udd8a"}') == {"a": "\U0001f98a"}

@@ -144,6 +144,18 @@ def test_a_field_that_makes_no_sense_is_named(client: openai.OpenAI, changes: An
     assert error.value.type == "invalid_request_error"
 
 
+def test_an_answer_that_a_stop_string_cut_out_of_its_schema_is_an_error(client: openai.OpenAI) -> None:
+    schema: Any = {"type": "object", "properties": {"a": {"const": "bc"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "response_format": form}
+    whole, cut = (client.chat.completions.create(**asked, max_tokens=most) for most in (100, 2))
+    assert whole.choices[0].finish_reason == "stop" and '"bc"' in (whole.choices[0].message.content or "")
+    assert cut.choices[0].finish_reason == "length"
+    with pytest.raises(openai.InternalServerError, match="the answer ends before its json_schema does"):
+        client.chat.completions.create(**asked, max_tokens=100, stop=["b"])
+
+
 def test_a_prompt_that_is_too_long_is_told_with_both_numbers(stories_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="512") as error:
         stories_client.completions.create(model="stories260K", prompt=[5] * 600, stream=True)

@@ -74,7 +74,7 @@ def _ollama_chat(model: str, ask: Ask) -> dict[str, Any]:
 
 def _read_openai(message: Message) -> Piece:
     """A chunk of either API: a completion's text, or all that a chat's delta brings, thoughts and calls too."""
-    if "error" in message:
+    if message.get("error") is not None:  # some send null with every message
         return Piece(error=_sentence(message["error"]))
     choice = _first(message.get("choices"))
     delta = _mapping(choice.get("delta"))
@@ -90,7 +90,7 @@ def _read_openai(message: Message) -> Piece:
 
 
 def _read_ollama(message: Message) -> Piece:
-    if "error" in message:
+    if message.get("error") is not None:  # some send null with every message
         return Piece(error=_sentence(message["error"]))
     said = _mapping(message.get("message"))
     parts = [message.get("response"), message.get("thinking"), said.get("content"), said.get("thinking")]

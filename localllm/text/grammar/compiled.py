@@ -35,7 +35,8 @@ class Grammars:
         self._frame = Frame(output, self._token_of)
         self._kept: OrderedDict[tuple[Grammar, str | None], LLMatcher] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "localllm-masks")
-        self._one_at_a_time = threading.Lock()
+        self._compiling = threading.Lock()
+        self._looking = threading.Lock()  # whoever wants one that is there does not wait for another's compilation
 
     def compile(self, grammar: Grammar, chat: str | None = None) -> None:
         """Make ready to follow it; `chat`: how the prompt of a chat ends, whose answer may begin with thoughts.
@@ -51,11 +52,20 @@ class Grammars:
 
     def _matcher(self, grammar: Grammar, chat: str | None) -> LLMatcher:
         around = None if chat is None else self._frame.around(chat)
-        with self._one_at_a_time:
-            kept = self._kept.pop((grammar, around), None)
-            self._kept[grammar, around] = matcher = kept or self._compiled(grammar, around)
+        if kept := self._found(grammar, around):
+            return kept
+        with self._compiling:
+            matcher = self._found(grammar, around) or self._compiled(grammar, around)
+        with self._looking:
+            self._kept[grammar, around] = matcher
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
+        return matcher
+
+    def _found(self, grammar: Grammar, around: str | None) -> LLMatcher | None:
+        with self._looking:
+            if matcher := self._kept.get((grammar, around)):
+                self._kept.move_to_end((grammar, around))
             return matcher
 
     def _compiled(self, grammar: Grammar, around: str | None) -> LLMatcher:

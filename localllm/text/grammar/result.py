@@ -7,10 +7,20 @@ from typing import Any
 import llguidance
 
 from localllm.errors import OutputInvalid
-from localllm.request import Grammar, GrammarKind
+from localllm.request import Completion, FinishReason, Grammar, GrammarKind
 from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
 
 DIGITS = 5000  # of a number that must be a multiple of another
+
+
+def check_finished(grammar: Grammar | None, done: Completion, *, of_stranger: bool = False) -> None:
+    """Raises OutputInvalid as `check`. What a limit has cut says so itself, by its finish_reason.
+
+    of_stranger: by the grammar alone, in time that grows with the text. Python may take for ever to match a
+    pattern, and lets no other thread run meanwhile.
+    """
+    if grammar and done.finish_reason is not FinishReason.LENGTH:
+        (_check_text if of_stranger else check)(grammar, done.text)
 
 
 def check(grammar: Grammar, content: str) -> None:
@@ -24,7 +34,7 @@ def check(grammar: Grammar, content: str) -> None:
             if content not in grammar.choices:
                 raise OutputInvalid(f"the answer is none of {len(grammar.choices)} choices: {content[:80]!r}")
         case GrammarKind.REGEX | GrammarKind.LARK | GrammarKind.GBNF:
-            _check_text(content, grammar)
+            _check_text(grammar, content)
 
 
 def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
@@ -42,6 +52,8 @@ def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
     try:
         with localcontext(prec=DIGITS):
             error = exceptions.best_match(validator.iter_errors(value))
+    except RecursionError:
+        raise OutputInvalid("the answer is nested too deeply to be checked") from None
     except ArithmeticError as fault:
         raise OutputInvalid(f"the answer has a number that cannot be checked ({fault})") from None
     if error is not None:
@@ -61,7 +73,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _check_text(content: str, grammar: Grammar) -> None:
+def _check_text(grammar: Grammar, content: str) -> None:
     """By the same grammar over bytes instead of a model's tokens. One that names tokens says nothing of a text."""
     tokenizer = llguidance.LLTokenizer("byte")
     text = f'{{"grammars": [{checked(grammar)}]}}'

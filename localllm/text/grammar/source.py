@@ -91,7 +91,10 @@ def _written(grammar: Grammar) -> dict[str, Any]:
 
 def _as_json(schema: dict[str, Any] | bool) -> dict[str, Any]:
     text = json.dumps({} if schema is True else schema)
-    return _grammar_of(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+    try:
+        return _grammar_of(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+    except ValueError as error:  # a number beyond all that it reads
+        raise UsageError(f"the JSON schema cannot be read: {error}") from None
 
 
 def _grammar_of(written: str) -> dict[str, Any]:

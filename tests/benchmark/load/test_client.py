@@ -43,6 +43,13 @@ def test_times_are_those_of_pieces_with_text_and_counts_are_the_servers():
     assert said.tpot_s == pytest.approx(2 / 3) and said.tokens_per_s == pytest.approx(1.5)
 
 
+def test_neither_a_sign_of_life_nor_an_error_that_is_null_is_a_fault():
+    alive = [b"event: ping\r\n\r\n", b": ping\n\n", b"id: 3\n\n"]
+    end = event({"choices": [{"text": "b", "finish_reason": "stop"}], "error": None})
+    said = answered(text("a"), *alive, end, usage(3, 2), DONE)
+    assert said.ok and said.output_tokens == 2
+
+
 def test_without_usage_an_answer_that_met_its_limit_has_the_tokens_that_were_asked_for():
     said = answered(text("a b"), text("c", "length"), DONE)
     assert (said.output_tokens, said.counted_by, said.prompt_tokens) == (5, "limit", None)

@@ -61,6 +61,7 @@ def test_a_property_may_be_called_like_a_keyword() -> None:
         ({"type": "string", "pattern": "["}, "pattern at #/items is wrong"),
         ({"$ref": "#/$defs/none"}, "Pointer '/$defs/none' does not exist"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf may overlap"),
+        ({"type": "string", "minLength": 10**400}, "cannot be read: number out of range"),
         ({"type": "integer", "multipleOf": 0}, "multipleOf at #/items is wrong"),
     ],
 )

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from localllm.errors import OutputInvalid
-from localllm.request import Grammar, GrammarKind
-from localllm.text.grammar.result import check
+from localllm.metrics import Stopwatch
+from localllm.request import Completion, FinishReason, Grammar, GrammarKind
+from localllm.text.grammar.result import check, check_finished
 
 PRICES = Grammar(
     GrammarKind.JSON_SCHEMA,
@@ -13,6 +14,11 @@ PRICES = Grammar(
 LIST = Grammar(GrammarKind.GBNF, 'root ::= ("- " [^\\n]+ "\\n")+')
 KEY = Grammar(GrammarKind.REGEX, r"[a-z]+(=\d+)?")
 PAIR = Grammar(GrammarKind.LARK, 'start: WORD ":" WORD\nWORD: /[a-zé]+/')
+TREE = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "additionalProperties": {"$ref": "#"}}')
+SLOW = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps({"anyOf": [{"type": "string", "pattern": "^(a+)+b$"}, {"type": "string", "pattern": "^a+c$"}]}),
+)
 DATE = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string", "format": "date"}')
 
 
@@ -55,3 +61,27 @@ def test_anything_else_is_told_with_its_place(grammar: Grammar, content: str, sa
     with pytest.raises(OutputInvalid) as caught:
         check(grammar, content)
     assert said in str(caught.value)
+
+
+def test_what_is_nested_too_deeply_is_no_fault_of_ours() -> None:
+    with pytest.raises(OutputInvalid, match="nested too deeply"):
+        check(TREE, '{"a":' * 900 + "{}" + "}" * 900)
+
+
+def answer(text: str, reason: FinishReason = FinishReason.STOP) -> Completion:
+    return Completion(text, (), reason, Stopwatch(0.0).stop(1, 0, 0), 0, ())
+
+
+def test_an_answer_that_ended_is_checked_and_one_that_was_cut_is_not() -> None:
+    for of_stranger in (False, True):
+        check_finished(None, answer("x"))
+        check_finished(PRICES, answer("[1,2]"), of_stranger=of_stranger)
+        check_finished(PRICES, answer("[1,", FinishReason.LENGTH), of_stranger=of_stranger)
+        with pytest.raises(OutputInvalid):
+            check_finished(PRICES, answer("[1,"), of_stranger=of_stranger)
+
+
+def test_no_pattern_of_a_stranger_takes_for_ever() -> None:
+    check_finished(SLOW, answer(json.dumps("a" * 5000 + "c")), of_stranger=True)
+    with pytest.raises(OutputInvalid, match="at byte"):
+        check_finished(SLOW, answer(json.dumps("a" * 5000 + "d")), of_stranger=True)
