@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "localllm.llm",
-    "load": "localllm.llm",
+    "load": "localllm.loading",
     "Completion": "localllm.request",
     "FinishReason": "localllm.request",
     "GenerationEvent": "localllm.request",

@@ -4,72 +4,39 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
-import contextlib
 import operator
 import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex, cast
 
-import torch
 from torch import Tensor
 
 from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
-from localllm.arch.describe import describe
-from localllm.arch.fields import Fields
-from localllm.beside import Beside
-from localllm.checkpoint.header import Header, read_header
-from localllm.checkpoint.layouts import check_quantization
-from localllm.device import claim, dtype_name, free_bytes, free_memory, on, release, resolve_device
+from localllm.device import dtype_name
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
-from localllm.hub.resolve import ModelRef, resolve, to_pull
-from localllm.metrics import Metrics, Phases, Stopwatch
+from localllm.hub.resolve import ModelRef
+from localllm.metrics import Metrics, Stopwatch
 from localllm.plan import expected, runs
-from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import (
-    BLOCK_SIZE,
-    MAX_RUNNING,
-    TOKEN_BUDGET,
-    VERIFIED_ROWS,
     Memory,
-    allocate_least,
-    host_blocks,
 )
 from localllm.plan.runs import Run
-from localllm.plan.shortage import shortage
-from localllm.quant.vectors import FORMS
-from localllm.quantize.keep import kept_or_made
-from localllm.quantize.source import INSTEAD, check_source
-from localllm.quantize.store import recipe_of
-from localllm.request import SEED_BITS, Completion, GenerationEvent, Grammar, Kind, Request, SamplingParams
-from localllm.runtime.build import keep_kernels, load_decoder, warm_up
-from localllm.runtime.deterministic import check as check_deterministic
-from localllm.runtime.deterministic import why_not as why_not_deterministic
-from localllm.runtime.engine import Engine
-from localllm.runtime.faults import telling
-from localllm.runtime.kernels import triton_runs_on
+from localllm.request import SEED_BITS, Completion, GenerationEvent, Kind, Request, SamplingParams
 from localllm.runtime.kernels.registry import used
-from localllm.runtime.kernels.threads import threads_for
-from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
-from localllm.runtime.speculation.policy import Speculation
-from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
-from localllm.runtime.state import BlockPool, OutOfBlocks
-from localllm.settings import Settings
+from localllm.runtime.state import OutOfBlocks
 from localllm.text.grammar.compiled import Grammars
-from localllm.text.grammar.source import checked as checked_grammar
 from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
-from localllm.text.same_vocabulary import check_same_vocabulary
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Deliver, Stream, Worker
@@ -79,169 +46,19 @@ PROMPT_TAIL = 16  # tokens
 Prompt = str | ListLike[int] | ListLike[Message]
 
 
-def load(
-    model: str | Path,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    kv_dtype: str = "auto",
-    quant: str | None = None,
-    context: int | None = None,
-    draft: str = "auto",
-    draft_model: str | Path | None = None,
-    settings: Settings | None = None,
-    force: bool = False,
-    grammar: Grammar | None = None,
-    deterministic: bool | None = False,
-) -> "LLM":
-    """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
+@dataclass(frozen=True)
+class Origin:
+    """Which model this is, and how it was loaded."""
 
-    device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
-    choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
-    settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
-    the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
-    many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
-    bring several, `off` does not, `auto` leaves it to the settings; draft_model: a smaller one with the same
-    vocabulary that guesses what comes next; force: also where it does not fit, at the price of swapping; grammar:
-    one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
-    bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
-    (docs/determinism.md), on a CPU alone; None: where that holds.
-    Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
-    refused before its weights are read where that can be known.
-    """
-    settings = settings or Settings.from_environment()
-    if quant is not None:
-        recipe_of(quant)  # a wrong name is told before a model is pulled
-    guessing = settings.draft if draft == "auto" else draft
-    if guessing not in ("lookup", "off"):
-        raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
-    place = resolve_device(settings.device if device == "auto" else device)
-    wish = Wish(
-        context,
-        quant=quant,
-        dtype=settings.dtype if dtype == "auto" else dtype,
-        kv_dtype=settings.kv_dtype if kv_dtype == "auto" else kv_dtype,
-    )
-    if grammar is not None:
-        checked_grammar(grammar)
-    for name in (model, draft_model):
-        if name is not None and (repo := to_pull(str(name))):
-            from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
-
-            own = wish if name is model else replace(wish, context=None, quant=None)
-            fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), own, force=force)
-    start, phases = time.perf_counter(), Phases()
-    with phases("header"):
-        ref = resolve(str(model))
-        source, header = ref.path, read_header(ref.path)
-        beside = None if draft_model is None else Beside.find(str(draft_model), place.type, wish)
-        if quant is not None:
-            check_source(header, INSTEAD)
-            check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
-            with phases("quantize"):
-                ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
-            header, wish = read_header(ref.path), replace(wish, quant=None)
-        config = describe(header.config)
-        check_quantization(header.config)
-        default_params = SamplingParams.from_generation_config(header.generation_config)
-        end_ids = Fields(header.generation_config).ids("eos_token_id")
-    with phases("tokenizer"):
-        tokenizer = read_tokenizer(header)
-        output = OutputFormat.of(tokenizer.chat_templates, tokenizer.added_tokens)
-        eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
-        grammars = Grammars(tokenizer, config.vocab_size, eos_ids, output)
-        if grammar is not None:
-            grammars.compile(grammar)
-        if beside:
-            check_same_vocabulary(tokenizer, read_tokenizer(beside.header), (ref.name, beside.name))
-    with phases("device"):
-        taken = beside and beside.needs
-        fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force, draft=taken)
-        memory = fit.memory or allocate_least(fit.needs, context)
-        if place.type != "cpu":
-            memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
-            keep_kernels(settings.cache)
-    short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
-    kind: torch.dtype = getattr(torch, fit.dtype)
-    kept: torch.dtype = FORMS.get(fit.kv_dtype, kind)
-    if deterministic or settings.deterministic:
-        check_deterministic(config, place, kept)
-        deterministic = True
-    elif deterministic is None:
-        deterministic = why_not_deterministic(config, place, kept) is None
-    threads = threads_for(fit.weights.total, settings.threads)
-    setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
-    guesser = None
-    with contextlib.ExitStack() as undo:
-        template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
-        if template:
-            undo.callback(template.close)
-            template.warm_up()  # its process starts while the weights are read
-        with torch.inference_mode(), on(place), telling(short):
-            with phases("weights"):
-                decoder, read_bytes_per_s = load_decoder(header, config, place, kind, memory.context, phases)
-            with phases("cache"):
-                release(place)  # what only loading took
-                captured = memory.context if settings.graphs and triton_runs_on(place) else None
-                rows = memory.rows if fit.needs.own_row_bytes else 0
-                runner = Runner(
-                    decoder,
-                    memory.blocks,
-                    BLOCK_SIZE,
-                    kind,
-                    place,
-                    rows,
-                    kept,
-                    MAX_RUNNING,
-                    captured,
-                    deterministic,
-                )
-                claim(place, memory.workspace)
-                pool = BlockPool(memory.blocks, BLOCK_SIZE, rows, memory.host_blocks)
-                engine = Engine(runner, pool, TOKEN_BUDGET[place.type], MAX_RUNNING)
-            if place.type != "cpu":
-                with phases("compile"):
-                    warm_up(engine)
-                with phases("capture"):
-                    runner.prepare(default_params)
-            price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
-            if beside:
-                with phases("draft model"):
-                    guesser = beside.load(engine, memory, price, phases, graphs=captured is not None)
-            if guessing == "lookup" or guesser:
-                lookup = guessing == "lookup"
-                engine.drafter = Speculation(price, VERIFIED_ROWS[place.type], runner.widths, lookup, guesser)
-        worker = Worker(engine, tokenizer, threads, short)
-        undo.pop_all()
-    load_s = time.perf_counter() - start
-    return LLM(
-        ref,
-        config,
-        default_params,
-        eos_ids,
-        tokenizer,
-        template,
-        output,
-        grammars,
-        worker,
-        memory,
-        fit.kv_dtype,
-        load_s,
-        setup,
-        phases.seconds,
-        read_bytes_per_s,
-        source,
-        quant,
-        guessing,
-        beside and provenance.source_name(beside.header.path),
-        guesser,
-    )
-
-
-def read_tokenizer(header: Header) -> Tokenizer:
-    if header.gguf is None:
-        return Tokenizer.from_folder(header.path)
-    return Tokenizer.from_gguf(header.gguf, header.path)
+    ref: ModelRef
+    source: Path  # another than the ref's where `quant` has made something of it
+    quant: str | None
+    draft: str
+    draft_model: str | None  # what loads it
+    setup: Run  # what its answers are compared with
+    load_s: float
+    load_phases: Mapping[str, float]  # seconds, in their order: docs/cli.md has what each is
+    read_bytes_per_s: float | None  # of the weights' files, on their way to a GPU; None: mapped
 
 
 class LLM:
@@ -249,7 +66,7 @@ class LLM:
 
     def __init__(
         self,
-        ref: ModelRef,
+        origin: Origin,
         config: ModelConfig,
         default_params: SamplingParams,
         eos_ids: frozenset[int],
@@ -260,23 +77,11 @@ class LLM:
         worker: Worker,
         memory: Memory,
         kv_dtype: str,
-        load_s: float,
-        setup: Run,
-        load_phases: Mapping[str, float],
-        read_bytes_per_s: float | None,
-        source: Path,
-        quant: str | None,
-        draft: str,
-        draft_model: str | None = None,
         guesser: DraftModel | None = None,
     ):
-        self.name = ref.name
-        self.path = ref.path
-        self.source = source  # another than `path` where `quant` has made something of it
-        self.quant = quant
-        self.draft = draft
-        self.draft_model = draft_model  # what loads it
-        self.deterministic = worker.engine.runner.deterministic
+        self.origin = origin
+        self.name = origin.ref.name
+        self.path = origin.ref.path
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
@@ -289,15 +94,15 @@ class LLM:
         self.device = str(worker.engine.runner.device)
         self.dtype = dtype_name(worker.engine.runner.model.dtype)
         self.kv_dtype = kv_dtype
+        self.deterministic = worker.engine.runner.deterministic
         self.default_params = default_params
         self.eos_ids = eos_ids
-        self.setup = setup
-        self.load_s = load_s
-        self.load_phases = load_phases  # seconds, in their order: docs/cli.md has what each is
-        self.read_bytes_per_s = read_bytes_per_s  # of the weights' files, on their way to a GPU; None: mapped
+        self.load_s = origin.load_s
+        self.load_phases = origin.load_phases
+        self.read_bytes_per_s = origin.read_bytes_per_s
         on_gpu = self.device != "cpu"
         self.without_graphs = worker.engine.runner.without_graphs if on_gpu else ""  # why, where none is captured
-        self.waited_for_load_s = load_s  # the first request waited for it, later ones did not
+        self.waited_for_load_s = origin.load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
         self.close = weakref.finalize(self, shut, worker, template, guesser)
         """End the engine and free its memory. Answers under way end with an error."""
@@ -472,11 +277,11 @@ class LLM:
             context=self.context,
             token_budget=engine.scheduler.token_budget,
             block_size=engine.pool.block_size,
-            draft=self.draft,
-            draft_model=self.draft_model,
+            draft=self.origin.draft,
+            draft_model=self.origin.draft_model,
             deterministic=self.deterministic,
         )
-        return provenance.model(self.name, self.path, self.source, self.quant), setup
+        return provenance.model(self.name, self.path, self.origin.source, self.origin.quant), setup
 
     def kernels(self) -> receipt.Kernels:
         """Those that this process has called so far, by operation."""
@@ -485,7 +290,7 @@ class LLM:
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
         """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why
         it cannot be kept."""
-        if run := expected.ran(self.setup, self.config, self.memory.weights, self.kv_dtype, metrics):
+        if run := expected.ran(self.origin.setup, self.config, self.memory.weights, self.kv_dtype, metrics):
             runs.record(home, run, note)
 
     def __enter__(self) -> "LLM":

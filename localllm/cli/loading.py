@@ -96,7 +96,7 @@ def load_model(
         quantize_missing(name, quant, settings)
     with status(f"loading {name}"):
         start = time.perf_counter()
-        from localllm.llm import load
+        from localllm.loading import load
 
         imported_s = time.perf_counter() - start
         where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localllm import llm as api
+from localllm import loading
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header, read_header
@@ -11,6 +11,7 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.device import free_bytes, resolve_device
 from localllm.errors import UsageError
 from localllm.hub.resolve import resolve
+from localllm.llm import LLM
 from localllm.plan.fit import Space, Wish, check, fit
 from localllm.quality.text import WINDOW, Windows, windows_of
 from localllm.settings import Settings
@@ -28,7 +29,7 @@ class Subject:
     device: str  # as `resolve_device` takes it
     dtype: str
     kv_dtype: str  # of keys and values
-    load: Callable[[int], api.LLM]  # with room for so many tokens
+    load: Callable[[int], LLM]  # with room for so many tokens
 
 
 def subject(
@@ -47,10 +48,10 @@ def subject(
     check_quantization(header.config)
     place, kind, kept = device or settings.device, dtype or settings.dtype, kv_dtype or settings.kv_dtype
 
-    def load(context: int) -> api.LLM:
-        return api.load(name, device=place, dtype=kind, kv_dtype=kept, context=context, settings=settings)
+    def load(context: int) -> LLM:
+        return loading.load(name, device=place, dtype=kind, kv_dtype=kept, context=context, settings=settings)
 
-    return Subject(ref.name, header, config, api.read_tokenizer(header), place, kind, kept, load)
+    return Subject(ref.name, header, config, loading.read_tokenizer(header), place, kind, kept, load)
 
 
 def vocabulary(reference: Subject, other: Subject) -> int:

@@ -1,6 +1,6 @@
 """How the free memory of a device is shared out: to weights, recurrent states, the cache and a step's workspace.
 
-`llm.load` allocates what is told here, and `plan` says it before a download. All sizes are bytes.
+`loading.load` allocates what is told here, and `plan` says it before a download. All sizes are bytes.
 """
 
 import bisect

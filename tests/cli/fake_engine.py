@@ -153,8 +153,8 @@ class FakeLLM:
 
 
 def install():
-    """Stand in for `localllm.llm`; names ending in `base` get a model without a chat template."""
-    module = ModuleType("localllm.llm")
+    """Stand in for `localllm.loading`; names ending in `base` get a model without a chat template."""
+    module = ModuleType("localllm.loading")
     module.loaded = []
 
     def load(
@@ -169,7 +169,6 @@ def install():
         draft="auto",
         force=False,
         grammar=None,
-        draft="auto",
         draft_model=None,
         deterministic=False,
     ):
@@ -178,5 +177,5 @@ def install():
         return llm
 
     module.load = load
-    sys.modules["localllm.llm"] = module
+    sys.modules["localllm.loading"] = module
     return module

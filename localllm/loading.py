@@ -1,0 +1,233 @@
+"""From a name to a model that is ready: found, checked, planned, its weights read, its engine started."""
+
+import contextlib
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from localllm import provenance
+from localllm.arch.describe import describe
+from localllm.arch.fields import Fields
+from localllm.beside import Beside
+from localllm.checkpoint.header import Header, read_header
+from localllm.checkpoint.layouts import check_quantization
+from localllm.device import claim, free_bytes, free_memory, on, release, resolve_device
+from localllm.errors import UsageError
+from localllm.hub.resolve import ModelRef, resolve, to_pull
+from localllm.llm import LLM, Origin
+from localllm.metrics import Phases
+from localllm.plan import expected
+from localllm.plan.fit import Space, Wish, check
+from localllm.plan.memory import (
+    BLOCK_SIZE,
+    MAX_RUNNING,
+    TOKEN_BUDGET,
+    VERIFIED_ROWS,
+    Memory,
+    allocate_least,
+    host_blocks,
+)
+from localllm.plan.shortage import shortage
+from localllm.quant.vectors import FORMS
+from localllm.quantize.keep import kept_or_made
+from localllm.quantize.source import INSTEAD, check_source
+from localllm.quantize.store import recipe_of
+from localllm.request import Grammar, SamplingParams
+from localllm.runtime.build import keep_kernels, load_decoder, warm_up
+from localllm.runtime.deterministic import check as check_deterministic
+from localllm.runtime.deterministic import why_not as why_not_deterministic
+from localllm.runtime.engine import Engine
+from localllm.runtime.faults import telling
+from localllm.runtime.kernels import triton_runs_on
+from localllm.runtime.kernels.threads import threads_for
+from localllm.runtime.model import Decoder
+from localllm.runtime.runner import Runner
+from localllm.runtime.speculation.policy import Speculation
+from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
+from localllm.runtime.state import BlockPool
+from localllm.settings import Settings
+from localllm.text.grammar.compiled import Grammars
+from localllm.text.grammar.source import checked as checked_grammar
+from localllm.text.output.formats import OutputFormat
+from localllm.text.same_vocabulary import check_same_vocabulary
+from localllm.text.template import ChatTemplate
+from localllm.text.tokenizer import Tokenizer
+from localllm.worker import Worker
+
+
+def load(
+    model: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    quant: str | None = None,
+    context: int | None = None,
+    draft: str = "auto",
+    draft_model: str | Path | None = None,
+    settings: Settings | None = None,
+    force: bool = False,
+    grammar: Grammar | None = None,
+    deterministic: bool | None = False,
+) -> LLM:
+    """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
+
+    device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
+    choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
+    settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
+    the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
+    many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
+    bring several, `off` does not, `auto` leaves it to the settings; draft_model: a smaller one with the same
+    vocabulary that guesses what comes next; force: also where it does not fit, at the price of swapping; grammar:
+    one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
+    bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
+    (docs/determinism.md), on a CPU alone; None: where that holds.
+    Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
+    refused before its weights are read where that can be known.
+    """
+    settings = settings or Settings.from_environment()
+    if quant is not None:
+        recipe_of(quant)  # a wrong name is told before a model is pulled
+    guessing = settings.draft if draft == "auto" else draft
+    if guessing not in ("lookup", "off"):
+        raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
+    place = resolve_device(settings.device if device == "auto" else device)
+    wish = Wish(
+        context,
+        quant=quant,
+        dtype=settings.dtype if dtype == "auto" else dtype,
+        kv_dtype=settings.kv_dtype if kv_dtype == "auto" else kv_dtype,
+    )
+    if grammar is not None:
+        checked_grammar(grammar)
+    for name in (model, draft_model):
+        if name is not None and (repo := to_pull(str(name))):
+            from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
+
+            own = wish if name is model else replace(wish, context=None, quant=None)
+            fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), own, force=force)
+    start, phases = time.perf_counter(), Phases()
+    with phases("header"):
+        ref = resolve(str(model))
+        source, header = ref.path, read_header(ref.path)
+        beside = None if draft_model is None else Beside.find(str(draft_model), place.type, wish)
+        if quant is not None:
+            check_source(header, INSTEAD)
+            check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+            with phases("quantize"):
+                ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
+            header, wish = read_header(ref.path), replace(wish, quant=None)
+        config = describe(header.config)
+        check_quantization(header.config)
+        default_params = SamplingParams.from_generation_config(header.generation_config)
+        end_ids = Fields(header.generation_config).ids("eos_token_id")
+    with phases("tokenizer"):
+        tokenizer = read_tokenizer(header)
+        output = OutputFormat.of(tokenizer.chat_templates, tokenizer.added_tokens)
+        eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
+        grammars = Grammars(tokenizer, config.vocab_size, eos_ids, output)
+        if grammar is not None:
+            grammars.compile(grammar)
+        if beside:
+            check_same_vocabulary(tokenizer, read_tokenizer(beside.header), (ref.name, beside.name))
+    with phases("device"):
+        taken = beside and beside.needs
+        fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force, draft=taken)
+        memory = fit.memory or allocate_least(fit.needs, context)
+        if place.type != "cpu":
+            memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
+            keep_kernels(settings.cache)
+    short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
+    kind: torch.dtype = getattr(torch, fit.dtype)
+    kept: torch.dtype = FORMS.get(fit.kv_dtype, kind)
+    if deterministic or settings.deterministic:
+        check_deterministic(config, place, kept)
+        deterministic = True
+    elif deterministic is None:
+        deterministic = why_not_deterministic(config, place, kept) is None
+    threads = threads_for(fit.weights.total, settings.threads)
+    setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
+    guesser = None
+    with contextlib.ExitStack() as undo:
+        template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
+        if template:
+            undo.callback(template.close)
+            template.warm_up()  # its process starts while the weights are read
+        with torch.inference_mode(), on(place), telling(short):
+            with phases("weights"):
+                decoder, read_bytes_per_s = load_decoder(header, config, place, kind, memory.context, phases)
+            graphs = settings.graphs and triton_runs_on(place)
+            rows = memory.rows if fit.needs.own_row_bytes else 0
+            with phases("cache"):
+                engine = make_engine(decoder, memory, rows, kind, kept, place, graphs=graphs, by_row=deterministic)
+            if place.type != "cpu":
+                with phases("compile"):
+                    warm_up(engine)
+                with phases("capture"):
+                    engine.runner.prepare(default_params)
+            price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
+            if beside:
+                with phases("draft model"):
+                    guesser = beside.load(engine, memory, price, phases, graphs=graphs)
+            if guessing == "lookup" or guesser:
+                lookup, widths = guessing == "lookup", engine.runner.widths
+                engine.drafter = Speculation(price, VERIFIED_ROWS[place.type], widths, lookup, guesser)
+        worker = Worker(engine, tokenizer, threads, short)
+        undo.pop_all()
+    origin = Origin(
+        ref,
+        source,
+        quant,
+        guessing,
+        beside and provenance.source_name(beside.header.path),
+        setup,
+        time.perf_counter() - start,
+        phases.seconds,
+        read_bytes_per_s,
+    )
+    return LLM(
+        origin,
+        config,
+        default_params,
+        eos_ids,
+        tokenizer,
+        template,
+        output,
+        grammars,
+        worker,
+        memory,
+        fit.kv_dtype,
+        guesser,
+    )
+
+
+def make_engine(
+    decoder: Decoder,
+    memory: Memory,
+    rows: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    *,
+    graphs: bool,
+    by_row: bool,
+) -> Engine:
+    """With the caches that are planned, and what a step needs set apart. rows: of recurrent states; by_row: what a
+    token brings depends on nothing beside it."""
+    release(device)  # what only loading took
+    captured = memory.context if graphs else None
+    runner = Runner(
+        decoder, memory.blocks, BLOCK_SIZE, dtype, device, rows, kv_dtype, MAX_RUNNING, captured, by_row
+    )
+    claim(device, memory.workspace)
+    pool = BlockPool(memory.blocks, BLOCK_SIZE, rows, memory.host_blocks)
+    return Engine(runner, pool, TOKEN_BUDGET[device.type], MAX_RUNNING)
+
+
+def read_tokenizer(header: Header) -> Tokenizer:
+    if header.gguf is None:
+        return Tokenizer.from_folder(header.path)
+    return Tokenizer.from_gguf(header.gguf, header.path)
