@@ -184,8 +184,9 @@ def test_bytes_are_counted_by_step_and_not_by_token(tiny: Write, settings: Setti
     assert [[answer.steps for answer in answers] for answers in found.rounds[1:]] == [[7], [7]]
     assert found.rounds[1][0].metrics.accepted_tokens == 6
     decodings = sorted(filter(None, map(decoding, found.rounds)), key=lambda one: one.step_s)
-    middle = decodings[1]
-    assert (middle.steps, middle.tokens, middle.shares[0].tokens) == (6, 12, 2)
+    told = sorted((one.steps, one.tokens, one.shares[0].tokens) for one in decodings)
+    assert told == [(6, 12, 2), (6, 12, 2), (12, 12, 2)]
+    middle = decodings[1]  # a busy machine may have made any of them that
     weights = contestant.llm.memory.weights
     assert found.decode and found.decode.seconds == middle.step_s
     assert found.decode.bytes == bytes_read(edition.config, weights, middle.shares, 4, (4, 0))

@@ -42,7 +42,7 @@ def test_the_words_are_those_of_the_commands():
     [
         ("localllm sh", ["show"]),
         ("localllm --ver", ["--version"]),
-        ("localllm run --no-", ["--no-think"]),
+        ("localllm run --no-", ["--no-think", "--no-draft"]),
         ("localllm run demo --device ", ["auto", "cpu", "cuda"]),
         ("localllm run --device cu", ["cuda"]),
         ("localllm run --device=c", ["--device=cpu", "--device=cuda"]),

@@ -163,7 +163,7 @@ def test_recurrent_states_bound_the_users(tmp_path: Path) -> None:
 
 def test_a_model_that_leaves_too_little_for_a_step_does_not_fit() -> None:
     taken = plan_of(LLAMA_8B).fit.weights.total
-    close, roomy = (plan_of(LLAMA_8B, small(taken + spare, "cuda")) for spare in (300_000_000, 600_000_000))
+    close, roomy = (plan_of(LLAMA_8B, small(taken + spare, "cuda")) for spare in (300_000_000, 900_000_000))
     assert (close.fit.fits, roomy.fit.fits) == (False, True)
     assert roomy.total_bytes < roomy.hardware.memory_bytes
 
@@ -300,7 +300,7 @@ def test_a_context_of_millions_is_planned_at_once() -> None:
 
 def test_a_million_users_are_planned_at_once() -> None:
     start = time.perf_counter()
-    assert plan_of(LLAMA_8B, users=10**6).remedy == "--users 26986 fits"
+    assert plan_of(LLAMA_8B, users=10**6).remedy == "--users 26963 fits"
     assert time.perf_counter() - start < 5
 
 
