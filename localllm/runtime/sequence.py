@@ -28,9 +28,7 @@ class Sequence:
     constraint: Constraint | None = None
     token_ids: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
-    proposals: Tensor | None = (
-        None  # [drafts, vocab] float32, what each was drawn from; None: they are mere guesses
-    )
+    proposals: Tensor | None = None  # [drafts, vocab] float32, what each was drawn from; None: of mere guesses
     filling: int = 0  # so many of the last drafts stand for nothing: they make steps of a width that is captured
     unread: int = 0
     row: int = -1  # where its newest token lies on the device

@@ -64,16 +64,13 @@ class Price:
             for drafts, price in sorted(self.measured(sequences).items())
         }
         table = [1.0]
-        for drafts in range(1, 1 + most):
-            price = 1 + (self.guessed(sequences, drafts) - 1) * stretch(wrong, drafts)
+        for drafts, stretch in enumerate(stretches(wrong, most), 1):
+            price = 1 + (self.guessed(sequences, drafts) - 1) * stretch
             table.append(max(table[-1], price))  # more never costs less
         return table
 
     def guessed(self, sequences: int, drafts: int) -> float:
         return self.guess(sequences + drafts) / self.guess(sequences)
-
-    def of(self, sequences: int, drafts: int) -> float:
-        return self.table(sequences, drafts)[-1]
 
     def measured(self, sequences: int) -> dict[int, float]:
         """Prices by the number of drafts."""
@@ -90,9 +87,11 @@ class Price:
         return {drafts: max(least[drafts], seconds / plain) for drafts, seconds in found.items()}
 
 
-def stretch(wrong: Mapping[int, float], drafts: int) -> float:
-    """wrong: by the numbers of drafts that were measured, rising."""
+def stretches(wrong: Mapping[int, float], most: int) -> list[float]:
+    """[most] of 1 and more drafts. wrong: by the numbers of drafts that were measured, rising."""
     if not wrong:
-        return 1.0
-    near = min(1.0, max(wrong) / drafts)
-    return max(LEAST, near * float(np.interp(drafts, list(wrong), list(wrong.values()))) + 1 - near)
+        return [1.0] * most
+    drafts = np.arange(1, 1 + most)
+    near = np.minimum(1.0, max(wrong) / drafts)
+    found = near * np.interp(drafts, list(wrong), list(wrong.values())) + 1 - near
+    return np.maximum(LEAST, found).tolist()
