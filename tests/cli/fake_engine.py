@@ -166,7 +166,6 @@ def install():
         quant=None,
         context=None,
         settings=None,
-        draft="auto",
         force=False,
         grammar=None,
         draft_model=None,

@@ -183,7 +183,8 @@ def test_verbose_prints_every_measurement_to_stderr(localllm, model):
     code, out, err = localllm("run", model, "hello", "--verbose")
     assert (code, out) == (0, "1:hello")
     loaded = "device weights cache workspace load load load"
-    names = f"{loaded} load queue prompt prefill TTFT output ITL TPOT TPS E2E peak seed"
+    names = f"{loaded} load queue prompt prefill TTFT output ITL TPOT TPS"
+    names += " drafts tokens/step E2E peak seed"
     assert [line.split()[0] for line in err.splitlines()] == names.split()
     assert "cache          4.10 MB for 4096 tokens\n" in err
     assert "load header    250 ms\n" in err
