@@ -97,7 +97,8 @@ class Client:
             return wire.read(parsed(answer.content)).prompt_tokens
         except (Fault, httpx2.HTTPError, TimeoutError) as error:
             raise NetworkError(
-                f"{self.url} does not answer a first request ({kind_of(error)})", "check --api and --model"
+                f"{self.url} does not answer a first request ({kind_of(error)})",
+                "check --api and the name of the model",
             ) from error
 
     async def ask(self, wire: Wire, model: str, ask: Ask, arrival: float | None = None) -> Outcome:
