@@ -100,6 +100,8 @@ def run(
         raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
     if tools and "grammar" in given:
         raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
+    if draft_model and draft is False:
+        raise UsageError("--no-draft guesses nothing, and --draft-model guesses", "leave out one of them")
     where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
     where |= {"force": force, "deterministic": deterministic, "verbose": verbose, "draft_model": draft_model}
     where["draft"] = None if draft is None else "lookup" if draft else "off"

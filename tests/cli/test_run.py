@@ -99,7 +99,10 @@ def test_a_wrong_flag_is_told_before_the_model_loads(localllm, engine, model, fl
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags", [("--raw", "--system=x"), ("--logprobs=1",), ("--prompt-logprobs=0",)])
+@pytest.mark.parametrize(
+    "flags",
+    [("--raw", "--system=x"), ("--logprobs=1",), ("--prompt-logprobs=0",), ("--no-draft", "--draft-model=demo")],
+)
 def test_flags_that_contradict_each_other_are_refused(localllm, engine, model, flags):
     assert localllm("run", model, "hello", *flags)[0] == 2
     assert engine.loaded == []

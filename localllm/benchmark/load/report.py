@@ -19,13 +19,13 @@ LABELS = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
 def rows(result: Result) -> list[Row]:
-    """The table, heads first: a measure a row, a server a column. Latencies are p50, p95, p99."""
+    """The table, heads first: a measure a row, a server a column."""
     found = [(target, result.measured(target)) for target in result.targets]
     measures: list[tuple[str, Callable[[Measured], str]]] = [
         ("answers", lambda m: f"{len(m.answers)} of {len(m.outcomes)}"),
         ("prompt tokens", lambda m: _number(m.prompt_tokens.mean)),
         ("output tokens", _output),
-        *((LABELS[name], _latency(name)) for name in LABELS),
+        *((f"{LABELS[name]} p50, p95, p99", _latency(name)) for name in LABELS),
         ("TPS", lambda m: _number(m.latency("tokens_per_s").p50)),
         ("requests/s", lambda m: _number(m.requests_per_s)),
         ("output tokens/s", lambda m: _number(m.output_tokens_per_s)),
