@@ -168,6 +168,7 @@ def install():
         settings=None,
         force=False,
         grammar=None,
+        draft="auto",
         draft_model=None,
         deterministic=False,
     ):

@@ -29,7 +29,7 @@ def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
     with localllm.load("demo", device="cpu") as llm:
         kind = getattr(torch, llm.dtype)
         read_bytes = bytes_read(config, llm.memory.weights, (Share(1, 128),), kind.itemsize)
-        like = expected.setup("demo", header, kind, CPU, llm.setup.threads, read_bytes)
+        like = expected.setup("demo", header, kind, CPU, llm.origin.setup.threads, read_bytes)
         before = expected.expectation(header, config, like, kind, CPU, tmp_path, silent)
         assert before.source == "products with matrices of this model's format and size"
         assert before.bandwidth > 0 and before.flops > 0 and before.step_s > 0
