@@ -26,7 +26,7 @@ def silent(text: str) -> None:
 def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
     header = read_header(resolve("demo").path)
     config = describe(header.config)
-    with localllm.load("demo", device="cpu") as llm:
+    with localllm.load("demo", device="cpu", draft="off") as llm:
         kind = getattr(torch, llm.dtype)
         read_bytes = bytes_read(config, llm.memory.weights, (Share(1, 128),), kind.itemsize)
         like = expected.setup("demo", header, kind, CPU, llm.origin.setup.threads, read_bytes)
