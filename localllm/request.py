@@ -57,6 +57,16 @@ class GrammarKind(StrEnum):
     CHOICE = "choice"  # a JSON array of texts
 
 
+CALLED = {
+    GrammarKind.JSON_SCHEMA: "JSON schema",
+    GrammarKind.JSON: "JSON object",
+    GrammarKind.REGEX: "regular expression",
+    GrammarKind.LARK: "Lark grammar",
+    GrammarKind.GBNF: "GBNF grammar",
+    GrammarKind.CHOICE: "list of choices",
+}
+
+
 @dataclass(frozen=True)
 class Grammar:
     """What the content of an answer must be. Raises UsageError where the text cannot be of that kind; whether it
@@ -70,15 +80,17 @@ class Grammar:
             raise UsageError(f"there is no grammar of the kind {self.kind!r}", f"give {', '.join(GrammarKind)}")
         kind = GrammarKind(self.kind)
         object.__setattr__(self, "kind", kind)
-        if not isinstance(self.text, str) or bool(self.text.strip()) == (kind is GrammarKind.JSON):
+        if not isinstance(self.text, str) or (self.text and kind is GrammarKind.JSON):
             raise UsageError(f"the text of the {kind} grammar is {self.text!r}", "give a text; json has none")
+        if not self.text.strip() and kind is not GrammarKind.JSON:
+            raise UsageError(f"the {CALLED[kind]} is empty", "write what answers are to be")
         limit = SCHEMA_LIMIT if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE) else GRAMMAR_LIMIT
         if len(self.text) > limit:
-            raise UsageError(f"the {kind} has {len(self.text):,} characters", f"the limit is {limit:,}")
+            raise UsageError(f"the {CALLED[kind]} has {len(self.text):,} characters", f"the limit is {limit:,}")
         try:
             self.text.encode()
         except UnicodeEncodeError as error:
-            raise UsageError(f"character {error.start} of the {kind} is a lone surrogate") from error
+            raise UsageError(f"character {error.start} of the {CALLED[kind]} is a lone surrogate") from error
         if kind is GrammarKind.JSON_SCHEMA:
             _ = self.schema  # reading it checks it
         if kind is GrammarKind.CHOICE:
@@ -108,7 +120,7 @@ class Grammar:
         try:
             return json.loads(self.text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"the {self.kind} is not JSON ({error})") from None
+            raise UsageError(f"the {CALLED[self.kind]} is not JSON ({error})") from None
 
 
 def _refuse_constant(constant: str) -> None:

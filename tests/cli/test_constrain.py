@@ -92,7 +92,7 @@ def test_what_makes_no_sense_is_told_before_anything_is_loaded(flags, said, loca
     [
         ('{"uniqueItems": true}', "--schema", "the schema's uniqueItems at # is not supported"),
         ('{"enum": []}', "--schema", "anyOf is empty"),
-        ("{", "--schema", "the json_schema is not JSON"),
+        ("{", "--schema", "the JSON schema is not JSON"),
         ("answer = 3", "--grammar", "is neither a Lark nor a GBNF grammar"),
         ('start: "a', "--grammar", "the Lark grammar cannot be kept to"),
     ],

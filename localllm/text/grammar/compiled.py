@@ -10,7 +10,7 @@ from functools import cached_property
 from llguidance import LLMatcher, LLTokenizer
 
 from localllm.errors import UsageError
-from localllm.request import Grammar
+from localllm.request import CALLED, Grammar
 from localllm.text.grammar.follow import GrammarFollower
 from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
 from localllm.text.grammar.thoughts import Frame
@@ -79,7 +79,7 @@ class Grammars:
 
         matcher = on_deep_stack(compiled)
         if reason := matcher.get_error():
-            raise UsageError(f"the {grammar.kind} cannot be kept to: {' '.join(reason.split())[:300]}")
+            raise UsageError(f"the {CALLED[grammar.kind]} cannot be kept to: {' '.join(reason.split())[:300]}")
         return matcher
 
     @cached_property

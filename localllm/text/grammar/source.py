@@ -15,7 +15,7 @@ import llguidance
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from localllm.errors import UsageError
-from localllm.request import Grammar, GrammarKind
+from localllm.request import CALLED, Grammar, GrammarKind
 from localllm.text.grammar.schema import check_schema, walk
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def checked(grammar: Grammar) -> str:
     """
     written = json.dumps({"name": BODY, **_written(grammar)})
     if reason := _refusal(written):
-        raise UsageError(f"the {_called(grammar)} cannot be kept to: {_reason(grammar, reason)}")
+        raise UsageError(f"the {CALLED[grammar.kind]} cannot be kept to: {_reason(grammar, reason)}")
     return written
 
 
@@ -152,9 +152,3 @@ def _place(schema: dict[str, Any], reason: str) -> str:
                 yield place
 
     return max(blamed(), key=lambda place: place.count("/"))
-
-
-def _called(grammar: Grammar) -> str:
-    return {GrammarKind.JSON_SCHEMA: "JSON schema", GrammarKind.LARK: "Lark grammar"}.get(
-        grammar.kind, f"{grammar.kind}"
-    )
