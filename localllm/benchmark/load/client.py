@@ -69,7 +69,7 @@ class Client:
         first = models[0] if isinstance(models, list) and models else None
         name = first.get("id" if wire.events else "name") if isinstance(first, Mapping) else None
         if not isinstance(name, str):
-            raise NetworkError(f"{self.url} lists no model", "name one: --model NAME")
+            raise NetworkError(f"{self.url} lists no model", "name one before --against")
         return name
 
     async def get(self, path: str) -> Message | None:
@@ -98,7 +98,7 @@ class Client:
         except (Fault, httpx2.HTTPError, TimeoutError) as error:
             raise NetworkError(
                 f"{self.url} does not answer a first request ({kind_of(error)})",
-                "check --api and the name of the model",
+                "check --api, and the name of the model",
             ) from error
 
     async def ask(self, wire: Wire, model: str, ask: Ask, arrival: float | None = None) -> Outcome:
@@ -152,7 +152,8 @@ async def events(response: httpx2.Response) -> AsyncIterator[str]:
     async for event in httpx2.EventSource(response, max_event_size=LONGEST_MESSAGE):
         if event.data == DONE:
             return
-        yield event.data
+        if event.data:  # others only keep the connection alive
+            yield event.data
 
 
 async def lines(response: httpx2.Response) -> AsyncIterator[bytes]:
