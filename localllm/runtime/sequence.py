@@ -89,18 +89,10 @@ class Sequence:
         return [*known, 0] if self.ends_unread else known
 
     def save_state(self, count: int) -> None:
-        """Have the recurrent state saved at the last block boundary among the last `count` computed tokens, and
-        before each draft, where it may turn out to be wrong. Of an answer only the newest boundary is kept: what
-        comes next continues it, or begins anew at the prompt."""
-        state = self.state
-        if state is None or not state.pool.recurrent:
-            return
-        boundary = self.computed - self.computed % state.pool.block_size
-        if boundary > self.computed - count:
-            state.save(boundary, rolling=boundary > self.prompt_length)
-        for length in range(len(self.token_ids), self.computed):
-            if self.drafts and length != boundary:
-                state.save(length)
+        """Of the last `count` computed tokens, as `SequenceState.save_steps`: before each draft, too."""
+        if self.state:
+            drafted = range(len(self.token_ids), self.computed) if self.drafts else ()
+            self.state.save_steps(count, self.prompt_length, drafted)
 
     def rows(self) -> list[Row]:
         """What the tokens behind its newest one and behind each draft are drawn by, as if the drafts stood."""

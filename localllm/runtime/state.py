@@ -8,6 +8,7 @@ Blocks can be cut anywhere, a row cannot: it holds the state at one length. So r
 sequence that is rolled back lands at a length that has one; what lies between is pending again.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
@@ -168,6 +169,19 @@ class SequenceState:
         with this beginning. Where every row is in use it is not saved."""
         if self.pool.rows.available:
             self.saves.append(Save(length, self.pool.rows.take(), rolling))
+
+    def save_steps(self, count: int, prompt_length: int, guessed: Iterable[int]) -> None:
+        """Have the recurrent state saved at the last block boundary among the last `count` tokens, and at each of
+        `guessed`, the lengths behind which tokens may turn out to be wrong. Of an answer only the newest boundary
+        is kept: what comes next continues it, or begins anew at the prompt."""
+        if not self.pool.recurrent:
+            return
+        boundary = self.length - self.length % self.pool.block_size
+        if boundary > self.length - count:
+            self.save(boundary, rolling=boundary > prompt_length)
+        for length in guessed:
+            if length != boundary:
+                self.save(length)
 
     def rollback(self, length: int) -> None:
         """Forget the tokens from `length` on; with recurrent layers those from the last saved length before it."""

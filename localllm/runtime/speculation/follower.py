@@ -65,12 +65,8 @@ class Follower:
         assert self.state
         begin, state = self.state.length, self.state
         state.extend(count)
-        if self.pool.recurrent:
-            boundary = state.length - state.length % self.pool.block_size
-            if boundary > begin:
-                state.save(boundary, rolling=boundary > self.sequence.prompt_length)
-            if state.length >= self.begun and state.length != boundary:
-                state.save(state.length)
+        guessing = state.length >= self.begun  # behind these tokens
+        state.save_steps(count, self.sequence.prompt_length, (state.length,) if guessing else ())
         guessed = self.guesses[max(0, begin - self.begun) :]
         return [*self.sequence.token_ids[begin : state.length], *guessed]
 
