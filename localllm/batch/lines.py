@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localllm.api.asked import Asked
+from localllm.api.body import BadField, parse
+from localllm.api.openai.requests import read_chat, read_completion
+from localllm.api.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
+from localllm.api.tokens import TokenTexts
 from localllm.errors import LocalLLMError, UsageError
-from localllm.openai.body import BadField, parse
-from localllm.openai.requests import Asked, read_chat, read_completion
-from localllm.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
-from localllm.openai.tokens import TokenTexts
 from localllm.request import SEED_BITS, Completion, SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
+from localllm.api.asked import Asked
+from localllm.api.openai.responses import Object
+from localllm.api.tokens import TokenTexts
 from localllm.batch.lines import Line, encoded
 from localllm.batch.output import Stream as Out
 from localllm.batch.summary import Counts
 from localllm.errors import DoesNotFit, LocalLLMError, OutputInvalid
 from localllm.llm import LLM, collect
-from localllm.openai.requests import Asked
-from localllm.openai.responses import Object
-from localllm.openai.tokens import TokenTexts
 from localllm.plan.memory import MAX_RUNNING
 from localllm.request import Completion, GenerationEvent, Request, SamplingParams
 from localllm.text.grammar.result import check_finished

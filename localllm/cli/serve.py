@@ -39,9 +39,14 @@ def serve(
     with closing(bind(host, port)) as listener:
         where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
         where |= {"deterministic": deterministic, "force": force, "verbose": verbose}
-        with closing(cast("LLM", load_model(model, **where))) as llm:
-            from localllm.server.app import create_app
-            from localllm.server.serve import Server
-            from localllm.server.served import Served
+        from localllm.server.app import create_app
+        from localllm.server.models import Models
+        from localllm.server.serve import Server
 
-            Server(create_app(Served(llm)), listener, note).run()
+        def load(source: str, context: int | None) -> "LLM":
+            return cast("LLM", load_model(source, **{**where, "context": context or where["context"]}))
+
+        llm = load(model, None)
+        models = Models(load, {llm.name: model})
+        models.add(llm.name, llm)
+        Server(create_app(models), listener, note, models.close).run()

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from localllm import __version__
 from localllm.errors import LocalLLMError
 from localllm.server import openai
-from localllm.server.guard import Guard, answer_of
-from localllm.server.served import Served
+from localllm.server.guard import Guard
+from localllm.server.models import Models
+from localllm.server.refusals import answer_of
 
 CLIENT_CLOSED = 499  # nobody reads it; the logs of other servers have the number
 
@@ -24,11 +25,11 @@ class NoSuchRoute(LocalLLMError):
         self.http_status = http_status
 
 
-def create_app(served: Served) -> FastAPI:
+def create_app(models: Models) -> FastAPI:
     """Pages that describe the API are left out: they load scripts from elsewhere."""
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard)
-    app.include_router(openai.router(served))
+    app.include_router(openai.router(models))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -41,19 +42,19 @@ def create_app(served: Served) -> FastAPI:
     return app
 
 
-async def refused(_: Request, error: Any) -> Response:
-    return answer_of(cast(LocalLLMError, error))
+async def refused(request: Request, error: Any) -> Response:
+    return answer_of(cast(LocalLLMError, error), request.url.path)
 
 
 async def not_routed(request: Request, error: Any) -> Response:
     what = f"{request.method} {request.url.path} is not served here"
-    return answer_of(NoSuchRoute(what, error.status_code), error.headers)
+    return answer_of(NoSuchRoute(what, error.status_code), request.url.path, error.headers)
 
 
 async def left(_: Request, error: Any) -> Response:
     return Response(status_code=CLIENT_CLOSED)
 
 
-async def broken(_: Request, error: Any) -> Response:
+async def broken(request: Request, error: Any) -> Response:
     """The log has the trace; strangers are not told it."""
-    return answer_of(LocalLLMError("a fault of localllm", "its log has more"))
+    return answer_of(LocalLLMError("a fault of localllm", "its log has more"), request.url.path)

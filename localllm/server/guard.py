@@ -7,13 +7,12 @@ carries CORS headers, no other origin may read any. Knows nothing of what is ask
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalLLMError
-from localllm.openai.responses import error_object
+from localllm.server.refusals import answer_of
 
 MOST_BODY = 16 * 2**20  # bytes; a context of a million tokens is about 4 MB of text
 HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:\d{1,5})?")
@@ -49,7 +48,7 @@ class Guard:
             check_names(scope["headers"])
             body.check_length()
         except LocalLLMError as error:
-            await answer_of(error)(scope, body.receive, body.send)
+            await answer_of(error, scope["path"])(scope, body.receive, body.send)
             return
         await self.app(scope, body.receive, body.send)
 
@@ -106,7 +105,3 @@ def is_loopback(host: str) -> bool:
 def every(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[str]:
     """The values of a header, whose name is in small letters as ASGI has it."""
     return [value.decode("latin-1") for key, value in headers if key == name]
-
-
-def answer_of(error: LocalLLMError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(error_object(error), error.http_status, headers)

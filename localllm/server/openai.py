@@ -1,4 +1,5 @@
-"""OpenAI's API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`. `localllm.openai` reads and writes it."""
+"""OpenAI's API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`. `localllm.api.openai` reads and writes
+it."""
 
 import asyncio
 import secrets
@@ -10,106 +11,94 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from localllm.api.asked import Asked
+from localllm.api.openai.requests import read_chat, read_completion
+from localllm.api.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
+from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.errors import LocalLLMError
 from localllm.llm import collect
 from localllm.metrics import Metrics
-from localllm.openai.body import parse
-from localllm.openai.requests import Asked, read_chat, read_completion
-from localllm.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
-from localllm.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
-from localllm.server.served import Served
+from localllm.server.body import body_of
+from localllm.server.models import Lease, Loaded, Models
 from localllm.server.sse import DONE, EventStream, event, unless_gone
 from localllm.text.grammar.result import check_finished
-
-BODY_S = 60.0  # in which a body must have come
 
 Read = Callable[[Mapping[str, Any], SamplingParams], Asked]
 
 
-class TooSlow(LocalLLMError):
-    """A body that does not come."""
-
-    http_status = 408
-
-
-def router(served: Served) -> APIRouter:
+def router(models: Models) -> APIRouter:
     routes = APIRouter(prefix="/v1")
 
     @routes.post("/chat/completions")
     async def chat(request: Request) -> Response:
-        return await answer(served, request, read_chat)
+        return await answer(models, request, read_chat)
 
     @routes.post("/completions")
     async def completions(request: Request) -> Response:
-        return await answer(served, request, read_completion)
+        return await answer(models, request, read_completion)
 
     @routes.get("/models")
-    async def models() -> Object:
-        return {"object": "list", "data": [described(served)]}
+    async def list_models() -> Object:
+        return {"object": "list", "data": [described(loaded) for loaded in models.loaded.values()]}
 
     @routes.get("/models/{name:path}")
     async def model(name: str) -> Object:
-        served.named(name)
-        return described(served)
+        with await models.lease(name) as lease:
+            return described(lease.loaded)
 
     return routes
 
 
-def described(served: Served) -> Object:
-    llm = served.llm
-    head = {"id": llm.name, "object": "model", "created": served.since, "owned_by": "localllm"}
-    return {**head, "context_length": llm.context}
+def described(loaded: Loaded) -> Object:
+    head = {"id": loaded.name, "object": "model", "created": int(loaded.since), "owned_by": "localllm"}
+    return {**head, "context_length": loaded.llm.context}
 
 
-async def answer(served: Served, request: Request, read: Read) -> Response:
+async def answer(models: Models, request: Request, read: Read) -> Response:
     """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
-    asked = read(parse(await body_of(request)), served.llm.default_params)
-    llm = served.named(asked.model)
-    stamp = Stamp(f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}", int(time.time()), llm.name)
-    # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
-    prepared = await asyncio.to_thread(asked.prepare, llm)
-    if asked.stream:
-        return EventStream(streamed(served, asked, stamp, prepared))
-    return JSONResponse(await unless_gone(request, whole(served, asked, stamp, prepared)))
+    body = await body_of(request)
+    # What makes no sense loads no model; whose own parameters stand where the body has none.
+    lease = await models.lease(read(body, SamplingParams()).model)
+    with lease:
+        asked = read(body, lease.llm.default_params)
+        name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        stamp = Stamp(name, int(time.time()), lease.loaded.name)
+        # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
+        prepared = await asyncio.to_thread(asked.prepare, lease.llm)
+        if asked.stream:
+            return EventStream(streamed(lease, asked, stamp, prepared), lease.kept())
+        return JSONResponse(await unless_gone(request, whole(lease, asked, stamp, prepared)))
 
 
-async def body_of(request: Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await request.body()
-    except TimeoutError:
-        raise TooSlow(f"the body did not come within {BODY_S:.0f} s", "send it faster") from None
-
-
-async def whole(served: Served, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]) -> Object:
+async def whole(lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]) -> Object:
     said: list[list[GenerationEvent]] = [[] for _ in prepared]
-    with Answers(served.llm, prepared) as answers:
+    with Answers(lease.llm, prepared) as answers:
         async for place, piece in answers:
             said[place].append(piece)
     dones = [collect(request, pieces) for request, pieces in zip(prepared, said, strict=True)]
     for done in dones:
         await asyncio.to_thread(check_finished, asked.params.grammar, done, of_stranger=True)
     if asked.is_chat:
-        return chat_completion(stamp, asked, dones[0], served.texts)
-    return text_completion(stamp, asked, dones, served.texts)
+        return chat_completion(stamp, asked, dones[0], lease.texts)
+    return text_completion(stamp, asked, dones, lease.texts)
 
 
 async def streamed(
-    served: Served, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]
+    lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]
 ) -> AsyncGenerator[bytes]:
     """Events up to [DONE]; or up to an error object, which is the last."""
     measured: list[Metrics] = []
     writers = [
-        ChatStream(stamp, asked, served.texts)
+        ChatStream(stamp, asked, lease.texts)
         if asked.is_chat
-        else TextStream(stamp, asked, request, served.texts, place)
+        else TextStream(stamp, asked, request, lease.texts, place)
         for place, request in enumerate(prepared)
     ]
     try:
-        with Answers(served.llm, prepared) as answers:
+        with Answers(lease.llm, prepared) as answers:
             async for place, piece in answers:
                 for chunk in writers[place].push(piece):
                     yield event(chunk)

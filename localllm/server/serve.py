@@ -9,7 +9,7 @@ import ipaddress
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -22,8 +22,15 @@ DRAIN_S = 30
 
 
 class Server(uvicorn.Server):
-    def __init__(self, app: FastAPI, listener: socket.socket, say: Callable[[str], object]):
-        """listener: as `bind` gives it; say: is told where it listens, once it does."""
+    def __init__(
+        self,
+        app: FastAPI,
+        listener: socket.socket,
+        say: Callable[[str], object],
+        end: Callable[[], Awaitable[None]],
+    ):
+        """listener: as `bind` gives it; say: is told where it listens, once it does; end: is awaited once all
+        answers have ended."""
         config = uvicorn.Config(
             app,
             http="h11",
@@ -37,10 +44,15 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.listener = listener
         self.say = say
+        self.end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.say(f"listening on {address(self.listener)}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        await self.end()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

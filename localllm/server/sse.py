@@ -3,12 +3,12 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
@@ -21,11 +21,24 @@ def event(value: Mapping[str, Any]) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends events as they come. A client that leaves ends the generator that makes them, wherever it waits."""
+    """Sends events as they come. A client that leaves ends the generator that makes them, wherever it waits.
 
-    def __init__(self, events: AsyncGenerator[bytes]):
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    lease: is left at the end, also where the generator never began.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        lease: AbstractContextManager[Any],
+        media_type: str = "text/event-stream",
+    ):
+        super().__init__(events, media_type=media_type, headers={"Cache-Control": "no-cache"})
         self.events = events
+        self.lease = lease
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.lease:
+            await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self.events):

@@ -9,9 +9,13 @@ import pytest
 import localllm
 from localllm import LLM
 from localllm.server.app import create_app
+from localllm.server.models import Models
 from localllm.server.serve import Server, bind
-from localllm.server.served import Served
 from tests.shared import shared
+
+
+def refuse_to_load(name: str, context: int | None) -> LLM:
+    raise AssertionError(f"{name} was to be loaded")
 
 
 @contextmanager
@@ -24,7 +28,15 @@ def serving(llm: LLM) -> Iterator[str]:
         ready.set()
 
     with bind("127.0.0.1", 0) as listener:
-        server = Server(create_app(Served(llm)), listener, say)
+        models = Models(refuse_to_load)
+        models.given[llm.name] = str(llm.path)
+        loaded = models.add(llm.name, llm)
+
+        async def keep() -> None:
+            """The test's own model, which others use after it."""
+            assert not loaded.users, "a lease was not given back"
+
+        server = Server(create_app(models), listener, say, keep)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from localllm.openai.body import BadField, Strict
+from localllm.api.body import BadField, Strict
 
 # Fields that have one value here, which may be sent.
 ONLY: dict[str, Any] = {

@@ -14,11 +14,12 @@ from openai.types.shared import ErrorObject
 
 import localllm
 from localllm import LLM, errors
+from localllm.api.asked import Asked
+from localllm.api.openai.requests import read_chat, read_completion
+from localllm.api.openai.responses import Stamp, chat_completion, error_object, text_completion
+from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
+from localllm.api.tokens import TokenTexts
 from localllm.llm import collect
-from localllm.openai.requests import Asked, read_chat, read_completion
-from localllm.openai.responses import Stamp, chat_completion, error_object, text_completion
-from localllm.openai.streams import ChatStream, TextStream, usage_chunk
-from localllm.openai.tokens import TokenTexts
 from localllm.request import Completion, GenerationEvent, Request
 from tests.scripted import write_scripted
 from tests.shared import shared

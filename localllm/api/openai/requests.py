@@ -7,64 +7,19 @@ servers have made usual: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from localllm.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
-from localllm.openai.body import BadField, validated
-from localllm.openai.messages import read_messages, read_tools
-from localllm.request import Grammar, GrammarKind, Request, SamplingParams
+from localllm.api.asked import Asked, Prompt
+from localllm.api.body import BadField, validated
+from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
+from localllm.api.openai.messages import read_messages, read_tools
+from localllm.request import Grammar, GrammarKind, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
 MOST_PROMPTS = 128  # of one body
 MOST_DIGITS = 10  # of a token's id
-
-Prompt = str | list[int] | list[dict[str, Any]]
-
-
-class Preparing(Protocol):
-    """What `Asked.prepare` needs of an LLM."""
-
-    def prepare(
-        self,
-        prompt: Any,
-        params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> Request: ...
-    def template_arguments(
-        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
-    ) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What one body asks of a model."""
-
-    model: str
-    prompts: tuple[Prompt, ...]
-    """One, or several of a text completion: a choice each."""
-
-    params: SamplingParams
-    is_chat: bool
-    tools: list[dict[str, Any]] | None = None
-    template_arguments: dict[str, Any] = field(default_factory=dict)
-    think: bool | None = None
-    echo: bool = False
-    """The prompt stands before the answer, with log probabilities of its own."""
-
-    stream: bool = False
-    include_usage: bool = False
-
-    def prepare(self, llm: Preparing) -> list[Request]:
-        """One request a prompt. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
-        arguments: dict[str, Any] = {}
-        if self.is_chat:
-            arguments = llm.template_arguments(
-                self.template_arguments, think=self.think, with_tools=self.tools is not None
-            )
-        return [llm.prepare(prompt, self.params, self.tools, arguments) for prompt in self.prompts]
 
 
 def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:

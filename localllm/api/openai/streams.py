@@ -5,11 +5,11 @@ A caller sends each as one server-sent event, then `[DONE]`. Knows nothing of HT
 
 from collections.abc import Sequence
 
+from localllm.api.asked import Asked
+from localllm.api.openai.logprobs import chat_logprobs, text_logprobs, told
+from localllm.api.openai.responses import Object, Stamp, echoed, finish_reason, reasoning, tool_call, usage
+from localllm.api.tokens import TokenTexts
 from localllm.metrics import Metrics
-from localllm.openai.logprobs import chat_logprobs, text_logprobs, told
-from localllm.openai.requests import Asked
-from localllm.openai.responses import Object, Stamp, echoed, finish_reason, reasoning, tool_call, usage
-from localllm.openai.tokens import TokenTexts
 from localllm.request import GenerationEvent, Kind, Request, TokenLogprob
 
 

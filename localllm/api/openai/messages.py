@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from localllm.openai.body import BadField, Strict, validated
+from localllm.api.body import BadField, Strict, validated
 
 
 class Function(Strict):

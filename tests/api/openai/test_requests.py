@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from localllm.api.body import BadField, parse
+from localllm.api.openai.bodies import ONLY, REFUSED, WITHOUT_EFFECT
+from localllm.api.openai.requests import read_chat, read_completion
 from localllm.errors import UsageError
-from localllm.openai.bodies import ONLY, REFUSED, WITHOUT_EFFECT
-from localllm.openai.body import BadField, parse
-from localllm.openai.requests import read_chat, read_completion
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 OWN = SamplingParams(temperature=0.6, top_k=20, top_p=0.95)

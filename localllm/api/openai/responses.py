@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from localllm.api.asked import Asked
+from localllm.api.openai.logprobs import chat_logprobs, text_logprobs, told
+from localllm.api.tokens import TokenTexts
 from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound
 from localllm.metrics import Metrics
-from localllm.openai.logprobs import chat_logprobs, text_logprobs, told
-from localllm.openai.requests import Asked
-from localllm.openai.tokens import TokenTexts
 from localllm.request import Completion, FinishReason, ToolCall
 
 Object = dict[str, Any]

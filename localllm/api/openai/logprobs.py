@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from localllm.openai.tokens import TokenTexts
+from localllm.api.tokens import TokenTexts
 from localllm.request import TokenLogprob
 
 NEVER = -9999.0  # JSON has no infinity; OpenAI writes this number for what is very unlikely

@@ -1,0 +1,17 @@
+"""Errors as the API that was asked tells them: which one, its path says."""
+
+from collections.abc import Mapping
+
+from starlette.responses import JSONResponse
+
+from localllm.api.openai.responses import error_object
+from localllm.errors import LocalLLMError
+
+
+def answer_of(error: LocalLLMError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """With Retry-After where the error knows when to ask again."""
+    found = dict(headers or {})
+    if after := getattr(error, "retry_after", None):
+        found["Retry-After"] = str(after)
+    body = {"error": str(error)} if path.startswith("/api/") else error_object(error)
+    return JSONResponse(body, error.http_status, found)
