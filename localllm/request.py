@@ -302,6 +302,9 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()
     """The functions that the model was told of."""
 
+    context: int | None = None
+    """Most tokens of prompt and answer, where that is less than the model's context."""
+
     id: int = field(default_factory=lambda: next(_ids))
 
 

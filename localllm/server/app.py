@@ -9,8 +9,9 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import openai
+from localllm.server import ollama, openai, store
 from localllm.server.guard import Guard
+from localllm.server.inventory import Inventory
 from localllm.server.models import Models
 from localllm.server.refusals import answer_of
 
@@ -30,6 +31,9 @@ def create_app(models: Models) -> FastAPI:
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard)
     app.include_router(openai.router(models))
+    inventory = Inventory(models.given)
+    app.include_router(ollama.router(models, inventory))
+    app.include_router(store.router(models, inventory))
 
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -12,9 +12,12 @@ from types import TracebackType
 
 from localllm.api.tokens import TokenTexts
 from localllm.errors import DoesNotFit, LocalLLMError, ModelNotFound
-from localllm.hub.names import is_path
+from localllm.hub.made import edition_of
+from localllm.hub.names import is_path, known_as
+from localllm.hub.naming import lasting
 from localllm.hub.resolve import resolve
 from localllm.llm import LLM
+from localllm.modelfile.edition import Edition
 
 KEEP_ALIVE = 300.0  # seconds
 RETRY_S = 5  # after which a client may ask again
@@ -55,10 +58,12 @@ class Loaded:
 class Lease:
     """A model that stays loaded until the end of `with`, or `release`, which may be called again."""
 
-    def __init__(self, models: "Models", loaded: Loaded):
+    def __init__(self, models: "Models", loaded: Loaded, edition: Edition | None = None):
+        """edition: stands before the model."""
         self.models = models
         self.loaded = loaded
-        self.llm = loaded.llm
+        self.edition = edition
+        self.llm = loaded.llm.edited(edition) if edition else loaded.llm
         self.texts = loaded.texts
         self.released = False
         loaded.users += 1
@@ -67,7 +72,7 @@ class Lease:
 
     def kept(self) -> "Lease":
         """One more of the same, for what goes on after this one's end."""
-        return Lease(self.models, self.loaded)
+        return Lease(self.models, self.loaded, self.edition)
 
     def release(self) -> None:
         if not self.released:
@@ -81,6 +86,11 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def same(one: str, other: str) -> bool:
+    """Do two names stand for one model?"""
+    return one == other or lasting(one) == lasting(other)
 
 
 class Models:
@@ -97,22 +107,38 @@ class Models:
         are for whoever starts the server, and nothing is pulled unasked."""
         if name in self.given:
             return self.given[name]
+        if edition := edition_of(name):
+            return edition.source
         if is_path(name):
             raise ModelNotFound(f"{name!r} is no name of a model", "ask for one of those that the server lists")
         resolve(name)
         return name
+
+    def meant(self, name: str) -> tuple[str, str, Edition | None]:
+        """What a name that a client sent is loaded as, what that stands for, and the edition before it. Raises as
+        `source_of`."""
+        name = name if name in self.given else known_as(name)
+        source, edition = self.source_of(name), None if name in self.given else edition_of(name)
+        if edition:  # on the model that it was made from, which may be loaded under a name of its own
+            name = next((other for other, given in self.given.items() if same(given, source)), source)
+        return name, source, edition
+
+    def holds(self, name: str) -> bool:
+        """Is it loaded? Raises as `source_of`."""
+        return self.meant(name)[0] in self.loaded
 
     async def lease(self, name: str, keep_alive: float | None = None, context: int | None = None) -> Lease:
         """The model, loaded if it was not. Raises ModelNotFound, Busy, and what loading raises.
 
         keep_alive: from now on, None for no change; context: that it must have room for.
         """
-        source = self.source_of(name)
+        name, source, edition = self.meant(name)
+        context = context or (edition and edition.context)
         async with self.changing:
             loaded = self.loaded.get(name) or await self.bring(name, source, context)
             if keep_alive is not None:
                 loaded.keep_alive = keep_alive
-            return Lease(self, loaded)
+            return Lease(self, loaded, edition)
 
     async def bring(self, name: str, source: str, context: int | None) -> Loaded:
         """Load it, at the price of models that nobody uses, the one that was not used for longest first."""
@@ -129,6 +155,15 @@ class Models:
                     raise
             else:
                 return self.add(name, llm)
+
+    async def drop(self, name: str) -> None:
+        """Let go of a model that is about to be removed. Raises Busy where somebody uses it."""
+        async with self.changing:
+            loaded = self.loaded.get(name if name in self.loaded else known_as(name))
+            if loaded and loaded.users:
+                raise Busy(f"{name} is answering", "ask again later")
+            if loaded:
+                await self.let_go(loaded)
 
     def add(self, name: str, llm: LLM) -> Loaded:
         loaded = self.loaded[name] = Loaded(name, llm, self.keep_alive)

@@ -1,0 +1,133 @@
+"""Ollama's API, where models answer: `/api/generate`, `/api/chat`, `/api/ps`, `/api/version`, `/`. What is done
+with models that lie on the disk is in `store.py`; `localllm.api.ollama` reads and writes the bodies."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from localllm.api.ollama.described import Described
+from localllm.api.ollama.requests import Chat, Generate, Model, read_chat, read_generate
+from localllm.api.ollama.responses import Clock, Object, Writer, error_object, rfc3339, whole, without_answer
+from localllm.errors import LocalLLMError, ModelNotFound
+from localllm.request import Request as Prepared
+from localllm.server.answers import Answers
+from localllm.server.body import body_of
+from localllm.server.inventory import Inventory
+from localllm.server.models import Lease, Loaded, Models
+from localllm.server.ndjson import line, lines
+from localllm.server.sse import unless_gone
+
+VERSION = "0.33.0"
+"""Of the Ollama whose API this is: clients look here for what they may ask."""
+
+Asked = Chat | Generate
+
+
+def router(models: Models, inventory: Inventory) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/api/generate")
+    async def generate(request: Request) -> Response:
+        return await answer(models, request, read_generate)
+
+    @routes.post("/api/chat")
+    async def chat(request: Request) -> Response:
+        return await answer(models, request, read_chat)
+
+    @routes.get("/api/ps")
+    async def ps() -> Object:
+        loaded = list(models.loaded.values())
+        found = await asyncio.to_thread(lambda: [inventory.described(one.name, one.llm.path) for one in loaded])
+        return {"models": [running(*pair) for pair in zip(found, loaded, strict=True)]}
+
+    @routes.api_route("/api/version", methods=["GET", "HEAD"])
+    async def version() -> Object:
+        return {"version": VERSION}
+
+    @routes.api_route("/", methods=["GET", "HEAD"])
+    async def root() -> Response:
+        return PlainTextResponse("Ollama is running")
+
+    return routes
+
+
+def running(found: Described, loaded: Loaded) -> Object:
+    """A model in memory, as `/api/ps` lists it."""
+    llm = loaded.llm
+    return {
+        **found.as_running(),
+        "size": llm.memory.total,
+        "size_vram": 0 if llm.device == "cpu" else llm.memory.total,
+        "expires_at": rfc3339(loaded.expires_at),
+        "context_length": llm.context,
+    }
+
+
+async def answer(models: Models, request: Request, read: Callable[[Mapping[str, Any]], Asked]) -> Response:
+    """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
+    came = time.perf_counter()
+    asked = read(await body_of(request))
+    if asked.only_loads and asked.keep_alive == 0:
+        await let_go(models, asked.model)
+        return JSONResponse(without_answer(asked, "unload"))
+    lease = await leased(models, asked)
+    with lease:
+        if asked.only_loads:
+            return JSONResponse(without_answer(asked, "load"))
+        clock = Clock(came, time.perf_counter())
+        # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
+        llm, prepared = await asyncio.to_thread(asked.prepare, lease.llm)
+        writer = Writer(asked, prepared, lease.texts, clock)
+        if asked.stream:
+            return lines(streamed(llm, prepared, writer), lease.kept())
+        return JSONResponse(await unless_gone(request, gathered(llm, prepared, writer)))
+
+
+async def leased(models: Models, asked: Asked) -> Lease:
+    """Raises ModelNotFound in Ollama's words, which its clients look for."""
+    try:
+        return await models.lease(asked.model, asked.keep_alive, asked.room)
+    except ModelNotFound as error:
+        raise not_found(asked.model, error) from error
+
+
+async def let_go(models: Models, name: str) -> None:
+    """Of a model that nobody uses; of one that somebody does once they have ended."""
+    try:
+        held = models.holds(name)
+    except ModelNotFound as error:
+        raise not_found(name, error) from error
+    if held:
+        with await models.lease(name, 0):
+            pass
+
+
+def not_found(name: str, error: ModelNotFound) -> ModelNotFound:
+    return ModelNotFound(f"model '{name}' not found", error.remedy)
+
+
+async def gathered(llm: Model, prepared: Prepared, writer: Writer) -> Object:
+    return whole([chunk async for chunk in chunks(llm, prepared, writer)])
+
+
+async def streamed(llm: Model, prepared: Prepared, writer: Writer) -> AsyncGenerator[bytes]:
+    """Lines up to the one that is done; or up to one with an error, which is the last."""
+    try:
+        async with aclosing(chunks(llm, prepared, writer)) as made:
+            async for chunk in made:
+                yield line(chunk)
+    except LocalLLMError as error:
+        yield line(error_object(error))
+
+
+async def chunks(llm: Any, prepared: Prepared, writer: Writer) -> AsyncGenerator[Object]:
+    with Answers(llm, [prepared]) as answers:
+        async for _, piece in answers:
+            for chunk in writer.push(piece, time.perf_counter()):
+                yield chunk
