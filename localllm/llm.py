@@ -201,9 +201,7 @@ class LLM:
                 "they are of two models, fetch this one again",
             )
         if beyond is not None:
-            raise UsageError(
-                f"{beyond} is no token of this model", f"its ids are 0 to {self.config.vocab_size - 1}"
-            )
+            raise self.no_token(beyond)
         forbidden = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
         if forbidden is not None:
             raise UsageError(f"logit_bias names the token {forbidden}", f"ids end at {self.config.vocab_size - 1}")
@@ -225,8 +223,14 @@ class LLM:
 
     def after(self, before: ListLike[int], ids: list[int]) -> list[int]:
         """A text's token ids behind others: what is put before every text stands at the begin alone."""
-        begin = self.tokenizer.encode("")[:1] if before else []
-        return [*token_ids_of(before), *(ids[1:] if begin and ids[:1] == begin else ids)]
+        earlier = token_ids_of(before)
+        if strange := [token for token in earlier if not 0 <= token < self.config.vocab_size]:
+            raise self.no_token(strange[0])
+        begin = self.tokenizer.encode("")[:1] if earlier else []
+        return [*earlier, *(ids[1:] if begin and ids[:1] == begin else ids)]
+
+    def no_token(self, number: int) -> UsageError:
+        return UsageError(f"{number} is no token of this model", f"its ids are 0 to {self.config.vocab_size - 1}")
 
     def encode(
         self,

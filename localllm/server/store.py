@@ -19,6 +19,7 @@ from localllm.hub.blobs import Incoming, blob_file
 from localllm.hub.catalog import CatalogEntry
 from localllm.hub.names import RepoName, is_path, known_as, parse
 from localllm.hub.naming import give, given, take
+from localllm.hub.remove import Removal, plan_removal, removable
 from localllm.making import create
 from localllm.plan.fit import Space, Wish
 from localllm.server.body import body_of
@@ -75,8 +76,11 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
     @routes.delete("/delete")
     async def delete(request: Request) -> Response:
         name = name_of(read(NameBody, await body_of(request)))
-        await models.drop(name)
-        await asyncio.to_thread(removed, name)
+        if removal := await asyncio.to_thread(to_remove, name):
+            await models.drop(name)
+            await asyncio.to_thread(removal.execute)
+        else:
+            await asyncio.to_thread(take, known_as(name))
         return Response()
 
     @routes.head("/blobs/{digest}")
@@ -146,16 +150,15 @@ def fetched(repo: RepoName | None, told: Told) -> None:
     told.tell("success")
 
 
-def removed(asked: str) -> None:
-    """Raises ModelNotFound, and UsageError for what stays."""
+def to_remove(asked: str) -> Removal | None:
+    """What goes of a download; None of a name that was given, which goes alone. Raises ModelNotFound, and
+    UsageError for what stays."""
     name = known_as(asked)
-    if take(name) is not None:
-        return
+    if given(name) is not None:
+        return None
     try:
         if is_path(name):
-            raise ModelNotFound("it is a path")
-        from localllm.hub.remove import plan_removal, removable
-
-        plan_removal(removable(name)).execute()
+            raise ModelNotFound("it is a path", "remove models by name")
+        return plan_removal(removable(name))
     except ModelNotFound as error:
         raise ModelNotFound(f"model '{asked}' not found", error.remedy) from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import ollama
@@ -17,13 +18,15 @@ MESSAGES: list[Any] = [{"role": "system", "content": "Be short."}, {"role": "use
 
 
 @pytest.fixture
-def client(demo_url: str) -> ollama.Client:
-    return ollama.Client(host=demo_url)
+def client(demo_url: str) -> Iterator[ollama.Client]:
+    with ollama.Client(host=demo_url) as client:
+        yield client
 
 
 @pytest.fixture
-def stories_client(stories_url: str) -> ollama.Client:
-    return ollama.Client(host=stories_url)
+def stories_client(stories_url: str) -> Iterator[ollama.Client]:
+    with ollama.Client(host=stories_url) as client:
+        yield client
 
 
 def test_a_chat_is_answered_as_the_model_answers_it(client: ollama.Client, demo: LLM) -> None:
@@ -50,13 +53,14 @@ def test_a_chat_is_streamed_as_it_is_answered(client: ollama.Client, demo: LLM) 
 def test_several_ask_at_once(demo_url: str, demo: LLM) -> None:
     questions = [f"Tell me of {thing}." for thing in ("cats", "dogs", "rain", "bread")]
 
-    async def ask(question: str) -> str:
+    async def ask(client: ollama.AsyncClient, question: str) -> str:
         messages = [{"role": "user", "content": question}]
-        stream = await ollama.AsyncClient(host=demo_url).chat("demo", messages, options=OPTIONS, stream=True)
+        stream = await client.chat("demo", messages, options=OPTIONS, stream=True)
         return "".join([chunk.message.content or "" async for chunk in stream])
 
     async def ask_all() -> list[str]:
-        return await asyncio.gather(*map(ask, questions))
+        async with ollama.AsyncClient(host=demo_url) as client:
+            return await asyncio.gather(*(ask(client, question) for question in questions))
 
     for question, said in zip(questions, asyncio.run(ask_all()), strict=True):
         assert said == demo.chat([{"role": "user", "content": question}], GREEDY).text
@@ -96,7 +100,12 @@ def test_a_template_of_the_request_replaces_the_models(client: ollama.Client, de
 
 
 def test_answers_keep_to_json_and_to_a_schema(client: ollama.Client, demo: LLM) -> None:
-    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
     done = client.chat("demo", MESSAGES, format=schema, options={"temperature": 0})
     assert json.loads(done.message.content or "")["n"] in (1, 2)
     asked = SamplingParams(temperature=0, max_tokens=200, grammar=Grammar(GrammarKind.JSON))
