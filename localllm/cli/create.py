@@ -18,11 +18,15 @@ File = Annotated[
     Path, typer.Option("-f", "--file", help="What it is made of.", metavar="FILE", show_default="Modelfile")
 ]
 
+Quant = Annotated[
+    str | None, options.option("--quant", text="Quantize the weights to int8 or int4 first.", metavar="QUANT")
+]
+
 
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)],
     file: File = Path("Modelfile"),
-    quant: options.Quant = None,
+    quant: Quant = None,
 ) -> None:
     """Make an edition of a model: with a system prompt, parameters or a template of its own.
 

@@ -4,7 +4,7 @@ with models that lie on the disk is in `store.py`; `localllm.api.ollama` reads a
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,10 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from localllm.api.ollama.described import Described
-from localllm.api.ollama.requests import Chat, Generate, Model, read_chat, read_generate
+from localllm.api.ollama.requests import Chat, Generate, read_chat, read_generate
 from localllm.api.ollama.responses import Clock, Object, Writer, error_object, rfc3339, whole, without_answer
 from localllm.errors import LocalLLMError, ModelNotFound
-from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
 from localllm.server.inventory import Inventory
@@ -84,9 +83,12 @@ async def answer(models: Models, request: Request, read: Callable[[Mapping[str, 
         # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
         llm, prepared = await asyncio.to_thread(asked.prepare, lease.llm)
         writer = Writer(asked, prepared, lease.texts, clock)
-        if asked.stream:
-            return lines(streamed(llm, prepared, writer), lease.kept())
-        return JSONResponse(await unless_gone(request, gathered(llm, prepared, writer)))
+        with ExitStack() as held:  # what is refused now has a status of its own
+            held.enter_context(lease.kept())
+            answers = held.enter_context(Answers(llm, [prepared]))
+            if asked.stream:
+                return lines(streamed(answers, writer), held.pop_all())
+            return JSONResponse(await unless_gone(request, gathered(answers, writer)))
 
 
 async def leased(models: Models, asked: Asked) -> Lease:
@@ -112,22 +114,15 @@ def not_found(name: str, error: ModelNotFound) -> ModelNotFound:
     return ModelNotFound(f"model '{name}' not found", error.remedy)
 
 
-async def gathered(llm: Model, prepared: Prepared, writer: Writer) -> Object:
-    return whole([chunk async for chunk in chunks(llm, prepared, writer)])
+async def gathered(answers: Answers, writer: Writer) -> Object:
+    return whole([chunk async for _, piece in answers for chunk in writer.push(piece, time.perf_counter())])
 
 
-async def streamed(llm: Model, prepared: Prepared, writer: Writer) -> AsyncGenerator[bytes]:
+async def streamed(answers: Answers, writer: Writer) -> AsyncGenerator[bytes]:
     """Lines up to the one that is done; or up to one with an error, which is the last."""
     try:
-        async with aclosing(chunks(llm, prepared, writer)) as made:
-            async for chunk in made:
+        async for _, piece in answers:
+            for chunk in writer.push(piece, time.perf_counter()):
                 yield line(chunk)
     except LocalLLMError as error:
         yield line(error_object(error))
-
-
-async def chunks(llm: Any, prepared: Prepared, writer: Writer) -> AsyncGenerator[Object]:
-    with Answers(llm, [prepared]) as answers:
-        async for _, piece in answers:
-            for chunk in writer.push(piece, time.perf_counter()):
-                yield chunk

@@ -85,7 +85,7 @@ class Chat(Wanted):
     def only_loads(self) -> bool:
         return not self.messages
 
-    def prepare(self, llm: Model) -> tuple[Model, Request]:
+    def prepare(self, llm: Model) -> tuple[Any, Request]:
         """What answers, and the request. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
         if not llm.has_chat_template:
             raise UsageError(
@@ -109,7 +109,7 @@ class Generate(Wanted):
     def only_loads(self) -> bool:
         return not self.prompt and not self.suffix
 
-    def prepare(self, llm: Model) -> tuple[Model, Request]:
+    def prepare(self, llm: Model) -> tuple[Any, Request]:
         """As `Chat.prepare`."""
         if self.template:
             llm = llm.edited(replace(llm.edition or Edition(""), template=self.template))
