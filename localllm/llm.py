@@ -191,6 +191,7 @@ class LLM:
         if not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
         ids = self.after(before, self.encode(prompt, tools, template_arguments, alone=not before))
+        context = context or (self.edition.context if self.edition else None)
         room = min(self.context, context or self.context)
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")

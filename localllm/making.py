@@ -6,7 +6,7 @@ from dataclasses import replace
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UsageError
-from localllm.hub.blobs import folder_of
+from localllm.hub.blobs import drop_unused, folder_of
 from localllm.hub.made import edition_of
 from localllm.hub.names import known_as
 from localllm.hub.naming import check_name, lasting, make
@@ -30,18 +30,33 @@ def create(plan: Plan, say: Say) -> None:
     name = check_name(plan.name)
     if plan.quant and plan.quant.lower() not in RECIPES:
         raise UsageError(f"quantize is {plan.quant[:40]!r}", f"name one of {', '.join(RECIPES)}")
-    edition = from_files(plan, say) if plan.files else from_model(plan.edition)
+    if not plan.files:
+        finish(name, from_model(plan.edition), plan.quant, say)
+        return
+    if plan.edition.source:
+        raise UsageError("there are a model to start from and files", "send one of the two")
+    say("parsing GGUF" if any(file.endswith(".gguf") for file in plan.files) else "parsing safetensors")
+    folder = folder_of(plan.files)
+    try:
+        path = resolve(str(folder)).path.absolute()
+        finish(name, replace(plan.edition, source=str(path)), plan.quant, say)
+    finally:
+        drop_unused(str(folder))  # where it was refused, or quantized into another
+
+
+def finish(name: str, edition: Edition, quant: str, say: Say) -> None:
+    """Look whether it runs, quantize it where that is asked, and give it its name."""
     header = read_header(resolve(edition.source).path)
     check_quantization(header.config)
     if edition.template:
         check_template(edition.template)
-    if plan.quant:
+    if quant:
         check_source(header, INSTEAD)
-        say(f"quantizing to {plan.quant.upper()}")
+        say(f"quantizing to {quant.upper()}")
         from localllm.quantize.keep import kept_or_made  # with torch
 
         home = Settings.from_environment().home
-        edition = replace(edition, source=str(kept_or_made(header, plan.quant.lower(), home).absolute()))
+        edition = replace(edition, source=str(kept_or_made(header, quant.lower(), home).absolute()))
     say("writing manifest")
     make(name, edition)
     say("success")
@@ -53,14 +68,6 @@ def from_model(edition: Edition) -> Edition:
     if base := edition_of(named):
         return replace(edition.over(base), parent=edition.parent or named)
     return replace(edition, source=lasting(named), parent=edition.parent or named)
-
-
-def from_files(plan: Plan, say: Say) -> Edition:
-    if plan.edition.source:
-        raise UsageError("there are a model to start from and files", "send one of the two")
-    kind = "GGUF" if any(name.endswith(".gguf") for name in plan.files) else "safetensors"
-    say(f"parsing {kind}")
-    return replace(plan.edition, source=str(resolve(str(folder_of(plan.files))).path.absolute()))
 
 
 def check_template(source: str) -> None:

@@ -21,6 +21,7 @@ from localllm.settings import Settings
 from localllm.units import size
 
 DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
+OF_SENT = re.compile(r"[0-9a-f]{64}@")  # how `quantize.store` calls what it makes of such a folder
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SPARE_BYTES = 64 * 2**20  # of the disk are left alone
 CHECKED_BYTES = 64 * 2**20  # after which the disk is looked at again
@@ -115,8 +116,9 @@ def folder_of(files: Mapping[str, str]) -> Path:
 
 
 def drop_unused(source: str) -> None:
-    """Remove the folder of files that a source lies in, and their contents, where no edition is made of it."""
-    folder = next((path for path in (Path(source), *Path(source).parents) if path.parent == home("models")), None)
+    """Remove the folder of files that a source lies in, and their contents, or what was quantized from those,
+    where no edition is made of it."""
+    folder = next(filter(is_of_sent_files, (Path(source), *Path(source).parents)), None)
     if folder is None or not folder.is_dir():
         return
     editions = (edition_of(name) for name in made_files())
@@ -128,6 +130,13 @@ def drop_unused(source: str) -> None:
         for blob in home("blobs").glob("sha256-*"):
             if (entry := blob.stat()).st_ino in mine and entry.st_nlink == 1:
                 blob.unlink()
+
+
+def is_of_sent_files(folder: Path) -> bool:
+    """Is it one that `folder_of` made, or that its weights were quantized into?"""
+    return folder.parent == home("models") or (
+        folder.parent.parent == home("quantized") and bool(OF_SENT.match(folder.parent.name))
+    )
 
 
 def home(name: str) -> Path:

@@ -2,6 +2,7 @@
 HTTP."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,15 +32,11 @@ class Inventory:
 
     def all(self) -> list[Described]:
         """Newest first, as Ollama does; a model whose files cannot be read is no model."""
-        names = {name: resolve(source).path for name, source in self.given.items()}
-        for name, path in models_here():
-            names.setdefault(name, path)
         found: list[Described] = []
-        for name, path in names.items():
-            try:
-                found.append(self.described(name, path))
-            except LocalLLMError:
-                continue
+        here = {name: path for name, path in models_here() if name not in self.given}
+        for name in (*self.given, *here):
+            with suppress(LocalLLMError):
+                found.append(self.described(name, here.get(name) or self.path_of(name, name)))
         return sorted(found, key=lambda one: -one.modified)
 
     def described(self, name: str, path: Path) -> Described:
@@ -64,6 +61,15 @@ class Inventory:
             own = edition or Edition(name)
             edition = replace(own, system=system or own.system, template=template or own.template)
         return shown(self.described(name, path), edition, insert=self.fills_gaps(path), verbose=verbose)
+
+    def room(self, asked: str, wanted: int | None) -> int | None:
+        """Tokens of prompt and answer that a model is to be loaded for: what is wanted, by the request or else by
+        the edition, as far as the model knows so many. Raises as `shown`."""
+        name = asked if asked in self.given else known_as(asked)
+        path = self.path_of(name, asked)
+        edition = None if name in self.given else edition_of(name)
+        wanted = wanted or (edition.context if edition else None)
+        return min(wanted, self.described(name, path).context) if wanted else None
 
     def path_of(self, name: str, asked: str) -> Path:
         """Paths are for whoever starts the server, never for clients."""

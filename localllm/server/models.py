@@ -133,7 +133,6 @@ class Models:
         keep_alive: from now on, None for no change; context: that it must have room for.
         """
         name, source, edition = self.meant(name)
-        context = context or (edition and edition.context)
         async with self.changing:
             loaded = self.loaded.get(name) or await self.bring(name, source, context)
             if keep_alive is not None:

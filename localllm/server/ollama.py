@@ -15,12 +15,16 @@ from localllm.api.ollama.described import Described
 from localllm.api.ollama.requests import Chat, Generate, read_chat, read_generate
 from localllm.api.ollama.responses import Clock, Object, Writer, error_object, rfc3339, whole, without_answer
 from localllm.errors import LocalLLMError, ModelNotFound
+from localllm.llm import collect
+from localllm.request import GenerationEvent
+from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
 from localllm.server.inventory import Inventory
 from localllm.server.models import Lease, Loaded, Models
 from localllm.server.ndjson import line, lines
 from localllm.server.sse import unless_gone
+from localllm.text.grammar.result import check_finished
 
 VERSION = "0.33.0"
 """Of the Ollama whose API this is: clients look here for what they may ask."""
@@ -33,11 +37,11 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
 
     @routes.post("/api/generate")
     async def generate(request: Request) -> Response:
-        return await answer(models, request, read_generate)
+        return await answer(models, inventory, request, read_generate)
 
     @routes.post("/api/chat")
     async def chat(request: Request) -> Response:
-        return await answer(models, request, read_chat)
+        return await answer(models, inventory, request, read_chat)
 
     @routes.get("/api/ps")
     async def ps() -> Object:
@@ -68,14 +72,16 @@ def running(found: Described, loaded: Loaded) -> Object:
     }
 
 
-async def answer(models: Models, request: Request, read: Callable[[Mapping[str, Any]], Asked]) -> Response:
+async def answer(
+    models: Models, inventory: Inventory, request: Request, read: Callable[[Mapping[str, Any]], Asked]
+) -> Response:
     """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
     came = time.perf_counter()
     asked = read(await body_of(request))
     if asked.only_loads and asked.keep_alive == 0:
         await let_go(models, asked.model)
         return JSONResponse(without_answer(asked, "unload"))
-    lease = await leased(models, asked)
+    lease = await leased(models, inventory, asked)
     with lease:
         if asked.only_loads:
             return JSONResponse(without_answer(asked, "load"))
@@ -88,13 +94,15 @@ async def answer(models: Models, request: Request, read: Callable[[Mapping[str, 
             answers = held.enter_context(Answers(llm, [prepared]))
             if asked.stream:
                 return lines(streamed(answers, writer), held.pop_all())
-            return JSONResponse(await unless_gone(request, gathered(answers, writer)))
+            return JSONResponse(await unless_gone(request, gathered(answers, writer, prepared)))
 
 
-async def leased(models: Models, asked: Asked) -> Lease:
-    """Raises ModelNotFound in Ollama's words, which its clients look for."""
+async def leased(models: Models, inventory: Inventory, asked: Asked) -> Lease:
+    """With the room that is asked for, as far as the model knows so many tokens. Raises ModelNotFound in Ollama's
+    words, which its clients look for."""
     try:
-        return await models.lease(asked.model, asked.keep_alive, asked.room)
+        room = await asyncio.to_thread(inventory.room, asked.model, asked.room)
+        return await models.lease(asked.model, asked.keep_alive, room)
     except ModelNotFound as error:
         raise not_found(asked.model, error) from error
 
@@ -114,8 +122,15 @@ def not_found(name: str, error: ModelNotFound) -> ModelNotFound:
     return ModelNotFound(f"model '{name}' not found", error.remedy)
 
 
-async def gathered(answers: Answers, writer: Writer) -> Object:
-    return whole([chunk async for _, piece in answers for chunk in writer.push(piece, time.perf_counter())])
+async def gathered(answers: Answers, writer: Writer, prepared: Prepared) -> Object:
+    """Raises OutputInvalid where an answer leaves its grammar; of one that was cut, `done_reason` says so."""
+    pieces, chunks = list[GenerationEvent](), list[Object]()
+    async for _, piece in answers:
+        pieces.append(piece)
+        chunks += writer.push(piece, time.perf_counter())
+    done = collect(prepared, pieces)
+    await asyncio.to_thread(check_finished, prepared.params.grammar, done, of_stranger=True)
+    return whole(chunks)
 
 
 async def streamed(answers: Answers, writer: Writer) -> AsyncGenerator[bytes]:

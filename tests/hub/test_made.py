@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from localllm.errors import DamagedModel, ModelNotFound, UsageError
+from localllm.errors import DamagedModel, DiskFull, ModelNotFound, UsageError
 from localllm.hub.blobs import Incoming, WrongDigest, blob_file, folder_of
 from localllm.hub.here import models_here
 from localllm.hub.made import edition_of, made_files
@@ -89,6 +89,12 @@ def test_a_content_that_is_not_whole_leaves_nothing(home):
     with Incoming(digest) as incoming:
         incoming.write(b"x")
     assert not list((home / "blobs").iterdir())
+
+
+def test_what_the_disk_cannot_hold_is_refused_before_it_comes(home):
+    with pytest.raises(DiskFull):
+        Incoming(f"sha256:{'0' * 64}", 10**18)
+    assert not home.exists()
 
 
 @pytest.mark.parametrize("digest", ["", "sha256:x", "sha256:" + "A" * 64, "../x", "sha256:" + "0" * 63 + "/"])

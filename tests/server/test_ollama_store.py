@@ -211,3 +211,62 @@ def test_a_made_name_survives_in_a_file_that_says_what_it_is(client: ollama.Clie
     client.create("mycat:v1", from_="demo", system="You are a cat.")
     edition = edition_of("mycat:v1")
     assert edition and edition.source in ("demo", str(DEMO)) and edition.system == "You are a cat."
+
+
+def test_a_model_stays_as_long_as_is_asked(demo: LLM) -> None:
+    with running() as url, ollama.Client(host=url) as client:
+        assert client.generate("demo", keep_alive="10m").done_reason == "load"
+        [kept] = client.ps().models
+        assert kept.expires_at and 590 < kept.expires_at.timestamp() - time.time() <= 600
+        client.chat("demo", HI, keep_alive=-1, options={"num_predict": 1})
+        [kept] = client.ps().models
+        assert kept.expires_at and kept.expires_at.year > 2200
+        assert client.generate("demo", keep_alive=0).done_reason == "unload"
+        for _ in range(50):
+            if not client.ps().models:
+                break
+            time.sleep(0.1)
+        assert not client.ps().models
+        assert client.chat("demo", [], keep_alive=0).done_reason == "unload", "it was not there"
+        assert not client.ps().models, "it was loaded to be let go of"
+
+
+def test_a_context_beyond_the_models_is_as_much_as_it_knows(demo: LLM) -> None:
+    with running() as url, ollama.Client(host=url) as client:
+        client.create("wide", from_="demo", parameters={"num_ctx": 100_000})
+        for name in ("wide", "demo"):
+            done = client.chat(name, HI, options={**OPTIONS, "num_ctx": 32_768})
+            assert done.message.content == demo.chat(HI, GREEDY).text
+        assert [one.context_length for one in client.ps().models] == [demo.config.max_context]
+
+
+def test_the_context_of_an_edition_is_its_limit(client: ollama.Client, demo_url: str) -> None:
+    client.create("narrow", from_="demo", parameters={"num_ctx": 32})
+    with pytest.raises(ollama.ResponseError, match="the context holds 32"):
+        client.chat("narrow", [{"role": "user", "content": "word " * 60}])
+
+
+def test_files_that_are_no_model_leave_nothing(home: Path) -> None:
+    with running() as url, ollama.Client(host=url) as client:
+        (home.parent / "x.gguf").write_bytes(b"GGUF" + b"x" * 100)
+        digest = client.create_blob(home.parent / "x.gguf")
+        with pytest.raises(ollama.ResponseError):
+            client.create("bad", files={"x.gguf": digest})
+        assert not [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_a_model_is_quantized_as_it_is_made(home: Path) -> None:
+    with running() as url, ollama.Client(host=url) as client:
+        folder = shared("TinyStories-656K-hf")
+        names = [path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")]
+        files = {name: client.create_blob(folder / name) for name in names}
+        statuses = [line.status for line in client.create("small", files=files, quantize="int8", stream=True)]
+        assert "quantizing to INT8" in statuses and statuses[-1] == "success"
+        told = client.show("small").details
+        assert told and told.quantization_level in ("INT8", "I8")
+        assert client.generate("small", "Once upon a time", options=OPTIONS).response
+        assert not list(home.glob("models/*")) and not list(home.glob("blobs/*")), (
+            "only what was made of it is used"
+        )
+        client.delete("small")
+        assert not [path for path in home.rglob("*") if path.suffix in (".safetensors", ".gguf")]

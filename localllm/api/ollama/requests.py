@@ -72,9 +72,6 @@ class Wanted:
         options = {**own, **self.options}
         return replace(sampling(options, defaults(llm.recommended)), grammar=self.grammar, logprobs=self.logprobs)
 
-    def context(self, llm: Model) -> int | None:
-        return self.room or (llm.edition.context if llm.edition else None)
-
 
 @dataclass(frozen=True)
 class Chat(Wanted):
@@ -92,8 +89,7 @@ class Chat(Wanted):
                 f'"{self.model}" does not support chat', "it has no chat template: create an edition with one"
             )
         arguments = thinking(llm, self, with_tools=self.tools is not None)
-        params, context = self.params(llm), self.context(llm)
-        return llm, llm.prepare(self.messages, params, self.tools, arguments, context=context)
+        return llm, llm.prepare(self.messages, self.params(llm), self.tools, arguments, context=self.room)
 
 
 @dataclass(frozen=True)
@@ -113,13 +109,13 @@ class Generate(Wanted):
         """As `Chat.prepare`."""
         if self.template:
             llm = llm.edited(replace(llm.edition or Edition(""), template=self.template))
-        params, context = self.params(llm), self.context(llm)
+        params = self.params(llm)
         if self.suffix:
             if marks_of(llm.tokenizer) is None:
                 raise UsageError(f'"{self.model}" does not support insert', "leave the suffix out")
             ids = infill(llm.tokenizer, self.prompt, self.suffix)
             params = replace(params, stop_ids=(*params.stop_ids, *infill_ends(llm.tokenizer)))
-            return llm, llm.prepare(ids, params, before=self.before, context=context)
+            return llm, llm.prepare(ids, params, before=self.before, context=self.room)
         if self.raw or not llm.has_chat_template:
             if self.system:
                 raise UsageError(
@@ -127,11 +123,11 @@ class Generate(Wanted):
                 )
             if isinstance(self.think, str) or self.think:
                 raise UsageError(f'"{self.model}" does not support thinking', "leave think out")
-            return llm, llm.prepare(self.prompt, params, before=self.before, context=context)
+            return llm, llm.prepare(self.prompt, params, before=self.before, context=self.room)
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
         arguments = thinking(llm, self, with_tools=False)
-        return llm, llm.prepare(messages, params, None, arguments, before=self.before, context=context)
+        return llm, llm.prepare(messages, params, None, arguments, before=self.before, context=self.room)
 
 
 def read_chat(body: Mapping[str, Any]) -> Chat:
