@@ -73,13 +73,14 @@ class Engine:
         self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
         self.in_flight: Launched | None = None
         self.read_at = time.perf_counter()  # when the last step was
+        self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # so far
 
     @property
     def busy(self) -> bool:
         return bool(self.in_flight or self.scheduler.running or self.scheduler.waiting)
 
     def submit(self, sequence: Sequence) -> None:
-        self.scheduler.waiting.append(sequence)
+        self.scheduler.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """Its blocks are free before the next step; no further event will name it."""
@@ -92,6 +93,7 @@ class Engine:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread and s.room > 0])
         work = self.scheduler.next_work()
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
+        self.steps += launched is not None
         events += self.commit()  # ... before the host reads n and waits for it
         self.in_flight = launched
         if not self.runner.asynchronous:
@@ -215,8 +217,12 @@ class Engine:
             events.append(replace(event, drafted=0 if place else counted, accepted=0 < place <= counted))
             if event.finish_reason or drafts[place : place + 1] != [token]:
                 break
+        accepted = min(counted, len(events) - 1)
+        self.output_tokens += len(events)
+        self.draft_tokens += counted
+        self.accepted_tokens += accepted
         if self.drafter:
-            self.drafter.verified(sequence, counted, min(counted, len(events) - 1))
+            self.drafter.verified(sequence, counted, accepted)
         if drafts and sequence.state:
             sequence.state.rollback(min(sequence.computed, len(sequence.token_ids) - 1))
         return events
