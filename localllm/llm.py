@@ -4,8 +4,10 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
+import math
 import operator
 import secrets
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -115,6 +117,12 @@ class LLM:
     def stats(self) -> EngineStats:
         """What the engine is doing, and what it has done so far: from any thread, and for nothing."""
         return self.worker.stats()
+
+    def unhurried(self) -> None:
+        """For work that nobody waits for token by token: any number of requests may wait, and steps are as large
+        as is fastest for all together."""
+        self.worker.most_waiting = sys.maxsize
+        self.worker.engine.chunk.patience_s = math.inf
 
     @property
     def has_chat_template(self) -> bool:

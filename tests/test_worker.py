@@ -121,3 +121,12 @@ def test_numbers_are_read_while_a_step_runs(llm: LLM) -> None:
         for _ in range(100):
             llm.stats()
         assert time.perf_counter() - start < 0.1
+
+
+def test_who_is_in_no_hurry_may_let_any_number_wait() -> None:
+    with localllm.load(shared("stories260K"), max_queue=1) as llm:
+        llm.unhurried()
+        request = llm.prepare(PROMPT, SHORT)
+        with held(llm):
+            streams = [llm.submit(request) for _ in range(600)]
+        assert len({"".join(event.text for event in stream) for stream in streams}) == 1

@@ -20,6 +20,7 @@ from torch import Tensor
 from localllm.errors import LocalLLMError, UsageError
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
+from localllm.runtime.chunk import LEAST, Chunk
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, log_probabilities
 from localllm.runtime.scheduler import Scheduler, Work
@@ -70,6 +71,7 @@ class Engine:
         self.pool = pool
         self.drafter = drafter
         self.scheduler = Scheduler(pool, token_budget, max_running)
+        self.chunk = Chunk(token_budget)  # where the host waits for each step, and so can tell how long it takes
         self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
         self.in_flight: Launched | None = None
         self.read_at = time.perf_counter()  # when the last step was
@@ -91,13 +93,15 @@ class Engine:
         events = self.commit() if self.must_read_first() else []
         if self.drafter:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread and s.room > 0])
-        work = self.scheduler.next_work()
+        hurried = not self.runner.asynchronous and self.scheduler.hurried(LEAST)
+        start, work = time.perf_counter(), self.scheduler.next_work(self.chunk.budget() if hurried else None)
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
         self.steps += launched is not None
         events += self.commit()  # ... before the host reads n and waits for it
         self.in_flight = launched
-        if not self.runner.asynchronous:
+        if launched and not self.runner.asynchronous:
             events += self.commit()
+            self.chunk.stepped(launched.tokens, time.perf_counter() - start)
         return events
 
     def must_read_first(self) -> bool:

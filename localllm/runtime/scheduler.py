@@ -41,10 +41,11 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=turn)
 
-    def next_work(self) -> Work:
-        """The sequences of the next step, each with room made for the tokens it brings."""
-        self.work, self.room = {}, self.token_budget
-        fair = -(-self.token_budget // FIRST_SHARE)
+    def next_work(self, budget: int | None = None) -> Work:
+        """The sequences of the next step, each with room made for the tokens it brings. budget: of all together,
+        None for the usual."""
+        self.work, self.room = {}, self.token_budget if budget is None else min(budget, self.token_budget)
+        fair = -(-self.room // FIRST_SHARE)
         if self.running:
             self.bring(min(self.running, key=rank), fair)
         ordered = sorted(self.running, key=lambda s: (s.pending, s.request.id))
@@ -106,6 +107,10 @@ class Scheduler:
         self.hits += sequence.computed > 0
         self.prompt_tokens += sequence.prompt_length
         self.cached_tokens += sequence.computed
+
+    def hurried(self, most: int) -> bool:
+        """Has anybody no more than so many tokens to compute until the next of its answer?"""
+        return any(s.pending <= most for s in (*self.running, *self.waiting[:PASSED]))
 
     def answer_budget(self, sequence: Sequence) -> int:
         """How many tokens more are reserved for what it may still say, as far as its limit allows."""
