@@ -11,23 +11,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from localllm.api.tokens import TokenTexts
-from localllm.errors import DoesNotFit, LocalLLMError, ModelNotFound
+from localllm.errors import Busy, DoesNotFit, ModelNotFound
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve
 from localllm.llm import LLM
 
 KEEP_ALIVE = 300.0  # seconds
-RETRY_S = 5  # after which a client may ask again
 
 Load = Callable[[str, int | None], LLM]
 """By name, with a context or as much as fits. Raises LocalLLMError."""
-
-
-class Busy(LocalLLMError):
-    """No room for this request now; later there may be."""
-
-    http_status = 503
-    retry_after = RETRY_S  # seconds
 
 
 @dataclass(eq=False)
@@ -124,7 +116,7 @@ class Models:
                 if idle:
                     await self.let_go(min(idle, key=lambda loaded: loaded.used_at))
                 elif self.loaded:
-                    raise Busy(f"{error.message} while other models answer", "ask again later") from error
+                    raise Busy(f"{error.message} while other models answer") from error
                 else:
                     raise
             else:
