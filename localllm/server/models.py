@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from localllm.api.tokens import TokenTexts
-from localllm.errors import DoesNotFit, LocalLLMError, ModelNotFound, UsageError
+from localllm.errors import Busy, DoesNotFit, ModelNotFound, UsageError
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve
 from localllm.llm import LLM
@@ -23,17 +23,9 @@ from localllm.server.events import Events
 from localllm.server.threads import in_thread
 
 KEEP_ALIVE = 300.0  # seconds
-RETRY_S = 5  # after which a client may ask again
 
 Load = Callable[[str, int | None], LLM]
 """By name, with a context or as much as fits. Raises LocalLLMError."""
-
-
-class Busy(LocalLLMError):
-    """No room for this request now; later there may be."""
-
-    http_status = 503
-    retry_after = RETRY_S  # seconds
 
 
 @dataclass(eq=False)
@@ -183,7 +175,7 @@ class Models:
         try:
             await asyncio.wait((loading.task, ending), return_when=asyncio.FIRST_COMPLETED)
             if not loading.task.done():
-                raise Busy("the server is ending", "ask again later")
+                raise Busy("the server is ending")
             return loading.task.result()
         except BaseException:
             loading.waiting -= 1
@@ -209,7 +201,7 @@ class Models:
         """For one model more than are here. Raises Busy."""
         while self.most is not None and len(self.loaded) >= self.most:
             if not (idle := self.least_recently_used()):
-                raise Busy(f"{self.most} models are loaded and all of them answer", "ask again later")
+                raise Busy(f"{self.most} models are loaded and all of them answer")
             await self.let_go(idle, f"room for {name}")
 
     async def load_somehow(self, name: str, source: str, context: int | None) -> LLM:
@@ -223,7 +215,7 @@ class Models:
                 if idle := self.least_recently_used():
                     await self.let_go(idle, f"room for {name}")
                 elif self.loaded:
-                    raise Busy(f"{error.message} while other models answer", "ask again later") from error
+                    raise Busy(f"{error.message} while other models answer") from error
                 elif not self.leaving:
                     raise
 
@@ -292,7 +284,7 @@ class Models:
         """Let go of a model that is about to be removed. Raises Busy where somebody uses it."""
         if loaded := self.find(name):
             if loaded.users:
-                raise Busy(f"{name} is answering", "ask again later")
+                raise Busy(f"{name} is answering")
             await self.let_go(loaded, "removed")
 
     def let_go(self, loaded: Loaded, why: str) -> asyncio.Task[None]:

@@ -128,6 +128,7 @@ def gauges_of(one: Loaded) -> Iterator[Gauge]:
     yield "kv_blocks", "Blocks of the cache.", stats.blocks
     yield "kv_blocks_used", "Of them, in use by answers.", stats.used_blocks
     yield "kv_blocks_cached", "Of them, kept for prompts that begin alike.", stats.cached_blocks
+    yield "kv_blocks_evicted", "Blocks whose content gave way since the model was loaded.", stats.evicted_blocks
     yield "preemptions", "Answers put back since the model was loaded, to make room.", stats.preemptions
     yield "weight_bytes", "Memory of the weights.", one.llm.weight_bytes
     yield "context_tokens", "Room for prompt and answer.", one.llm.context
