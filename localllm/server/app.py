@@ -12,6 +12,7 @@ from localllm.errors import LocalLLMError
 from localllm.server import openai
 from localllm.server.guard import Guard
 from localllm.server.models import Models
+from localllm.server.openapi import serve_document
 from localllm.server.refusals import answer_of
 
 CLIENT_CLOSED = 499  # nobody reads it; the logs of other servers have the number
@@ -35,6 +36,7 @@ def create_app(models: Models) -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
+    serve_document(app)
     app.add_exception_handler(LocalLLMError, refused)
     app.add_exception_handler(HTTPException, not_routed)
     app.add_exception_handler(ClientDisconnect, left)

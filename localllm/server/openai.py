@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from localllm.api.asked import Asked
+from localllm.api.openai.bodies import ChatBody, CompletionBody
 from localllm.api.openai.requests import read_chat, read_completion
 from localllm.api.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
@@ -23,8 +24,15 @@ from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
 from localllm.server.models import Lease, Loaded, Models
+from localllm.server.openapi import documented
 from localllm.server.sse import DONE, EventStream, event, unless_gone
 from localllm.text.grammar.result import check_finished
+
+EVENTS = "text/event-stream"
+EXAMPLES: dict[str, Object] = {
+    "chat": {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8},
+    "text": {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8},
+}
 
 Read = Callable[[Mapping[str, Any], SamplingParams], Asked]
 
@@ -32,19 +40,19 @@ Read = Callable[[Mapping[str, Any], SamplingParams], Asked]
 def router(models: Models) -> APIRouter:
     routes = APIRouter(prefix="/v1")
 
-    @routes.post("/chat/completions")
+    @routes.post("/chat/completions", **documented(ChatBody, EXAMPLES["chat"], streams=EVENTS))
     async def chat(request: Request) -> Response:
         return await answer(models, request, read_chat)
 
-    @routes.post("/completions")
+    @routes.post("/completions", **documented(CompletionBody, EXAMPLES["text"], streams=EVENTS))
     async def completions(request: Request) -> Response:
         return await answer(models, request, read_completion)
 
-    @routes.get("/models")
+    @routes.get("/models", **documented())
     async def list_models() -> Object:
         return {"object": "list", "data": [described(loaded) for loaded in models.loaded.values()]}
 
-    @routes.get("/models/{name:path}")
+    @routes.get("/models/{name:path}", **documented())
     async def model(name: str) -> Object:
         with await models.lease(name) as lease:
             return described(lease.loaded)
