@@ -33,13 +33,24 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     Leaving `with` cancels those that have not ended: their blocks are free before the engine's next step.
     """
 
-    def __init__(self, llm: Submitting, requests: Sequence[Request]):
-        """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed."""
+    def __init__(self, llm: Submitting, requests: Sequence[Request], each: int = 1):
+        """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed.
+
+        each: so many of the requests that follow each other have one prompt. It is computed for the first of them;
+        the others begin once they find it in the cache.
+        """
+        self.llm = llm
+        self.requests = requests
+        self.each = each
         self.loop = asyncio.get_running_loop()
         self.said: asyncio.Queue[tuple[int, Said]] = asyncio.Queue()
         self.streams: dict[int, Closing] = {}  # those that have not ended
-        for place, request in enumerate(requests):
-            self.streams[place] = llm.submit(request, partial(self.deliver, place))
+        self.later = set(range(len(requests))) - set(range(0, len(requests), each))
+        for place in range(0, len(requests), each):
+            self.begin(place)
+
+    def begin(self, place: int) -> None:
+        self.streams[place] = self.llm.submit(self.requests[place], partial(self.deliver, place))
 
     def deliver(self, place: int, said: Said) -> None:
         """On the engine's thread."""
@@ -54,6 +65,10 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
             raise said
         if said.finish_reason is not None:
             del self.streams[place]
+        if self.later and (said.token_ids or said.finish_reason is not None):
+            for waiting in self.later.intersection(range(place, place + self.each)):
+                self.later.remove(waiting)
+                self.begin(waiting)
         return place, said
 
     def __enter__(self) -> "Answers":

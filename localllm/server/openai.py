@@ -83,14 +83,14 @@ async def answer(models: Models, request: Request, read: Read) -> Response:
 
 async def whole(lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]) -> Object:
     said: list[list[GenerationEvent]] = [[] for _ in prepared]
-    with Answers(lease.llm, prepared) as answers:
+    with Answers(lease.llm, prepared, asked.each) as answers:
         async for place, piece in answers:
             said[place].append(piece)
     dones = [collect(request, pieces) for request, pieces in zip(prepared, said, strict=True)]
     for done in dones:
         await asyncio.to_thread(check_finished, asked.params.grammar, done, of_stranger=True)
     if asked.is_chat:
-        return chat_completion(stamp, asked, dones[0], lease.texts)
+        return chat_completion(stamp, asked, dones, lease.texts)
     return text_completion(stamp, asked, dones, lease.texts)
 
 
@@ -98,22 +98,23 @@ async def streamed(
     lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]
 ) -> AsyncGenerator[bytes]:
     """Events up to [DONE]; or up to an error object, which is the last."""
-    measured: list[Metrics] = []
+    measured: dict[int, Metrics] = {}
     writers = [
-        ChatStream(stamp, asked, lease.texts)
+        ChatStream(stamp, asked, lease.texts, place)
         if asked.is_chat
         else TextStream(stamp, asked, request, lease.texts, place)
         for place, request in enumerate(prepared)
     ]
     try:
-        with Answers(lease.llm, prepared) as answers:
+        with Answers(lease.llm, prepared, asked.each) as answers:
             async for place, piece in answers:
                 for chunk in writers[place].push(piece):
                     yield event(chunk)
-                measured += [piece.metrics] if piece.metrics else []
+                if piece.metrics:
+                    measured[place] = piece.metrics
     except LocalLLMError as error:
         yield event(error_object(error))
         return
     if asked.include_usage:
-        yield event(usage_chunk(stamp, asked, measured))
+        yield event(usage_chunk(stamp, asked, [measured[place] for place in sorted(measured)]))
     yield DONE

@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_text_streamed_or_not(client: openai.OpenAI
     asked: dict[str, Any] = {
         "model": "demo",
         "messages": MESSAGES,
-        "temperature": 1.0,
+        "temperature": 2.0,
         "top_p": 0.9,
         "max_tokens": 24,
     }
@@ -114,6 +114,51 @@ def test_several_texts_are_continued_side_by_side(stories_client: openai.OpenAI,
     assert streamed == expected
 
 
+def test_several_answers_to_one_prompt_follow_from_one_seed(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "temperature": 2.0,
+        "max_tokens": 16,
+        "seed": 5,
+    }
+    one = client.chat.completions.create(**asked)
+    done = client.chat.completions.create(n=3, **asked)
+    texts = [choice.message.content for choice in done.choices]
+    assert [choice.index for choice in done.choices] == [0, 1, 2]
+    assert texts[0] == one.choices[0].message.content and len(set(texts)) == 3
+    streamed, usages = [""] * 3, []
+    for chunk in client.chat.completions.create(n=3, stream=True, stream_options={"include_usage": True}, **asked):
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+    assert one.usage and done.usage and usages[0]
+    assert done.usage.prompt_tokens == usages[0].prompt_tokens == one.usage.prompt_tokens
+    assert done.usage.completion_tokens == usages[0].completion_tokens > one.usage.completion_tokens
+
+
+def test_of_the_best_the_likeliest_are_told(stories_client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "stories260K", "prompt": [STORY, "One day"], "max_tokens": 12, "seed": 3}
+    every = stories_client.completions.create(n=5, logprobs=0, **asked)
+    best = stories_client.completions.create(n=2, best_of=5, **asked)
+
+    def likelihood(choice: Any) -> float:
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    expected = [
+        choice.text
+        for first in (0, 5)
+        for choice in sorted(every.choices[first : first + 5], key=likelihood, reverse=True)[:2]
+    ]
+    assert [choice.text for choice in best.choices] == expected
+    assert all(choice.logprobs is None for choice in best.choices)
+    assert best.usage == every.usage
+    with pytest.raises(openai.BadRequestError) as error:
+        stories_client.completions.create(best_of=5, stream=True, **asked)
+    assert error.value.param == "best_of"
+
+
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
@@ -134,7 +179,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
         ({"extra_body": {"wings": 2}}, "wings"),
-        ({"n": 3}, "n"),
+        ({"n": 1000}, "n"),
     ],
 )
 def test_a_field_that_makes_no_sense_is_named(client: openai.OpenAI, changes: Any, param: str) -> None:

@@ -9,9 +9,6 @@ from localllm.api.body import BadField, Strict
 
 # Fields that have one value here, which may be sent.
 ONLY: dict[str, Any] = {
-    "n": 1,
-    "best_of": 1,
-    "suffix": "",
     "modalities": ["text"],
     "parallel_tool_calls": True,
     "verbosity": "medium",
@@ -27,12 +24,14 @@ WITHOUT_EFFECT = (
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class Sampling(Strict):
     """What both kinds of body have."""
 
     model: str
+    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -46,6 +45,7 @@ class Sampling(Strict):
     stop: Any = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -76,6 +76,8 @@ class ChatBody(Sampling):
 
 class CompletionBody(Sampling):
     prompt: Any
+    suffix: str | None = None
+    best_of: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
 
