@@ -159,6 +159,26 @@ def test_of_the_best_the_likeliest_are_told(stories_client: openai.OpenAI) -> No
     assert error.value.param == "best_of"
 
 
+def test_likelihoods_of_texts_alone(stories_client: openai.OpenAI, stories: LLM) -> None:
+    """Lists of token ids, no answer."""
+    prompts = [stories.tokenizer.encode(text) for text in (STORY, "One day")]
+    asked: dict[str, Any] = {"model": "stories260K", "max_tokens": 0, "echo": True, "logprobs": 1}
+    done = stories_client.completions.create(prompt=prompts, **asked)
+    for choice, prompt in zip(done.choices, prompts, strict=True):
+        told = choice.logprobs
+        assert told and told.token_logprobs and told.tokens and told.top_logprobs
+        assert len(told.token_logprobs) == len(told.tokens) == len(prompt)
+        logprobs = stories.logits(prompt).log_softmax(-1)
+        expected = [logprobs[place, token].item() for place, token in enumerate(prompt[1:])]
+        assert told.token_logprobs[0] is None and told.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+        assert all(
+            value <= max(top.values()) for value, top in zip(told.token_logprobs[1:], told.top_logprobs[1:])
+        )
+    assert done.usage and done.usage.completion_tokens == 0
+    text = stories_client.completions.create(prompt=STORY, **asked).choices[0]
+    assert text.text == STORY and text.finish_reason == "length"
+
+
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
