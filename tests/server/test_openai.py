@@ -171,9 +171,8 @@ def test_likelihoods_of_texts_alone(stories_client: openai.OpenAI, stories: LLM)
         logprobs = stories.logits(prompt).log_softmax(-1)
         expected = [logprobs[place, token].item() for place, token in enumerate(prompt[1:])]
         assert told.token_logprobs[0] is None and told.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
-        assert all(
-            value <= max(top.values()) for value, top in zip(told.token_logprobs[1:], told.top_logprobs[1:])
-        )
+        pairs = list(zip(told.token_logprobs, told.top_logprobs, strict=True))[1:]
+        assert all(value <= max(top.values()) for value, top in pairs)
     assert done.usage and done.usage.completion_tokens == 0
     text = stories_client.completions.create(prompt=STORY, **asked).choices[0]
     assert text.text == STORY and text.finish_reason == "length"

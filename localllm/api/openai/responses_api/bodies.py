@@ -1,11 +1,14 @@
 """The body of `/v1/responses`, field by field, and what is said of fields that are not here."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from localllm.api.body import Strict
+from localllm.api.body import Shown, Strict
+from localllm.api.openai.bodies import WITHOUT_EFFECT
+from localllm.api.openai.responses_api.items import Called, Returned, Said, Thought
 
+UNUSED = tuple(name for name in WITHOUT_EFFECT if name != "metadata")  # which is told again
 STATELESS = "nothing is kept: send the whole conversation as input"
 # Fields that have one value here, which may be sent.
 ONLY: dict[str, Any] = {"background": False, "store": False, "truncation": "disabled"}
@@ -47,9 +50,25 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+class Tool(Strict):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+def _others(schema: dict[str, Any]) -> None:
+    """Describe the fields that are taken out before a body is validated."""
+    without: dict[str, Any] = {name: {"description": "Has no effect."} for name in UNUSED}
+    schema["properties"] |= without | {name: {"enum": [only, None]} for name, only in ONLY.items()}
+
+
 class ResponseBody(Strict):
+    model_config = ConfigDict(json_schema_extra=_others)
+
     model: str
-    input: Any
+    input: Annotated[Any, Shown(str | list[Said | Called | Returned | Thought])]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -62,7 +81,7 @@ class ResponseBody(Strict):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
-    tools: Any = None
+    tools: Annotated[Any, Shown(list[Tool] | None)] = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None

@@ -4,9 +4,9 @@ What a model says in one turn is several items here (thoughts, a message, calls)
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from localllm.api.body import BadField, Strict, validated
+from localllm.api.body import BadField, Shown, Strict, validated
 
 Message = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -18,9 +18,19 @@ class Item(Strict):
     status: Status | None = None
 
 
+class Part(Strict):
+    type: str
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: Any = None
+
+
+Texts = Annotated[Any, Shown(str | list[Part])]
+
+
 class Said(Item):
     role: Literal["user", "assistant", "system", "developer"]
-    content: Any
+    content: Texts
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -32,12 +42,12 @@ class Called(Item):
 
 class Returned(Item):
     call_id: str
-    output: Any
+    output: Texts
 
 
 class Thought(Item):
-    summary: Any = None
-    content: Any = None
+    summary: Texts = None
+    content: Texts = None
     encrypted_content: None = None
 
 
@@ -48,13 +58,6 @@ ITEMS: dict[str, type[Item]] = {
     "reasoning": Thought,
 }
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-
-class Part(Strict):
-    type: str
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: Any = None
 
 
 def messages_of(given: Any, instructions: str | None) -> list[Message]:

@@ -7,10 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.api.asked import Asked
-from localllm.api.body import BadField, Strict, validated
-from localllm.api.openai.bodies import WITHOUT_EFFECT
+from localllm.api.body import BadField, validated
 from localllm.api.openai.requests import read_chat
-from localllm.api.openai.responses_api.bodies import ONLY, REFUSED, REMEDIES, ResponseBody, TextFormat
+from localllm.api.openai.responses_api.bodies import (
+    ONLY,
+    REFUSED,
+    REMEDIES,
+    UNUSED,
+    ResponseBody,
+    TextFormat,
+    Tool,
+)
 from localllm.api.openai.responses_api.items import messages_of
 from localllm.request import SamplingParams
 
@@ -25,18 +32,9 @@ CALLED = {
 }
 
 
-class Tool(Strict):
-    type: str
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 def read_body(body: Mapping[str, Any]) -> ResponseBody:
     """Raises BadField for what is unknown, of a wrong type or not supported."""
-    keeps = {*WITHOUT_EFFECT} - {"metadata"}  # which is told again
-    fields = {name: value for name, value in body.items() if value is not None and name not in keeps}
+    fields = {name: value for name, value in body.items() if value is not None and name not in UNUSED}
     for name, remedy in REFUSED.items():
         if name in fields:
             raise BadField(name, f"{name} is not supported", remedy)
