@@ -2,6 +2,7 @@
 it."""
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -11,13 +12,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from localllm import __version__
 from localllm.api.asked import Asked
 from localllm.api.openai.bodies import ChatBody, CompletionBody
 from localllm.api.openai.requests import read_chat, read_completion
 from localllm.api.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.errors import LocalLLMError
-from localllm.llm import collect
+from localllm.llm import LLM, collect
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
@@ -65,6 +67,12 @@ def described(loaded: Loaded) -> Object:
     return {**head, "context_length": loaded.llm.context}
 
 
+def fingerprint(llm: LLM) -> str:
+    """What answers depend on beside the request: who asks with one seed twice may compare."""
+    setup = (llm.name, llm.origin.quant, llm.device, llm.dtype, llm.kv_dtype, llm.deterministic, __version__)
+    return f"fp_{hashlib.sha256(repr(setup).encode()).hexdigest()[:12]}"
+
+
 async def answer(models: Models, request: Request, read: Read) -> Response:
     """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
     body = await body_of(request)
@@ -73,7 +81,7 @@ async def answer(models: Models, request: Request, read: Read) -> Response:
     with lease:
         asked = read(body, lease.llm.default_params)
         name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        stamp = Stamp(name, int(time.time()), lease.loaded.name)
+        stamp = Stamp(name, int(time.time()), lease.loaded.name, fingerprint(lease.llm))
         # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
         prepared = await asyncio.to_thread(asked.prepare, lease.llm)
         if asked.stream:

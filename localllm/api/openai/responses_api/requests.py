@@ -93,7 +93,12 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
 
 
 def _choice(choice: Any) -> Any:
-    """One function is named flat here, and in an object of its own in a chat's body."""
-    if isinstance(choice, Mapping) and choice.keys() == {"type", "name"}:
+    """Functions are named flat here, and in objects of their own in a chat's body."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.keys() == {"type", "name"}:
         return {"type": choice["type"], "function": {"name": choice["name"]}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        named = {name: value for name, value in choice.items() if name != "type"}
+        return {"type": "allowed_tools", "allowed_tools": named | {"tools": list(map(_choice, choice["tools"]))}}
     return choice
