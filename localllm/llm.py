@@ -206,7 +206,8 @@ class LLM:
         if not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
         ids = self.after(before, self.encode(prompt, tools, template_arguments, alone=not before))
-        context = context or (self.edition.context if self.edition else None)
+        if context is None and self.edition:
+            context = self.edition.context
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)

@@ -134,18 +134,18 @@ class Models:
         resolve(name)
         return name
 
+    def key_of(self, name: str) -> str:
+        """Raises as `source_of`."""
+        return str(resolve(self.source_of(name)).path.resolve())
+
     def edition_of(self, name: str) -> Edition | None:
-        """What stands before the model, where the name is that of an edition."""
+        """What stands before the model that a name means."""
         return None if name in self.given else edition_of(known_as(name))
 
     def edited(self, loaded: Loaded, name: str) -> LLM:
         """What answers to a name of a loaded model."""
         edition = self.edition_of(name)
         return loaded.llm.edited(edition) if edition else loaded.llm
-
-    def key_of(self, name: str) -> str:
-        """Raises as `source_of`."""
-        return str(resolve(self.source_of(name)).path.resolve())
 
     def find(self, name: str) -> Loaded | None:
         """The model, if it is loaded. Raises as `source_of`."""
@@ -167,10 +167,10 @@ class Models:
                 loaded.keep_alive = keep_alive
             if context is not None and context > loaded.llm.context:
                 await self.resize(loaded, context)
+            return Lease(self, loaded, name)
         except BaseException:
             self.released(loaded)
             raise
-        return Lease(self, loaded, name)
 
     async def held(self, name: str, context: int | None) -> Loaded:
         """The model with one user more. A load goes on without those who leave: it will soon be asked for."""
