@@ -89,6 +89,18 @@ class Engine:
         if not sequence.finished:
             self.retire(sequence)
 
+    def put_back(self) -> list[TokenEvent]:
+        """Whoever runs waits again, to be computed anew. What the step in flight has brought."""
+        events = self.commit()
+        for sequence in list(self.scheduler.running):
+            self.scheduler.preempt(sequence)
+        return events
+
+    def move(self, runner: Runner, pool: BlockPool) -> None:
+        """Go on with other caches; nobody runs."""
+        self.runner = runner
+        self.pool = self.scheduler.pool = pool
+
     def step(self) -> list[TokenEvent]:
         events = self.commit() if self.must_read_first() else []
         if self.drafter:
