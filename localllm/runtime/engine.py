@@ -230,7 +230,9 @@ class Engine:
         sequence.forget_drafts()
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             event = self.append(sequence, token, logprob)
-            events.append(replace(event, drafted=0 if place else counted, accepted=0 < place <= counted))
+            if counted:
+                event = replace(event, drafted=0 if place else counted, accepted=0 < place <= counted)
+            events.append(event)
             if event.finish_reason or drafts[place : place + 1] != [token]:
                 break
         accepted = min(counted, len(events) - 1)
