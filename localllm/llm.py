@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex, cast
@@ -32,6 +33,7 @@ from localllm.plan import expected, runs
 from localllm.plan.memory import Memory
 from localllm.plan.runs import Run
 from localllm.request import SEED_BITS, Completion, GenerationEvent, Kind, Request, SamplingParams
+from localllm.room import Rooms
 from localllm.runtime.kernels.registry import used
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
@@ -92,7 +94,7 @@ class LLM:
         worker: Worker,
         memory: Memory,
         kv_dtype: str,
-        guesser: DraftModel | None = None,
+        rooms: Rooms,
     ):
         self.origin = origin
         self.name = origin.ref.name
@@ -104,6 +106,7 @@ class LLM:
         self.grammars = grammars
         self.worker = worker
         self.memory = memory
+        self.rooms = rooms
         self.weight_bytes = memory.weights.total
         self.device = str(worker.engine.runner.device)
         self.dtype = dtype_name(worker.engine.runner.model.dtype)
@@ -118,11 +121,9 @@ class LLM:
         self.load_s = origin.load_s
         self.load_phases = origin.load_phases
         self.read_bytes_per_s = origin.read_bytes_per_s
-        on_gpu = self.device != "cpu"
-        self.without_graphs = worker.engine.runner.without_graphs if on_gpu else ""  # why, where none is captured
         self.waited_for_load_s = origin.load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
-        self.close = weakref.finalize(self, shut, worker, self.renderer, guesser)
+        self.close = weakref.finalize(self, shut, worker, self.renderer, rooms.guesser)
         """End the engine and free its memory. Answers under way end with an error."""
 
     def __repr__(self) -> str:
@@ -132,6 +133,28 @@ class LLM:
     def context(self) -> int:
         """Most tokens of prompt and answer together."""
         return (self.beneath or self).memory.context
+
+    @property
+    def without_graphs(self) -> str:
+        """Why no step is captured as a graph, where that could be."""
+        return "" if self.device == "cpu" else self.worker.engine.runner.without_graphs
+
+    def resize(self, context: int | None) -> None:
+        """Another most length of prompt and answer, None for as many tokens as fit, without reading weights again.
+
+        Between two steps: answers under way are computed again as far as they are and go on, those that are too
+        long end with ContextOverflow; the prefix cache is empty. Raises DoesNotFit and UsageError, with nothing
+        changed.
+        """
+
+        def anew() -> None:
+            engine, old = self.worker.engine, self.memory
+            new = self.rooms.plan(engine, old, context)
+            self.worker.change(new.context, lambda: self.rooms.change(engine, old, new, self.default_params))
+            self.worker.shortage = partial(self.rooms.shortage, new)
+            self.memory = new
+
+        self.worker.call(anew)
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and what it has done so far: from any thread, and for nothing."""
