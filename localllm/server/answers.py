@@ -71,6 +71,11 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
                 self.begin(waiting)
         return place, said
 
+    @property
+    def more(self) -> bool:
+        """Is a piece there already? Then what is made of this one may wait, to be sent together with it."""
+        return not self.said.empty()
+
     def __enter__(self) -> "Answers":
         return self
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -63,13 +63,18 @@ async def whole(
 
 async def streamed(lease: Lease, answer: ResponseStream, prepared: Sequence[Prepared]) -> AsyncGenerator[bytes]:
     """Events up to the one that says how the response ended."""
-    for made in answer.begin():
-        yield event(made, made["type"])
+    yield sent(answer.begin())
+    made: list[dict[str, Any]] = []
     try:
         with Answers(lease.llm, prepared) as answers:
             async for _, piece in answers:
-                for made in answer.push(piece):
-                    yield event(made, made["type"])
+                made += answer.push(piece)
+                if made and not answers.more:
+                    yield sent(made)
+                    made.clear()
     except LocalLLMError as error:
-        for made in answer.fail(error):
-            yield event(made, made["type"])
+        yield sent([*made, *answer.fail(error)])
+
+
+def sent(events: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(event(made, made["type"]) for made in events)
