@@ -38,7 +38,7 @@ def router(models: Models) -> APIRouter:
         lease = await models.lease(read_response(body, SamplingParams()).model)
         with lease:
             asked = read_response(body, lease.llm.default_params)
-            stamp = Stamp(f"resp_{secrets.token_hex(12)}", int(time.time()), lease.loaded.name)
+            stamp = Stamp(f"resp_{secrets.token_hex(12)}", int(time.time()), lease.name)
             answer = ResponseStream(stamp, read_body(body), asked, lease.texts)
             prepared = await asyncio.to_thread(asked.prepare, lease.llm)
             if asked.stream:

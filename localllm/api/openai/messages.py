@@ -66,6 +66,12 @@ class Returned(Message):
     tool_call_id: str
 
 
+Messages = Annotated[Any, Shown(list[Spoken | Answered | Returned])]
+"""What `read_messages` reads."""
+
+Tools = Annotated[Any, Shown(list[Tool] | None)]
+"""What `read_tools` reads."""
+
 ROLES: dict[str, type[Spoken | Answered | Returned]] = {
     "system": Spoken,
     "developer": Spoken,

@@ -44,6 +44,7 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
         template_arguments=arguments,
         think=False if effort == "none" else None,
         n=n,
+        priority=asked.priority or 0,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
     )
@@ -69,6 +70,7 @@ def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
         suffix=_suffix(asked, prompts),
         n=n,
         best_of=best_of,
+        priority=asked.priority or 0,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
     )
