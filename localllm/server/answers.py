@@ -52,7 +52,6 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
         self.llm = llm
         self.requests = requests
         self.each = each
-        self.name = llm.name
         self.account = current()
         self.tokens: dict[int, int] = {}  # so far, of those that have not ended
         if self.account and self.account.with_prompts:
@@ -97,7 +96,7 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
         self.streams.pop(place).close()
         tokens = self.tokens.pop(place, 0)
         if self.account:
-            self.account.ended(self.name, why, metrics, tokens)
+            self.account.ended(self.llm.name, why, metrics, tokens)
 
     def __enter__(self) -> "Answers":
         return self
