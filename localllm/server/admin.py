@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.api.body import BadField, Strict, validated
-from localllm.api.openai.messages import Messages, Tools, read_messages, read_tools
+from localllm.api.openai.functions import Tools, read_tools
+from localllm.api.openai.messages import Messages, read_messages
 from localllm.server.body import body_of
 from localllm.server.models import Models
 from localllm.server.openapi import documented
@@ -26,7 +27,7 @@ TEMPLATE_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "H
 class TokenizeBody(Strict):
     model: str
     prompt: str | None = None
-    messages: Messages = None
+    messages: Messages | None = None
     tools: Tools = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from localllm.api.body import BadField, Shown, Strict
-from localllm.api.openai.messages import Messages, Tools
+from localllm.api.openai.functions import Tools
+from localllm.api.openai.messages import Messages
 
 # Fields that have one value here, which may be sent.
 ONLY: dict[str, Any] = {
