@@ -22,6 +22,8 @@ class Preparing(Protocol):
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        priority: int = 0,
     ) -> Request: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
@@ -53,6 +55,9 @@ class Asked:
     best_of: int | None = None
     """As many are made of each prompt, and the likeliest are told; None: `n`."""
 
+    priority: int = 0
+    """Who has more goes first where requests wait."""
+
     stream: bool = False
     include_usage: bool = False
 
@@ -75,5 +80,5 @@ class Asked:
             arguments = llm.template_arguments(
                 self.template_arguments, think=self.think, with_tools=self.tools is not None
             )
-        first = [llm.prepare(prompt, params, self.tools, arguments) for prompt in prompts]
+        first = [llm.prepare(prompt, params, self.tools, arguments, priority=self.priority) for prompt in prompts]
         return [request.another(place) if place else request for request in first for place in range(self.each)]

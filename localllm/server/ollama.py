@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from localllm.api.ollama.bodies import ChatBody, GenerateBody
 from localllm.api.ollama.described import Described
 from localllm.api.ollama.requests import Chat, Generate, read_chat, read_generate
 from localllm.api.ollama.responses import Clock, Object, Writer, error_object, rfc3339, whole, without_answer
@@ -23,11 +24,14 @@ from localllm.server.body import body_of
 from localllm.server.inventory import Inventory
 from localllm.server.models import Lease, Loaded, Models
 from localllm.server.ndjson import line, lines
+from localllm.server.openapi import documented
 from localllm.server.sse import unless_gone
 from localllm.text.grammar.result import check_finished
 
 VERSION = "0.33.0"
 """Of the Ollama whose API this is: clients look here for what they may ask."""
+
+LINES = "application/x-ndjson"
 
 Asked = Chat | Generate
 
@@ -35,11 +39,11 @@ Asked = Chat | Generate
 def router(models: Models, inventory: Inventory) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/api/generate")
+    @routes.post("/api/generate", **documented(GenerateBody, {"model": "demo", "prompt": "Hello"}, streams=LINES))
     async def generate(request: Request) -> Response:
         return await answer(models, inventory, request, read_generate)
 
-    @routes.post("/api/chat")
+    @routes.post("/api/chat", **documented(ChatBody, {"model": "demo", "messages": []}, streams=LINES))
     async def chat(request: Request) -> Response:
         return await answer(models, inventory, request, read_chat)
 
@@ -49,11 +53,13 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
         found = await asyncio.to_thread(lambda: [inventory.described(one.name, one.llm.path) for one in loaded])
         return {"models": [running(*pair) for pair in zip(found, loaded, strict=True)]}
 
-    @routes.api_route("/api/version", methods=["GET", "HEAD"])
+    @routes.head("/api/version", include_in_schema=False)
+    @routes.get("/api/version")
     async def version() -> Object:
         return {"version": VERSION}
 
-    @routes.api_route("/", methods=["GET", "HEAD"])
+    @routes.head("/", include_in_schema=False)
+    @routes.get("/", **documented(media="text/plain"))
     async def root() -> Response:
         return PlainTextResponse("Ollama is running")
 

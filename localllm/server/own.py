@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 
 def router(models: Models) -> APIRouter:
-    routes = APIRouter(prefix="/localllm")
+    routes = APIRouter(prefix="/localllm", include_in_schema=False)
 
     @routes.post("/open")
     async def open_model(request: Request) -> Object:

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from localllm.api.ollama.bodies import CopyBody, NameBody, PullBody, ShowBody, name_of, read
+from localllm.api.ollama.bodies import CopyBody, CreateBody, NameBody, PullBody, ShowBody, name_of, read
 from localllm.api.ollama.creating import read_create
 from localllm.api.ollama.responses import Object, error_object
 from localllm.device import resolve_device, total_bytes
@@ -26,6 +26,7 @@ from localllm.server.body import body_of
 from localllm.server.inventory import Inventory
 from localllm.server.models import Models
 from localllm.server.ndjson import line, lines
+from localllm.server.openapi import documented
 from localllm.server.pulls import Told, Work, told
 from localllm.server.sse import unless_gone
 from localllm.settings import Settings
@@ -38,17 +39,18 @@ class NotServed(LocalLLMError):
 def router(models: Models, inventory: Inventory) -> APIRouter:
     routes = APIRouter(prefix="/api")
 
-    @routes.api_route("/tags", methods=["GET", "HEAD"])
+    @routes.head("/tags", include_in_schema=False)
+    @routes.get("/tags")
     async def tags() -> Object:
         return {"models": [one.as_listed() for one in await asyncio.to_thread(inventory.all)]}
 
-    @routes.post("/show")
+    @routes.post("/show", **documented(ShowBody))
     async def show(request: Request) -> Object:
         body = read(ShowBody, await body_of(request))
         tell = partial(inventory.shown, name_of(body), body.system or "", body.template or "")
         return await asyncio.to_thread(tell, verbose=bool(body.verbose))
 
-    @routes.post("/pull")
+    @routes.post("/pull", **documented(PullBody, streams="application/x-ndjson"))
     async def pull(request: Request) -> Response:
         body = read(PullBody, await body_of(request))
         if body.insecure:
@@ -60,12 +62,12 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
     async def push() -> None:
         raise NotServed("nothing is sent anywhere from here", "publish models with the tools of the Hub")
 
-    @routes.post("/create")
+    @routes.post("/create", **documented(CreateBody, streams="application/x-ndjson"))
     async def create_edition(request: Request) -> Response:
         plan, stream = read_create(await body_of(request), models.given)
         return await done(request, lambda told: create(plan, told.tell), stream=stream)
 
-    @routes.post("/copy")
+    @routes.post("/copy", **documented(CopyBody))
     async def copy(request: Request) -> Response:
         body = read(CopyBody, await body_of(request))
         name = known_as(body.source)
@@ -73,7 +75,7 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
         await asyncio.to_thread(give, body.destination, models.given.get(body.source, name))
         return Response()
 
-    @routes.delete("/delete")
+    @routes.delete("/delete", **documented(NameBody))
     async def delete(request: Request) -> Response:
         name = name_of(read(NameBody, await body_of(request)))
         if removal := await asyncio.to_thread(to_remove, name):

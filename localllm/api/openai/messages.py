@@ -1,21 +1,9 @@
-"""The messages and tools of a chat body, checked field by field, as chat templates want them."""
+"""The messages of a chat body, checked field by field, as chat templates want them."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from localllm.api.body import BadField, Shown, Strict, validated
-
-
-class Function(Strict):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
-
-
-class Tool(Strict):
-    type: Literal["function"]
-    function: Function
 
 
 class CalledFunction(Strict):
@@ -38,7 +26,7 @@ class TextPart(Strict):
 class Message(Strict):
     """What every message may have."""
 
-    content: Annotated[Any, Shown(str | list[TextPart])] = None
+    content: Annotated[Any, Shown(str | list[TextPart] | None)] = None
     name: str | None = None
 
 
@@ -66,6 +54,9 @@ class Returned(Message):
     tool_call_id: str
 
 
+Messages = Annotated[Any, Shown(list[Spoken | Answered | Returned])]
+"""What `read_messages` reads."""
+
 ROLES: dict[str, type[Spoken | Answered | Returned]] = {
     "system": Spoken,
     "developer": Spoken,
@@ -85,18 +76,6 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
     return [_read_message(message, f"messages.{place}") for place, message in enumerate(messages)]
-
-
-def read_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Functions as they were sent, checked; None where there are none."""
-    if not isinstance(tools, list):
-        raise BadField("tools", "tools is no list", "send a list of functions")
-    for place, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if isinstance(kind, str) and kind != "function":
-            raise BadField(f"tools.{place}.type", f"tools of type {kind} are not supported", "send functions")
-        validated(Tool, tool, f"tools.{place}")
-    return tools or None
 
 
 def _read_message(message: Any, at: str) -> dict[str, Any]:
