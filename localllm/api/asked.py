@@ -42,6 +42,8 @@ class Asked:
 
     stream: bool = False
     include_usage: bool = False
+    timings: bool = False
+    """Each token is told of, also one without text, and how the answer goes with it."""
 
     def prepare(self, llm: Preparing) -> list[Request]:
         """One request a prompt. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
