@@ -43,6 +43,6 @@ export class Composer {
   /** As high as what it holds; the style sheet says how high at most. */
   fit() {
     this.field.style.height = "auto";
-    this.field.style.height = `${this.field.scrollHeight + 2}px`;
+    this.field.style.height = `${this.field.scrollHeight}px`;
   }
 }

@@ -39,6 +39,14 @@ export function choose(conversation, place) {
   while (below.has(conversation.leaf)) conversation.leaf = below.get(conversation.leaf).at(-1);
 }
 
+/** The place beside the last turn of the path that has branches, or -1. */
+export function beside(conversation, by) {
+  const below = children(conversation);
+  const branches = path(conversation).map((place) => [place, below.get(conversation.turns[place].parent)]);
+  const [place, siblings] = branches.findLast(([, places]) => places.length > 1) ?? [-1, []];
+  return siblings[siblings.indexOf(place) + by] ?? -1;
+}
+
 /** The last turn of a role on the path, or -1. */
 export function last(conversation, role) {
   return path(conversation).findLast((place) => conversation.turns[place].role === role) ?? -1;

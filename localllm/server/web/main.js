@@ -4,7 +4,7 @@ import { unanswered } from "./answer.js";
 import { Answering } from "./answering.js";
 import { list } from "./chats.js";
 import { Composer } from "./composer.js";
-import { add, begun, choose, last, messages, titled } from "./conversation.js";
+import { add, begun, beside, choose, last, messages, titled } from "./conversation.js";
 import { byId } from "./dom.js";
 import * as exported from "./export.js";
 import { watch } from "./gauges.js";
@@ -78,6 +78,7 @@ function refresh() {
   document.title = shown.turns.length ? `${titled(shown)} – localllm` : "localllm";
   thread.show(shown, running ? running.place : -1);
   list(chats, shown, { open, remove });
+  byId("strip").hidden = !shown.turns.length;
   composer.show(answering !== null);
   const answer = shown.turns[last(shown, "assistant")];
   strip.follow(watches.get(answer) ?? null);
@@ -181,11 +182,9 @@ function chooseBranch(place) {
   refresh();
 }
 
-/** The branch beside the last turn that has one. */
 function step(by) {
-  const view = [...thread.views.values()].findLast(({ siblings }) => siblings.length > 1);
-  const beside = view?.siblings[view.siblings.indexOf(view.place) + by];
-  if (beside !== undefined) chooseBranch(beside);
+  const place = beside(shown, by);
+  if (place >= 0) chooseBranch(place);
 }
 
 function remove(chat) {

@@ -22,14 +22,9 @@ export async function models() {
   return (await (await ask("/v1/models")).json()).data;
 }
 
-/** The text of `/metrics`, or null where the server has none. */
+/** The text of `/metrics`. */
 export async function metrics() {
-  try {
-    return await (await ask("/metrics")).text();
-  } catch (refusal) {
-    if (refusal.status === 404) return null;
-    throw refusal;
-  }
+  return (await ask("/metrics")).text();
 }
 
 /** Chunks of an answer, as they come. Throws Refusal; an AbortError where `signal` stops it. */

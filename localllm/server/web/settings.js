@@ -18,6 +18,9 @@ export class Settings {
   show(settings) {
     this.settings = settings;
     for (const field of this.form.elements) if (field.name) field.value = settings[field.name];
+    for (const folded of this.form.querySelectorAll("details")) {
+      folded.open = [...folded.querySelectorAll("textarea")].some(({ value }) => value);
+    }
     this.choose(settings.model);
   }
 

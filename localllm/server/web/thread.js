@@ -6,12 +6,15 @@ import { button, byId, element } from "./dom.js";
 import { TurnView } from "./turn.js";
 
 const NEAR = 48; // pixels from the end, within which a reader follows it
+const SOON = 20; // turns that are made at once
+const LATER = 100; // and then at a time
 
 export class Thread {
   /** actions: as of TurnView, and `results`, which is given the texts that called functions gave back. */
   constructor(actions) {
     this.actions = actions;
-    this.views = new Map(); // by place
+    this.conversation = null;
+    this.views = new Map(); // of its turns, by place
     this.following = true;
     this.scroller = byId("thread");
     this.turns = byId("turns");
@@ -20,21 +23,42 @@ export class Thread {
     new ResizeObserver(() => this.following && this.toEnd()).observe(this.turns);
   }
 
-  /** All turns of the path; running: the place of the one that grows, or -1. */
+  /** All turns of the path; running: the place of the one that grows, or -1. What was on the page stays as it is.
+   * Of a long conversation the end comes first. */
   show(conversation, running) {
+    clearTimeout(this.filling);
+    const changed = conversation !== this.conversation;
+    const before = changed ? new Map() : this.views;
     const below = children(conversation);
-    this.views.clear();
-    for (const place of path(conversation)) {
+    const places = path(conversation);
+    const view = (place) => {
       const turn = conversation.turns[place];
-      const view = new TurnView(turn, place, below.get(turn.parent), this.actions);
-      if (place === running) view.update(true);
-      this.views.set(place, view);
-    }
-    const called = conversation.turns[conversation.leaf]?.calls ?? [];
-    const asked = called.length && conversation.leaf !== running ? [this.resultsOf(called)] : [];
-    this.turns.replaceChildren(...[...this.views.values()].map(({ node }) => node), ...asked);
-    byId("empty").hidden = this.views.size > 0;
-    this.toEnd();
+      const siblings = below.get(turn.parent);
+      const known = before.get(place);
+      const made =
+        known?.siblings.length === siblings.length ? known : new TurnView(turn, place, siblings, this.actions);
+      if (made.running !== (place === running)) made.update(place === running);
+      this.views.set(place, made);
+      return made.node;
+    };
+    this.conversation = conversation;
+    this.views = new Map();
+    const unmade = places.slice(0, -SOON).findLastIndex((place) => !before.has(place)) + 1;
+    const called = running < 0 && conversation.turns[conversation.leaf]?.calls?.length;
+    const asked = called ? [this.resultsOf(conversation.turns[conversation.leaf].calls)] : [];
+    arrange(this.turns, [...places.slice(unmade).map(view), ...asked]);
+    this.fill(places.slice(0, unmade), view);
+    byId("empty").hidden = places.length > 0;
+    if (changed || running >= 0 || this.following) this.toEnd();
+  }
+
+  /** Put earlier turns before those that are shown, some at a time. */
+  fill(places, view) {
+    if (!places.length) return;
+    this.filling = setTimeout(() => {
+      this.turns.prepend(...places.slice(-LATER).map(view));
+      this.fill(places.slice(0, -LATER), view);
+    });
   }
 
   /** A turn has grown. Nothing happens where it is not on the page. */
@@ -65,5 +89,16 @@ export class Thread {
       ...calls.map((call, at) => element("label", {}, `What ${call.function.name} gives back`, fields[at])),
       button("Send the results", null, give, { class: "main" }),
     );
+  }
+}
+
+/** Give an element these children. Those that stay are not touched: the browser remembers how high they are. */
+function arrange(node, children) {
+  const staying = new Set(children);
+  for (const child of [...node.children]) if (!staying.has(child)) child.remove();
+  let next = node.firstChild;
+  for (const child of children) {
+    if (child === next) next = next.nextSibling;
+    else node.insertBefore(child, next);
   }
 }

@@ -36,6 +36,7 @@ export class TurnView {
 
   /** running: more is to come. */
   update(running) {
+    this.running = running;
     this.node.setAttribute("aria-busy", running);
     this.node.classList.toggle("running", running);
     if (this.turn.role === "assistant") this.updateAnswer(running);
@@ -117,7 +118,7 @@ export class TurnView {
 }
 
 function called({ function: { name, arguments: written } }) {
-  return element("figure", { class: "call" }, element("figcaption", {}, icon("again"), name), element("pre", {}, pretty(written)));
+  return element("figure", { class: "call" }, element("figcaption", {}, icon("call"), name), element("pre", {}, pretty(written)));
 }
 
 function pretty(text) {
