@@ -206,8 +206,9 @@ def test_all_can_be_done_with_keys(page):
     expect(page.locator("#prompt")).to_be_focused()
     for _ in range(40):  # nothing that can be focused is without a name
         page.keyboard.press("Tab")
-        name = "document.activeElement.ariaLabel || document.activeElement.textContent || document.activeElement.labels"
-        assert page.evaluate(name)
+        assert page.evaluate(
+            "(({ ariaLabel, textContent, labels }) => ariaLabel || textContent || labels)(document.activeElement)"
+        )
 
 
 def test_it_is_light_or_dark_as_the_system_is_or_as_the_visitor_wants(page):
@@ -232,13 +233,15 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page):
     send(page, STORY)
     ended(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    beyond = "[...document.querySelectorAll('#page *')].filter((one) => one.getBoundingClientRect().right > 391).length"
+    beyond = (
+        "[...document.querySelectorAll('#page *')].filter((one) => one.getBoundingClientRect().right > 391).length"
+    )
     assert page.evaluate(beyond) == 0
 
 
 def test_what_a_model_says_is_never_html(page):
     bad = (
-        "<img src=x onerror=alert(1)> <script>alert(1)</script>\n\n[a](javascript:alert(1)) ![b](//there.example/b.png)"
+        "<img src=x onerror=alert(1)> <script>alert(1)</script>\n\n[a](javascript:alert(1)) ![b](//there.example/b)"
         "\n\n<div onclick=alert(1)>c</div>\n\n```html\n<b>d</b>\n```\n\n&lt;i&gt; " + "> " * 20_000
     )
     page.evaluate(
@@ -258,11 +261,13 @@ def test_what_a_model_says_is_never_html(page):
 
 def test_a_text_that_grows_letter_by_letter_ends_as_it_would_whole(page):
     text = (
-        "# A *head*\n\none\ntwo\n# next\n\n- a\n- b\n\n  still b\n\n      code\n\n1. x\n   - y\n\n```py\n\na = 1\n\n```\n"
-        "para\n---\n\n| a | b |\n|---|--:|\n| `1` | 2 |\n\n> q\n> - r\n\nlast **bold\nline**\n***\n\n    indented\n\nend\r\n"
+        "# A *head*\n\none\ntwo\n# next\n\n- a\n- b\n\n  still b\n\n      code\n\n1. x\n   - y\n\n"
+        "```py\n\na = 1\n\n```\npara\n---\n\n| a | b |\n|---|--:|\n| `1` | 2 |\n\n> q\n> - r\n\n"
+        "last **bold\nline**\n***\n\n    indented\n\nend\r\n"
     )
-    assert page.evaluate(
-        """async (text) => {
+    assert (
+        page.evaluate(
+            """async (text) => {
             const { Growing } = await import("/ui/markdown.js");
             const html = (growing) => new XMLSerializer().serializeToString(growing.node);
             const grown = new Growing(document.createElement("div"));
@@ -275,8 +280,10 @@ def test_a_text_that_grows_letter_by_letter_ends_as_it_would_whole(page):
             }
             return wrong;
         }""",
-        text,
-    ) == []
+            text,
+        )
+        == []
+    )
 
 
 def test_two_thousand_turns_do_not_hold_the_page_up(page):
@@ -320,7 +327,7 @@ def test_thoughts_are_folded_and_calls_are_shown_and_answered(page):
         },
         {"role": "tool", "content": "4 degrees", "tool_call_id": "call00001"},
     ]
-    expect(page.locator(".trouble")).to_contain_text("The roles are system, user and assistant, not tool")
+    expect(page.locator(".trouble").last).to_contain_text("The roles are system, user and assistant, not tool")
 
 
 def test_a_chat_that_is_too_long_is_told_in_words(page):
@@ -331,8 +338,10 @@ def test_a_chat_that_is_too_long_is_told_in_words(page):
 
 
 def test_a_server_that_is_busy_or_asks_for_a_key_is_asked_again(page):
-    page.allowed = [f"Failed to load resource: the server responded with a status of {s}" for s in (
-        "503 (Service Unavailable)", "401 (Unauthorized)")]
+    page.allowed = [
+        f"Failed to load resource: the server responded with a status of {s}"
+        for s in ("503 (Service Unavailable)", "401 (Unauthorized)")
+    ]
     refusals = [(503, {"Retry-After": "1"}), (401, {})]
 
     def answer(route: Any) -> None:

@@ -50,7 +50,8 @@ def test_what_a_browser_has_already_is_not_sent_again(demo_url):
 
 
 @pytest.mark.parametrize(
-    "path", ["web.py", "../web.py", "%2e%2e/web.py", "..%2fweb.py", "/etc/passwd", "marked", "marked/", "main.js/", "%00"]
+    "path",
+    ["web.py", "../web.py", "%2e%2e/web.py", "..%2fweb.py", "/etc/passwd", "marked", "marked/", "main.js/", "%00"],
 )
 def test_nothing_else_is_sent(demo_url, path):
     assert httpx2.get(f"{demo_url}/ui/{path}").status_code == 404

@@ -1,4 +1,4 @@
-"""How an answer goes, told with each of its tokens: `timings`, a field of llama.cpp's server (`timings_per_token`).
+"""How an answer goes, told with each of its tokens: `timings` of llama.cpp's server (`timings_per_token`).
 
 Beside that server's fields the last one has `queue_ms`, `ttft_ms`, `itl_p50_ms` and `itl_p99_ms`, as `metrics.py`
 defines them. Knows nothing of HTTP.
