@@ -241,7 +241,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page):
 
 def test_what_a_model_says_is_never_html(page):
     bad = (
-        "<img src=x onerror=alert(1)> <script>alert(1)</script>\n\n[a](javascript:alert(1)) ![b](//there.example/b)"
+        "<img src=x onerror=alert(1)> <script>alert(1)</script>\n\n[a](javascript:alert(1)) ![b](//there.com/b)"
         "\n\n<div onclick=alert(1)>c</div>\n\n```html\n<b>d</b>\n```\n\n&lt;i&gt; " + "> " * 20_000
     )
     page.evaluate(
