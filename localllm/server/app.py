@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import admin, openai, own, web
+from localllm.server import admin, openai, own, responses, web
 from localllm.server.guard import Guard
 from localllm.server.logs import Logged
 from localllm.server.models import Models
+from localllm.server.openapi import serve_document
 from localllm.server.refusals import answer_of
 from localllm.server.sums import Sums
 
@@ -35,9 +36,11 @@ def create_app(models: Models, *, with_prompts: bool = False) -> FastAPI:
     sums = Sums(models)
     app.add_middleware(Logged, sums=sums, with_prompts=with_prompts)
     app.include_router(openai.router(models))
+    app.include_router(responses.router(models))
     app.include_router(admin.router(models, sums))
     app.include_router(own.router(models))
     app.include_router(web.router())
+    serve_document(app)
     app.add_exception_handler(LocalLLMError, refused)
     app.add_exception_handler(HTTPException, not_routed)
     app.add_exception_handler(ClientDisconnect, left)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -17,6 +16,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 STORY = "Tell me a story about a fox"
 SAID = ".turn.assistant .said > .prose"
 
+expect.set_options(timeout=15_000)  # of a machine that does other things besides
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
 
@@ -34,10 +34,9 @@ def page(browser: Browser, demo_url: str) -> Iterator[Page]:
     """The page, loaded anew. Fails where anything was written to the console or asked of another address."""
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(15_000)
         troubles: list[str] = []
-        known = set() if httpx2.get(f"{demo_url}/metrics").status_code == 200 else {f"{demo_url}/metrics"}
-        page.on("console", lambda said: said.location["url"] in known or troubles.append(said.text))
+        page.on("console", lambda said: troubles.append(said.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("request", lambda asked: asked.url.startswith(demo_url) or troubles.append(asked.url))
         page.goto(f"{demo_url}/ui")
@@ -297,7 +296,7 @@ def test_two_thousand_turns_do_not_hold_the_page_up(page):
     page.evaluate("(chat) => localStorage.setItem('localllm.conversation.long', JSON.stringify(chat))", chat)
     page.evaluate("localStorage.setItem('localllm.shown', JSON.stringify('long'))")
     page.reload()
-    expect(page.locator(".turn")).to_have_count(2000, timeout=10_000)
+    expect(page.locator(".turn")).to_have_count(2000)
     expect(page.locator(".turn").last).to_be_in_viewport()
 
 
@@ -382,9 +381,12 @@ def test_the_numbers_of_several_models_are_summed(page):
     assert page.evaluate(sums, text) == {"a": 5, "b": 1000}
 
 
-def test_the_gauges_move_where_the_server_has_metrics(page, demo_url):
-    if httpx2.get(f"{demo_url}/metrics").status_code == 200:
-        expect(page.locator("#gauges")).to_be_visible()
-        assert float(page.get_attribute("#blocks", "max") or 0) > 1
-    else:
-        expect(page.locator("#gauges")).to_be_hidden()
+def test_the_gauges_tell_how_busy_the_server_is(page):
+    setting(page, more='{"ignore_eos": true}')
+    send(page, STORY)
+    expect(page.locator("#running")).to_have_text("1")
+    expect(page.locator("#waiting")).to_have_text("0")
+    expect(page.locator("#blocks-told")).not_to_have_text("0%")
+    page.keyboard.press("Escape")
+    ended(page)
+    expect(page.locator("#running")).to_have_text("0")

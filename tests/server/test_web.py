@@ -1,6 +1,7 @@
 """The files of the page: what is sent, with which headers, and that nothing in them leads elsewhere."""
 
 import hashlib
+import logging
 import re
 import subprocess
 import sys
@@ -55,6 +56,14 @@ def test_what_a_browser_has_already_is_not_sent_again(demo_url):
 )
 def test_nothing_else_is_sent(demo_url, path):
     assert httpx2.get(f"{demo_url}/ui/{path}").status_code == 404
+
+
+def test_parts_of_the_page_and_its_gauges_do_not_fill_the_log(demo_url, caplog):
+    with caplog.at_level(logging.INFO, "localllm.requests"):
+        for path in ("/ui", "/ui/main.js", "/metrics", "/ui/none.js"):
+            httpx2.get(demo_url + path)
+    told = [record.fields["path"] for record in caplog.records if record.name == "localllm.requests"]
+    assert told == ["/ui", "/ui/none.js"]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -8,7 +8,7 @@ export function unanswered({ model, seed }) {
 /** Take up one chunk. Gives how many tokens it brought, and how many of them were guessed before. */
 export function take(turn, chunk) {
   const before = { ...turn.told };
-  const [choice] = chunk.choices;
+  const choice = chunk.choices.find(({ index }) => index === 0); // of several answers the first
   if (choice) {
     const { content, reasoning_content: thoughts, tool_calls: calls } = choice.delta;
     turn.content += content ?? "";

@@ -50,8 +50,8 @@ const commands = [
   { name: "Chats", key: "c", run: () => sides.toggle("chats") },
   { name: "Light or dark", key: "d", run: sides.toggleTheme },
   { name: "Keys", key: "?", run: () => help(commands) },
-  { name: "Export Markdown", run: () => exportAs("md") },
-  { name: "Export JSON", run: () => exportAs("json") },
+  { name: "Save Markdown", run: () => exportAs("md") },
+  { name: "Save JSON", run: () => exportAs("json") },
   { name: "Delete this chat", run: () => remove(shown) },
   { name: "Key of the server", run: askKey },
 ];
