@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from localllm import LLM
+from localllm.metrics import percentile
 from tests.server.conftest import serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -287,7 +288,7 @@ def test_a_text_that_grows_letter_by_letter_ends_as_it_would_whole(page):
 
 def test_two_thousand_turns_do_not_hold_the_page_up(page):
     kinds = {"thoughts": "I *think*", "calls": [], "model": "demo", "seed": 1, "ended": "stop", "told": {}}
-    said = "Some **text**\n\n- with\n- a list\n\n```py\nand = 'code'\n```\n" * 3
+    said = "Some **text**\n\n- with\n- a list\n\n```py\nand = 'code'\n```\n"
     many = [
         {"parent": place - 1, "role": ("user", "assistant")[place % 2], "content": said, **kinds}
         for place in range(2000)
@@ -373,6 +374,35 @@ def test_a_server_that_is_gone_is_told_in_words(browser: Browser, demo: LLM):
         expect(page.locator(".trouble")).to_contain_text("The server does not answer")
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
         expect(page.locator("#gone")).to_be_visible()
+
+
+def test_tokens_that_came_together_have_a_tick_each_and_drafts_a_colour(page):
+    """Nine tokens in seven moments: the third brings two drafts that were right."""
+    measured = page.evaluate(
+        """async () => {
+            const { Stopwatch } = await import("/ui/stopwatch.js");
+            const { Strip } = await import("/ui/strip.js");
+            const watch = new Stopwatch();
+            watch.restart(1000);
+            [[1, 0], [1, 0], [3, 2], [1, 0], [1, 0], [1, 0], [1, 0]].forEach(([tokens, guessed], moment) =>
+                watch.arrive(tokens, guessed, 1050 + 10 * moment));
+            document.getElementById("strip").hidden = false;
+            new Strip().follow(watch);
+            return [watch.ttft, watch.rate, watch.gap(50), watch.gap(99)];
+        }"""
+    )
+    gaps = [10, 10, 0, 0, 10, 10, 10, 10]
+    assert measured == pytest.approx([50, 8 / 60 * 1e3, percentile(gaps, 50), percentile(gaps, 99)])
+    ticks = {name: page.get_attribute(f"#ticks .{name}", "d") or "" for name in ("first", "token", "guessed")}
+    assert {name: path.count("M") for name, path in ticks.items()} == {"first": 1, "token": 6, "guessed": 2}
+
+
+def test_a_full_storage_is_told_of(page):
+    page.evaluate("localStorage.setItem('other', 'x'.repeat(5 * 2 ** 20 - 2000))")
+    setting(page, max_tokens="8")
+    send(page, "Hello " * 300)
+    expect(page.locator("#toast")).to_contain_text("storage is full")
+    expect(page.locator("#send")).to_be_visible()
 
 
 def test_the_numbers_of_several_models_are_summed(page):

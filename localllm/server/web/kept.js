@@ -39,13 +39,22 @@ export function preference(name, usual) {
   }
 }
 
+/** Where storage is full it holds for this visit only; a chat that is not kept is what the visitor is told of. */
 export function prefer(name, value) {
-  write(`localllm.${name}`, JSON.stringify(value));
+  preferText(name, JSON.stringify(value));
 }
 
 /** "light", "dark" or "system"; appearance.js reads it before anything else runs. */
 export function preferTheme(theme) {
-  write("localllm.theme", theme);
+  preferText("theme", theme);
+}
+
+function preferText(name, text) {
+  try {
+    write(`localllm.${name}`, text);
+  } catch (error) {
+    if (!(error instanceof NotKept)) throw error;
+  }
 }
 
 export const key = () => sessionStorage.getItem("localllm.key") ?? "";

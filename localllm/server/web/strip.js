@@ -5,7 +5,7 @@ import { byId } from "./dom.js";
 
 const STEP = 3; // pixels from tick to tick
 const HIGH = 32; // of the strip
-const LOW = 2; // of a token that came together with another
+const LOW = { token: 2, guessed: 8 }; // of a token that came together with another
 const REFRESH = 250; // milliseconds between numbers, which have to be sorted
 
 export class Strip {
@@ -67,7 +67,7 @@ export class Strip {
     const most = scale(this.left ? seen : seen.slice(1));
     seen.forEach(({ gap, guessed }, place) => {
       const kind = this.left + place === 0 ? "first" : guessed ? "guessed" : "token";
-      const height = kind === "first" ? HIGH : Math.max(LOW, Math.min(1, gap / most) * HIGH);
+      const height = kind === "first" ? HIGH : Math.max(LOW[kind], Math.min(1, gap / most) * HIGH);
       lines[kind] += `M${place * STEP + 1} ${HIGH}v${-height.toFixed(1)}`;
     });
     for (const [kind, line] of Object.entries(lines)) this.svg.querySelector(`.${kind}`).setAttribute("d", line);
