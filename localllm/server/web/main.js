@@ -139,10 +139,14 @@ async function answer(chat, place, body) {
   });
   watches.set(answering.turn, answering.watch);
   refresh();
-  const refusal = await answering.run();
-  answering = null;
-  keptStill(chat);
-  refresh();
+  let refusal;
+  try {
+    refusal = await answering.run();
+  } finally {
+    answering = null;
+    keptStill(chat);
+    refresh();
+  }
   if (refusal?.status === 401) askKey();
 }
 
