@@ -60,6 +60,8 @@ class Asked:
 
     stream: bool = False
     include_usage: bool = False
+    timings: bool = False
+    """Each token is told of, also one without text, and how the answer goes with it."""
 
     @property
     def each(self) -> int:

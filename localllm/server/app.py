@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import admin, ollama, openai, own, responses, store
+from localllm.server import admin, ollama, openai, own, responses, store, web
 from localllm.server.guard import Guard
 from localllm.server.inventory import Inventory
 from localllm.server.logs import Logged
@@ -43,6 +43,7 @@ def create_app(models: Models, *, with_prompts: bool = False) -> FastAPI:
     app.include_router(store.router(models, inventory))
     app.include_router(admin.router(models, sums))
     app.include_router(own.router(models))
+    app.include_router(web.router())
     serve_document(app)
     app.add_exception_handler(LocalLLMError, refused)
     app.add_exception_handler(HTTPException, not_routed)

@@ -82,6 +82,7 @@ class ChatBody(Sampling):
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    timings_per_token: bool | None = None
 
 
 class CompletionBody(Sampling):

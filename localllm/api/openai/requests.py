@@ -3,7 +3,8 @@
 Nothing is ignored in silence: an unknown field is refused, as OpenAI does, and so is a known one that asks for
 what is not there. A field that is null counts as left out. Beside OpenAI's fields there are those that other
 servers have made usual: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `stop_token_ids`,
-`chat_template_kwargs`. What a body leaves out is as the model recommends. Knows nothing of HTTP.
+`chat_template_kwargs`, `timings_per_token`. What a body leaves out is as the model recommends. Knows nothing of
+HTTP.
 """
 
 import json
@@ -48,6 +49,7 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
         priority=asked.priority or 0,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
+        timings=_timings(asked),
     )
 
 
@@ -180,6 +182,12 @@ def _include_usage(asked: Sampling) -> bool:
     if asked.stream_options and not asked.stream:
         raise BadField("stream_options", "stream_options needs stream", "send stream true, too")
     return bool(asked.stream_options and asked.stream_options.include_usage)
+
+
+def _timings(asked: ChatBody) -> bool:
+    if asked.timings_per_token and not asked.stream:
+        raise BadField("timings_per_token", "timings_per_token needs stream", "send stream true, too")
+    return bool(asked.timings_per_token)
 
 
 def _prompts(prompt: Any) -> tuple[Prompt, ...]:
