@@ -4,7 +4,6 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
-import operator
 import secrets
 import time
 import weakref
@@ -13,7 +12,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex, cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -28,7 +27,15 @@ from localllm.plan.memory import (
     Memory,
 )
 from localllm.plan.runs import Run
-from localllm.request import SEED_BITS, Completion, GenerationEvent, Kind, Request, SamplingParams
+from localllm.request import (
+    SEED_BITS,
+    Completion,
+    GenerationEvent,
+    Kind,
+    Request,
+    SamplingParams,
+    token_ids_of,
+)
 from localllm.runtime.kernels.registry import used
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
@@ -313,21 +320,6 @@ def shut(worker: Worker, template: ChatTemplate | None, guesser: DraftModel | No
 def is_messages(prompt: object) -> bool:
     parts = prompt if isinstance(prompt, list | tuple) else ()
     return bool(parts) and all(isinstance(part, Mapping) for part in parts)
-
-
-def token_ids_of(prompt: object) -> list[int]:
-    """Whole numbers of any kind (int, numpy, tensor) in whatever holds them, but no bytes and no truth values."""
-    try:
-        if isinstance(prompt, bytes | bytearray | Mapping):
-            raise TypeError
-        parts = list(cast(Iterable[SupportsIndex], prompt))
-        if any(isinstance(part, bool) for part in parts):
-            raise TypeError
-        return [operator.index(part) for part in parts]
-    except TypeError:
-        raise UsageError(
-            "the prompt is neither text nor token ids nor messages", "give one of the three"
-        ) from None
 
 
 def collect(request: Request, events: Iterable[GenerationEvent]) -> Completion:

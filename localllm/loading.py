@@ -12,10 +12,11 @@ from localllm import provenance
 from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
 from localllm.beside import Beside
-from localllm.checkpoint.header import Header, read_header
+from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
+from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.device import claim, free_bytes, free_memory, on, release, resolve_device
-from localllm.errors import UsageError
+from localllm.errors import UnsupportedModel, UsageError
 from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.llm import LLM, Origin
 from localllm.metrics import Phases
@@ -54,7 +55,6 @@ from localllm.text.grammar.source import checked as checked_grammar
 from localllm.text.output.formats import OutputFormat
 from localllm.text.same_vocabulary import check_same_vocabulary
 from localllm.text.template import ChatTemplate
-from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Worker
 
 
@@ -121,6 +121,10 @@ def load(
                 ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
             header, wish = read_header(ref.path), replace(wish, quant=None)
         config = describe(header.config)
+        if config.encoder:
+            raise UnsupportedModel(
+                f"{ref.name!r} does not support chat", "it gives vectors: localllm embed, load_embedder"
+            )
         check_quantization(header.config)
         default_params = SamplingParams.from_generation_config(header.generation_config)
         end_ids = Fields(header.generation_config).ids("eos_token_id")
@@ -225,9 +229,3 @@ def make_engine(
     claim(device, memory.workspace)
     pool = BlockPool(memory.blocks, BLOCK_SIZE, rows, memory.host_blocks)
     return Engine(runner, pool, TOKEN_BUDGET[device.type], MAX_RUNNING)
-
-
-def read_tokenizer(header: Header) -> Tokenizer:
-    if header.gguf is None:
-        return Tokenizer.from_folder(header.path)
-    return Tokenizer.from_gguf(header.gguf, header.path)
