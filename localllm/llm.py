@@ -4,6 +4,7 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
+import contextlib
 import secrets
 import time
 import weakref
@@ -12,14 +13,26 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
+from numpy import ndarray
 from torch import Tensor
 
 from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
+from localllm.arch.pooling import Pooling
 from localllm.device import dtype_name
-from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
+from localllm.embedding import (
+    Embeddings,
+    Input,
+    Reads,
+    batches,
+    check_dimensions,
+    in_order,
+    prefix_of,
+    shortened,
+)
+from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, LocalLLMError, UsageError
 from localllm.hub.resolve import ModelRef
 from localllm.metrics import Metrics, Stopwatch
 from localllm.plan import expected, runs
@@ -37,9 +50,11 @@ from localllm.request import (
     token_ids_of,
 )
 from localllm.runtime.kernels.registry import used
+from localllm.runtime.pooling import Pool
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.state import OutOfBlocks
+from localllm.runtime.vectors import vectors_in_pieces
 from localllm.text.grammar.compiled import Grammars
 from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
@@ -50,6 +65,7 @@ from localllm.worker import Deliver, Stream, Worker
 
 PROMPT_TAIL = 16  # tokens
 
+Pooled = Literal["last", "mean"]
 Prompt = str | ListLike[int] | ListLike[Message]
 
 
@@ -272,6 +288,51 @@ class LLM:
             return self.worker.call(lambda: engine.logits(ids)).clone()
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+
+    def embed(
+        self,
+        inputs: Input | ListLike[Input],
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        prompt: str | None = None,
+        pooling: Pooled = "last",
+    ) -> Embeddings:
+        """Vectors of length one of what the last layer gives, as `Embedder.embed`: of the last token or the mean of
+        all, [texts, hidden_size]. Answers go on meanwhile; texts that were embedded are not kept in the cache.
+
+        A model that was not trained for it gives vectors that tell texts apart less well than an embedder's.
+        """
+        check_dimensions(dimensions, self.config.hidden_size)
+        prefix = prefix_of({}, prompt, "")
+        read = Reads(self.tokenizer, self.config.vocab_size, self.context, self.config.max_context).token_ids(
+            inputs, prefix, truncate=truncate
+        )
+        lengths = [len(ids) for ids in read.token_ids]
+        if pooling not in get_args(Pooled):
+            raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(Pooled))}")
+        pool, budget = Pool(Pooling(pooling)), self.worker.engine.scheduler.token_budget
+        pieces = [
+            (places, self.vectors([read.token_ids[place] for place in places], pool))
+            for places in batches(lengths, budget)
+        ]
+        vectors = shortened(in_order(pieces, len(lengths)), dimensions)
+        return Embeddings(vectors, tuple(lengths), read.left_out)
+
+    def vectors(self, texts: ListLike[ListLike[int]], pool: Pool) -> ndarray:
+        """[texts, hidden_size] float32. Between two pieces the engine does whatever else there is to do."""
+        pieces = vectors_in_pieces(self.worker.engine, texts, pool)
+        try:
+            while (found := self.worker.call(lambda: next(pieces))) is None:
+                pass
+        except OutOfBlocks:
+            raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+        finally:
+            with contextlib.suppress(LocalLLMError):  # closed: its blocks went with the engine
+                self.worker.call(pieces.close)
+        if not found.isfinite().all():
+            raise LocalLLMError("the model computed NaN or infinity", "try --dtype float32")
+        return found.cpu().numpy()
 
     def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
         """Which model this is, and what it runs on, with and in, for receipts. Reads megabytes of its files."""

@@ -32,6 +32,21 @@ class Pool:
             case "last":
                 return x[:, -1]
 
+    def gathered(self, before: Tensor | None, x: Tensor) -> Tensor:
+        """What is kept of a text that comes in pieces. before: of the pieces until now; x: [T, hidden] float32 of the
+        next -> [hidden]"""
+        match self.kind:
+            case "mean":
+                return x.sum(0) if before is None else before + x.sum(0)
+            case "cls":
+                return x[0] if before is None else before
+            case "last":
+                return x[-1]
+
+    def shared(self, gathered: Tensor, tokens: int) -> Tensor:
+        """gathered: [hidden] of so many tokens -> [hidden]"""
+        return gathered / tokens if self.kind == "mean" else gathered
+
     def finished(self, pooled: Tensor) -> Tensor:
         """pooled: [texts, hidden] float32 -> [texts, dimension] float32 of length one"""
         for layer in self.dense:

@@ -110,7 +110,11 @@ def sentence_transformer(
     write(folder / "modules.json", modules)
     write(folder / folders[1] / "config.json", {"word_embedding_dimension": 48, **pooling})
     for path, layer in zip(folders[2:], dense, strict=False):
-        fields = {"in_features": layer.in_features, "out_features": layer.out_features, "bias": layer.bias is not None}
+        fields = {
+            "in_features": layer.in_features,
+            "out_features": layer.out_features,
+            "bias": layer.bias is not None,
+        }
         write(folder / path / "config.json", fields | {"activation_function": "torch.nn.modules.linear.Identity"})
         tensors = {f"linear.{name}": tensor.detach() for name, tensor in layer.named_parameters()}
         save_file(tensors, folder / path / "model.safetensors")

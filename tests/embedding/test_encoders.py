@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 
 import localllm
-from localllm.errors import ContextOverflow, DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel, UsageError
+from localllm.errors import (
+    ContextOverflow,
+    DamagedModel,
+    LocalLLMError,
+    ModelNotFound,
+    UnsupportedModel,
+    UsageError,
+)
 from tests.embedding.checkpoints import (
     CLS,
     FAMILIES,
@@ -139,7 +146,9 @@ def test_nothing_is_no_text(nothing: Any, bert: localllm.Embedder) -> None:
         bert.embed(nothing)
 
 
-@pytest.mark.parametrize("strange", [[len(VOCABULARY)], [[-1]], [[1.5]], [b"cat"], [["a", "b"]], [True], [None], [{}]])
+@pytest.mark.parametrize(
+    "strange", [[len(VOCABULARY)], [[-1]], [[1.5]], [b"cat"], [["a", "b"]], [True], [None], [{}]]
+)
 def test_what_is_no_input_is_refused(strange: Any, bert: localllm.Embedder) -> None:
     with pytest.raises(UsageError):
         bert.embed(strange)
