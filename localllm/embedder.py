@@ -29,7 +29,9 @@ from localllm.embedding import (
     Reads,
     batches,
     check_dimensions,
+    check_wanted,
     in_order,
+    never,
     prefix_of,
     shortened,
 )
@@ -96,12 +98,14 @@ class Embedder:
         dimensions: int | None = None,
         truncate: bool = False,
         prompt: str | None = None,
+        gone: Callable[[], bool] = never,
     ) -> Embeddings:
         """A vector of length one for each text, or for each list of token ids, which are taken as they are.
 
         dimensions: the first so many, of length one again, for models trained so (Matryoshka); truncate: cut what
         is longer than the context, and say so in `left_out`; prompt: a name of `pooling.prompts`, put before each
-        text. Raises ContextOverflow and UsageError before anything is computed.
+        text; gone: asked before each batch, whether nobody wants the vectors any more. Raises ContextOverflow and
+        UsageError before anything is computed.
         """
         check_dimensions(dimensions, self.dimension)
         prefix = prefix_of(self.pooling.prompts, prompt, self.pooling.default_prompt)
@@ -110,6 +114,7 @@ class Embedder:
         lengths = [len(ids) for ids in read.token_ids]
         pieces = []
         for places in batches(lengths, TOKEN_BUDGET[self.place.type]):
+            check_wanted(gone)
             some = [read.token_ids[place] for place in places]
             pieces.append((places, self.call(partial(self.compute, some))))
         vectors = in_order(pieces, len(lengths))

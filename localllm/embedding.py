@@ -3,13 +3,13 @@
 Knows nothing of how a model computes them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from localllm.errors import ContextOverflow, UsageError
+from localllm.errors import ContextOverflow, LocalLLMError, UsageError
 from localllm.request import token_ids_of
 
 Input = str | Sequence[int]
@@ -36,6 +36,7 @@ class Embeds(Protocol):
         dimensions: int | None = None,
         truncate: bool = False,
         prompt: str | None = None,
+        gone: Callable[[], bool] = ...,
     ) -> Embeddings: ...
 
 
@@ -118,6 +119,16 @@ def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
         found[-1].append(place)
         room -= lengths[place]
     return found
+
+
+def never() -> bool:
+    return False
+
+
+def check_wanted(gone: Callable[[], bool]) -> None:
+    """Raises LocalLLMError where whoever asked has gone."""
+    if gone():
+        raise LocalLLMError("nobody waits for the vectors any more")
 
 
 def in_order(pieces: Iterable[tuple[Sequence[int], np.ndarray]], count: int) -> np.ndarray:

@@ -28,7 +28,9 @@ from localllm.embedding import (
     Reads,
     batches,
     check_dimensions,
+    check_wanted,
     in_order,
+    never,
     prefix_of,
     shortened,
 )
@@ -297,9 +299,10 @@ class LLM:
         truncate: bool = False,
         prompt: str | None = None,
         pooling: Pooled = "last",
+        gone: Callable[[], bool] = never,
     ) -> Embeddings:
-        """Vectors of length one of what the last layer gives, as `Embedder.embed`: of the last token or the mean of
-        all, [texts, hidden_size]. Answers go on meanwhile; texts that were embedded are not kept in the cache.
+        """Vectors of length one of what the last layer gives, as `Embedder.embed`: of the last token or the mean
+        of all, [texts, hidden_size]. Answers go on meanwhile; texts that were embedded are not kept in the cache.
 
         A model that was not trained for it gives vectors that tell texts apart less well than an embedder's.
         """
@@ -313,18 +316,19 @@ class LLM:
             raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(Pooled))}")
         pool, budget = Pool(Pooling(pooling)), self.worker.engine.scheduler.token_budget
         pieces = [
-            (places, self.vectors([read.token_ids[place] for place in places], pool))
+            (places, self.vectors([read.token_ids[place] for place in places], pool, gone))
             for places in batches(lengths, budget)
         ]
         vectors = shortened(in_order(pieces, len(lengths)), dimensions)
         return Embeddings(vectors, tuple(lengths), read.left_out)
 
-    def vectors(self, texts: ListLike[ListLike[int]], pool: Pool) -> ndarray:
+    def vectors(self, texts: ListLike[ListLike[int]], pool: Pool, gone: Callable[[], bool]) -> ndarray:
         """[texts, hidden_size] float32. Between two pieces the engine does whatever else there is to do."""
         pieces = vectors_in_pieces(self.worker.engine, texts, pool)
         try:
+            check_wanted(gone)
             while (found := self.worker.call(lambda: next(pieces))) is None:
-                pass
+                check_wanted(gone)
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
         finally:

@@ -15,6 +15,7 @@ from localllm.cli.bench import bench
 from localllm.cli.completion import completion
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
+from localllm.cli.embed import embed
 from localllm.cli.io import abandon_stdout, note, use_utf8
 from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
@@ -35,6 +36,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
 app.command()(serve)
+app.command()(embed)
 app.command()(replay)
 app.command()(pull)
 app.command("list")(list_models)

@@ -7,9 +7,10 @@ import typer
 
 from localllm.cli import options
 from localllm.cli.io import note
-from localllm.cli.loading import load_model
+from localllm.cli.loading import load_served
 
 if TYPE_CHECKING:
+    from localllm.embedder import Embedder
     from localllm.llm import LLM  # torch, for which `--help` need not wait
 
 
@@ -43,8 +44,8 @@ def serve(
         from localllm.server.models import Models
         from localllm.server.serve import Server
 
-        def load(source: str, context: int | None) -> "LLM":
-            return cast("LLM", load_model(source, **{**where, "context": context or where["context"]}))
+        def load(source: str, context: int | None) -> "LLM | Embedder":
+            return cast("LLM | Embedder", load_served(source, **{**where, "context": context or where["context"]}))
 
         llm = load(model, None)
         models = Models(load, {llm.name: model})

@@ -33,8 +33,8 @@ class Pool:
                 return x[:, -1]
 
     def gathered(self, before: Tensor | None, x: Tensor) -> Tensor:
-        """What is kept of a text that comes in pieces. before: of the pieces until now; x: [T, hidden] float32 of the
-        next -> [hidden]"""
+        """What is kept of a text that comes in pieces. before: of the pieces until now; x: [T, hidden] float32 of
+        the next -> [hidden]"""
         match self.kind:
             case "mean":
                 return x.sum(0) if before is None else before + x.sum(0)

@@ -1,5 +1,5 @@
-"""Vectors of texts by a decoder, beside whatever else its engine does: piece by piece, so that answers go on between
-them. To be called on the engine's thread alone.
+"""Vectors of texts by a decoder, beside whatever else its engine does: piece by piece, so that answers go on
+between them. To be called on the engine's thread alone.
 """
 
 from collections.abc import Generator, Sequence

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from localllm.api.tokens import TokenTexts
-from localllm.errors import DoesNotFit, LocalLLMError, ModelNotFound
+from localllm.embedder import Embedder
+from localllm.embedding import Embeds
+from localllm.errors import DoesNotFit, LocalLLMError, ModelNotFound, UnsupportedModel
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve
 from localllm.llm import LLM
@@ -19,7 +21,7 @@ from localllm.llm import LLM
 KEEP_ALIVE = 300.0  # seconds
 RETRY_S = 5  # after which a client may ask again
 
-Load = Callable[[str, int | None], LLM]
+Load = Callable[[str, int | None], LLM | Embedder]
 """By name, with a context or as much as fits. Raises LocalLLMError."""
 
 
@@ -35,7 +37,7 @@ class Loaded:
     """A model in memory, and who uses it."""
 
     name: str
-    llm: LLM
+    llm: LLM | Embedder
     keep_alive: float  # seconds after its last use; math.inf: for ever
     since: float = field(default_factory=time.time)  # seconds since 1970
     used_at: float = field(default_factory=time.time)
@@ -58,12 +60,24 @@ class Lease:
     def __init__(self, models: "Models", loaded: Loaded):
         self.models = models
         self.loaded = loaded
-        self.llm = loaded.llm
         self.texts = loaded.texts
         self.released = False
         loaded.users += 1
         if loaded.timer:
             loaded.timer.cancel()
+
+    @property
+    def llm(self) -> LLM:
+        """Raises UnsupportedModel for one that gives vectors alone."""
+        if isinstance(self.loaded.llm, Embedder):
+            raise UnsupportedModel(
+                f'"{self.loaded.name}" does not support chat', "it gives vectors: ask for embeddings"
+            )
+        return self.loaded.llm
+
+    @property
+    def embeds(self) -> Embeds:
+        return self.loaded.llm
 
     def kept(self) -> "Lease":
         """One more of the same, for what goes on after this one's end."""
@@ -130,7 +144,7 @@ class Models:
             else:
                 return self.add(name, llm)
 
-    def add(self, name: str, llm: LLM) -> Loaded:
+    def add(self, name: str, llm: LLM | Embedder) -> Loaded:
         loaded = self.loaded[name] = Loaded(name, llm, self.keep_alive)
         return loaded
 

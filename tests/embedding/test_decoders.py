@@ -24,7 +24,8 @@ from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine
 
 TEXTS = [token_ids(length, seed) for seed, length in enumerate([17, 1, 70, 17, 5, 2])]
-RECURRENT = ("Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE")
+# Whose rope depends on the length of a text in transformers, and on the longest that was planned for here.
+BY_LENGTH = ("Phi-4-mini", "Phi-4-mini, beyond its original context")
 
 
 @torch.inference_mode()
@@ -46,7 +47,7 @@ def last_layer(model: Any, ids: list[int]) -> Tensor:
     return torch.cat(heard)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - BY_LENGTH))
 def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     kind, changes = FAMILIES[family]
     model = make_checkpoint(tmp_path, kind, **changes)
@@ -76,9 +77,8 @@ def test_texts_become_vectors_of_length_one(stories: LLM) -> None:
     assert found.vectors.shape == (3, 64) and found.vectors.dtype == np.float32
     assert np.allclose(np.linalg.norm(found.vectors, axis=1), 1, atol=1e-6)
     assert np.abs(found.vectors[0] - found.vectors[2]).max() < 1e-6
-    assert found.tokens == tuple(
-        len(stories.tokenizer.encode(t)) for t in ("Once upon a time", "Lily went to the park")
-    ) + (found.tokens[0],)
+    once, lily = (len(stories.tokenizer.encode(text)) for text in ("Once upon a time", "Lily went to the park"))
+    assert found.tokens == (once, lily, once)
     mean = stories.embed("Once upon a time", pooling="mean", dimensions=10).vectors
     assert mean.shape == (1, 10) and abs(np.linalg.norm(mean) - 1) < 1e-6
 
