@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import localllm
+from localllm.checkpoint.facts import read_facts
 from localllm.errors import (
     ContextOverflow,
     DamagedModel,
@@ -72,6 +73,14 @@ def test_what_a_text_is_computed_beside_changes_nothing(family: str, tmp_path: P
         again = embedder.embed(list(reversed(TEXTS))).vectors[::-1]
     assert np.abs(together - alone).max() < 1e-6
     assert np.abs(together - again).max() < 1e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_counted(family: str, tmp_path: Path) -> None:
+    """What `transformers` counts, without the poolers that nothing is pooled by."""
+    model = make_encoder(tmp_path, family)
+    counted = sum(weight.numel() for name, weight in model.named_parameters() if "pooler" not in name)
+    assert read_facts(tmp_path).parameters == counted
 
 
 def test_dense_layers_stand_behind_the_pooling(tmp_path: Path) -> None:
