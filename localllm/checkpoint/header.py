@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.describe import layout
+from localllm.arch.describe import embeds, layout
 from localllm.arch.fields import Fields
 from localllm.arch.layout import Layout
 from localllm.arch.parts import MOST_EXPERTS
@@ -134,7 +134,7 @@ def read_gguf_header(path: Path) -> Header:
     found: dict[str, TensorHeader] = {}
     for stored, tensor in gguf.tensors.items():
         name = canonical(stored, architecture, config)
-        if name is None:
+        if name is None or (name.startswith("lm_head.") and embeds(config)):
             continue
         heads = rotary_heads(name, architecture, config)
         shape = canonical_shape(name, tensor.shape)

@@ -88,9 +88,7 @@ def test_an_embedder_does_not_chat(real: Any, folder: Path) -> None:
     assert (code, out) == (8, "") and "does not support chat" in err and "localllm embed" in err
 
 
-@pytest.mark.parametrize(
-    "arguments", [("quantize", "-o", "out"), ("run", "--quant", "int8", "hello"), ("diff", "same"), ("bench",)]
-)
+@pytest.mark.parametrize("arguments", [("quantize", "-o", "out"), ("run", "--quant", "int8", "hello"), ("bench",)])
 def test_what_is_for_tokens_is_refused(arguments: Any, real: Any, folder: Path, tmp_path: Path) -> None:
     command, *rest = arguments
     code, out, err = real(

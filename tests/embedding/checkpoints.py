@@ -16,6 +16,7 @@ WORDS = ["the", "a", "cat", "dog", "sat", "on", "under", "mat", "red", "blue", "
 WORDS += ["runs", "slowly", "##s", "##ing", "un", "##able"]
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *map(chr, range(97, 123))]
 VOCABULARY += [f"##{chr(c)}" for c in range(97, 123)] + ["é", ".", ",", "!", "中", "文"]
+VOCABULARY = list(dict.fromkeys(VOCABULARY))
 
 BERT: dict[str, Any] = {
     "vocab_size": len(VOCABULARY),
@@ -48,7 +49,7 @@ GEMMA: dict[str, Any] = DECODER | {
         "full_attention": {"rope_type": "default", "rope_theta": 900.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
     },
-    "query_pre_attn_scalar": 20,
+    "query_pre_attn_scalar": 10,  # GGUF files have no word for another than the size of heads
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "BERT": ("BertModel", BERT),
@@ -68,12 +69,12 @@ CLS: Pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": Fals
 LAST: Pooling = {"pooling_mode_lasttoken": True, "include_prompt": True}
 
 
-def make_encoder(folder: Path, family: str, seed: int = 0) -> Any:
+def make_encoder(folder: Path, family: str, **changes: Any) -> Any:
     """Writes a checkpoint with a WordPiece tokenizer; gives the transformers model."""
     kind, fields = FAMILIES[family]
     cls = getattr(transformers, kind)
-    torch.manual_seed(seed)
-    model = cls(cls.config_class(**fields)).eval()
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**fields | changes)).eval()
     randomize(model)
     model.save_pretrained(folder)
     word_pieces(folder)
