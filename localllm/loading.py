@@ -123,7 +123,7 @@ def load(
         config = describe(header.config)
         if config.encoder:
             raise UnsupportedModel(
-                f"{ref.name!r} does not support chat", "it gives vectors: localllm embed, load_embedder"
+                f"{ref.name!r} does not support chat", "ask it for vectors: `localllm embed`, load_embedder"
             )
         check_quantization(header.config)
         default_params = SamplingParams.from_generation_config(header.generation_config)

@@ -35,7 +35,10 @@ def embed(
     as_json: Annotated[
         bool, options.switch("--json", text="Print an object a line, with counts of tokens.")
     ] = False,
-    context: options.Context = None,
+    context: Annotated[
+        int | None,
+        options.option(text="The longest text, in tokens; else as the model was trained.", metavar="TOKENS"),
+    ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
     force: Annotated[

@@ -75,6 +75,22 @@ def test_files_that_make_no_sense_are_refused(changed: Any, error: type[LocalLLM
         localllm.load_embedder(tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize("family", ["BERT, tanh GELU", "NomicBert", "EmbeddingGemma"])
+def test_vectors_and_word_pieces_are_those_of_llama_cpp(family: str, tmp_path: Path) -> None:
+    """It has no exact GELU, and rounds on the way."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    make_encoder(tmp_path, family)
+    sentence_transformer(tmp_path, MEAN)
+    write_encoder(tmp_path, tmp_path / "model.gguf", "mean")
+    texts = [text for text in AWKWARD if "[CLS]" not in text]  # which it reads as text there
+    with localllm.load_embedder(tmp_path) as embedder:
+        expected = embedder.embed(texts).vectors
+        ids = [embedder.tokenizer.encode(text) for text in texts]
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), embedding=True, n_ctx=64, n_threads=1, verbose=False)
+    assert [theirs.tokenize(text.encode()) for text in texts] == ids
+    assert np.abs(np.array([theirs.embed(text, normalize=True) for text in texts]) - expected).max() < 1e-3
+
+
 @pytest.mark.parametrize("family", ["BERT", "NomicBert"])
 def test_a_file_of_blocks_stays_packed_and_close(family: str, tmp_path: Path) -> None:
     make_encoder(tmp_path, family, hidden_size=96, intermediate_size=128)
