@@ -5,6 +5,8 @@ print(embedder.embed(["search_query: who wrote it?"]).vectors)
 """
 
 import contextvars
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -37,7 +39,7 @@ from localllm.embedding import (
 )
 from localllm.errors import LocalLLMError, UnsupportedModel
 from localllm.hub.resolve import ModelRef, resolve, to_pull
-from localllm.metrics import Phases
+from localllm.metrics import EngineStats, Phases
 from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import TOKEN_BUDGET, Memory, allocate_least
 from localllm.plan.shortage import shortage
@@ -83,8 +85,11 @@ class Embedder:
         self.place = device
         self.device = str(device)
         self.dtype = dtype_name(model.dtype)
+        self.kv_dtype = self.dtype  # in which keys and values live while a batch is computed
         self.load_s = load_s
+        self.asked = self.done = self.prompt_tokens = 0  # batches, and tokens of those that are computed
         self.short = short
+        self.counting = threading.Lock()
         self.thread = ThreadPoolExecutor(1, "localllm-embedder", set_threads, (threads,))
         self.shut = weakref.finalize(self, self.thread.shutdown, cancel_futures=True)
 
@@ -120,8 +125,41 @@ class Embedder:
         vectors = in_order(pieces, len(lengths))
         return Embeddings(shortened(vectors, dimensions), tuple(lengths), read.left_out)
 
+    def resize(self, context: int) -> None:
+        """Let texts be longer, as far as the model has positions for them."""
+        self.context = min(max(self.context, context), self.config.max_context)
+
+    def stats(self) -> EngineStats:
+        """In the words of an engine, whose cache and output it does not have; requests are counted by batch."""
+        under_way = self.asked - self.done
+        running = min(under_way, 1)
+        return EngineStats(
+            running=running,
+            waiting=under_way - running,
+            most_waiting=sys.maxsize,
+            context=self.context,
+            blocks=0,
+            block_tokens=0,
+            used_blocks=0,
+            cached_blocks=0,
+            evicted_blocks=0,
+            steps=self.done,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=0,
+            lookups=0,
+            hits=0,
+            output_tokens=0,
+            draft_tokens=0,
+            accepted_tokens=0,
+            preemptions=0,
+            cancelled=0,
+            finished={},
+        )
+
     def call(self, function: Callable[[], np.ndarray]) -> np.ndarray:
         """On its own thread. Raises LocalLLMError after `close`."""
+        with self.counting:
+            self.asked += 1
         try:
             return self.thread.submit(contextvars.copy_context().run, function).result()
         except LocalLLMError:
@@ -134,6 +172,9 @@ class Embedder:
             if gpu_failed(error):
                 raise broken(error) from error
             raise
+        finally:
+            with self.counting:
+                self.done += 1
 
     def compute(self, token_ids: Sequence[Sequence[int]]) -> np.ndarray:
         """token_ids: shortest first -> [texts, dimension] float32"""
@@ -141,6 +182,7 @@ class Embedder:
         with torch.inference_mode(), on(self.place):
             texts = Texts.of(token_ids, self.place)
             vectors = self.pool.of_texts(self.model(texts), texts).cpu().numpy()
+        self.prompt_tokens += len(texts.token_ids)
         if not np.isfinite(vectors).all():
             raise LocalLLMError("the model computed NaN or infinity", "try --dtype float32")
         return vectors

@@ -23,7 +23,7 @@ def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> 
     states = [SequenceState(engine.pool) for _ in texts]
     kept: list[Tensor | None] = [None] * len(texts)
     try:
-        while work := next_piece(texts, states, engine.scheduler.token_budget):
+        while work := next_piece(texts, states, budget_of(engine)):
             for place, part in work:
                 states[place].extend(len(part))
             running, parts = [states[place] for place, _ in work], [list(part) for _, part in work]
@@ -43,6 +43,12 @@ def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> 
     finally:
         for state in states:
             state.free()
+
+
+def budget_of(engine: Engine) -> int:
+    """Tokens of a piece: as few as those who wait for an answer meanwhile have patience for."""
+    waited_for = engine.scheduler.running and not engine.runner.asynchronous
+    return engine.chunk.budget() if waited_for else engine.scheduler.token_budget
 
 
 def next_piece(
