@@ -6,18 +6,15 @@ A text that is too long is cut, unless the body says otherwise, as Ollama docume
 says anything of a vector.
 """
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from localllm.api.body import BadField, Strict, validated
+from localllm.api.ollama.bodies import seconds
 from localllm.embedding import Embeddings
 
 MOST_INPUTS = 2048  # of one body
-UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-DURATION = re.compile(r"-?(\d{1,12}(\.\d{0,9})?(ns|us|µs|ms|s|m|h))+|-?0")
 
 
 class Options(Strict):
@@ -73,23 +70,6 @@ def of(asked: EmbedBody | OldBody, texts: list[str], dimensions: int | None) -> 
     context = validated(Options, known, "options").num_ctx
     truncate = asked.truncate is not False
     return Asked(asked.model, tuple(texts), truncate, dimensions or None, seconds(asked.keep_alive), context)
-
-
-def seconds(keep_alive: Any) -> float | None:
-    """How long a model is to stay loaded: a number of seconds, or a duration as Go writes it; a negative one means
-    for ever. Raises BadField."""
-    match keep_alive:
-        case None:
-            return None
-        case bool():
-            pass
-        case int() | float():
-            return float(keep_alive) if keep_alive >= 0 else math.inf
-        case str() if DURATION.fullmatch(keep_alive):
-            if keep_alive.startswith("-"):
-                return math.inf
-            return sum(float(count) * UNITS[unit] for count, unit in re.findall(r"([\d.]+)([a-zµ]+)", keep_alive))
-    raise BadField("keep_alive", "keep_alive is no duration", 'send seconds, or a text such as "5m"')
 
 
 def embed_object(asked: Asked, found: Embeddings | None, total_s: float, load_s: float) -> dict[str, Any]:
