@@ -15,6 +15,9 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "localllm.llm",
     "load": "localllm.loading",
+    "Embedder": "localllm.embedder",
+    "load_embedder": "localllm.embedder",
+    "Embeddings": "localllm.embedding",
     "Completion": "localllm.request",
     "FinishReason": "localllm.request",
     "GenerationEvent": "localllm.request",

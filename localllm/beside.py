@@ -8,6 +8,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
+from localllm.errors import UnsupportedModel
 from localllm.hub.resolve import resolve
 from localllm.metrics import Phases
 from localllm.plan.fit import Wish, needs_of
@@ -34,6 +35,8 @@ class Beside:
         ref = resolve(name)
         header = read_header(ref.path)
         config = describe(header.config)
+        if config.encoder:
+            raise UnsupportedModel(f"{ref.name!r} gives vectors and guesses no tokens", "name another draft model")
         check_quantization(header.config)
         own = replace(wish, context=None, quant=None)
         return cls(ref.name, header, config, needs_of(header, config, kind, own, name=ref.name))

@@ -4,9 +4,9 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
+import contextlib
 import copy
 import math
-import operator
 import secrets
 import sys
 import time
@@ -17,14 +17,28 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex, cast
+from typing import Any, Literal, cast, get_args
 
+from numpy import ndarray
 from torch import Tensor
 
 from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
+from localllm.arch.pooling import Pooling
 from localllm.device import dtype_name
-from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
+from localllm.embedding import (
+    Embeddings,
+    Input,
+    Reads,
+    batches,
+    check_dimensions,
+    check_wanted,
+    in_order,
+    never,
+    prefix_of,
+    shortened,
+)
+from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, LocalLLMError, UsageError
 from localllm.hub.resolve import ModelRef
 from localllm.metrics import EngineStats, Metrics, Stopwatch
 from localllm.modelfile.edition import Edition
@@ -32,12 +46,22 @@ from localllm.modelfile.options import sampling
 from localllm.plan import expected, runs
 from localllm.plan.memory import Memory
 from localllm.plan.runs import Run
-from localllm.request import SEED_BITS, Completion, GenerationEvent, Kind, Request, SamplingParams
+from localllm.request import (
+    SEED_BITS,
+    Completion,
+    GenerationEvent,
+    Kind,
+    Request,
+    SamplingParams,
+    token_ids_of,
+)
 from localllm.room import Rooms
 from localllm.runtime.kernels.registry import used
+from localllm.runtime.pooling import Pool
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.state import OutOfBlocks
+from localllm.runtime.vectors import vectors_in_pieces
 from localllm.text.ends import ends_of_turn
 from localllm.text.grammar.compiled import Grammars
 from localllm.text.messages import Message, checked
@@ -50,6 +74,7 @@ from localllm.worker import Deliver, Stream, Worker
 PROMPT_TAIL = 16  # tokens
 MOST_VOICES = 8  # templates beside the model's own whose grammars are kept
 
+Pooled = Literal["last", "mean"]
 Prompt = str | ListLike[int] | ListLike[Message]
 
 
@@ -397,6 +422,53 @@ class LLM:
         except OutOfBlocks:
             raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
 
+    def embed(
+        self,
+        inputs: Input | ListLike[Input],
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        prompt: str | None = None,
+        pooling: Pooled = "last",
+        gone: Callable[[], bool] = never,
+    ) -> Embeddings:
+        """Vectors of length one of what the last layer gives, as `Embedder.embed`: of the last token or the mean
+        of all, [texts, hidden_size]. Answers go on meanwhile; texts that were embedded are not kept in the cache.
+
+        A model that was not trained for it gives vectors that tell texts apart less well than an embedder's.
+        """
+        check_dimensions(dimensions, self.config.hidden_size)
+        prefix = prefix_of({}, prompt, "")
+        read = Reads(self.tokenizer, self.config.vocab_size, self.context, self.config.max_context).token_ids(
+            inputs, prefix, truncate=truncate
+        )
+        lengths = [len(ids) for ids in read.token_ids]
+        if pooling not in get_args(Pooled):
+            raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(Pooled))}")
+        pool, budget = Pool(Pooling(pooling)), self.worker.engine.scheduler.token_budget
+        pieces = [
+            (places, self.vectors([read.token_ids[place] for place in places], pool, gone))
+            for places in batches(lengths, budget)
+        ]
+        vectors = shortened(in_order(pieces, len(lengths)), dimensions)
+        return Embeddings(vectors, tuple(lengths), read.left_out)
+
+    def vectors(self, texts: ListLike[ListLike[int]], pool: Pool, gone: Callable[[], bool]) -> ndarray:
+        """[texts, hidden_size] float32. Between two pieces the engine does whatever else there is to do."""
+        pieces = vectors_in_pieces(self.worker.engine, texts, pool)
+        try:
+            check_wanted(gone)
+            while (found := self.worker.call(lambda: next(pieces))) is None:
+                check_wanted(gone)
+        except OutOfBlocks:
+            raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+        finally:
+            with contextlib.suppress(LocalLLMError):  # closed: its blocks went with the engine
+                self.worker.call(pieces.close)
+        if not found.isfinite().all():
+            raise LocalLLMError("the model computed NaN or infinity", "try --dtype float32")
+        return found.cpu().numpy()
+
     def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
         """Which model this is, and what it runs on, with and in, for receipts. Reads megabytes of its files."""
         engine = self.worker.engine
@@ -452,21 +524,6 @@ def whole(name: str, value: object, least: int | None = None) -> int:
 def is_messages(prompt: object) -> bool:
     parts = prompt if isinstance(prompt, list | tuple) else ()
     return bool(parts) and all(isinstance(part, Mapping) for part in parts)
-
-
-def token_ids_of(prompt: object) -> list[int]:
-    """Whole numbers of any kind (int, numpy, tensor) in whatever holds them, but no bytes and no truth values."""
-    try:
-        if isinstance(prompt, bytes | bytearray | Mapping):
-            raise TypeError
-        parts = list(cast(Iterable[SupportsIndex], prompt))
-        if any(isinstance(part, bool) for part in parts):
-            raise TypeError
-        return [operator.index(part) for part in parts]
-    except TypeError:
-        raise UsageError(
-            "the prompt is neither text nor token ids nor messages", "give one of the three"
-        ) from None
 
 
 def collect(request: Request, events: Iterable[GenerationEvent]) -> Completion:

@@ -12,10 +12,11 @@ from localllm import provenance
 from localllm.arch.describe import describe
 from localllm.arch.fields import Fields
 from localllm.beside import Beside
-from localllm.checkpoint.header import Header, read_header
+from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
+from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.device import anonymous_bytes, free_bytes, free_memory, on, resolve_device
-from localllm.errors import UsageError
+from localllm.errors import UnsupportedModel, UsageError
 from localllm.hub.made import edition_of
 from localllm.hub.names import known_as
 from localllm.hub.resolve import ModelRef, resolve, to_pull
@@ -52,7 +53,6 @@ from localllm.text.grammar.source import checked as checked_grammar
 from localllm.text.output.formats import OutputFormat
 from localllm.text.same_vocabulary import check_same_vocabulary
 from localllm.text.template import ChatTemplate
-from localllm.text.tokenizer import Tokenizer
 from localllm.worker import MOST_WAITING, Worker
 
 
@@ -124,6 +124,10 @@ def load(
                 ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
             header, wish = read_header(ref.path), replace(wish, quant=None)
         config = describe(header.config)
+        if config.encoder:
+            raise UnsupportedModel(
+                f"{ref.name!r} does not support chat", "ask it for vectors: `localllm embed`, load_embedder"
+            )
         check_quantization(header.config)
         if edition and edition.context and context is None:
             context = min(edition.context, config.max_context)
@@ -215,9 +219,3 @@ def load(
         Rooms(room, weights, of_plan, aside, guesser),
     )
     return llm.edited(edition) if edition else llm
-
-
-def read_tokenizer(header: Header) -> Tokenizer:
-    if header.gguf is None:
-        return Tokenizer.from_folder(header.path)
-    return Tokenizer.from_gguf(header.gguf, header.path)

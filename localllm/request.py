@@ -7,10 +7,11 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 from localllm.errors import DamagedModel, UsageError
 from localllm.metrics import Metrics
@@ -364,3 +365,18 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+
+
+def token_ids_of(prompt: object) -> list[int]:
+    """Whole numbers of any kind (int, numpy, tensor) in whatever holds them, but no bytes and no truth values."""
+    try:
+        if isinstance(prompt, bytes | bytearray | Mapping):
+            raise TypeError
+        parts = list(cast(Iterable[SupportsIndex], prompt))
+        if any(isinstance(part, bool) for part in parts):
+            raise TypeError
+        return [operator.index(part) for part in parts]
+    except TypeError:
+        raise UsageError(
+            "the prompt is neither text nor token ids nor messages", "give one of the three"
+        ) from None

@@ -1,4 +1,4 @@
-"""What a decoder is, as data. Pure Python: no torch, no files, no family names.
+"""What a model is, as data. Pure Python: no torch, no files, no family names.
 
 What varies by layer (window, rope, head counts, kind of mixer) stands in the layer, not in lists of indices beside
 it.
@@ -174,6 +174,7 @@ class MLPConfig:
     intermediate_size: int
     activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True  # else down(activation(up(x)))
 
 
 @dataclass(frozen=True)
@@ -236,8 +237,23 @@ class PerLayerConfig:
 
 
 @dataclass(frozen=True)
+class EncoderConfig:
+    """What is otherwise in a model that reads a whole text at once and gives a vector instead of tokens: it keeps
+    no keys and values, and has no head. Where it looks ahead, windows reach as far ahead as back."""
+
+    causal: bool = False  # a token sees those before it alone: a decoder's layers
+    positions: int = 0  # learnt, added to the embedding (0: none)
+    first_position: int = 0  # of these, the first token's (RoBERTa leaves out some)
+    kinds: int = 0  # of tokens, learnt, added to the embedding: all tokens are of the first
+    embedding_norm: bool = False
+    norms_of_sums: bool = False  # the norms after mixer and ffn are of x and what they add (Vaswani et al. 2017)
+    final_norm: bool = True
+    norm_bias: bool = False
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """A decoder: embedding, layers, final norm, head."""
+    """A decoder: embedding, layers, final norm, head; or an encoder, which is the same without the head."""
 
     vocab_size: int
     hidden_size: int
@@ -252,3 +268,4 @@ class ModelConfig:
     logit_softcap: float | None = None
     per_layer: PerLayerConfig | None = None
     eos_ids: tuple[int, ...] = ()
+    encoder: EncoderConfig | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from localllm.arch.config import (
     AttentionConfig,
     DeltaNetConfig,
+    EncoderConfig,
     LatentConfig,
     LayerConfig,
     Mixer,
@@ -51,8 +52,20 @@ def parameters(config: ModelConfig) -> int:
     """How many weights the model has; a tied head counts once."""
     embedding = config.vocab_size * config.hidden_size
     layers = sum(layer_parameters(layer, config.hidden_size) for layer in config.layers)
+    if config.encoder:
+        return embedding + layers + encoder_parameters(config.encoder, config)
     outside = embedding * (1 if config.tie_embeddings else 2) + config.hidden_size
     return outside + layers + per_layer_parameters(config)
+
+
+def encoder_parameters(c: EncoderConfig, config: ModelConfig) -> int:
+    """Outside of layers and the embedding of tokens; of norms in the layers the biases."""
+    places = config.layers[0].norms
+    in_layers = len(config.layers) * (
+        places.after_mixer + places.after_ffn + places.before_mixer + places.before_ffn
+    )
+    norms = (c.embedding_norm + c.final_norm) * (1 + c.norm_bias) + in_layers * c.norm_bias
+    return (c.positions + c.kinds + norms) * config.hidden_size
 
 
 def per_layer_parameters(config: ModelConfig) -> int:
@@ -119,13 +132,14 @@ def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
         router += c.router.normed * hidden + c.apart * 4 * hidden
         shared = ffn_parameters(c.shared, hidden) + c.shared_gate * hidden if c.shared else 0
         return router + shared + c.experts * ffn_parameters(c.expert, hidden)
-    return 3 * hidden * c.intermediate_size + c.bias * (2 * c.intermediate_size + hidden)
+    wide = 1 + c.gated
+    return (wide + 1) * hidden * c.intermediate_size + c.bias * (wide * c.intermediate_size + hidden)
 
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int, scale_bytes: int = 0) -> int:
     """Keys and values of one token in all layers that attend. scale_bytes: of a scale for each vector of a head,
-    if they are quantized."""
-    mixers = [layer.mixer for layer in config.layers]
+    if they are quantized. An encoder keeps none."""
+    mixers = [layer.mixer for layer in config.layers if not config.encoder]
     return sum(cached_values(c) * element_bytes + cached_vectors(c) * scale_bytes for c in mixers)
 
 
@@ -170,7 +184,7 @@ def bytes_read(
 def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int, scale_bytes: int = 0) -> int:
     """Keys and values that a step's tokens see: of a window only that, and what layers share once for each.
     scale_bytes: as `kv_bytes_per_token`."""
-    mixers = [layer.mixer for layer in config.layers]
+    mixers = [layer.mixer for layer in config.layers if not config.encoder]
     of_token = [numbers_seen(c) * element_bytes + vectors_seen(c) * scale_bytes for c in mixers]
     return sum(
         size * seen(c, share) * share.sequences for c, size in zip(mixers, of_token, strict=True) for share in step
@@ -214,13 +228,13 @@ def pairs(c: Mixer, share: Share) -> int:
 def flops(config: ModelConfig, step: Step) -> int:
     """Multiplications and additions of a step's matrix products: two a weight and token, attention, delta nets."""
     embedding = config.vocab_size * config.hidden_size
-    outside = embedding * (1 if config.tie_embeddings else 2)
+    outside = embedding * (1 if config.tie_embeddings or config.encoder else 2)
     if config.per_layer:
         outside += len(config.layers) * config.per_layer.dim
     of_token, mixers = active_parameters(config) - outside, [layer.mixer for layer in config.layers]
 
     def of_sequence(share: Share) -> int:
-        products = 2 * (of_token * share.tokens + embedding * share.logits)
+        products = 2 * (of_token * share.tokens + (0 if config.encoder else embedding * share.logits))
         return products + sum(mixing_flops(c, share) for c in mixers)
 
     return sum(of_sequence(share) * share.sequences for share in step)

@@ -8,11 +8,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from localllm.arch.config import ModelConfig
-from localllm.arch.families import gemma, hybrids, latent, llama, mixtures, placed  # noqa: F401 - they fill FAMILIES
+from localllm.arch.config import AttentionConfig, EncoderConfig, ModelConfig
+from localllm.arch.families import (  # noqa: F401 - they fill FAMILIES
+    encoders,
+    gemma,
+    hybrids,
+    latent,
+    llama,
+    mixtures,
+    placed,
+)
 from localllm.arch.families.registry import FAMILIES, Family
 from localllm.arch.fields import Fields
-from localllm.arch.layout import OTHER_SENSES, Layout
+from localllm.arch.layout import HEAD, OTHER_SENSES, Layout
+from localllm.arch.pooling import POOLING, most_tokens
 from localllm.errors import UnsupportedModel
 
 
@@ -23,14 +32,40 @@ def describe(config: Mapping[str, Any]) -> ModelConfig:
     field is missing or makes no sense.
     """
     known = family_of(config)
-    return known.describe(fields_of(known, config))
+    found = known.describe(fields_of(known, config))
+    found = as_encoder(found) if embeds(config) and not found.encoder else found
+    usual = most_tokens(config)
+    return replace(found, default_context=min(usual, found.max_context)) if usual else found
+
+
+def embeds(config: Mapping[str, Any]) -> bool:
+    """Is it for vectors, by its name or by what stands beside it? A decoder's head is not used then."""
+    return POOLING in config or class_of(config) not in FAMILIES
+
+
+def decoder_of(name: str) -> str:
+    """The family that is this class with a head."""
+    return name.removesuffix("Model") + "ForCausalLM"
+
+
+def as_encoder(config: ModelConfig) -> ModelConfig:
+    """A decoder's layers without its head and its cache. Raises UnsupportedModel where they cannot do without."""
+    plain = all(
+        isinstance(c, AttentionConfig) and not (c.softcap or c.sinks or c.output_gate or c.query_growth)
+        for c in (layer.mixer for layer in config.layers)
+    )
+    if not plain or config.per_layer or any(layer.output_scale for layer in config.layers):
+        raise UnsupportedModel("vectors of a model of this family alone are not supported", "load it as an LLM")
+    return replace(config, encoder=EncoderConfig(causal=True), tie_embeddings=False)
 
 
 def layout(config: Mapping[str, Any]) -> Layout:
     """How checkpoints of this `config.json` spell their tensors. Raises as `describe`."""
     known = family_of(config)
     found = known.layout(fields_of(known, config)) if callable(known.layout) else known.layout
-    return replace(found, unused=(*found.unused, OTHER_SENSES)) if Fields(config).has("text_config") else found
+    unused = [OTHER_SENSES] if Fields(config).has("text_config") else []
+    unused += [HEAD] if embeds(config) else []
+    return replace(found, unused=(*found.unused, *unused)) if unused else found
 
 
 def fields_of(known: Family, config: Mapping[str, Any]) -> Fields:
@@ -38,13 +73,21 @@ def fields_of(known: Family, config: Mapping[str, Any]) -> Fields:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
+    name = class_of(config)
+    name = name if name in FAMILIES else decoder_of(name)
+    if name not in FAMILIES:
+        raise UnsupportedModel(
+            f"the family {class_of(config)!r} is not supported", "docs/models.md lists those that are"
+        )
+    return FAMILIES[name]
+
+
+def class_of(config: Mapping[str, Any]) -> str:
     name = next(iter(Fields(config).texts("architectures")), "none")
     if name == "Mistral3ForConditionalGeneration":  # a frame for two families
         kind = Fields(config).part("text_config").text("model_type", "mistral")
         name = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}.get(kind, kind)
-    if name not in FAMILIES:
-        raise UnsupportedModel(f"the family {name!r} is not supported", "docs/models.md lists those that are")
-    return FAMILIES[name]
+    return name
 
 
 def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,8 @@ That vocabulary is Llama's, with the norms named by their place:
     layers.N.mlp.{before_router,before_shared,after_shared,before_experts,after_experts}, norms within a mixture
     layers.N.mlp.experts.E.{gate_proj,up_proj,down_proj}, or gate_up_proj
 
+    embed_positions, embed_kinds, embed_norm and dense.N of encoders
+
     embed_tokens_per_layer, per_layer_model_projection, per_layer_projection_norm
     layers.N.{per_layer_input_gate,per_layer_projection,post_per_layer_input_norm}, layers.N.layer_scalar
 
@@ -37,6 +39,7 @@ NEVER_READ = (
     r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
     r"layers\.\d+\.self_attn\.([qkv]_proj\.)?([qkv]|output)_scale",
 )
+HEAD = r"lm_head\..*"
 OTHER_SENSES = r"(visual|vision\w*|audio\w*|multi_modal_projector|embed_vision|embed_audio|patch_merger)\..*"
 
 # Stacked experts are parameters of one module, so their names lack `.weight`.

@@ -33,6 +33,6 @@ def mixer(c: Mixer) -> str:
 
 def ffn(c: MLPConfig | MoEConfig) -> str:
     if isinstance(c, MLPConfig):
-        return f"MLP of {c.intermediate_size}"
+        return f"MLP of {c.intermediate_size}{'' if c.gated else ' without a gate'}"
     shared = " and a shared one" if c.shared else ""
     return f"{c.experts_per_token} of {c.experts} experts of {c.expert.intermediate_size}{shared}"

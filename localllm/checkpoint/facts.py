@@ -8,6 +8,7 @@ from typing import Any
 
 from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
 from localllm.arch.describe import describe
+from localllm.arch.pooling import dimension, pooling
 from localllm.arch.summary import layer_kinds
 from localllm.checkpoint.header import Header, TensorHeader, read_header
 from localllm.checkpoint.layouts import check_quantization
@@ -40,6 +41,7 @@ class Facts:
     parameters: int
     active_parameters: int  # that one token meets
     kv_bytes_per_token: int  # in 16 bits
+    dimensions: int | None  # of the vectors that an embedder gives; None: it gives tokens
     state_bytes: int  # of a sequence, whatever its length: what recurrent layers remember, in 16 bits and float32
     formats: tuple[Format, ...]  # most bytes first
     weight_bytes: int
@@ -63,6 +65,7 @@ def read_facts(path: Path) -> Facts:
         parameters=parameters(config),
         active_parameters=active_parameters(config),
         kv_bytes_per_token=kv_bytes_per_token(config, KV_ELEMENT_BYTES),
+        dimensions=dimension(config, pooling(header.config, config)) if config.encoder else None,
         state_bytes=state_bytes(config, KV_ELEMENT_BYTES),
         formats=formats(header),
         weight_bytes=header.stored_bytes,

@@ -11,10 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.describe import layout
+from localllm.arch.describe import embeds, layout
 from localllm.arch.fields import Fields
 from localllm.arch.layout import Layout
 from localllm.arch.parts import MOST_EXPERTS
+from localllm.arch.pooling import POOLING
+from localllm.checkpoint.embedder import read_pooling
 from localllm.checkpoint.gguf.config import sampling, to_config
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.checkpoint.gguf.names import canonical, canonical_shape, rotary_heads
@@ -23,6 +25,7 @@ from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged, parse_json, read_json, refuse_pointer
 from localllm.hub.folder import weight_files
 from localllm.hub.gguf import is_gguf
+from localllm.hub.modules import WEIGHTS, Module, read_modules
 from localllm.quant.formats.gguf_types import BY_NAME
 
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
@@ -110,12 +113,15 @@ def read_header(path: Path) -> Header:
                 f"{path} holds no {name}", "name the folder that a whole model was downloaded into"
             )
     config = read_json(path / "config.json")
+    config.pop(POOLING, None)
+    if modules := read_modules(path):
+        config[POOLING] = read_pooling(path, modules)
     spelling = layout(config)
     return Header(
         path=path,
         config=config,
         generation_config=read_json(path / "generation_config.json"),
-        tensors=gather((path / file for file in files[1:]), spelling),
+        tensors=gather((path / file for file in files[1:]), spelling) | dense_tensors(path, modules),
         layout=spelling,
     )
 
@@ -128,13 +134,25 @@ def read_gguf_header(path: Path) -> Header:
     found: dict[str, TensorHeader] = {}
     for stored, tensor in gguf.tensors.items():
         name = canonical(stored, architecture, config)
-        if name is None:
+        if name is None or (name.startswith("lm_head.") and embeds(config)):
             continue
         heads = rotary_heads(name, architecture, config)
         shape = canonical_shape(name, tensor.shape)
         header = TensorHeader(tensor.file, stored, tensor.format.upper(), shape, offset=tensor.offset, heads=heads)
         add(found, take_apart(name, header, Layout()), header)
     return Header(path, config, sampling(gguf), found, Layout(), gguf.metadata)
+
+
+def dense_tensors(path: Path, modules: Iterable[Module]) -> dict[str, TensorHeader]:
+    """Of the layers behind an embedder's pooling: dense.0, dense.1, ..."""
+    files = [path / module.folder / WEIGHTS for module in modules if module.kind == "Dense"]
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise ModelNotFound(f"there is no {missing}", "name the folder that a whole model was downloaded into")
+    return {
+        f"dense.{place}.{stored.removeprefix('linear.')}": tensor
+        for place, file in enumerate(files)
+        for stored, tensor in read_tensors(file).items()
+    }
 
 
 def gather(files: Iterable[Path], spelling: Layout) -> dict[str, TensorHeader]:

@@ -15,12 +15,13 @@ from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
 from localllm.hub.folder import INDEX
 from localllm.hub.http import Say
 from localllm.hub.listing import RemoteFile
+from localllm.hub.modules import CONFIG, MODULES, SETTINGS
 from localllm.hub.pull import CONNECTIONS, Order, read_small
 from localllm.hub.ranges import read_range
 from localllm.hub.store import blob_path
 from localllm.hub.threads import threads
 
-NEEDED = ("config.json", "generation_config.json", INDEX)
+NEEDED = ("config.json", "generation_config.json", INDEX, MODULES, *SETTINGS)
 SAFETENSORS_FIRST_BYTES = 2**17  # as much as most headers have: one request
 GGUF_FIRST_BYTES = 2**21  # a vocabulary of 150,000 tokens makes a header of 6 MB
 GGUF_MOST_BYTES = 2**26
@@ -34,7 +35,7 @@ def remote_header(order: Order, say: Say) -> Header:
     folder = Path(tempfile.mkdtemp(prefix="localllm-"))
     try:
         weights = [file for file in order.files if file.path.endswith((".safetensors", ".gguf"))]
-        small = [file for file in order.files if file.path in NEEDED]
+        small = [file for file in order.files if is_needed(file)]
         with threads(CONNECTIONS) as pool:
             list(pool.map(partial(_place, order, folder, say), [*small, *weights]))
         first = folder / weights[0].path
@@ -47,6 +48,11 @@ def remote_header(order: Order, say: Say) -> Header:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def is_needed(file: RemoteFile) -> bool:
+    """Is it a small one that tells of the model, or of a module in a folder of its own?"""
+    return file.path in NEEDED or file.path.endswith(f"/{CONFIG}")
+
+
 def _place(order: Order, folder: Path, say: Say, file: RemoteFile) -> None:
     target = folder / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +61,7 @@ def _place(order: Order, folder: Path, say: Say, file: RemoteFile) -> None:
         if blob.is_file():
             target.symlink_to(blob.resolve())
             return
-    if file.path in NEEDED:
+    if is_needed(file):
         target.write_bytes(read_small(order.listing, file, say))
     elif target.suffix == ".gguf":
         _place_gguf(order, target, file, say)

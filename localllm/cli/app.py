@@ -13,6 +13,7 @@ from localllm.cli.completion import completion
 from localllm.cli.create import create
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
+from localllm.cli.embed import embed
 from localllm.cli.exits import exit_code
 from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
@@ -31,6 +32,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
 app.command()(serve)
+app.command()(embed)
 app.command()(ps)
 app.command()(stop)
 app.command()(replay)

@@ -1,8 +1,9 @@
 """The one door from the command line to the engine."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.cli.io import note, status
 from localllm.cli.model import Model
@@ -14,6 +15,14 @@ from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find, recipe_of
 from localllm.request import Grammar
 from localllm.settings import Settings
+
+if TYPE_CHECKING:
+    from localllm.embedding import Embeddings
+    from localllm.llm import LLM
+
+
+OF_AN_EMBEDDER = ("device", "dtype", "context", "force")
+OF_A_PULL = (*OF_AN_EMBEDDER, "kv_dtype", "quant")
 
 
 def load_model(
@@ -67,6 +76,46 @@ def load_model(
         phases = {"import": imported_s, **llm.load_phases}
         note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
     return llm
+
+
+class Embeds(Protocol):
+    """What the command line needs of an embedder, or of an LLM that embeds."""
+
+    def embed(
+        self, inputs: Sequence[str], *, dimensions: int | None, truncate: bool, prompt: str | None
+    ) -> "Embeddings": ...
+    def close(self) -> None: ...
+
+
+def load_embeds(
+    name: str, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
+) -> Embeds:
+    """Load an embedder, or any other model to embed by. Raises as `load_model`."""
+    where: dict[str, Any] = {"device": device, "dtype": dtype, "context": context, "force": force}
+    fetch_missing(name, Settings.from_environment(), **where)
+    if not is_embedder(name):
+        return cast("LLM", load_model(name, **where))
+    with status(f"loading {name}"):
+        from localllm.embedder import load_embedder
+
+        where |= {"device": device or "auto", "dtype": dtype or "auto"}
+        return load_embedder(name, settings=Settings.from_environment(), **where)
+
+
+def load_served(name: str, **where: Any) -> Model | Embeds:
+    """Load what a server is asked for, by the flags of `serve`: an embedder takes those that it has a use for."""
+    fetch_missing(name, Settings.from_environment(), **{flag: where[flag] for flag in OF_A_PULL})
+    if is_embedder(name):
+        return load_embeds(name, **{flag: where[flag] for flag in OF_AN_EMBEDDER})
+    return load_model(name, **where)
+
+
+def is_embedder(name: str) -> bool:
+    """Of a model that is here. Raises as `read_header` and `describe`."""
+    from localllm.arch.describe import describe
+    from localllm.checkpoint.header import read_header
+
+    return describe(read_header(resolve(name).path).config).encoder is not None
 
 
 def fetch_missing(

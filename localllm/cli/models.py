@@ -243,19 +243,24 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
             ("hidden size", str(facts.hidden_size)),
             ("vocabulary", f"{facts.vocab_size} tokens"),
             *_listed("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
+            *([("vectors", f"of {facts.dimensions} numbers")] if facts.dimensions else []),
             ("KV cache", f"{units.size(facts.kv_bytes_per_token)} a token in 16 bits"),
             *([("state", f"{units.size(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
             ("weights", units.size(facts.weight_bytes)),
             *_listed("formats", [f"{f.name}: {f.tensors} tensors, {units.size(f.nbytes)}" for f in facts.formats]),
             ("quantization", facts.quantization or "none"),
             *([("does not run", str(facts.refused))] if facts.refused else []),
-            ("chat template", ", ".join(facts.chat_templates) or "none: it continues text"),
+            ("chat template", ", ".join(facts.chat_templates) or f"none: it {without_chat(facts)}"),
             ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
         ]
     elif entry.repo:
         size = [("download", units.rough_size(entry.download_bytes))] if entry.download_bytes else []
         rows += [*size, ("to get it", f"localllm pull {entry.name}")]
     return rows
+
+
+def without_chat(facts: Facts) -> str:
+    return "gives vectors" if facts.dimensions else "continues text"
 
 
 def _listed(name: str, lines: list[str]) -> list[tuple[str, str]]:
@@ -283,6 +288,7 @@ def _as_json(entry: Entry) -> dict[str, object]:
         "active_parameters": facts.active_parameters if facts else None,
         "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
         "state_bytes": facts.state_bytes if facts else None,
+        "dimensions": facts.dimensions if facts else None,
         "formats": [dataclasses.asdict(form) for form in facts.formats] if facts else None,
         "weight_bytes": facts.weight_bytes if facts else None,
         "quantization": facts.quantization if facts else None,

@@ -9,11 +9,12 @@ import typer
 
 from localllm.cli import options
 from localllm.cli.io import note
-from localllm.cli.loading import load_model
+from localllm.cli.loading import load_served
 from localllm.errors import UsageError
 from localllm.units import duration
 
 if TYPE_CHECKING:
+    from localllm.embedder import Embedder
     from localllm.llm import LLM  # torch, for which `--help` need not wait
 
 
@@ -66,8 +67,8 @@ def serve(
         from localllm.server.models import Models
         from localllm.server.serve import Server
 
-        def load(source: str, context: int | None) -> "LLM":
-            return cast("LLM", load_model(source, **{**where, "context": context or where["context"]}))
+        def load(source: str, context: int | None) -> "LLM | Embedder":
+            return cast("LLM | Embedder", load_served(source, **{**where, "context": context or where["context"]}))
 
         served = Models(load, keep_alive=kept, most=max_models)
         for model in models or []:

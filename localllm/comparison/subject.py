@@ -8,6 +8,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
+from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.device import free_bytes, resolve_device
 from localllm.errors import UsageError
 from localllm.hub.resolve import resolve
@@ -51,7 +52,7 @@ def subject(
     def load(context: int) -> LLM:
         return loading.load(name, device=place, dtype=kind, kv_dtype=kept, context=context, settings=settings)
 
-    return Subject(ref.name, header, config, loading.read_tokenizer(header), place, kind, kept, load)
+    return Subject(ref.name, header, config, read_tokenizer(header), place, kind, kept, load)
 
 
 def vocabulary(reference: Subject, other: Subject) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from localllm.errors import UnsupportedModel
 from localllm.files import TOKENIZER_FILES, damaged, read_json
 from localllm.hub.gguf import is_gguf, missing_part
+from localllm.hub.modules import MODULES, SETTINGS, read_modules
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BESIDE = (
@@ -17,6 +18,8 @@ BESIDE = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    MODULES,
+    *SETTINGS,
     "README.md",  # states the licence
 )
 TEMPLATES = "additional_chat_templates"
@@ -34,7 +37,8 @@ def missing_files(folder: Path) -> list[str]:
         missing = missing_part(folder)
         return [missing.name] if missing else []
     tokenizer = next((name for name in TOKENIZER_FILES if (folder / name).is_file()), TOKENIZER_FILES[0])
-    needed = ["config.json", tokenizer, *weight_files(folder)]
+    beside = [file for module in read_modules(folder) for file in module.files]
+    needed = ["config.json", tokenizer, *beside, *weight_files(folder)]
     return [name for name in needed if not (folder / name).is_file()]
 
 

@@ -9,6 +9,7 @@ from localllm.files import TOKENIZER_FILES, parse_json
 from localllm.hub.folder import BESIDE, INDEX, SINGLE, TEMPLATES, index_files, pickled, refuse_pickles
 from localllm.hub.gguf import choose, models_of, parts
 from localllm.hub.listing import Listing, RemoteFile
+from localllm.hub.modules import MODULES, parse_modules
 
 Read = Callable[[RemoteFile], bytes]  # the content of a small file
 
@@ -22,7 +23,7 @@ def select(listing: Listing, read: Read) -> tuple[RemoteFile, ...]:
     """
     weights = _safetensors(listing, read) if listing.repo.quant is None else ()
     if weights:
-        return (*_beside(listing), *weights)
+        return (*_beside(listing), *_modules(listing, read), *weights)
     models = models_of(PurePosixPath(file.path) for file in listing.files)
     if not models:
         _refuse(listing)
@@ -51,6 +52,13 @@ def _beside(listing: Listing) -> list[RemoteFile]:
     found = [file for name in BESIDE if (file := listing.find(name))]
     templates = [file for file in listing.files if PurePosixPath("/", file.path).match(f"/{TEMPLATES}/*.jinja")]
     return [*found, tokenizer, *templates]
+
+
+def _modules(listing: Listing, read: Read) -> list[RemoteFile]:
+    """What an embedder has in folders of their own."""
+    listed = listing.find(MODULES)
+    modules = parse_modules(read(listed), PurePosixPath(listing.repo.repo, MODULES)) if listed else ()
+    return [_present(listing, file) for module in modules for file in module.files]
 
 
 def _present(listing: Listing, path: str) -> RemoteFile:

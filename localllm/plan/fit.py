@@ -111,7 +111,7 @@ def check(
     if found.refusal and not force:
         if draft and fit(header, config, room, wish, name=name).fits:
             raise DoesNotFit(found.refusal.message, "it fits without --draft-model, or name a smaller one")
-        quants = () if header.quantization else QUANTS
+        quants = () if header.quantization or config.encoder else QUANTS
         others = [fit(header, config, room, replace(wish, quant=quant), name=name) for quant in quants]
         raise DoesNotFit(found.refusal.message, remedy(found, others))
     return found

@@ -75,12 +75,15 @@ class Needs:
     def workspace(self, context: int) -> int:
         """Of the largest step there is while sequences have so much context: activations, logits, what is
         dequantized on the way, and a GPU's own."""
+        tokens, sequences = TOKEN_BUDGET[self.kind], MAX_RUNNING + VERIFIED_ROWS[self.kind] - 1
+        if self.config.encoder:  # which reads a text at once, and has no logits
+            tokens, sequences = max(tokens, context), 0
         step = activation_bytes(
             self.config,
             self.dtype,
-            TOKEN_BUDGET[self.kind],
+            tokens,
             context,
-            MAX_RUNNING + VERIFIED_ROWS[self.kind] - 1,
+            sequences,
             self.unpacked,
             self.kv_dtype,
             grouped=self.kind != "cpu",

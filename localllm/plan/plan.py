@@ -123,7 +123,7 @@ def plan(
         )
 
     found = {wish.quant: fit(header, config, hardware, wish, name=name)}
-    for quant in (None,) if header.quantization else ORDER:
+    for quant in (None,) if header.quantization or config.encoder else ORDER:
         found[quant] = found.get(quant) or fit(header, config, hardware, replace(wish, quant=quant), name=name)
     chosen = found[wish.quant]
     if prompt is not None and not 1 <= prompt <= chosen.context:

@@ -7,8 +7,9 @@ files.
 from pathlib import Path, PurePath
 from typing import Any
 
+from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header
-from localllm.errors import UsageError
+from localllm.errors import UnsupportedModel, UsageError
 from localllm.hub.folder import weight_files
 from localllm.hub.store import snapshot_of
 
@@ -19,10 +20,12 @@ EDITION = "name the edition in safetensors that is not quantized"
 
 
 def check_source(header: Header, instead: str = "") -> None:
-    """Raises UsageError for GGUF files and weights that are quantized already. instead: what else could be done,
-    with a comma."""
+    """Raises UsageError for GGUF files and weights that are quantized already, UnsupportedModel for what gives no
+    tokens to measure the loss by. instead: what else could be done, with a comma."""
     if header.gguf is not None:
         raise UsageError(f"{header.path} is a GGUF file, and safetensors can be quantized", f"{instead}{EDITION}")
+    if describe(header.config).encoder:
+        raise UnsupportedModel(f"{header.path} gives vectors, and models that give tokens can be quantized")
     if header.quantization:
         raise UsageError(
             f"{header.path} is stored as {header.quantization}, and rounding twice loses twice",

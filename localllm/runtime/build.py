@@ -1,19 +1,26 @@
 """A model's weights to its device, and the first steps there."""
 
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from localllm.arch.config import ModelConfig
+from localllm.arch.pooling import Pooling
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
 from localllm.metrics import Phases
+from localllm.runtime.encoder import Encoder
 from localllm.runtime.engine import Engine
 from localllm.runtime.load import Source
 from localllm.runtime.model import Decoder
+from localllm.runtime.pooling import Pool
 from localllm.runtime.transfer import Transfer
 from localllm.runtime.ways import Streamed
+
+T = TypeVar("T")
 
 WARM_TOKENS = 64  # of a first step, which compiles the kernels of prompts
 
@@ -21,16 +28,48 @@ WARM_TOKENS = 64  # of a first step, which compiles the kernels of prompts
 def load_decoder(
     header: Header, config: ModelConfig, device: torch.device, dtype: torch.dtype, context: int, phases: Phases
 ) -> tuple[Decoder, float | None]:
-    """On a CPU of mapped files, on a GPU of what is read ahead; and how many bytes were read a second, if any."""
-    if device.type == "cpu":
-        return Decoder(config, Source(Weights(header), device, dtype, phases), context), None
+    """And how many bytes were read a second, as `read`."""
     spare = ("lm_head.weight",) if config.tie_embeddings else ()
+    return read(header, device, dtype, phases, spare, lambda source: Decoder(config, source, context))
+
+
+def load_encoder(
+    header: Header,
+    config: ModelConfig,
+    how: Pooling,
+    device: torch.device,
+    dtype: torch.dtype,
+    context: int,
+    phases: Phases,
+) -> tuple[Encoder, Pool]:
+    """With what makes one vector of those of a text's tokens."""
+
+    def build(source: Source) -> tuple[Encoder, Pool]:
+        model, pool = Encoder(config, source, context), Pool(how, source)
+        source.weights.finish()
+        return model, pool
+
+    return read(header, device, dtype, phases, (), build)[0]
+
+
+def read(
+    header: Header,
+    device: torch.device,
+    dtype: torch.dtype,
+    phases: Phases,
+    spare: Collection[str],
+    build: Callable[[Source], T],
+) -> tuple[T, float | None]:
+    """On a CPU of mapped files, on a GPU of what is read ahead; and how many bytes were read a second, if any.
+    spare: names of tensors that are not needed."""
+    if device.type == "cpu":
+        return build(Source(Weights(header), device, dtype, phases)), None
     tensors = {name: tensor for name, tensor in header.tensors.items() if name not in spare}
     with Transfer(tensors, Streamed(device), phases=phases) as transfer:
-        decoder = Decoder(config, Source(Weights(header, reader=transfer), device, dtype, phases), context)
+        built = build(Source(Weights(header, reader=transfer), device, dtype, phases))
         transfer.check_unchanged()
         torch.cuda.synchronize(device)
-    return decoder, transfer.bytes_per_s
+    return built, transfer.bytes_per_s
 
 
 def keep_kernels(cache: Path) -> None:

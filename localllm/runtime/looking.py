@@ -12,6 +12,7 @@ from localllm.runtime.cache import LayerCache
 from localllm.runtime.engine import Engine
 from localllm.runtime.model import Layer
 from localllm.runtime.state import SequenceState
+from localllm.runtime.texts import Texts
 
 
 def logits_in_pieces(engine: Engine, token_ids: Sequence[int], rows: int) -> Generator[Tensor]:
@@ -52,7 +53,9 @@ class Watched(Layer):
         vars(self).update(vars(layer))
         self.show = show
 
-    def __call__(self, x: Tensor, batch: Batch, cache: LayerCache, token_input: Tensor | None) -> Tensor:
+    def __call__(
+        self, x: Tensor, batch: Batch | Texts, cache: LayerCache | None, token_input: Tensor | None
+    ) -> Tensor:
         x = super().__call__(x, batch, cache, token_input)
         self.show(x)
         return x

@@ -19,6 +19,7 @@ from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerGate, PerLayerInputs
 from localllm.runtime.layers.rope import Rope
 from localllm.runtime.load import Source
+from localllm.runtime.texts import Texts
 
 
 class Layer:
@@ -29,6 +30,7 @@ class Layer:
             return load_norm(source, name, model.hidden_size, model) if there else None
 
         self.config = config
+        self.norms_of_sums = model.encoder is not None and model.encoder.norms_of_sums
         self.before_mixer = norm("before_mixer", config.norms.before_mixer)
         self.after_mixer = norm("after_mixer", config.norms.after_mixer)
         self.before_ffn = norm("before_ffn", config.norms.before_ffn)
@@ -38,7 +40,9 @@ class Layer:
         self.gate = PerLayerGate(model.per_layer, model, source) if model.per_layer else None
         self.output_scale = source.exact("layer_scalar", 1).item() if config.output_scale else 1.0
 
-    def __call__(self, x: Tensor, batch: Batch, cache: LayerCache, token_input: Tensor | None) -> Tensor:
+    def __call__(
+        self, x: Tensor, batch: Batch | Texts, cache: LayerCache | None, token_input: Tensor | None
+    ) -> Tensor:
         """x: [T, hidden]; token_input: [T, dim], of models with per-layer inputs -> [T, hidden]"""
         if self.config.parallel:
             normed = self.before_mixer(x) if self.before_mixer else x
@@ -54,6 +58,8 @@ class Layer:
         """x + after(part) * residual_scale; `part` itself adds what it is given, where nothing stands between."""
         if after is None and self.config.residual_scale == 1.0:
             return part(x)
+        if self.norms_of_sums and after:
+            return after(part(x))
         y, scale = part(None), self.config.residual_scale
         return kernels.add_normed(x, y, after, scale) if after else x + scaled(y, scale)
 
@@ -61,6 +67,11 @@ class Layer:
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Most models scale nothing: no operation then."""
     return x if factor == 1.0 else x * factor
+
+
+def scale_in(dtype: torch.dtype, scale: float) -> float:
+    """In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256)."""
+    return torch.tensor(scale, dtype=dtype).item()
 
 
 class Decoder:
@@ -83,8 +94,7 @@ class Decoder:
             self.head = Linear(self.embedding.weight, dtype=source.dtype, between=source.weights.let_go)
         else:
             self.head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
-        # In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256).
-        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=source.dtype).item()
+        self.embedding_scale = scale_in(source.dtype, config.embedding_scale)
         self.resize(context, source.device)
         source.weights.let_go()
         # Some writers store a tied head twice.
@@ -98,12 +108,16 @@ class Decoder:
 
     def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
-        c = self.config
+        c, x = self.config, self.hidden(batch, caches)
+        wanted = x if batch.logit_index is None else x[batch.logit_index]
+        logits = scaled(self.head(wanted, norm=self.norm), c.logit_scale)
+        return c.logit_softcap * kernels.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
+
+    def hidden(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
+        """Appends the batch's tokens to the caches -> what the last layer gives, before the norm: [T, hidden]."""
         batch.angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
         x = scaled(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
         token_inputs = self.per_layer(batch.token_ids, x) if self.per_layer else [None] * len(self.layers)
         for layer, cache, token_input in zip(self.layers, caches, token_inputs, strict=True):
             x = layer(x, batch, cache, token_input)
-        wanted = x if batch.logit_index is None else x[batch.logit_index]
-        logits = scaled(self.head(wanted, norm=self.norm), c.logit_scale)
-        return c.logit_softcap * kernels.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
+        return x

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture
-from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache, make_caches
+from localllm.runtime.cache import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
 from localllm.runtime.kernels.forms import each_row_alone
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import sample
@@ -125,11 +125,18 @@ class Runner:
 
     def launch(self, batch: Batch) -> Tensor:
         """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
+        return self.forward(batch, self.model)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """[T, hidden] float32 of all the batch's tokens: what the head would read."""
+        return self.forward(batch, lambda *given: self.model.norm(self.model.hidden(*given)))
+
+    def forward(self, batch: Batch, compute: Callable[[Batch, list[LayerCache]], Tensor]) -> Tensor:
         self.copy(batch.copies)
         with each_row_alone(self.deterministic):
-            logits = self.model(batch, self.caches).float()
+            found = compute(batch, self.caches).float()
         self.copy_rows(batch.saves)
-        return logits
+        return found
 
     def free(self) -> None:
         """Let go of the weights, the files that they are mapped from, and the caches: nothing can run after it."""

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import admin, ollama, openai, own, responses, store, web
+from localllm.server import admin, embeddings, ollama, openai, own, responses, store, web
 from localllm.server.guard import Guard
 from localllm.server.inventory import Inventory
 from localllm.server.logs import Logged
@@ -37,6 +37,7 @@ def create_app(models: Models, *, with_prompts: bool = False) -> FastAPI:
     sums = Sums(models)
     app.add_middleware(Logged, sums=sums, with_prompts=with_prompts)
     app.include_router(openai.router(models))
+    app.include_router(embeddings.router(models))
     app.include_router(responses.router(models))
     inventory = Inventory(models.given)
     app.include_router(ollama.router(models, inventory))

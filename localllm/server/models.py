@@ -12,10 +12,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 
 from localllm.api.tokens import TokenTexts
-from localllm.errors import Busy, DoesNotFit, ModelNotFound, UsageError
+from localllm.embedder import Embedder
+from localllm.embedding import Embeds
+from localllm.errors import Busy, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
 from localllm.hub.made import edition_of
 from localllm.hub.names import is_path, known_as
 from localllm.hub.resolve import resolve
@@ -26,7 +29,7 @@ from localllm.server.threads import in_thread
 
 KEEP_ALIVE = 300.0  # seconds
 
-Load = Callable[[str, int | None], LLM]
+Load = Callable[[str, int | None], LLM | Embedder]
 """By name, with a context or as much as fits. Raises LocalLLMError."""
 
 
@@ -36,7 +39,7 @@ class Loaded:
 
     key: str  # where it lies
     name: str  # under which it was asked for first
-    llm: LLM
+    llm: LLM | Embedder
     keep_alive: float  # seconds after its last use; math.inf: for ever
     since: float = field(default_factory=time.time)  # seconds since 1970
     used_at: float = field(default_factory=time.time)
@@ -52,6 +55,13 @@ class Loaded:
     def expires_at(self) -> float:
         """Seconds since 1970; math.inf: never."""
         return self.used_at + self.keep_alive
+
+    @property
+    def chatting(self) -> LLM:
+        """Raises UnsupportedModel for one that gives vectors alone."""
+        if isinstance(self.llm, Embedder):
+            raise UnsupportedModel(f'"{self.name}" does not support chat', "it gives vectors: ask for embeddings")
+        return self.llm
 
     def hold(self, users: int = 1) -> None:
         self.users += users
@@ -76,9 +86,17 @@ class Lease:
         self.models = models
         self.loaded = loaded
         self.name = name
-        self.llm = models.edited(loaded, name)
         self.texts = loaded.texts
         self.released = False
+
+    @cached_property
+    def llm(self) -> LLM:
+        """What answers to the name. Raises as `Loaded.chatting`."""
+        return self.models.edited(self.loaded, self.name)
+
+    @property
+    def embeds(self) -> Embeds:
+        return self.loaded.llm
 
     def kept(self) -> "Lease":
         """One more of the same, for what goes on after this one's end."""
@@ -143,9 +161,9 @@ class Models:
         return None if name in self.given else edition_of(known_as(name))
 
     def edited(self, loaded: Loaded, name: str) -> LLM:
-        """What answers to a name of a loaded model."""
+        """What answers to a name of a loaded model. Raises as `Loaded.chatting`."""
         edition = self.edition_of(name)
-        return loaded.llm.edited(edition) if edition else loaded.llm
+        return loaded.chatting.edited(edition) if edition else loaded.chatting
 
     def find(self, name: str) -> Loaded | None:
         """The model, if it is loaded. Raises as `source_of`."""
@@ -218,7 +236,7 @@ class Models:
                 raise Busy(f"{self.most} models are loaded and all of them answer")
             await self.let_go(idle, f"room for {name}")
 
-    async def load_somehow(self, name: str, source: str, context: int | None) -> LLM:
+    async def load_somehow(self, name: str, source: str, context: int | None) -> LLM | Embedder:
         """At the price of models that nobody uses."""
         while True:
             if self.leaving:  # whose memory counts as taken until they have gone
@@ -244,7 +262,7 @@ class Models:
                 await in_thread(loaded.llm.resize, context)
                 self.events.add("resized", loaded.name, f"context {context} asked for")
 
-    def give(self, llm: LLM, source: str) -> None:
+    def give(self, llm: LLM | Embedder, source: str) -> None:
         """A model that was loaded at the start, and stays: under its name, whatever it was loaded as. Raises
         UsageError where another has that name."""
         if llm.name in self.given:
@@ -252,7 +270,7 @@ class Models:
         self.given[llm.name] = source
         self.add(llm.name, llm)
 
-    def add(self, name: str, llm: LLM, keep_alive: float = math.inf) -> Loaded:
+    def add(self, name: str, llm: LLM | Embedder, keep_alive: float = math.inf) -> Loaded:
         """One that was loaded elsewhere, under a name that is given or known."""
         self.events.add("loaded", name, "named at the start", llm.load_s)
         return self.enter(Loaded(self.key_of(name), name, llm, keep_alive), 0)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE, Unigram
+from tokenizers.models import BPE, Unigram, WordPiece
 
 from localllm.errors import UnsupportedModel
 from localllm.text.merges import derive_merges
 from localllm.text.pretokenizers import PreTokenizer
-from localllm.text.vocabulary import NEVER_MERGED, UNWRITABLE, TokenType, Vocabulary
+from localllm.text.vocabulary import MARKUP, NEVER_MERGED, UNWRITABLE, TokenType, Vocabulary
 
 SPACE = "▁"
 LEAST_TABLE = 256 * 4  # bytes of the table's first level: an entry for each byte
@@ -105,6 +105,26 @@ def unigram(vocabulary: Vocabulary, unknown: int, spacing: Spacing) -> tokenizer
         for token, kind, score in zip(vocabulary.tokens, kinds, scores, strict=True)
     ]
     return _with_spaces(tokenizers.Tokenizer(Unigram(pieces, unknown, byte_fallback=True)), spacing)
+
+
+def word_pieces(vocabulary: Vocabulary, unknown: str) -> tokenizers.Tokenizer:
+    """BERT's: the longest pieces of each word from the left. GGUF marks those that begin a word, not those that go
+    on, and says nothing of letters: a vocabulary without capitals has lost them, and accents with them."""
+    pieces = [
+        token if kind in MARKUP or bracketed(token) else token[1:] if token[:1] == SPACE else f"##{token}"
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ]
+    ids = dict(zip(reversed(pieces), range(len(pieces) - 1, -1, -1), strict=True))
+    cased = any(any("A" <= c <= "Z" for c in piece) and not bracketed(piece) for piece in pieces)
+    backend = tokenizers.Tokenizer(WordPiece(ids, unk_token=unknown))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=not cased)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+def bracketed(token: str) -> bool:
+    return token.startswith("[") and token.endswith("]")
 
 
 def _ids_and_unknown(

@@ -12,7 +12,15 @@ import tokenizers
 
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged
-from localllm.text.backends import Spacing, added_as_bytes, byte_level_bpe, character_bpe, score_bpe, unigram
+from localllm.text.backends import (
+    Spacing,
+    added_as_bytes,
+    byte_level_bpe,
+    character_bpe,
+    score_bpe,
+    unigram,
+    word_pieces,
+)
 from localllm.text.ends import ENDS, MESSAGE_END, ends
 from localllm.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 from localllm.text.vocabulary import (
@@ -27,12 +35,13 @@ from localllm.text.vocabulary import (
 
 Kind = TypeVar("Kind")
 
-MODELS = ("llama", "gpt2", "gemma4", "t5")
+MODELS = ("llama", "gpt2", "gemma4", "t5", "bert")
 DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},  # Falcon's <|endoftext|>; in other vocabularies 11 may be a comma
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
     "gemma4": {},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
 }
 SPECIAL = {
     "bos_token": "bos",
@@ -79,7 +88,8 @@ class _Metadata:
         vocabulary = replace(self._vocabulary, types=types, matching=self._matching())
         backend, begins, ends = self._backend(vocabulary, ending)
         add_tokens(backend, vocabulary)
-        begin, end = self._around("bos", begins), self._around("eos", ends)
+        last = "seperator" if self._model == "bert" else "eos"
+        begin, end = self._around("bos", begins), self._around(last, ends)
         put_around(backend, begin, end)
         named = {name: vocabulary.literal(self._ids[key]) for name, key in SPECIAL.items()}
         return Described(
@@ -106,6 +116,10 @@ class _Metadata:
             return byte_level_bpe(vocabulary, self._merges(), words, unknown), words.begins, False
         if self._model == "gemma4":
             return character_bpe(vocabulary, self._merges(), unknown, Spacing(prefix=False)), True, False
+        if self._model == "bert":
+            if unknown is None:
+                raise damaged(self._file, "its vocabulary of word pieces has no unknown token")
+            return word_pieces(vocabulary, unknown), True, True
         prefix = self._get("ggml.add_space_prefix", bool, True)
         if self._model == "llama":
             return score_bpe(vocabulary, unknown, Spacing(prefix)), True, False

@@ -72,7 +72,7 @@ class Described:
             level=(quant_of(path) if path.is_file() else None) or facts.formats[0].name,
             context=facts.context,
             width=facts.hidden_size,
-            capabilities=capabilities(templates_of(header)),
+            capabilities=("embedding",) if facts.dimensions else capabilities(templates_of(header)),
         )
 
     def called(self, name: str) -> "Described":

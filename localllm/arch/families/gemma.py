@@ -5,6 +5,7 @@ from typing import Any
 
 from localllm.arch.config import (
     AttentionConfig,
+    EncoderConfig,
     ModelConfig,
     Norms,
     PerLayerConfig,
@@ -35,6 +36,15 @@ GEMMA_FIELDS: dict[str, Any] = {
     "sliding_window": 4096,
     "rms_norm_eps": 1e-6,
 }
+GEMMA3_FIELDS: dict[str, Any] = GEMMA_FIELDS | {
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+}
 
 
 @family(
@@ -49,21 +59,19 @@ def gemma2(hf: Fields) -> ModelConfig:
     return gemma(hf, every=2, softcap=hf.number("attn_logit_softcapping", None))
 
 
-@family(
-    "Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration",
-    layout=GEMMA,
-    rope_theta=1e6,
-    rope_local_base_freq=10000.0,
-    vocab_size=262208,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    max_position_embeddings=131072,
-    sliding_window_pattern=6,
-    **GEMMA_FIELDS,
-)
+@family("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", layout=GEMMA, **GEMMA3_FIELDS)
 def gemma3(hf: Fields) -> ModelConfig:
     return gemma(hf, every=hf.size("sliding_window_pattern"), qk_norm="per_head")
+
+
+@family("Gemma3TextModel", layout=GEMMA, **GEMMA3_FIELDS)
+def gemma3_text(hf: Fields) -> ModelConfig:
+    """EmbeddingGemma: where it looks ahead, config.json counts its window in both directions together."""
+    around = hf.flag("use_bidirectional_attention")
+    window = hf.size("sliding_window")
+    seen = {"use_bidirectional_attention": False, "sliding_window": window // 2 + 1 if around else window}
+    found = gemma3(Fields({**hf.values, **seen}))
+    return replace(found, encoder=EncoderConfig(causal=not around), tie_embeddings=False)
 
 
 def gemma(hf: Fields, *, every: int, **changes: Any) -> ModelConfig:

@@ -5,7 +5,7 @@ Sources: llama.cpp's `src/models/*.cpp` (what a missing key means) and `conversi
 
 from collections.abc import Callable
 
-from localllm.checkpoint.gguf import hybrids
+from localllm.checkpoint.gguf import encoders, hybrids
 from localllm.checkpoint.gguf.fields import GGUFFields
 from localllm.checkpoint.gguf.header import GGUFHeader
 from localllm.checkpoint.gguf.names import PAIRS_SIDE_BY_SIDE
@@ -35,7 +35,7 @@ def to_config(header: GGUFHeader) -> Config:
             f"the GGUF architecture {gguf.architecture!r} is not supported",
             "docs/models.md lists the families that are",
         )
-    found = common(gguf) | ARCHITECTURES[gguf.architecture](gguf)
+    found = common(gguf) | ARCHITECTURES[gguf.architecture](gguf) | encoders.pooling(gguf)
     if gguf.architecture in PAIRS_SIDE_BY_SIDE and "partial_rotary_factor" in found["rope_parameters"]:
         # Their converter reorders whole heads, llama.cpp turns the first values: the two do not fit together.
         raise UnsupportedModel(
@@ -216,4 +216,7 @@ ARCHITECTURES: dict[str, Callable[[GGUFFields], Config]] = {
     "lfm2": hybrids.lfm2,
     "lfm2moe": hybrids.lfm2moe,
     "deepseek2": hybrids.deepseek2,
+    "bert": encoders.bert,
+    "nomic-bert": encoders.nomic_bert,
+    "gemma-embedding": encoders.gemma_embedding,
 }

@@ -15,6 +15,12 @@ ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")  # files of before
 # Read into config.json: divisors of the rope frequencies.
 IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
+BERT = {
+    "position_embd.weight": "embed_positions.weight",
+    "token_types.weight": "embed_kinds.weight",
+    "token_embd_norm.weight": "embed_norm.weight",
+    "token_embd_norm.bias": "embed_norm.bias",
+}
 OUTER = {
     "token_embd.weight": "embed_tokens.weight",
     "output_norm.weight": "norm.weight",
@@ -24,9 +30,16 @@ OUTER = {
     "per_layer_model_proj.weight": "per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "per_layer_projection_norm.weight",
 }
+OUTER_OTHERWISE = {
+    "bert": BERT,
+    "nomic-bert": BERT,
+    "gemma-embedding": {"dense_2.weight": "dense.0.weight", "dense_3.weight": "dense.1.weight"},
+}
 INNER = {
     "attn_norm": "before_mixer",
     "post_attention_norm": "after_mixer",
+    "attn_output_norm": "after_mixer",
+    "layer_output_norm": "after_ffn",
     "ffn_norm": "before_ffn",
     "post_ffw_norm": "after_ffn",
     "attn_q": "self_attn.q_proj",
@@ -119,8 +132,9 @@ def canonical(name: str, architecture: str, config: Mapping[str, Any]) -> str | 
     """
     if name in IN_CONFIG:
         return None
-    if name in OUTER:
-        return OUTER[name]
+    outer = OUTER | OUTER_OTHERWISE.get(architecture, {})
+    if name in outer:
+        return outer[name]
     block = BLOCK.fullmatch(name)
     if not block:
         return name

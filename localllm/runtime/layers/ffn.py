@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import Activation, MLPConfig, ModelConfig, MoEConfig, RouterConfig
@@ -27,6 +28,25 @@ class MLP:
     def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
         """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
         return self.down(self.gate_up(x, norm=norm, activation=self.activation), residual=residual)
+
+
+class PlainMLP:
+    """Without a gate, as the first transformers had it."""
+
+    def __init__(self, config: MLPConfig, hidden: int, source: Source):
+        self.activation: Activation = config.activation
+        self.up = Linear.load(source, {"up_proj": config.intermediate_size}, hidden, config.bias)
+        self.down = Linear.load(source, {"down_proj": hidden}, config.intermediate_size, config.bias)
+
+    def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        return self.down(bent(self.up(x, norm=norm), self.activation), residual=residual)
+
+
+def bent(x: Tensor, activation: Activation) -> Tensor:
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class MoE:
@@ -117,7 +137,7 @@ def router_norm(source: Source, model: ModelConfig) -> Norm:
     return Norm(weight, model.norm_eps)
 
 
-def load_ffn(config: MLPConfig | MoEConfig, model: ModelConfig, source: Source) -> MLP | MoE:
+def load_ffn(config: MLPConfig | MoEConfig, model: ModelConfig, source: Source) -> MLP | PlainMLP | MoE:
     if isinstance(config, MoEConfig):
         return MoE(config, model, source)
-    return MLP(config, model.hidden_size, source)
+    return (MLP if config.gated else PlainMLP)(config, model.hidden_size, source)

@@ -16,6 +16,7 @@ from localllm.runtime.layers.attention import Attention
 from localllm.runtime.layers.delta_net import DeltaNet
 from localllm.runtime.layers.latent import LatentAttention
 from localllm.runtime.layers.short_conv import ShortConv
+from localllm.runtime.layers.within import AttentionWithin
 from localllm.runtime.load import Source
 
 
@@ -24,7 +25,8 @@ def load_mixer(config: Mixer, model: ModelConfig, source: Source) -> Callable[..
     the norm before it and the residual that it is added to."""
     match config:
         case AttentionConfig():
-            return Attention(config, model, source.under("self_attn"))
+            kind = AttentionWithin if model.encoder else Attention
+            return kind(config, model, source.under("self_attn"))
         case LatentConfig():
             return LatentAttention(config, model, source.under("self_attn"))
         case DeltaNetConfig():

@@ -1,5 +1,8 @@
 """Norms. Their few weights stay in float32, whatever the model's dtype: some are stored as an offset from one."""
 
+from dataclasses import dataclass
+
+import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import ModelConfig
@@ -9,7 +12,20 @@ from localllm.runtime.load import Source
 
 def load_norm(source: Source, name: str, size: int, model: ModelConfig, eps: float | None = None) -> Norm:
     kind = "layer" if model.norm == "layer" else "rms"
-    return Norm(source.norm(f"{name}.weight", size), eps or model.norm_eps, kind)
+    weight, eps = source.norm(f"{name}.weight", size), eps or model.norm_eps
+    if model.encoder and model.encoder.norm_bias:
+        return BiasedNorm(weight, eps, kind, bias=source.exact(f"{name}.bias", size))
+    return Norm(weight, eps, kind)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BiasedNorm(Norm):
+    """Layer normalization with its bias, as encoders have it; never inside a product."""
+
+    bias: Tensor  # [size] float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), (x.shape[-1],), self.weight, self.bias, self.eps).to(x.dtype)
 
 
 def identity(x: Tensor) -> Tensor:

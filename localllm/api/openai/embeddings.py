@@ -1,0 +1,68 @@
+"""OpenAI's `/v1/embeddings`: its body, and the object that answers it. Knows nothing of HTTP, nor of models.
+
+What is too long is refused, as OpenAI does. Vectors go out as numbers, or as base64 of float32 in little endian,
+which is what OpenAI's own clients ask for.
+"""
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from localllm.api.body import BadField, Strict, validated
+from localllm.embedding import Embeddings
+
+MOST_INPUTS = 2048  # of one body, as OpenAI documents
+WITHOUT_EFFECT = ("user",)
+
+
+class EmbeddingsBody(Strict):
+    model: str
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+
+def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
+    """Raises BadField."""
+    fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
+    check_kind(fields.get("input", ""))
+    asked = validated(EmbeddingsBody, fields)
+    if not asked.input:
+        raise BadField("input", "input is empty", "send a text, a list of texts, or token ids")
+    several = isinstance(asked.input, list) and not isinstance(asked.input[0], int)
+    if several and len(asked.input) > MOST_INPUTS:
+        raise BadField("input", f"input has {len(asked.input)} texts", f"send up to {MOST_INPUTS} at once")
+    return asked
+
+
+def check_kind(given: Any) -> None:
+    """Of several kinds pydantic would tell what is wrong with the first alone."""
+    kinds = {type(each) for each in given} if isinstance(given, list) else {str}
+    of_ids = [type(token) for each in given for token in each] if kinds == {list} else []
+    if not isinstance(given, str | list) or kinds not in (set(), {str}, {int}, {list}) or {*of_ids} - {int}:
+        raise BadField(
+            "input",
+            "input is of the wrong kind",
+            "send a text, a list of texts, a list of token ids, or lists of them",
+        )
+
+
+def embeddings_object(asked: EmbeddingsBody, model: str, found: Embeddings) -> dict[str, Any]:
+    """model: as it was asked for."""
+    tokens = sum(found.tokens)
+    written = in_base64 if asked.encoding_format == "base64" else np.ndarray.tolist
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": place, "embedding": written(vector)}
+            for place, vector in enumerate(found.vectors)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def in_base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -1,0 +1,156 @@
+"""Encoders: BERT, RoBERTa and NomicBert. Norms of sums, LayerNorms with a bias; each token sees all the text."""
+
+from typing import Any
+
+from localllm.arch.config import (
+    AttentionConfig,
+    EncoderConfig,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    Norms,
+    RopeConfig,
+)
+from localllm.arch.families.registry import family
+from localllm.arch.fields import Fields
+from localllm.arch.layout import Layout, Rules
+from localllm.arch.parts import ACTIVATIONS, activation, layer_count, rope
+from localllm.errors import DamagedModel, UnsupportedModel
+
+AFTER = Norms(before_mixer=False, after_mixer=True, before_ffn=False, after_ffn=True)
+EMBEDDINGS: Rules = (
+    (r"^(bert|roberta)\.", ""),
+    (r"LayerNorm\.gamma$", "LayerNorm.weight"),  # as the first checkpoints have it
+    (r"LayerNorm\.beta$", "LayerNorm.bias"),
+    (r"^embeddings\.word_embeddings\.", "embed_tokens."),
+    (r"^embeddings\.position_embeddings\.", "embed_positions."),
+    (r"^embeddings\.token_type_embeddings\.", "embed_kinds."),
+    (r"^(embeddings\.LayerNorm|emb_ln)\.", "embed_norm."),
+)
+# What was trained on guessing words or on pairs of texts is no part of a text's vector.
+HEADS = (r"((bert|roberta)\.)?(pooler|cls|lm_head|classifier)\..*", r"(.*\.)?embeddings\.position_ids")
+BERT = Layout(
+    names=(
+        *EMBEDDINGS,
+        (r"^encoder\.layer\.", "layers."),
+        (r"\.attention\.self\.query\.", ".self_attn.q_proj."),
+        (r"\.attention\.self\.key\.", ".self_attn.k_proj."),
+        (r"\.attention\.self\.value\.", ".self_attn.v_proj."),
+        (r"\.attention\.output\.dense\.", ".self_attn.o_proj."),
+        (r"\.attention\.output\.LayerNorm\.", ".after_mixer."),
+        (r"\.intermediate\.dense\.", ".mlp.up_proj."),
+        (r"\.output\.dense\.", ".mlp.down_proj."),
+        (r"\.output\.LayerNorm\.", ".after_ffn."),
+    ),
+    unused=HEADS,
+)
+NOMIC = Layout(
+    names=(
+        *EMBEDDINGS,
+        (r"^encoder\.layers\.", "layers."),
+        (r"\.(attn\.Wqkv|self_attn\.qkv_proj)\.", ".self_attn.qkv_proj."),
+        (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.mlp\.fc11\.", ".mlp.up_proj."),
+        (r"\.mlp\.fc12\.", ".mlp.gate_proj."),
+        (r"\.mlp\.fc2\.", ".mlp.down_proj."),
+        (r"\.(norm1|post_attention_layernorm)\.", ".after_mixer."),
+        (r"\.(norm2|post_mlp_layernorm)\.", ".after_ffn."),
+    ),
+    unused=HEADS,
+)
+BERT_FIELDS: dict[str, Any] = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 2,
+    "max_position_embeddings": 512,
+    "vocab_size": 30522,
+}
+
+
+@family("BertModel", "BertForMaskedLM", layout=BERT, **BERT_FIELDS)
+def bert(hf: Fields) -> ModelConfig:
+    return absolute(hf, first=0)
+
+
+@family("RobertaModel", "XLMRobertaModel", "CamembertModel", layout=BERT, pad_token_id=1, **BERT_FIELDS)
+def roberta(hf: Fields) -> ModelConfig:
+    """Positions are counted from behind the padding's id."""
+    return absolute(hf, first=hf.whole("pad_token_id") + 1)
+
+
+def absolute(hf: Fields, *, first: int) -> ModelConfig:
+    """Learnt positions, and an MLP without a gate."""
+    if hf.text("position_embedding_type", "absolute") != "absolute" or hf.flag("is_decoder"):
+        raise UnsupportedModel("a BERT with relative positions, or that decodes, is not supported", "use another")
+    positions = hf.size("max_position_embeddings")
+    mlp = MLPConfig(hf.size("intermediate_size"), activation(hf), bias=True, gated=False)
+    return encoder(hf, mixer(hf, rope=None, bias=True), mlp, positions=positions, first=first)
+
+
+@family("NomicBertModel", layout=NOMIC, layer_norm_eps=1e-12, type_vocab_size=2)
+def nomic(hf: Fields) -> ModelConfig:
+    """config.json spells sizes as `transformers` 5 has them, or as GPT-2's did, whose form the authors took."""
+    hf = Fields({**{new: hf.values[old] for new, old in NOMIC_NAMES.items() if hf.has(old)}, **hf.values})
+    if hf.flag("prenorm") or hf.has("num_experts") or hf.flag("rotary_emb_interleaved"):
+        raise UnsupportedModel("this edition of NomicBert is not supported", "versions 1 and 1.5 are")
+    named = hf.text("activation_function", "swiglu")
+    if hf.number("rotary_emb_fraction", 1.0) != 1 or named not in ("swiglu", *ACTIVATIONS):
+        raise UnsupportedModel("this edition of NomicBert is not supported", "versions 1 and 1.5 are")
+    heads = mixer(hf, rope=turning(hf), bias=hf.flag("qkv_proj_bias"))
+    biased = hf.flag("mlp_fc1_bias") or hf.flag("mlp_fc2_bias")
+    gated = named == "swiglu"
+    mlp = MLPConfig(hf.size("intermediate_size"), "silu" if gated else ACTIVATIONS[named], biased, gated)
+    return encoder(hf, heads, mlp, positions=0, first=0)
+
+
+NOMIC_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+
+
+def turning(hf: Fields) -> RopeConfig:
+    size = head_size(hf)
+    if hf.has("rope_parameters"):
+        return rope(hf, size)
+    return RopeConfig(hf.number("rotary_emb_base", 1000.0), size)
+
+
+def mixer(hf: Fields, *, rope: RopeConfig | None, bias: bool) -> AttentionConfig:
+    heads, size = hf.size("num_attention_heads"), head_size(hf)
+    return AttentionConfig(heads, heads, size, rope, size**-0.5, qkv_bias=bias, out_bias=bias)
+
+
+def head_size(hf: Fields) -> int:
+    heads, hidden = hf.size("num_attention_heads"), hf.size("hidden_size")
+    if hidden % heads:
+        raise DamagedModel(f"{hidden} values do not part into {heads} heads", "fetch the model again")
+    return hidden // heads
+
+
+def encoder(hf: Fields, mixer: AttentionConfig, mlp: MLPConfig, *, positions: int, first: int) -> ModelConfig:
+    longest = hf.size("max_position_embeddings") - first
+    if longest < 1:
+        raise DamagedModel("config.json leaves no position for a token", "fetch the model again")
+    return ModelConfig(
+        vocab_size=hf.size("vocab_size"),
+        hidden_size=hf.size("hidden_size"),
+        layers=(LayerConfig(mixer, mlp, AFTER),) * layer_count(hf),
+        norm_eps=hf.number("layer_norm_eps"),
+        tie_embeddings=False,
+        max_context=longest,
+        norm="layer",
+        encoder=EncoderConfig(
+            positions=positions,
+            first_position=first,
+            kinds=hf.whole("type_vocab_size"),
+            embedding_norm=True,
+            norms_of_sums=True,
+            final_norm=False,
+            norm_bias=True,
+        ),
+    )

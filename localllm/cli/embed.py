@@ -1,0 +1,91 @@
+"""`localllm embed`: texts to vectors, one JSON array a line."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.cli import options
+from localllm.cli.io import AnswerWriter, is_terminal, note
+from localllm.cli.loading import load_embeds
+from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.embedding import Embeddings
+
+LINES = 256  # of stdin that are embedded together
+
+
+def embed(
+    model: options.ModelName,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", hidden=True)] = None,
+    dimensions: Annotated[
+        int | None, options.option(text="Only the first N, of length one again.", metavar="N")
+    ] = None,
+    prompt: Annotated[
+        str | None, options.option(text="What the model puts before texts of this kind.", metavar="NAME")
+    ] = None,
+    truncate: Annotated[
+        bool, options.switch("--truncate", text="Cut texts that are too long, and say so.")
+    ] = False,
+    as_json: Annotated[
+        bool, options.switch("--json", text="Print an object a line, with counts of tokens.")
+    ] = False,
+    context: Annotated[
+        int | None,
+        options.option(text="The longest text, in tokens; else as the model was trained.", metavar="TOKENS"),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    force: Annotated[
+        bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
+    ] = False,
+) -> None:
+    """Turn texts into vectors.
+
+    MODEL is an embedder, or any model that runs: ORG/REPO, or the path of a folder or a GGUF file; one that is not
+    on this machine is pulled first. Each TEXT becomes a line of stdout, a JSON array of numbers whose squares add
+    up to one; without TEXT, each line of stdin does.
+    """
+    if not texts and is_terminal(sys.stdin):
+        raise UsageError("there is nothing to embed", "give texts after the model's name, or pipe lines in")
+    out = AnswerWriter()
+    given = iter(texts) if texts else lines()
+    first = next(given, None)
+    if first is None:
+        raise UsageError("there is nothing to embed", "stdin is empty")
+    with closing(load_embeds(model, device=device, dtype=dtype, context=context, force=force)) as embeds:
+        done = 0
+        every = chain([first], given)
+        while some := list(islice(every, LINES)):
+            found = embeds.embed(some, dimensions=dimensions, prompt=prompt, truncate=truncate)
+            tell(found, out, done, as_json=as_json)
+            done += len(some)
+
+
+def lines() -> Iterator[str]:
+    """Of stdin, as they come. Raises UsageError for one that is empty or no UTF-8."""
+    for number, line in enumerate(sys.stdin.buffer if sys.stdin else (), 1):
+        try:
+            text = line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise UsageError(
+                f"line {number} of stdin is not valid UTF-8", "convert it first: `iconv -f latin1 -t utf-8`"
+            ) from None
+        if not text.strip():
+            raise UsageError(f"line {number} of stdin is empty", "leave it out")
+        yield text
+
+
+def tell(found: "Embeddings", out: AnswerWriter, done: int, *, as_json: bool) -> None:
+    """done: texts before these."""
+    entries = zip(found.vectors.tolist(), found.tokens, found.left_out, strict=True)
+    for number, (vector, tokens, left_out) in enumerate(entries, done):
+        about: dict[str, Any] = {"index": number, "tokens": tokens, "truncated": left_out, "embedding": vector}
+        out.write(json.dumps(about if as_json else vector) + "\n")
+        if left_out:
+            note(f"note: text {number + 1} was cut, {left_out} tokens are left out")

@@ -1,0 +1,82 @@
+"""Vectors over HTTP: OpenAI's `/v1/embeddings`, Ollama's `/api/embed` and `/api/embeddings`. `localllm.api` reads
+and writes the bodies."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from localllm.api.ollama.embeddings import Asked, embed_object, old_object, read_embed, read_old
+from localllm.api.openai.embeddings import embeddings_object, read_embeddings
+from localllm.embedding import Embeddings
+from localllm.errors import ModelNotFound
+from localllm.server.body import body_of
+from localllm.server.models import Lease, Models
+from localllm.server.sse import unless_gone
+
+AT_ONCE = 4  # requests whose texts are tokenized and computed, batch by batch in turns; others wait
+
+
+def router(models: Models) -> APIRouter:
+    routes = APIRouter()
+    # Threads of their own: those that prepare the prompts of chats need not wait for vectors.
+    threads = ThreadPoolExecutor(AT_ONCE, "localllm-embeddings")
+
+    @routes.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        asked = read_embeddings(await body_of(request))
+        with await models.lease(asked.model) as lease:
+            embed = partial(lease.embeds.embed, asked.input, dimensions=asked.dimensions)
+            found = await unless_gone(request, embedded(threads, embed))
+        return JSONResponse(await asyncio.to_thread(embeddings_object, asked, asked.model, found))
+
+    @routes.post("/api/embed")
+    async def embed(request: Request) -> Response:
+        came = time.perf_counter()
+        asked = read_embed(await body_of(request))
+        with await leased(models, asked) as lease:
+            load_s = time.perf_counter() - came
+            found = await answered(request, threads, lease, asked)
+        return JSONResponse(
+            await asyncio.to_thread(embed_object, asked, found, time.perf_counter() - came, load_s)
+        )
+
+    @routes.post("/api/embeddings")
+    async def old(request: Request) -> Response:
+        asked = read_old(await body_of(request))
+        with await leased(models, asked) as lease:
+            return JSONResponse(old_object(await answered(request, threads, lease, asked)))
+
+    return routes
+
+
+async def leased(models: Models, asked: Asked) -> Lease:
+    """Raises ModelNotFound in Ollama's words, which its clients look for."""
+    try:
+        return await models.lease(asked.model, asked.keep_alive, asked.context)
+    except ModelNotFound as error:
+        raise ModelNotFound(f"model '{asked.model}' not found", error.remedy) from error
+
+
+async def answered(request: Request, threads: ThreadPoolExecutor, lease: Lease, asked: Asked) -> Embeddings | None:
+    """None where there is no text, and the model was only to be loaded."""
+    if not asked.texts:
+        return None
+    how: Mapping[str, Any] = {"dimensions": asked.dimensions, "truncate": asked.truncate}
+    return await unless_gone(request, embedded(threads, partial(lease.embeds.embed, asked.texts, **how)))
+
+
+async def embedded(threads: ThreadPoolExecutor, embed: Callable[..., Embeddings]) -> Embeddings:
+    """Ends after the batch that is computed where nobody waits for it any more."""
+    gone = threading.Event()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(embed, gone=gone.is_set))
+    finally:
+        gone.set()

@@ -1,0 +1,221 @@
+"""Vectors over HTTP, by the clients of OpenAI and Ollama; and what they refuse."""
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import ollama
+import openai
+import pytest
+
+import localllm
+from localllm import LLM, Embedder
+from tests.embedding.checkpoints import MEAN, make_encoder, sentence_transformer
+from tests.server.conftest import serving
+
+TEXTS = ["the cat sat", "a dog runs slowly on the red mat", "the cat sat"]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
+    folder: Path = tmp_path_factory.mktemp("nomic")
+    make_encoder(folder, "NomicBert")
+    sentence_transformer(folder, MEAN, longest=24)
+    with localllm.load_embedder(folder) as embedder:
+        yield embedder
+
+
+@pytest.fixture(scope="module")
+def url(embedder: Embedder) -> Iterator[str]:
+    with serving(embedder) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def theirs(url: str) -> Iterator[ollama.Client]:
+    with ollama.Client(url) as client:
+        yield client
+
+
+def test_openai_gets_the_vectors_that_python_gets(client: openai.OpenAI, embedder: Embedder) -> None:
+    """Its client asks for base64 unless told otherwise, and both forms are the same numbers."""
+    expected = embedder.embed(TEXTS)
+    found = client.embeddings.create(model=embedder.name, input=TEXTS)
+    plain = client.embeddings.create(model=embedder.name, input=TEXTS, encoding_format="float")
+    for answer in (found, plain):
+        assert np.array_equal(np.array([each.embedding for each in answer.data], np.float32), expected.vectors)
+        assert [each.index for each in answer.data] == [0, 1, 2]
+        assert (answer.object, answer.model, answer.data[0].object) == ("list", embedder.name, "embedding")
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(expected.tokens)
+
+
+def test_base64_is_little_endian_float32(url: str, embedder: Embedder) -> None:
+    asked = {"model": embedder.name, "input": "the cat", "encoding_format": "base64"}
+    told = httpx.post(f"{url}/v1/embeddings", json=asked).json()["data"][0]["embedding"]
+    assert np.array_equal(np.frombuffer(base64.b64decode(told), "<f4"), embedder.embed("the cat").vectors[0])
+
+
+def test_openai_takes_every_form_of_input(client: openai.OpenAI, embedder: Embedder) -> None:
+    ids = [embedder.tokenizer.encode(text) for text in TEXTS]
+    text = embedder.embed(TEXTS[0]).vectors
+    for given in (TEXTS[0], [TEXTS[0]], ids[0], [ids[0]]):
+        found = client.embeddings.create(model=embedder.name, input=given)
+        assert np.array_equal(np.array([each.embedding for each in found.data], np.float32), text)
+    short = client.embeddings.create(model=embedder.name, input=TEXTS, dimensions=5)
+    expected = embedder.embed(TEXTS, dimensions=5).vectors
+    assert np.array_equal(np.array([each.embedding for each in short.data], np.float32), expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [""]}, None),
+        ({"input": [[]]}, None),
+        ({"input": ["a", 1]}, "input"),
+        ({"input": [1, "a"]}, "input"),
+        ({"input": [1.5]}, "input"),
+        ({"input": [True]}, "input"),
+        ({"input": [[1, "a"]]}, "input"),
+        ({"input": [10**9]}, None),
+        ({"input": [-1]}, None),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({}, "input"),
+        ({"input": "a", "dimensions": 0}, None),
+        ({"input": "a", "dimensions": 49}, None),
+        ({"input": "a", "dimensions": "5"}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "truncate": True}, "truncate"),
+        ({"input": "the cat " * 20}, None),
+    ],
+)
+def test_openai_is_told_what_makes_no_sense(fields: Any, param: str | None, url: str, embedder: Embedder) -> None:
+    answer = httpx.post(f"{url}/v1/embeddings", json={"model": embedder.name, **fields})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == param and error["message"]
+
+
+def test_a_text_that_is_too_long_is_an_error_of_openais(client: openai.OpenAI, embedder: Embedder) -> None:
+    with pytest.raises(openai.BadRequestError) as told:
+        client.embeddings.create(model=embedder.name, input="the cat " * 20)
+    assert told.value.code == "context_length_exceeded"
+
+
+def test_ollama_gets_the_vectors_that_python_gets(theirs: ollama.Client, embedder: Embedder) -> None:
+    client, expected = theirs, embedder.embed(TEXTS)
+    found = client.embed(embedder.name, TEXTS)
+    assert np.array_equal(np.array(found.embeddings, np.float32), expected.vectors)
+    assert found.prompt_eval_count == sum(expected.tokens)
+    assert found.total_duration and found.load_duration and found.total_duration > found.load_duration > 0
+    one = embedder.embed(TEXTS[1]).vectors
+    assert np.array_equal(np.array(client.embed(embedder.name, TEXTS[1]).embeddings, np.float32), one)
+    old = client.embeddings(embedder.name, TEXTS[1]).embedding
+    assert np.array_equal(np.array(old, np.float32), one[0])
+    short = client.embed(embedder.name, TEXTS, dimensions=5, keep_alive="5m", options={"temperature": 0.0})
+    assert np.array_equal(np.array(short.embeddings, np.float32), embedder.embed(TEXTS, dimensions=5).vectors)
+
+
+def test_ollama_cuts_what_is_too_long_and_says_so_unless_it_must_not(
+    url: str, theirs: ollama.Client, embedder: Embedder
+) -> None:
+    client, long = theirs, "the cat " * 20
+    told = httpx.post(f"{url}/api/embed", json={"model": embedder.name, "input": ["the", long]}).json()
+    expected = embedder.embed(["the", long], truncate=True)
+    assert np.array_equal(np.array(told["embeddings"], np.float32), expected.vectors)
+    assert told["truncated"] == [0, 18] and told["prompt_eval_count"] == 3 + 24
+    with pytest.raises(ollama.ResponseError, match="42 tokens") as refused:
+        client.embed(embedder.name, long, truncate=False)
+    assert refused.value.status_code == 400
+    old = httpx.post(f"{url}/api/embeddings", json={"model": embedder.name, "prompt": long}).json()
+    assert old["truncated"] == 18
+
+
+def test_ollama_loads_a_model_by_asking_for_nothing(theirs: ollama.Client, embedder: Embedder) -> None:
+    assert theirs.embed(embedder.name, "").embeddings == []
+    assert theirs.embed(embedder.name, []).embeddings == []
+    assert theirs.embeddings(embedder.name, "").embedding == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("embed", {"input": 5}),
+        ("embed", {"input": ["a", ""]}),
+        ("embed", {"input": ["a", 5]}),
+        ("embed", {"input": ["a"] * 2049}),
+        ("embed", {"input": "a", "dimensions": -1}),
+        ("embed", {"input": "a", "truncate": "yes"}),
+        ("embed", {"input": "a", "keep_alive": "soon"}),
+        ("embed", {"input": "a", "keep_alive": True}),
+        ("embed", {"input": "a", "options": {"num_ctx": "many"}}),
+        ("embed", {"input": "a", "prompt": "a"}),
+        ("embeddings", {"prompt": ["a"]}),
+        ("embeddings", {"input": "a"}),
+    ],
+)
+def test_ollama_is_told_what_makes_no_sense(path: str, fields: Any, url: str, embedder: Embedder) -> None:
+    answer = httpx.post(f"{url}/api/{path}", json={"model": embedder.name, **fields})
+    assert answer.status_code == 400 and isinstance(answer.json()["error"], str)
+
+
+def test_a_model_that_is_not_here_is_told_in_the_words_of_each(
+    theirs: ollama.Client, client: openai.OpenAI
+) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="nobody/nothing", input="a")
+    with pytest.raises(ollama.ResponseError, match="model 'nobody/nothing' not found"):
+        theirs.embed("nobody/nothing", "a")
+
+
+def test_an_embedder_does_not_chat(embedder: Embedder, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="does not support chat"):
+        client.chat.completions.create(model=embedder.name, messages=[{"role": "user", "content": "a"}])
+    assert embedder.name in [model.id for model in client.models.list()]
+
+
+def test_any_decoder_embeds(stories: LLM, stories_url: str) -> None:
+    texts = ["Once upon a time", "Lily went to the park"]
+    with ollama.Client(stories_url) as client:
+        found = client.embed(stories.name, texts)
+    expected = stories.embed(texts).vectors
+    assert np.abs(np.array(found.embeddings, np.float32) - expected).max() < 1e-6
+
+
+def test_vectors_that_nobody_waits_for_are_not_computed(
+    url: str, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, compute = list[int](), embedder.compute
+
+    def counted(token_ids: Sequence[Sequence[int]]) -> np.ndarray:
+        begun.append(len(token_ids))
+        time.sleep(0.02)
+        return compute(token_ids)
+
+    monkeypatch.setattr(embedder, "compute", counted)
+    body = {"model": embedder.name, "input": ["the cat sat on the mat"] * 2000}
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{url}/v1/embeddings", json=body, timeout=httpx.Timeout(10, read=0.3))
+    time.sleep(0.3)
+    left = len(begun)
+    time.sleep(0.3)
+    assert len(begun) == left and 0 < sum(begun) < 2000
+
+
+def test_bodies_of_strangers_change_nothing(url: str) -> None:
+    for body in (b"", b"[]", b"{", b'{"input": "\\ud800", "model": "x"}', json.dumps({"model": 5}).encode()):
+        for path in ("v1/embeddings", "api/embed", "api/embeddings"):
+            assert httpx.post(f"{url}/{path}", content=body).status_code == 400
