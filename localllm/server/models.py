@@ -165,6 +165,8 @@ class Models:
             loaded.hold()
             return loaded
         self.ending = ending = self.ending or asyncio.get_running_loop().create_future()
+        if ending.done():
+            raise Busy("the server is ending")
         loading = self.loads.get(key)
         if loading is None:
             task = asyncio.create_task(self.bring(key, name, self.source_of(name), context))
