@@ -46,7 +46,6 @@ def served_model(flags: Mapping[str, Any]) -> ServedModel | None:
     try:
         return told(open_model(server, name, path=path_of(name), load=False), verbose)
     except LocalLLMError as error:
-        server.close()
         if settings.host or (verbose and not isinstance(error, NoServer)):
             note(f"note: {error.message}; so it runs in this process")
         return None
