@@ -21,7 +21,11 @@ def flags_of(words: Sequence[str]) -> dict[str, Any] | None:
     if words[:1] != [COMMAND] or len(words) < 2:
         return None
     known = json.loads(WORDS.read_text(encoding="utf-8"))["commands"][COMMAND]["options"]
-    flags: dict[str, Any] = {option["field"]: option["default"] for option in known.values()}
+    flags: dict[str, Any] = {
+        option["field"]: () if option["many"] else option["default"]
+        for option in known.values()
+        if option["type"] != "other"
+    }
     places, rest = list[str](), list(words[:0:-1])
     while rest:
         word = rest.pop()
@@ -44,10 +48,10 @@ def flags_of(words: Sequence[str]) -> dict[str, Any] | None:
         if not is_plain(value, option["type"]):
             return None
         read = KINDS[option["type"]](value)
-        flags[option["field"]] = [*(flags[option["field"]] or ()), read] if option["many"] else read
+        flags[option["field"]] = [*flags[option["field"]], read] if option["many"] else read
     if not places:
         return None
-    return flags | {"model": places[0], "prompt": places[1:] or None}
+    return flags | {"model": places[0], "prompt": places[1:] or ()}
 
 
 def is_plain(value: str, kind: str) -> bool:

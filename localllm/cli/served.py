@@ -6,7 +6,7 @@ from typing import Any
 
 from localllm.cli.io import note
 from localllm.client.model import ServedModel, open_model
-from localllm.client.server import Server
+from localllm.client.server import NoServer, Server
 from localllm.errors import LocalLLMError, UsageError
 from localllm.settings import Settings
 
@@ -46,8 +46,7 @@ def served_model(flags: Mapping[str, Any]) -> ServedModel | None:
     try:
         return told(open_model(server, name, path=path_of(name), load=False), verbose)
     except LocalLLMError as error:
-        server.close()
-        if verbose or settings.host:
+        if settings.host or (verbose and not isinstance(error, NoServer)):
             note(f"note: {error.message}; so it runs in this process")
         return None
 

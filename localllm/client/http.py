@@ -21,6 +21,7 @@ class Connection:
     def __init__(self, host: str, port: int, *, tls: bool = False):
         self.host, self.port, self.tls = host, port, tls
         self.socket: socket.socket | None = None
+        self.answer: Answer | None = None  # whose file holds the socket open, too
 
     def ask(self, method: str, path: str, headers: dict[str, str], body: bytes, timeout: float | None) -> "Answer":
         """timeout: seconds without a sign of the server, None for as long as it takes. Raises OSError."""
@@ -42,7 +43,9 @@ class Connection:
                 self.socket = self.connected(timeout)
             self.socket.settimeout(timeout)
             self.socket.sendall(asked)
-            return Answer(self.socket)
+            self.answer = Answer(self.socket)
+            self.answer.read_head()
+            return self.answer
         except BaseException:
             self.close()
             raise
@@ -57,25 +60,29 @@ class Connection:
         return ssl.create_default_context().wrap_socket(made, server_hostname=self.host)
 
     def close(self) -> None:
+        if self.answer:
+            self.answer.file.close()
         if self.socket:
             self.socket.close()
-            self.socket = None
+        self.socket = self.answer = None
 
 
 class Answer:
-    """The head of an answer; `pieces` and `lines` read on. Raises Broken where it is none."""
+    """What came back: `read_head`, then `pieces` or `lines`. All raise Broken where it is no answer."""
 
     def __init__(self, source: socket.socket):
         self.file = source.makefile("rb")
+        self.status = 0
+        self.headers: dict[str, str] = {}
+
+    def read_head(self) -> None:
         try:
             words = self.line().split(None, 2)
             self.status = int(words[1]) if words[0].startswith(b"HTTP/1.") else 0
         except (IndexError, ValueError):
             self.status = 0
         if not 100 <= self.status < 600:
-            self.file.close()
             raise Broken("no answer of HTTP")
-        self.headers: dict[str, str] = {}
         while line := self.line():
             name, _, value = line.decode("latin-1").partition(":")
             self.headers[name.lower()] = value.strip()

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.client.server import Object, Server, checked
+from localllm.client.server import HELLO_S, Object, Server, checked
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.params import params_from_json, params_to_json
@@ -154,8 +154,13 @@ def unknown(url: str) -> LocalLLMError:
 def open_model(server: Server, name: str, *, path: str | None, load: bool) -> ServedModel:
     """The model of that name, or the loaded one that lies there; load: also where it is not loaded yet.
 
-    Raises ModelNotFound where it is not, NoServer, OtherServer, and what the server says.
+    Takes over the server, and closes it where it raises: ModelNotFound where there is no such model, NoServer,
+    OtherServer, and what the server says.
     """
     asked: Object = {"path": path} if path else {"model": name, "load": load}
-    facts = server.ask("/localllm/open", asked, within=None if load else 2.0)
-    return ServedModel(server, checked(facts, server.url))
+    try:
+        facts = server.ask("/localllm/open", asked, within=None if load else HELLO_S)
+        return ServedModel(server, checked(facts, server.url))
+    except BaseException:
+        server.close()
+        raise

@@ -13,13 +13,15 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.server.account import CURRENT, Account
-from localllm.server.sums import Sums
+
+if TYPE_CHECKING:
+    from localllm.server.sums import Sums  # torch, for which a wrong flag need not wait
 
 log = logging.getLogger("localllm.requests")
 LEFT = 499  # the status of an answer that nobody waited for, as other servers write it
@@ -83,7 +85,7 @@ def escaped(value: Any) -> str:
 class Logged:
     """Middleware around all others: gives each request an id and an account, and writes its line at the end."""
 
-    def __init__(self, app: ASGIApp, sums: Sums, *, with_prompts: bool = False):
+    def __init__(self, app: ASGIApp, sums: "Sums", *, with_prompts: bool = False):
         self.app = app
         self.sums = sums
         self.with_prompts = with_prompts

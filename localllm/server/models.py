@@ -197,6 +197,8 @@ class Models:
             loaded.hold()
             return loaded
         self.ending = ending = self.ending or asyncio.get_running_loop().create_future()
+        if ending.done():
+            raise Busy("the server is ending")
         loading = self.loads.get(key)
         if loading is None:
             task = asyncio.create_task(self.bring(key, name, self.source_of(name), context))
@@ -265,10 +267,12 @@ class Models:
     def give(self, llm: LLM | Embedder, source: str) -> None:
         """A model that was loaded at the start, and stays: under its name, whatever it was loaded as. Raises
         UsageError where another has that name."""
-        if llm.name in self.given:
+        base = llm.beneath or llm
+        if llm.name in self.given or any(base.name == loaded.name for loaded in self.loaded.values()):
             raise UsageError(f"two models are called {llm.name}", "name one of them")
-        self.given[llm.name] = source
-        self.add(llm.name, llm)
+        if not llm.edition:  # that of an edition goes before each lease
+            self.given[llm.name] = source
+        self.add(llm.name, base)
 
     def add(self, name: str, llm: LLM | Embedder, keep_alive: float = math.inf) -> Loaded:
         """One that was loaded elsewhere, under a name that is given or known."""

@@ -37,13 +37,10 @@ def router(models: Models) -> APIRouter:
         """What the client must know of a model before it asks. One that is not loaded is only on demand."""
         asked = validated(OpenBody, await body_of(request))
         loaded = meant(models, asked)
-        if loaded is None and asked.load and asked.model:
-            with await models.lease(asked.model) as lease:
-                return described(asked.model, lease.llm)
-        if loaded is None:
+        if loaded is None and not (asked.load and asked.model):
             raise ModelNotFound(f"{asked.model or asked.path} is not loaded here", "`localllm ps` shows what is")
-        name = asked.model or loaded.name
-        return described(name, models.edited(loaded, name))
+        with await models.lease(asked.model or loaded.name) as lease:
+            return described(lease.name, lease.llm)
 
     @routes.post("/template-arguments")
     async def template_arguments(request: Request) -> Object:

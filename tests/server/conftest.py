@@ -19,7 +19,7 @@ def refuse_to_load(name: str, context: int | None) -> LLM:
 
 
 @contextmanager
-def serving(llm: LLM) -> Iterator[str]:
+def serving(llm: LLM, *, with_prompts: bool = False) -> Iterator[str]:
     """The address of a server of `llm`."""
     ready, heard = threading.Event(), list[str]()
 
@@ -36,7 +36,7 @@ def serving(llm: LLM) -> Iterator[str]:
             """The test's own model, which others use after it."""
             assert not loaded.users, "a lease was not given back"
 
-        server = Server(create_app(models), listener, say, keep)
+        server = Server(create_app(models, with_prompts=with_prompts), listener, say, keep)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

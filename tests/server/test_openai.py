@@ -179,8 +179,9 @@ def test_likelihoods_of_texts_alone(stories_client: openai.OpenAI, stories: LLM)
 
 
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["demo"]
-    assert client.models.retrieve("demo").id == "demo"
+    found = client.models.retrieve("demo")
+    assert found in list(client.models.list())
+    assert (found.id, found.model_extra) == ("demo", {"loaded": True, "context_length": 1024})
     with pytest.raises(openai.NotFoundError, match="gpt-5"):
         client.models.retrieve("gpt-5")
 

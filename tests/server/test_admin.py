@@ -1,0 +1,128 @@
+"""What a server tells of itself, and the tokens of a prompt, held against the model asked directly."""
+
+import json
+import time
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from localllm import LLM
+from tests.server.conftest import serving
+
+MESSAGES = [{"role": "user", "content": "What is a cat?"}]
+ASKED = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture
+def url(demo):
+    """Of a server that nobody has asked anything."""
+    with serving(demo) as url:
+        yield url
+
+
+def samples(url):
+    """Each by its name and labels."""
+    page = httpx2.get(f"{url}/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name.removeprefix("localllm_"), *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page.text)
+        for sample in family.samples
+    }
+
+
+def ask(url, path, **body):
+    answer = httpx2.post(url + path, json=body, timeout=30)
+    return answer.status_code, answer.json()
+
+
+def test_answers_are_added_up(url):
+    usages = [ask(url, "/v1/completions", **ASKED)[1]["usage"] for _ in range(3)]
+    found, demo = samples(url), ("model", "demo")
+    assert found["answers_total", ("finish_reason", "length"), demo] == 3
+    assert found["prompt_tokens_total", demo] == sum(usage["prompt_tokens"] for usage in usages)
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert found["cached_tokens_total", demo] == cached
+    assert found["output_tokens_total", demo] == 36
+    for name in ("time_to_first_token", "queue", "prefill", "e2e"):
+        assert found[f"{name}_seconds_count", demo] == found[f"{name}_seconds_bucket", ("le", "+Inf"), demo] == 3
+    assert found["inter_token_latency_seconds_count", demo] == 33
+    assert 0 < found["time_to_first_token_seconds_sum", demo] <= found["e2e_seconds_sum", demo]
+    route = ("method", "POST"), ("route", "/v1/completions"), ("status", "200")
+    assert found[("http_request_seconds_count", *route)] == 3
+    assert found["kv_blocks", demo] > found["kv_blocks_used", demo] == 0
+    assert found["running", demo] == found["waiting", demo] == 0
+    assert found["models_loaded",] == 1
+
+
+def test_an_answer_that_is_left_counts_with_what_it_had(url, demo):
+    with httpx2.stream(
+        "POST", f"{url}/v1/completions", json=ASKED | {"stream": True, "max_tokens": 900}
+    ) as answer:
+        lines = answer.iter_lines()
+        for _ in range(6):
+            next(lines)
+        assert samples(url)["running", ("model", "demo")] == 1
+    end = time.monotonic() + 10
+    while not (left := samples(url).get(("answers_total", ("finish_reason", "cancelled"), ("model", "demo")))):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert left == 1
+    assert 3 <= samples(url)["output_tokens_total", ("model", "demo")] < 900
+
+
+def test_strangers_make_no_new_labels(url):
+    with httpx2.Client() as client:
+        for place in range(5):
+            client.request(f"M{place}", f"{url}/v1/models")
+            client.get(f"{url}/no/such/{place}")
+            client.get(f"{url}/v1/models/nobody-{place}")
+            client.post(f"{url}/v1/completions", json=ASKED | {"model": f"nobody-{place}"})
+    page = httpx2.get(f"{url}/metrics").text
+    assert "nobody" not in page and "M3" not in page and "such" not in page
+    others = [
+        value
+        for key, value in samples(url).items()
+        if key[0] == "http_request_seconds_count" and "other" in str(key)
+    ]
+    assert sum(others) >= 10
+
+
+def test_tokens_of_a_prompt_and_of_messages_are_those_that_the_model_reads(demo_url: str, demo: LLM):
+    ids = list(demo.prepare("Once upon a time").prompt_ids)
+    assert ask(demo_url, "/v1/tokenize", model="demo", prompt="Once upon a time") == (
+        200,
+        {"count": len(ids), "max_model_len": demo.context, "tokens": ids, "token_strs": None},
+    )
+    chat = list(demo.prepare(MESSAGES).prompt_ids)
+    _, said = ask(demo_url, "/v1/tokenize", model="demo", messages=MESSAGES, return_token_strs=True)
+    assert said["tokens"] == chat and len(said["token_strs"]) == len(chat)
+    _, rendered = ask(demo_url, "/v1/apply-template", model="demo", messages=MESSAGES)
+    assert rendered == {"prompt": demo.tokenizer.decode(chat, skip_special=False), "tokens": chat}
+    assert ask(demo_url, "/v1/detokenize", model="demo", tokens=chat) == (200, {"prompt": rendered["prompt"]})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/tokenize", {}, "prompt"),
+        ("/v1/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
+        ("/v1/tokenize", {"prompt": 3}, "prompt"),
+        ("/v1/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/v1/detokenize", {"tokens": ["3"]}, "tokens.0"),
+        ("/v1/apply-template", {"messages": []}, "messages"),
+        ("/v1/apply-template", {"messages": MESSAGES, "wings": 2}, "wings"),
+    ],
+)
+def test_what_makes_no_sense_is_named(demo_url, path, body, param):
+    status, said = ask(demo_url, path, model="demo", **body)
+    assert (status, said["error"]["param"]) == (400, param)
+
+
+def test_models_that_are_not_loaded_are_listed_and_not_loaded_for_it(stories_url):
+    listed = {model["id"]: model for model in httpx2.get(f"{stories_url}/v1/models").json()["data"]}
+    assert (listed["stories260K"]["loaded"], listed["demo"]["loaded"]) == (True, False)
+    assert listed["demo"] == httpx2.get(f"{stories_url}/v1/models/demo").json()
+    assert listed["demo"]["context_length"] is None
+    assert json.loads(httpx2.get(f"{stories_url}/health").text)["models"] == ["stories260K"]

@@ -1,0 +1,90 @@
+"""The log: what is in a line, and what cannot get into one."""
+
+import json
+import logging
+import re
+import shlex
+import socket
+import sys
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from localllm.server.logs import Format, Lines
+from tests.server.conftest import serving
+
+SECRET = "the prompt that nobody must read"
+
+
+@pytest.fixture
+def lines(caplog):
+    """What the log has, as lines of a form."""
+    caplog.set_level(logging.INFO, "localllm")
+
+    def shown(form=Format.TEXT):
+        return [Lines(form).format(record) for record in caplog.records if record.name == "localllm.requests"]
+
+    return shown
+
+
+def test_a_request_has_a_line_with_its_id_and_numbers_and_without_its_prompt(demo, lines):
+    with serving(demo) as url:
+        asked = {"model": "demo", "prompt": SECRET, "max_tokens": 5, "ignore_eos": True}
+        answer = httpx2.post(f"{url}/v1/completions", json=asked)
+        httpx2.post(f"{url}/v1/completions", json=asked)
+    line = dict(word.split("=", 1) for word in shlex.split(lines()[0]))
+    assert line["id"] == answer.headers["x-request-id"] and len(line["id"]) == 16
+    usage = answer.json()["usage"]
+    assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", "200")
+    assert (line["model"], line["output_tokens"], line["finish"]) == ("demo", "5", "length")
+    assert int(line["prompt_tokens"]) == usage["prompt_tokens"]
+    assert 0 < float(line["ttft"]) <= float(line["seconds"])
+    again = json.loads(lines(Format.JSON)[1])
+    assert again["id"] != line["id"] and again["output_tokens"] == 5 and again["tokens_per_s"] > 0
+    assert SECRET not in "".join(lines()) + "".join(lines(Format.JSON))
+
+
+def test_prompts_are_in_it_where_that_was_asked_for(demo, lines):
+    with serving(demo, with_prompts=True) as url:
+        httpx2.post(f"{url}/v1/completions", json={"model": "demo", "prompt": SECRET, "max_tokens": 1})
+    assert SECRET in lines()[0]
+
+
+def test_requests_that_are_refused_or_not_routed_have_their_lines(demo, lines):
+    with serving(demo) as url:
+        httpx2.get(f"{url}/nowhere")
+        httpx2.get(f"{url}/health", headers={"Host": "example.org"})
+        httpx2.post(f"{url}/v1/completions", json={"model": "gpt-5", "prompt": "x"})
+    assert [json.loads(line)["status"] for line in lines(Format.JSON)] == [404, 403, 404]
+
+
+@pytest.mark.parametrize(
+    "path", ["/a%0Atime=2020%20event=request", "/%1B[2J%7F", "/%22%20status=200", "/%C2%85%E2%80%A8x"]
+)
+@pytest.mark.parametrize("form", [Format.TEXT, Format.JSON])
+def test_no_path_breaks_out_of_its_line_or_its_value(demo, lines, path, form):
+    with serving(demo) as url:
+        place = urlsplit(url)
+        with socket.create_connection((place.hostname, place.port)) as raw:
+            raw.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            while raw.recv(4096):
+                pass
+    [line] = lines(form)
+    assert line.isascii() and line.isprintable()
+    if form is Format.JSON:
+        assert json.loads(line)["status"] == 404
+    else:
+        assert re.findall(r"(?<!\S)status=(\d+)(?!\S)", re.sub(r'"(\\.|[^"\\])*"', '""', line)) == ["404"]
+
+
+def test_a_fault_has_its_trace_and_no_control_characters():
+    try:
+        raise ValueError("\x1b]0;title\x07\nlevel=info forged")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "", 0, "it\nbroke", (), sys.exc_info())
+    text, whole = Lines(Format.TEXT).format(record), json.loads(Lines(Format.JSON).format(record))
+    first, *rest = text.split("\n")
+    assert 'message="it\\nbroke"' in first and "test_logs.py" in text
+    assert all(line.startswith("    ") and line.isprintable() for line in rest)
+    assert any("ValueError" in line for line in whole["trace"])

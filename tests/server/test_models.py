@@ -1,0 +1,270 @@
+"""Which models are in memory when, with real models and loads that can be held up."""
+
+import asyncio
+import math
+import threading
+import time
+
+import pytest
+
+import localllm
+from localllm.errors import Busy, DamagedModel, DoesNotFit, ModelNotFound, UsageError
+from localllm.hub.aliases import set_alias
+from localllm.server.models import Models
+from tests.shared import shared
+
+STORIES = str(shared("stories260K"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path))
+
+
+class Loads:
+    """Loads real models, counts, and holds up those that it is told to."""
+
+    def __init__(self):
+        self.begun, self.gates, self.faults = [], {}, []
+
+    def hold_up(self, source):
+        self.gates[source] = threading.Event()
+        return self.gates[source]
+
+    def __call__(self, source, context):
+        self.begun.append(source)
+        if gate := self.gates.get(source):
+            assert gate.wait(20)
+        if self.faults:
+            raise self.faults.pop(0)
+        return localllm.load(source, context=context or 256)
+
+
+def models_of(loads, **options):
+    return Models(loads, {"stories": STORIES}, **options)
+
+
+def in_loop(scenario, loads=None, **options):
+    """Run it with the models of a server, and let go of all at the end."""
+    loads = loads or Loads()
+
+    async def run():
+        models = models_of(loads, **options)
+        try:
+            await asyncio.wait_for(scenario(models, loads), 60)
+        finally:
+            await models.close()
+
+    asyncio.run(run())
+
+
+def whats(models):
+    return [(event.what, event.model, event.why) for event in models.events]
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_all_names_of_a_model_share_one_engine():
+    async def scenario(models, loads):
+        set_alias("mine", "demo")
+        with await models.lease("demo") as one, await models.lease("mine") as other:
+            assert one.llm is other.llm
+            assert (one.name, other.name, one.loaded.users) == ("demo", "mine", 2)
+        assert loads.begun == ["demo"]
+
+    in_loop(scenario)
+
+
+def test_those_who_ask_while_it_loads_wait_for_one_load():
+    async def scenario(models, loads):
+        gate = loads.hold_up("demo")
+        tasks = [asyncio.create_task(models.lease("demo")) for _ in range(5)]
+        await until(lambda: loads.begun)
+        gate.set()
+        leases = await asyncio.gather(*tasks)
+        assert loads.begun == ["demo"]
+        assert leases[0].loaded.users == 5
+        for lease in leases:
+            lease.release()
+            lease.release()
+        assert leases[0].loaded.users == 0
+
+    in_loop(scenario, keep_alive=0.0)
+
+
+def test_a_loaded_model_is_had_at_once_while_another_loads():
+    async def scenario(models, loads):
+        with await models.lease("stories"):
+            pass
+        gate = loads.hold_up("demo")
+        slow = asyncio.create_task(models.lease("demo"))
+        await until(lambda: "demo" in loads.begun)
+        start = time.perf_counter()
+        with await models.lease("stories") as lease:
+            assert lease.llm.generate("Once", localllm.SamplingParams(max_tokens=2)).text
+        assert time.perf_counter() - start < 5 and not slow.done()
+        gate.set()
+        (await slow).release()
+
+    in_loop(scenario)
+
+
+def test_a_load_that_fails_is_told_to_all_and_tried_again_by_the_next():
+    async def scenario(models, loads):
+        gate = loads.hold_up("demo")
+        loads.faults.append(DamagedModel("it is damaged"))
+        tasks = [asyncio.create_task(models.lease("demo")) for _ in range(3)]
+        await until(lambda: loads.begun)
+        gate.set()
+        told = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in told] == [DamagedModel] * 3
+        assert whats(models) == [("failed", "demo", "it is damaged")]
+        (await models.lease("demo")).release()
+
+    in_loop(scenario)
+
+
+def test_who_leaves_during_a_load_holds_nothing_and_the_model_stays_for_a_while():
+    async def scenario(models, loads):
+        gate = loads.hold_up("demo")
+        task = asyncio.create_task(models.lease("demo"))
+        await until(lambda: loads.begun)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.set()
+        await until(lambda: models.loaded)
+        [loaded] = models.loaded.values()
+        assert loaded.users == 0
+        await until(lambda: not models.loaded)
+
+    in_loop(scenario, keep_alive=0.2)
+
+
+def test_who_leaves_at_the_very_end_of_a_load_holds_nothing():
+    async def scenario(models, loads):
+        gate = loads.hold_up("demo")
+        task = asyncio.create_task(models.lease("demo"))
+        await until(lambda: loads.begun)
+        loading = next(iter(models.loads.values()))
+        loading.task.add_done_callback(lambda _: task.cancel())  # before the waiter is told
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        [loaded] = models.loaded.values()
+        assert loaded.users == 0
+
+    in_loop(scenario)
+
+
+def test_a_model_goes_when_nobody_has_asked_for_as_long_as_was_said():
+    async def scenario(models, loads):
+        with await models.lease("demo", keep_alive=0.15):
+            await asyncio.sleep(0.3)
+            assert models.loaded, "it went while it was used"
+        assert models.loaded
+        await until(lambda: not models.loaded)
+        with await models.lease("demo", keep_alive=math.inf):
+            pass
+        await asyncio.sleep(0.2)
+        assert models.loaded
+        with await models.lease("demo", keep_alive=0) as lease:
+            with lease.kept():
+                pass
+            assert models.loaded
+        await until(lambda: not models.loaded)
+        assert [why for what, _, why in whats(models) if what == "unloaded"] == ["not used for 0 s", "asked for"]
+
+    in_loop(scenario)
+
+
+def test_the_least_recently_used_one_makes_room_but_none_that_answers():
+    async def scenario(models, loads):
+        set_alias("third", str(shared("TinyStories-656K-hf").resolve()))
+        (await models.lease("demo")).release()
+        (await models.lease("stories")).release()
+        (await models.lease("demo")).release()
+        with await models.lease("third"):
+            assert {loaded.name for loaded in models.loaded.values()} == {"demo", "third"}
+            with await models.lease("demo"), pytest.raises(Busy) as error:
+                await models.lease("stories")
+            assert error.value.retry_after > 0
+        assert ("unloaded", "stories", "room for third") in whats(models)
+
+    in_loop(scenario, most=2)
+
+
+def test_a_model_that_does_not_fit_takes_the_room_of_idle_ones():
+    async def scenario(models, loads):
+        (await models.lease("stories")).release()
+        loads.faults += [DoesNotFit("3 GB are missing")]
+        with await models.lease("demo"):
+            assert [loaded.name for loaded in models.loaded.values()] == ["demo"]
+            loads.faults += [DoesNotFit("3 GB are missing")]
+            with pytest.raises(Busy, match="3 GB are missing while other models answer"):
+                await models.lease("stories")
+        loads.faults += [DoesNotFit("3 GB are missing")] * 2
+        with pytest.raises(DoesNotFit):
+            await models.lease("stories")
+        assert not models.loaded
+
+    in_loop(scenario)
+
+
+def test_models_that_are_kept_for_ever_make_room_last():
+    async def scenario(models, loads):
+        models.give(localllm.load("demo", context=256), "demo")
+        (await models.lease("stories")).release()
+        loads.faults += [DoesNotFit("too large")]
+        set_alias("third", str(shared("TinyStories-656K-hf").resolve()))
+        (await models.lease("third")).release()
+        assert {loaded.name for loaded in models.loaded.values()} == {"demo", "third"}
+        with pytest.raises(UsageError, match="two models are called demo"):
+            models.give(next(iter(models.loaded.values())).llm, "demo")
+
+    in_loop(scenario)
+
+
+def test_a_model_that_is_stopped_while_it_answers_goes_afterwards():
+    async def scenario(models, loads):
+        with pytest.raises(ModelNotFound, match="not loaded"):
+            models.stop("demo")
+        with await models.lease("demo"):
+            assert models.stop("demo") == 1
+            assert models.loaded
+        await until(lambda: not models.loaded)
+        (await models.lease("demo")).release()
+        assert models.stop("demo") == 0
+        assert not models.loaded
+
+    in_loop(scenario)
+
+
+def test_who_waits_for_a_load_is_told_when_the_server_ends():
+    async def scenario(models, loads):
+        gate = loads.hold_up("demo")
+        task = asyncio.create_task(models.lease("demo"))
+        await until(lambda: loads.begun)
+        await models.close()
+        with pytest.raises(Busy, match="ending"):
+            await task
+        with pytest.raises(Busy, match="ending"):
+            await models.lease("stories")
+        assert models.left_behind
+        gate.set()
+        await until(lambda: models.loaded)
+
+    in_loop(scenario)
+
+
+def test_paths_and_names_that_nobody_knows_are_not_loaded():
+    async def scenario(models, loads):
+        for name in (STORIES, "../models", "/etc", "no-such", "a/b/c/d", "", "\x00", "x" * 5000):
+            with pytest.raises(ModelNotFound):
+                await models.lease(name)
+        assert not loads.begun
+
+    in_loop(scenario)
