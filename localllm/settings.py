@@ -44,6 +44,9 @@ class Settings:
     deterministic: bool = False
     """LOCALLLM_DETERMINISTIC: `on` runs every model as `--deterministic` does. Default: off"""
 
+    api_key: str | None = field(default=None, repr=False)
+    """LOCALLLM_API_KEY: a key that `serve` asks for. Default: none"""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS or
@@ -64,6 +67,7 @@ class Settings:
             draft=draft,
             graphs=switch(environment, "LOCALLLM_GRAPHS", default="on"),
             deterministic=switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
+            api_key=environment.get("LOCALLLM_API_KEY") or None,
         )
 
 

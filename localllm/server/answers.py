@@ -11,9 +11,13 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
+from localllm.errors import LocalLLMError
 from localllm.request import GenerationEvent, Request
 
 Said = GenerationEvent | BaseException
+
+MOST_UNREAD = 2**19  # what may wait for one reader, as `weight` has it: some 60 MB
+PIECE = 8  # how much more memory a piece takes than one log probability
 
 
 class Closing(Protocol):
@@ -26,15 +30,23 @@ class Submitting(Protocol):
     def submit(self, request: Request, deliver: Callable[[Said], object]) -> Closing: ...
 
 
+class NotRead(LocalLLMError):
+    """An answer that waits for a reader who takes none of it."""
+
+    http_status = 408
+
+
 class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     """The pieces of one answer or of several together, each with the place of its request; the last of each has
     the finish_reason. Raises what went wrong with any.
 
-    Leaving `with` cancels those that have not ended: their blocks are free before the engine's next step.
+    Leaving `with` cancels those that have not ended: their blocks are free before the engine's next step. So does
+    leaving too much unread.
     """
 
-    def __init__(self, llm: Submitting, requests: Sequence[Request]):
+    def __init__(self, llm: Submitting, requests: Sequence[Request], most_unread: int = MOST_UNREAD):
         """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed."""
+        self.unread, self.most_unread, self.given_up = 0, most_unread, False
         self.loop = asyncio.get_running_loop()
         self.said: asyncio.Queue[tuple[int, Said]] = asyncio.Queue()
         self.streams: dict[int, Closing] = {}  # those that have not ended
@@ -44,12 +56,25 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     def deliver(self, place: int, said: Said) -> None:
         """On the engine's thread."""
         with suppress(RuntimeError):  # the loop has ended, and whoever read with it
-            self.loop.call_soon_threadsafe(self.said.put_nowait, (place, said))
+            self.loop.call_soon_threadsafe(self.keep, place, said)
+
+    def keep(self, place: int, said: Said) -> None:
+        """For the reader, unless too much waits for him: then answering ends, and what waits is still told."""
+        if self.given_up:
+            return
+        self.unread += weight(said)
+        self.given_up = self.unread > self.most_unread
+        if self.given_up:
+            said = NotRead("nobody reads the answer as fast as it comes", "read it faster")
+            for stream in self.streams.values():
+                stream.close()
+        self.said.put_nowait((place, said))
 
     async def __anext__(self) -> tuple[int, GenerationEvent]:
         if not self.streams:
             raise StopAsyncIteration
         place, said = await self.said.get()
+        self.unread -= weight(said)
         if isinstance(said, BaseException):
             raise said
         if said.finish_reason is not None:
@@ -64,3 +89,8 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     ) -> None:
         while self.streams:
             self.streams.popitem()[1].close()
+
+
+def weight(said: Said) -> int:
+    """About how much memory it takes, in log probabilities; those of the prompt come once and are not counted."""
+    return PIECE + sum(len(entry.top) for entry in said.logprobs) if isinstance(said, GenerationEvent) else 0

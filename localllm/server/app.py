@@ -10,7 +10,9 @@ from starlette.responses import Response
 from localllm import __version__
 from localllm.errors import LocalLLMError
 from localllm.server import openai
+from localllm.server.access import Access
 from localllm.server.guard import Guard
+from localllm.server.limits import Limits
 from localllm.server.models import Models
 from localllm.server.refusals import answer_of
 
@@ -25,10 +27,17 @@ class NoSuchRoute(LocalLLMError):
         self.http_status = http_status
 
 
-def create_app(models: Models) -> FastAPI:
+def create_app(models: Models, access: Access = Access(), limits: Limits = Limits()) -> FastAPI:  # noqa: B008
     """Pages that describe the API are left out: they load scripts from elsewhere."""
-    app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard)
+    app = FastAPI(
+        title="localllm",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.add_middleware(Guard, access=access, limits=limits)
     app.include_router(openai.router(models))
 
     @app.get("/health")

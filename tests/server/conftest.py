@@ -8,7 +8,9 @@ import pytest
 
 import localllm
 from localllm import LLM
+from localllm.server.access import Access
 from localllm.server.app import create_app
+from localllm.server.limits import Limits
 from localllm.server.models import Models
 from localllm.server.serve import Server, bind
 from tests.shared import shared
@@ -19,7 +21,7 @@ def refuse_to_load(name: str, context: int | None) -> LLM:
 
 
 @contextmanager
-def serving(llm: LLM) -> Iterator[str]:
+def serving(llm: LLM, access: Access = Access(), limits: Limits = Limits()) -> Iterator[str]:  # noqa: B008
     """The address of a server of `llm`."""
     ready, heard = threading.Event(), list[str]()
 
@@ -36,7 +38,7 @@ def serving(llm: LLM) -> Iterator[str]:
             """The test's own model, which others use after it."""
             assert not loaded.users, "a lease was not given back"
 
-        server = Server(create_app(models), listener, say, keep)
+        server = Server(create_app(models, access, limits), listener, say, keep, limits, access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
