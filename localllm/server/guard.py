@@ -17,6 +17,7 @@ from localllm.server.refusals import answer_of
 OPEN = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell nothing of anybody
 PAGE = re.compile(r"/|/ui/?")  # where links of other pages may lead
 UNLIMITED = re.compile(r"/api/blobs/[^/]*")  # files, which their route writes as they come
+VERSIONS = ("1.0", "1.1")
 READING = ("GET", "HEAD")
 METHODS = b"GET, HEAD, POST, DELETE"
 TOKENS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")  # names of headers
@@ -63,6 +64,8 @@ class Guard:
     def checked(self, scope: Scope, body: "Body") -> Response | None:
         """What to answer where no route is to. Raises LocalLLMError for what is refused."""
         headers, reading = scope["headers"], scope["method"] in READING
+        if scope["http_version"] not in VERSIONS:
+            raise UsageError(f"HTTP/{scope['http_version']} is not spoken here", "send HTTP/1.1")
         host = self.access.check_host(headers)
         is_page = reading and bool(PAGE.fullmatch(scope["path"]))
         if self.access.origins:

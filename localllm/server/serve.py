@@ -5,6 +5,7 @@ second ends it at once.
 """
 
 import asyncio
+import logging
 import signal
 import socket
 import ssl
@@ -24,7 +25,8 @@ from localllm.server.limits import Limits
 USUAL_PORT = 11434
 DRAIN_S = 30
 SEND_BYTES = 64 * 2**10  # that the system keeps for a client who does not read; else it may be megabytes
-BACKLOG = 128  # connections that are accepted in one go, and so open at once beyond the limit
+BACKLOG = 1024  # connections that wait to be accepted
+ACCEPTED = 128  # in one go, and so open at once beyond the limit
 
 
 class Server(uvicorn.Server):
@@ -52,6 +54,7 @@ class Server(uvicorn.Server):
             timeout_keep_alive=limits.keep_alive_s,
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings let strangers fill the log
         self.limits = limits
         self.tls = tls
         self.listener = listener
@@ -65,9 +68,10 @@ class Server(uvicorn.Server):
             lambda: connect(app_state=self.lifespan.state),
             sock=self.listener,
             ssl=self.tls,
-            backlog=BACKLOG,
+            backlog=ACCEPTED,
             ssl_handshake_timeout=self.limits.head_s if self.tls else None,
         )
+        self.listener.listen(BACKLOG)  # which asyncio takes for the number that it accepts in one go
         self.servers = [listening]
         self.started = True
         self.say(f"listening on {address(self.listener, 'https' if self.tls else 'http')}")
