@@ -97,9 +97,9 @@ class Models:
         are for whoever starts the server, and nothing is pulled unasked."""
         if name in self.given:
             return self.given[name]
+        resolve(name, paths=False)  # says the same whether or not there is a file of that name
         if is_path(name):
-            raise ModelNotFound(f"{name!r} is no name of a model", "ask for one of those that the server lists")
-        resolve(name)
+            raise ModelNotFound(f"{name!r} is a path, too", "ask for one of those that the server lists")
         return name
 
     async def lease(self, name: str, keep_alive: float | None = None, context: int | None = None) -> Lease:

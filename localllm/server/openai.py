@@ -91,6 +91,7 @@ async def streamed(
 ) -> AsyncGenerator[bytes]:
     """Events up to [DONE]; or up to an error object, which is the last."""
     measured: list[Metrics] = []
+    begun = False
     writers = [
         ChatStream(stamp, asked, lease.texts)
         if asked.is_chat
@@ -101,9 +102,12 @@ async def streamed(
         with Answers(lease.llm, prepared) as answers:
             async for place, piece in answers:
                 for chunk in writers[place].push(piece):
+                    begun = True
                     yield event(chunk)
                 measured += [piece.metrics] if piece.metrics else []
     except LocalLLMError as error:
+        if not begun:  # `EventStream` gives it a status of its own
+            raise
         yield event(error_object(error))
         return
     if asked.include_usage:

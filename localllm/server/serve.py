@@ -36,6 +36,7 @@ class Server(uvicorn.Server):
         listener: socket.socket,
         say: Callable[[str], object],
         end: Callable[[], Awaitable[None]],
+        *,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
     ):

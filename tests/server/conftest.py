@@ -38,7 +38,7 @@ def serving(llm: LLM, access: Access = Access(), limits: Limits = Limits()) -> I
             """The test's own model, which others use after it."""
             assert not loaded.users, "a lease was not given back"
 
-        server = Server(create_app(models, access, limits), listener, say, keep, limits, access.tls)
+        server = Server(create_app(models, access, limits), listener, say, keep, limits=limits, tls=access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

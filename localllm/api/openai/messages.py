@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from localllm.api import limits
 from localllm.api.body import BadField, Strict, validated
 
 
@@ -74,6 +75,7 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
+    limits.at_most(limits.MESSAGES, "messages", messages)
     return [_read_message(message, f"messages.{place}") for place, message in enumerate(messages)]
 
 
@@ -81,6 +83,7 @@ def read_tools(tools: Any) -> list[dict[str, Any]] | None:
     """Functions as they were sent, checked; None where there are none."""
     if not isinstance(tools, list):
         raise BadField("tools", "tools is no list", "send a list of functions")
+    limits.at_most(limits.TOOLS, "tools", tools)
     for place, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if isinstance(kind, str) and kind != "function":
@@ -106,6 +109,7 @@ def _text(content: Any, at: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadField(at, f"{at} is no text", "send a string, or a list of parts of type text")
+    limits.at_most(limits.PARTS, at, content)
     texts = []
     for place, part in enumerate(content):
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from localllm.api import limits
 from localllm.api.asked import Asked, Prompt
 from localllm.api.body import BadField, validated
 from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
@@ -18,7 +19,6 @@ from localllm.api.openai.messages import read_messages, read_tools
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
-MOST_PROMPTS = 128  # of one body
 MOST_DIGITS = 10  # of a token's id
 
 
@@ -27,6 +27,7 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     asked = validated(ChatBody, supported(body))
     effort = asked.reasoning_effort
     arguments = dict(asked.chat_template_kwargs or {})
+    limits.at_most(limits.TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
     if effort is not None and effort != "none":
         arguments["reasoning_effort"] = effort
     return Asked(
@@ -71,6 +72,7 @@ def _params(
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
     names += ("frequency_penalty", "seed", "ignore_eos")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    limits.at_most(limits.STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
     return replace(
         defaults,
         **given,
@@ -83,6 +85,7 @@ def _params(
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
+    limits.at_most(limits.BIASES, "logit_bias", biases)
     for token in biases:
         if not (token.isascii() and token.isdecimal() and len(token) <= MOST_DIGITS):
             raise BadField("logit_bias", f"logit_bias names the token {token[:40]!r}", "name tokens by their ids")
@@ -93,6 +96,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
         raise BadField("stop", "stop is neither a string nor a list of strings", "send one of the two")
+    limits.check_stops("stop", strings)
     return tuple(strings)
 
 
@@ -142,12 +146,11 @@ def _prompts(prompt: Any) -> tuple[Prompt, ...]:
     """A text, token ids, or a list of either."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return (prompt,)
-    several = isinstance(prompt, list) and 0 < len(prompt) <= MOST_PROMPTS
+    several = isinstance(prompt, list) and bool(prompt)
     if several and (all(isinstance(one, str) for one in prompt) or all(map(_are_ids, prompt))):
+        limits.at_most(limits.PROMPTS, "prompt", prompt)
         return tuple(prompt)
-    raise BadField(
-        "prompt", "the prompt is neither a text, token ids nor a list of those", f"send one to {MOST_PROMPTS}"
-    )
+    raise BadField("prompt", "the prompt is neither a text, token ids nor a list of those", "send one of them")
 
 
 def _are_ids(prompt: Any) -> bool:
