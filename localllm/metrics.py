@@ -19,7 +19,7 @@ Times are seconds of `time.perf_counter()`.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -99,6 +99,38 @@ class Metrics:
             "tokens_per_step": self.tokens_per_step,
         }
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine is doing, and what it has done since its model was loaded. Each number was true during the
+    last step; they are not of one moment."""
+
+    running: int  # requests
+    waiting: int  # requests that have not begun, or were put back
+    most_waiting: int  # with so many a further one is refused
+    context: int  # most tokens of a request
+    blocks: int  # of the cache
+    block_tokens: int  # in each
+    used_blocks: int  # by running requests
+    cached_blocks: int  # whose content later requests would find, used or not, also those aside in main memory
+    evicted_blocks: int  # whose content gave way to others'
+    steps: int
+    prompt_tokens: int  # of requests that have begun
+    cached_tokens: int  # of these, found in the cache
+    lookups: int  # requests that have begun
+    hits: int  # of these, who found anything in the cache
+    output_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
+    preemptions: int  # running requests that were put back and computed again
+    cancelled: int  # requests whose reader left
+    finished: Mapping[str, int]  # requests by why they ended: `stop`, `length`, `error`
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that was found in the cache; NaN before there was any."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else math.nan
 
 
 class Phases:

@@ -303,6 +303,12 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()
     """The functions that the model was told of."""
 
+    priority: int = 0
+    """Who has more goes first where requests wait; first come, first served among equals."""
+
+    context: int | None = None
+    """Most tokens of prompt and answer together; None: as many as the model is loaded for."""
+
     id: int = field(default_factory=lambda: next(_ids))
 
 

@@ -44,8 +44,12 @@ class Settings:
     deterministic: bool = False
     """LOCALLLM_DETERMINISTIC: `on` runs every model as `--deterministic` does. Default: off"""
 
+    host: str | None = None
+    """LOCALLLM_HOST: where a running server is asked, `host:port` or `http://host:port`. Default:
+    127.0.0.1:11434"""
+
     api_key: str | None = field(default=None, repr=False)
-    """LOCALLLM_API_KEY: a key that `serve` asks for. Default: none"""
+    """LOCALLLM_API_KEY: what a running server is shown, and what `serve` asks for. Default: none"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
@@ -67,6 +71,7 @@ class Settings:
             draft=draft,
             graphs=switch(environment, "LOCALLLM_GRAPHS", default="on"),
             deterministic=switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
+            host=environment.get("LOCALLLM_HOST") or None,
             api_key=environment.get("LOCALLLM_API_KEY") or None,
         )
 

@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Protocol
 
 from localllm.errors import LocalLLMError
+from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request
+from localllm.server.account import CANCELLED, FAILED, current
 
 Said = GenerationEvent | BaseException
 
@@ -24,9 +26,17 @@ class Closing(Protocol):
     def close(self) -> None: ...
 
 
+class Decoding(Protocol):
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+
+
 class Submitting(Protocol):
     """What is needed of an LLM."""
 
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Decoding: ...
     def submit(self, request: Request, deliver: Callable[[Said], object]) -> Closing: ...
 
 
@@ -38,7 +48,7 @@ class NotRead(LocalLLMError):
 
 class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     """The pieces of one answer or of several together, each with the place of its request; the last of each has
-    the finish_reason. Raises what went wrong with any.
+    the finish_reason. Raises what went wrong with any. How each ended goes into the account of the HTTP request.
 
     Leaving `with` cancels those that have not ended: their blocks are free before the engine's next step. So does
     leaving too much unread.
@@ -47,6 +57,11 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     def __init__(self, llm: Submitting, requests: Sequence[Request], most_unread: int = MOST_UNREAD):
         """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed."""
         self.unread, self.most_unread, self.given_up = 0, most_unread, False
+        self.name = llm.name
+        self.account = current()
+        self.tokens: dict[int, int] = {}  # so far, of those that have not ended
+        if self.account and self.account.with_prompts:
+            self.account.prompts += [llm.tokenizer.decode(request.prompt_ids) for request in requests]
         self.loop = asyncio.get_running_loop()
         self.said: asyncio.Queue[tuple[int, Said]] = asyncio.Queue()
         self.streams: dict[int, Closing] = {}  # those that have not ended
@@ -76,10 +91,18 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
         place, said = await self.said.get()
         self.unread -= weight(said)
         if isinstance(said, BaseException):
+            self.end(place, FAILED)
             raise said
+        self.tokens[place] = self.tokens.get(place, 0) + len(said.token_ids)
         if said.finish_reason is not None:
-            del self.streams[place]
+            self.end(place, said.finish_reason, said.metrics)
         return place, said
+
+    def end(self, place: int, why: str, metrics: Metrics | None = None) -> None:
+        self.streams.pop(place).close()
+        tokens = self.tokens.pop(place, 0)
+        if self.account:
+            self.account.ended(self.name, why, metrics, tokens)
 
     def __enter__(self) -> "Answers":
         return self
@@ -87,8 +110,8 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        while self.streams:
-            self.streams.popitem()[1].close()
+        for place in list(self.streams):
+            self.end(place, CANCELLED)
 
 
 def weight(said: Said) -> int:

@@ -9,12 +9,14 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import openai
+from localllm.server import admin, openai, own
 from localllm.server.access import Access
 from localllm.server.guard import Guard
 from localllm.server.limits import Limits
+from localllm.server.logs import Logged
 from localllm.server.models import Models
 from localllm.server.refusals import answer_of
+from localllm.server.sums import Sums
 
 CLIENT_CLOSED = 499  # nobody reads it; the logs of other servers have the number
 
@@ -27,8 +29,15 @@ class NoSuchRoute(LocalLLMError):
         self.http_status = http_status
 
 
-def create_app(models: Models, access: Access = Access(), limits: Limits = Limits()) -> FastAPI:  # noqa: B008
-    """Pages that describe the API are left out: they load scripts from elsewhere."""
+def create_app(
+    models: Models,
+    access: Access = Access(),  # noqa: B008 - frozen, as the next
+    limits: Limits = Limits(),  # noqa: B008
+    *,
+    with_prompts: bool = False,
+) -> FastAPI:
+    """Pages that describe the API are left out: they load scripts from elsewhere. with_prompts: log what is
+    asked, too."""
     app = FastAPI(
         title="localllm",
         version=__version__,
@@ -38,12 +47,11 @@ def create_app(models: Models, access: Access = Access(), limits: Limits = Limit
         redirect_slashes=False,
     )
     app.add_middleware(Guard, access=access, limits=limits)
+    sums = Sums(models)
+    app.add_middleware(Logged, sums=sums, with_prompts=with_prompts)
     app.include_router(openai.router(models))
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
+    app.include_router(admin.router(models, sums))
+    app.include_router(own.router(models))
     app.add_exception_handler(LocalLLMError, refused)
     app.add_exception_handler(HTTPException, not_routed)
     app.add_exception_handler(ClientDisconnect, left)

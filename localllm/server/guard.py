@@ -14,7 +14,8 @@ from localllm.server.access import PREFLIGHT_S, Access, Headers, NoKey, every
 from localllm.server.limits import Limits
 from localllm.server.refusals import answer_of
 
-OPEN = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell nothing of anybody
+OPEN = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell strangers nothing
+STRANGER = "localllm.stranger"  # is set in the scope of those who read them without a key
 PAGE = re.compile(r"/|/ui/?")  # where links of other pages may lead
 UNLIMITED = re.compile(r"/api/blobs/[^/]*")  # files, which their route writes as they come
 VERSIONS = ("1.0", "1.1")
@@ -78,8 +79,12 @@ class Guard:
             if scope["method"] == "OPTIONS" and every(headers, b"access-control-request-method"):
                 return preflight(headers)  # browsers send no key with it
         body.check_framing()
-        if not (reading and OPEN.fullmatch(scope["path"])):
+        try:
             self.access.check_key(headers)
+        except NoKey:
+            if not (reading and OPEN.fullmatch(scope["path"])):
+                raise
+            scope[STRANGER] = True
         body.check_length()
         return None
 

@@ -5,6 +5,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -16,13 +17,14 @@ from localllm.api.openai.requests import read_chat, read_completion
 from localllm.api.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.errors import LocalLLMError
+from localllm.hub.installed import installed
 from localllm.llm import collect
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
-from localllm.server.models import Lease, Loaded, Models
+from localllm.server.models import Lease, Models
 from localllm.server.sse import DONE, EventStream, event, unless_gone
 from localllm.text.grammar.result import check_finished
 
@@ -42,19 +44,24 @@ def router(models: Models) -> APIRouter:
 
     @routes.get("/models")
     async def list_models() -> Object:
-        return {"object": "list", "data": [described(loaded) for loaded in models.loaded.values()]}
+        """All of this machine, and those that were named at the start."""
+        here = [ref.name for ref in await asyncio.to_thread(lambda: list(installed()))]
+        names = dict.fromkeys([*models.given, *here])
+        return {"object": "list", "data": [described(models, name) for name in names]}
 
     @routes.get("/models/{name:path}")
     async def model(name: str) -> Object:
-        with await models.lease(name) as lease:
-            return described(lease.loaded)
+        models.source_of(name)
+        return described(models, name)
 
     return routes
 
 
-def described(loaded: Loaded) -> Object:
-    head = {"id": loaded.name, "object": "model", "created": int(loaded.since), "owned_by": "localllm"}
-    return {**head, "context_length": loaded.llm.context}
+def described(models: Models, name: str) -> Object:
+    """Raises ModelNotFound where it is not here."""
+    loaded, created = models.find(name), Path(models.key_of(name)).stat().st_mtime
+    head = {"id": name, "object": "model", "created": int(created), "owned_by": "localllm"}
+    return {**head, "loaded": loaded is not None, "context_length": loaded.llm.context if loaded else None}
 
 
 async def answer(models: Models, request: Request, read: Read) -> Response:
@@ -65,7 +72,7 @@ async def answer(models: Models, request: Request, read: Read) -> Response:
     with lease:
         asked = read(body, lease.llm.default_params)
         name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        stamp = Stamp(name, int(time.time()), lease.loaded.name)
+        stamp = Stamp(name, int(time.time()), lease.name)
         # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
         prepared = await asyncio.to_thread(asked.prepare, lease.llm)
         if asked.stream:

@@ -6,6 +6,7 @@ from starlette.responses import JSONResponse
 
 from localllm.api.openai.responses import error_object
 from localllm.errors import LocalLLMError
+from localllm.wire import error_to_json
 
 
 def answer_of(error: LocalLLMError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -14,4 +15,5 @@ def answer_of(error: LocalLLMError, path: str, headers: Mapping[str, str] | None
     if after := getattr(error, "retry_after", None):
         found["Retry-After"] = str(after)
     body = {"error": str(error)} if path.startswith("/api/") else error_object(error)
+    body = error_to_json(error) if path.startswith("/localllm/") else body
     return JSONResponse(body, error.http_status, found)

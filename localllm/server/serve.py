@@ -36,12 +36,13 @@ class Server(uvicorn.Server):
         listener: socket.socket,
         say: Callable[[str], object],
         end: Callable[[], Awaitable[None]],
+        abandon: Callable[[], object] = lambda: None,
         *,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
     ):
         """listener: as `bind` gives it; say: is told where it listens, once it does; end: is awaited once all
-        answers have ended."""
+        answers have ended; abandon: is called when answers under way have no time left, also those that wait."""
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -61,6 +62,7 @@ class Server(uvicorn.Server):
         self.listener = listener
         self.say = say
         self.end = end
+        self.abandon = abandon
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's own knows no limits of connections, and no time-out of TLS."""
@@ -100,6 +102,7 @@ class Server(uvicorn.Server):
         if self.should_exit:  # for the second time: their clients are gone, and so answers are cancelled
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
+            self.abandon()
             return
         self.should_exit = True
         asyncio.get_running_loop().call_later(DRAIN_S, self.leave)

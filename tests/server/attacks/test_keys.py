@@ -1,6 +1,7 @@
 """Who has no key, or another."""
 
 import hmac
+import json
 from pathlib import Path
 
 import anthropic
@@ -75,6 +76,12 @@ def test_without_a_key_nothing_is_told(url, line, method, path):
 @pytest.mark.parametrize("path", ["/health", "/", "/ui", "/ui/app.js"])
 def test_what_tells_nothing_of_anybody_needs_none(url, path):
     assert speak(url, request("GET", path, body=b"")).status != 401
+
+
+def test_strangers_are_told_no_more_than_that_the_server_is_well(url):
+    assert json.loads(speak(url, request("GET", "/health", body=b"")).body) == {"status": "ok"}
+    known = speak(url, request("GET", "/health", f"x-api-key: {KEY}", body=b""))
+    assert json.loads(known.body)["models"] == ["demo"]
 
 
 def test_a_key_in_the_address_is_none(url):
