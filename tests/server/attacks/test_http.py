@@ -90,12 +90,6 @@ def test_what_is_no_request_behind_one_that_is_does_not_harm_its_answer(demo_url
     assert not caplog.records
 
 
-def test_a_body_that_is_cut_is_no_body(demo_url, demo):
-    with connect(demo_url) as connection:
-        connection.sendall(request(body=BODY)[:-5])
-    assert not demo.worker.replies
-
-
 def test_an_upgrade_to_another_protocol_is_not_made(demo_url, caplog):
     lines = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
     assert speak(demo_url, request("GET", "/health", *lines, body=b"")).status == 200

@@ -3,7 +3,6 @@
 import re
 import ssl
 import subprocess
-import time
 from pathlib import Path
 
 import httpx2
@@ -13,7 +12,7 @@ import pytest
 from localllm.errors import UsageError
 from localllm.server.access_flags import tls_of
 from localllm.server.limits import Limits
-from tests.server.attacks.wire import ASKED, KEY, LONG, asking, connect, narrow, rest, wide
+from tests.server.attacks.wire import ASKED, KEY, LONG, READER_S, asking, connect, left_alone, narrow, rest, wide
 from tests.server.conftest import serving
 
 
@@ -80,12 +79,13 @@ def test_who_agrees_on_nothing_is_hung_up_on(url):
 def test_a_reader_who_does_not_read_is_broken_off_under_tls_too(demo, files):
     trust = ssl.create_default_context(cafile=files[0])
     with (
-        serving(demo, wide(tls=tls_of(*files)), Limits(reader_s=0.5)) as url,
+        serving(demo, wide(tls=tls_of(*files)), Limits(reader_s=READER_S)) as url,
         narrow(url) as plain,
         trust.wrap_socket(plain, server_hostname="localhost") as wrapped,
     ):
         wrapped.sendall(asking(f"Authorization: Bearer {KEY}", **LONG))
-        time.sleep(2)
+        wrapped.recv(1)
+        left_alone(demo)
         assert b"[DONE]" not in rest(wrapped)
 
 

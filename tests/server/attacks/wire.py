@@ -3,14 +3,17 @@
 import json
 import socket
 import ssl
+import time
 from contextlib import suppress
 from http.client import HTTPResponse
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from localllm import LLM
 from localllm.server.access import Access
 from localllm.server.access_flags import access_of
 
+READER_S = 0.5
 KEY = "correct-horse-battery-staple"
 ASKED = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 4, "ignore_eos": True}
 BODY = json.dumps(ASKED).encode()
@@ -69,6 +72,13 @@ def request(
 
 def asking(*lines: str, **changes: Any) -> bytes:
     return request("POST", "/v1/completions", *lines, body=json.dumps(ASKED | changes).encode())
+
+
+def left_alone(llm: LLM) -> None:
+    """Waits until nothing is answered any more, and as long as a reader may go on without reading."""
+    while llm.worker.replies:
+        time.sleep(0.05)
+    time.sleep(2 * READER_S + 0.5)
 
 
 def rest(connection: socket.socket) -> bytes:
