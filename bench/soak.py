@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -99,7 +99,7 @@ def requests(model: str, draw: random.Random) -> list[dict[str, Any]]:
     ]
 
 
-async def pieces(client: httpx2.AsyncClient, body: dict[str, Any]) -> AsyncIterator[str]:
+async def pieces(client: httpx2.AsyncClient, body: dict[str, Any]) -> AsyncGenerator[str]:
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx2.codes.OK:
             raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread())[:200]!r}")
@@ -195,7 +195,7 @@ async def gauges(client: httpx2.AsyncClient) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="64 streams, for minutes.")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--name", help="what the server calls it")
     parser.add_argument("--streams", type=int, default=64)

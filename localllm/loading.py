@@ -16,6 +16,8 @@ from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.device import claim, free_bytes, free_memory, on, release, resolve_device
 from localllm.errors import UsageError
+from localllm.hub.made import edition_of
+from localllm.hub.names import known_as
 from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.llm import LLM, Origin, whole
 from localllm.metrics import Phases
@@ -87,6 +89,7 @@ def load(
     bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
     (docs/determinism.md), on a CPU alone; None: where that holds; max_queue: where so many requests wait, one more
     is refused with Busy.
+    An edition that somebody made is loaded as the model that it is of, and answers as its maker wants.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -97,6 +100,7 @@ def load(
     guessing = settings.draft if draft == "auto" else draft
     if guessing not in ("lookup", "off"):
         raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
+    edition = edition_of(known_as(str(model)))
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(
         context,
@@ -125,6 +129,9 @@ def load(
             header, wish = read_header(ref.path), replace(wish, quant=None)
         config = describe(header.config)
         check_quantization(header.config)
+        if edition and edition.context and context is None:
+            context = min(edition.context, config.max_context)
+            wish = replace(wish, context=context)
         default_params = SamplingParams.from_generation_config(header.generation_config)
         end_ids = Fields(header.generation_config).ids("eos_token_id")
     with phases("tokenizer"):
@@ -191,7 +198,7 @@ def load(
         phases.seconds,
         read_bytes_per_s,
     )
-    return LLM(
+    llm = LLM(
         origin,
         config,
         default_params,
@@ -205,6 +212,7 @@ def load(
         fit.kv_dtype,
         guesser,
     )
+    return llm.edited(edition) if edition else llm
 
 
 def make_engine(

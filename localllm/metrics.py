@@ -51,6 +51,7 @@ class Metrics:
     peak_bytes: int  # most memory this process has held so far
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    reasoning_tokens: int = 0  # of the answer, up to the last of its thoughts
 
     @property
     def tpot_s(self) -> float:
@@ -171,6 +172,7 @@ class Stopwatch:
     token_times: list[float] = field(default_factory=list)
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def schedule(self) -> None:
         """Only the first call counts: a preempted request is not new."""
@@ -182,6 +184,10 @@ class Stopwatch:
         self.token_times.append(self.clock())
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
+
+    def thought(self) -> None:
+        """The newest token has brought a thought."""
+        self.reasoning_tokens = len(self.token_times)
 
     def stop(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:
         times = self.token_times
@@ -200,4 +206,5 @@ class Stopwatch:
             peak_bytes=peak_bytes,
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
+            reasoning_tokens=self.reasoning_tokens,
         )

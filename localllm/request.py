@@ -3,11 +3,12 @@
 Plain data. Knows nothing of torch, files, terminals or HTTP.
 """
 
+import hashlib
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -310,6 +311,14 @@ class Request:
     """Most tokens of prompt and answer together; None: as many as the model is loaded for."""
 
     id: int = field(default_factory=lambda: next(_ids))
+
+    def another(self, place: int) -> "Request":
+        """The same asked once more, for the answer at `place`, with a seed that follows from this one's."""
+        seed = self.params.seed
+        if seed is not None:
+            digest = hashlib.sha256(f"{seed} {place}".encode()).digest()
+            seed = int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
+        return replace(self, params=replace(self.params, seed=seed), id=next(_ids))
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ class Reply:
                 deltas = self.router.push(self.detokenizer.push([event.token_id]))
         if reason:
             deltas += [*self.router.push(self.detokenizer.finish()), *self.router.finish()]
+        if any(delta.kind is Kind.REASONING for delta in deltas):
+            self.sequence.stopwatch.thought()
         deltas, stopped = self.until_stop(deltas, is_last=reason is not None)
         if stopped:
             reason = FinishReason.STOP

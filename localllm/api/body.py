@@ -4,9 +4,10 @@ the field at fault. Knows nothing of what the fields mean."""
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError
 
 from localllm.errors import UsageError
 from localllm.request import depth
@@ -31,6 +32,16 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What a field that is read by hand is described as: `Annotated[Any, Shown(list[str])]`."""
+
+    kind: Any  # a type
+
+    def __get_pydantic_json_schema__(self, _: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(TypeAdapter(self.kind).core_schema)
+
+
 def parse(text: bytes | str) -> dict[str, Any]:
     """One JSON object. Raises UsageError for anything else, and for what two readers understand differently."""
 
@@ -45,6 +56,8 @@ def parse(text: bytes | str) -> dict[str, Any]:
             raise UsageError(f"{number[:40]} is no number of JSON", "send one that is finite")
         return value
 
+    if not text:
+        raise UsageError("missing request body", "send one JSON object")
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
         json.dumps(value, ensure_ascii=False).encode()

@@ -9,6 +9,8 @@ from collections.abc import Sized
 from localllm.api.body import BadField
 
 PROMPTS = 128
+ANSWERS = 128  # to all prompts together
+LOGPROBS = 20  # alternatives to each token
 MESSAGES = 4096
 PARTS = 1024  # of one message
 TOOLS = 256

@@ -54,10 +54,18 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     leaving too much unread.
     """
 
-    def __init__(self, llm: Submitting, requests: Sequence[Request], most_unread: int = MOST_UNREAD):
-        """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed."""
+    def __init__(
+        self, llm: Submitting, requests: Sequence[Request], each: int = 1, most_unread: int = MOST_UNREAD
+    ):
+        """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed.
+
+        each: so many of the requests that follow each other have one prompt. It is computed for the first of them;
+        the others begin once they find it in the cache.
+        """
         self.unread, self.most_unread, self.given_up = 0, most_unread, False
-        self.name = llm.name
+        self.llm = llm
+        self.requests = requests
+        self.each = each
         self.account = current()
         self.tokens: dict[int, int] = {}  # so far, of those that have not ended
         if self.account and self.account.with_prompts:
@@ -65,8 +73,12 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
         self.loop = asyncio.get_running_loop()
         self.said: asyncio.Queue[tuple[int, Said]] = asyncio.Queue()
         self.streams: dict[int, Closing] = {}  # those that have not ended
-        for place, request in enumerate(requests):
-            self.streams[place] = llm.submit(request, partial(self.deliver, place))
+        self.later = set(range(len(requests))) - set(range(0, len(requests), each))
+        for place in range(0, len(requests), each):
+            self.begin(place)
+
+    def begin(self, place: int) -> None:
+        self.streams[place] = self.llm.submit(self.requests[place], partial(self.deliver, place))
 
     def deliver(self, place: int, said: Said) -> None:
         """On the engine's thread."""
@@ -96,13 +108,17 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
         self.tokens[place] = self.tokens.get(place, 0) + len(said.token_ids)
         if said.finish_reason is not None:
             self.end(place, said.finish_reason, said.metrics)
+        if self.later and (said.token_ids or said.finish_reason is not None):
+            for waiting in self.later.intersection(range(place, place + self.each)):
+                self.later.remove(waiting)
+                self.begin(waiting)
         return place, said
 
     def end(self, place: int, why: str, metrics: Metrics | None = None) -> None:
         self.streams.pop(place).close()
         tokens = self.tokens.pop(place, 0)
         if self.account:
-            self.account.ended(self.name, why, metrics, tokens)
+            self.account.ended(self.llm.name, why, metrics, tokens)
 
     def __enter__(self) -> "Answers":
         return self

@@ -9,12 +9,14 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import admin, openai, own
+from localllm.server import admin, ollama, openai, own, responses, store
 from localllm.server.access import Access
 from localllm.server.guard import Guard
+from localllm.server.inventory import Inventory
 from localllm.server.limits import Limits
 from localllm.server.logs import Logged
 from localllm.server.models import Models
+from localllm.server.openapi import serve_document
 from localllm.server.refusals import answer_of
 from localllm.server.sums import Sums
 
@@ -50,8 +52,13 @@ def create_app(
     sums = Sums(models)
     app.add_middleware(Logged, sums=sums, with_prompts=with_prompts)
     app.include_router(openai.router(models))
+    app.include_router(responses.router(models))
+    inventory = Inventory(models.given)
+    app.include_router(ollama.router(models, inventory))
+    app.include_router(store.router(models, inventory))
     app.include_router(admin.router(models, sums))
     app.include_router(own.router(models))
+    serve_document(app)
     app.add_exception_handler(LocalLLMError, refused)
     app.add_exception_handler(HTTPException, not_routed)
     app.add_exception_handler(ClientDisconnect, left)

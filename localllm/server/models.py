@@ -16,9 +16,11 @@ from types import TracebackType
 
 from localllm.api.tokens import TokenTexts
 from localllm.errors import Busy, DoesNotFit, ModelNotFound, UsageError
-from localllm.hub.names import is_path
+from localllm.hub.made import edition_of
+from localllm.hub.names import is_path, known_as
 from localllm.hub.resolve import resolve
 from localllm.llm import LLM
+from localllm.modelfile.edition import Edition
 from localllm.server.events import Events
 from localllm.server.threads import in_thread
 
@@ -69,19 +71,20 @@ class Loading:
 class Lease:
     """A model that stays loaded until the end of `with`, or `release`, which may be called again."""
 
-    def __init__(self, models: "Models", loaded: Loaded, name: str):
-        """Takes over one of the model's users. name: as it was asked for."""
+    def __init__(self, models: "Models", loaded: Loaded, name: str, edition: Edition | None = None):
+        """Takes over one of the model's users. name: as it was asked for; edition: stands before the model."""
         self.models = models
         self.loaded = loaded
         self.name = name
-        self.llm = loaded.llm
+        self.edition = edition
+        self.llm = loaded.llm.edited(edition) if edition else loaded.llm
         self.texts = loaded.texts
         self.released = False
 
     def kept(self) -> "Lease":
         """One more of the same, for what goes on after this one's end."""
         self.loaded.hold()
-        return Lease(self.models, self.loaded, self.name)
+        return Lease(self.models, self.loaded, self.name, self.edition)
 
     def release(self) -> None:
         if not self.released:
@@ -124,6 +127,9 @@ class Models:
         are for whoever starts the server, and nothing is pulled unasked."""
         if name in self.given:
             return self.given[name]
+        name = known_as(name)
+        if edition := edition_of(name):
+            return edition.source
         resolve(name, paths=False)  # says the same whether or not there is a file of that name
         if is_path(name):
             raise ModelNotFound(f"{name!r} is a path, too", "ask for one of those that the server lists")
@@ -132,6 +138,10 @@ class Models:
     def key_of(self, name: str) -> str:
         """Raises as `source_of`."""
         return str(resolve(self.source_of(name)).path.resolve())
+
+    def edition_of(self, name: str) -> Edition | None:
+        """What stands before the model that a name means."""
+        return None if name in self.given else edition_of(known_as(name))
 
     def find(self, name: str) -> Loaded | None:
         """The model, if it is loaded. Raises as `source_of`."""
@@ -153,10 +163,10 @@ class Models:
                 loaded.keep_alive = keep_alive
             if context is not None and context > loaded.llm.context:
                 await self.resize(loaded, context)
+            return Lease(self, loaded, name, self.edition_of(name))
         except BaseException:
             self.released(loaded)
             raise
-        return Lease(self, loaded, name)
 
     async def held(self, name: str, context: int | None) -> Loaded:
         """The model with one user more. A load goes on without those who leave: it will soon be asked for."""

@@ -2,6 +2,7 @@
 it."""
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -12,21 +13,30 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from localllm import __version__
 from localllm.api.asked import Asked
+from localllm.api.openai.bodies import ChatBody, CompletionBody
 from localllm.api.openai.requests import read_chat, read_completion
 from localllm.api.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.errors import LocalLLMError
 from localllm.hub.installed import installed
-from localllm.llm import collect
+from localllm.llm import LLM, collect
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
 from localllm.server.models import Lease, Models
+from localllm.server.openapi import documented
 from localllm.server.sse import DONE, EventStream, event, unless_gone
 from localllm.text.grammar.result import check_finished
+
+EVENTS = "text/event-stream"
+EXAMPLES: dict[str, Object] = {
+    "chat": {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8},
+    "text": {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8},
+}
 
 Read = Callable[[Mapping[str, Any], SamplingParams], Asked]
 
@@ -34,22 +44,22 @@ Read = Callable[[Mapping[str, Any], SamplingParams], Asked]
 def router(models: Models) -> APIRouter:
     routes = APIRouter(prefix="/v1")
 
-    @routes.post("/chat/completions")
+    @routes.post("/chat/completions", **documented(ChatBody, EXAMPLES["chat"], streams=EVENTS))
     async def chat(request: Request) -> Response:
         return await answer(models, request, read_chat)
 
-    @routes.post("/completions")
+    @routes.post("/completions", **documented(CompletionBody, EXAMPLES["text"], streams=EVENTS))
     async def completions(request: Request) -> Response:
         return await answer(models, request, read_completion)
 
-    @routes.get("/models")
+    @routes.get("/models", **documented())
     async def list_models() -> Object:
         """All of this machine, and those that were named at the start."""
         here = [ref.name for ref in await asyncio.to_thread(lambda: list(installed()))]
         names = dict.fromkeys([*models.given, *here])
         return {"object": "list", "data": [described(models, name) for name in names]}
 
-    @routes.get("/models/{name:path}")
+    @routes.get("/models/{name:path}", **documented())
     async def model(name: str) -> Object:
         models.source_of(name)
         return described(models, name)
@@ -64,6 +74,12 @@ def described(models: Models, name: str) -> Object:
     return {**head, "loaded": loaded is not None, "context_length": loaded.llm.context if loaded else None}
 
 
+def fingerprint(llm: LLM) -> str:
+    """What answers depend on beside the request: who asks with one seed twice may compare."""
+    setup = (llm.name, llm.origin.quant, llm.device, llm.dtype, llm.kv_dtype, llm.deterministic, __version__)
+    return f"fp_{hashlib.sha256(repr(setup).encode()).hexdigest()[:12]}"
+
+
 async def answer(models: Models, request: Request, read: Read) -> Response:
     """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
     body = await body_of(request)
@@ -72,7 +88,7 @@ async def answer(models: Models, request: Request, read: Read) -> Response:
     with lease:
         asked = read(body, lease.llm.default_params)
         name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        stamp = Stamp(name, int(time.time()), lease.name)
+        stamp = Stamp(name, int(time.time()), lease.name, fingerprint(lease.llm))
         # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
         prepared = await asyncio.to_thread(asked.prepare, lease.llm)
         if asked.stream:
@@ -82,14 +98,14 @@ async def answer(models: Models, request: Request, read: Read) -> Response:
 
 async def whole(lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]) -> Object:
     said: list[list[GenerationEvent]] = [[] for _ in prepared]
-    with Answers(lease.llm, prepared) as answers:
+    with Answers(lease.llm, prepared, asked.each) as answers:
         async for place, piece in answers:
             said[place].append(piece)
     dones = [collect(request, pieces) for request, pieces in zip(prepared, said, strict=True)]
     for done in dones:
         await asyncio.to_thread(check_finished, asked.params.grammar, done, of_stranger=True)
     if asked.is_chat:
-        return chat_completion(stamp, asked, dones[0], lease.texts)
+        return chat_completion(stamp, asked, dones, lease.texts)
     return text_completion(stamp, asked, dones, lease.texts)
 
 
@@ -97,26 +113,27 @@ async def streamed(
     lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]
 ) -> AsyncGenerator[bytes]:
     """Events up to [DONE]; or up to an error object, which is the last."""
-    measured: list[Metrics] = []
+    measured: dict[int, Metrics] = {}
     begun = False
     writers = [
-        ChatStream(stamp, asked, lease.texts)
+        ChatStream(stamp, asked, lease.texts, place)
         if asked.is_chat
         else TextStream(stamp, asked, request, lease.texts, place)
         for place, request in enumerate(prepared)
     ]
     try:
-        with Answers(lease.llm, prepared) as answers:
+        with Answers(lease.llm, prepared, asked.each) as answers:
             async for place, piece in answers:
                 for chunk in writers[place].push(piece):
                     begun = True
                     yield event(chunk)
-                measured += [piece.metrics] if piece.metrics else []
+                if piece.metrics:
+                    measured[place] = piece.metrics
     except LocalLLMError as error:
         if not begun:  # `EventStream` gives it a status of its own
             raise
         yield event(error_object(error))
         return
     if asked.include_usage:
-        yield event(usage_chunk(stamp, asked, measured))
+        yield event(usage_chunk(stamp, asked, [measured[place] for place in sorted(measured)]))
     yield DONE
