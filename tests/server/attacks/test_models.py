@@ -70,7 +70,7 @@ def test_no_name_leaves_the_store(demo_url, name):
         assert said.status in (400, 403, 404), said
         assert b"root:" not in said.body and b"Traceback" not in said.body
         assert b"/work" not in said.body and b"site-packages" not in said.body
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
 
 
 def test_the_answer_does_not_tell_which_files_there_are(demo_url):

