@@ -131,7 +131,7 @@ class LLM:
     @property
     def context(self) -> int:
         """Most tokens of prompt and answer together."""
-        return self.memory.context
+        return (self.beneath or self).memory.context
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and what it has done so far: from any thread, and for nothing."""

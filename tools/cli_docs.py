@@ -44,7 +44,7 @@ def words() -> str:
         }
         for name, command in program.commands.items()
     }
-    return json.dumps({"options": options(program), "commands": commands}, indent=1, default=str) + "\n"
+    return json.dumps({"options": options(program), "commands": commands}, indent=1) + "\n"
 
 
 def options(command: Any) -> dict[str, Any]:

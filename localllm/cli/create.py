@@ -15,7 +15,7 @@ from localllm.modelfile.parse import parse
 from localllm.modelfile.plan import Plan
 
 File = Annotated[
-    Path, typer.Option("-f", "--file", help="What it is made of.", metavar="FILE", show_default="Modelfile")
+    str, typer.Option("-f", "--file", help="What it is made of.", metavar="FILE", show_default="Modelfile")
 ]
 
 Quant = Annotated[
@@ -25,7 +25,7 @@ Quant = Annotated[
 
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)],
-    file: File = Path("Modelfile"),
+    file: File = "Modelfile",
     quant: Quant = None,
 ) -> None:
     """Make an edition of a model: with a system prompt, parameters or a template of its own.
@@ -37,9 +37,10 @@ def create(
     from localllm.making import create as make
 
     out = AnswerWriter()
-    edition = parse(text_of(file))
+    path = Path(file)
+    edition = parse(text_of(path))
     if is_path(edition.source) and not Path(edition.source).expanduser().is_absolute():
-        edition = replace(edition, source=str(file.parent / edition.source))
+        edition = replace(edition, source=str(path.parent / edition.source))
     make(Plan(name, edition, quant=quant or ""), note)
     out.write(f"{name}\n")
 

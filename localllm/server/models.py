@@ -71,20 +71,19 @@ class Loading:
 class Lease:
     """A model that stays loaded until the end of `with`, or `release`, which may be called again."""
 
-    def __init__(self, models: "Models", loaded: Loaded, name: str, edition: Edition | None = None):
-        """Takes over one of the model's users. name: as it was asked for; edition: stands before the model."""
+    def __init__(self, models: "Models", loaded: Loaded, name: str):
+        """Takes over one of the model's users. name: as it was asked for."""
         self.models = models
         self.loaded = loaded
         self.name = name
-        self.edition = edition
-        self.llm = loaded.llm.edited(edition) if edition else loaded.llm
+        self.llm = models.edited(loaded, name)
         self.texts = loaded.texts
         self.released = False
 
     def kept(self) -> "Lease":
         """One more of the same, for what goes on after this one's end."""
         self.loaded.hold()
-        return Lease(self.models, self.loaded, self.name, self.edition)
+        return Lease(self.models, self.loaded, self.name)
 
     def release(self) -> None:
         if not self.released:
@@ -143,6 +142,11 @@ class Models:
         """What stands before the model that a name means."""
         return None if name in self.given else edition_of(known_as(name))
 
+    def edited(self, loaded: Loaded, name: str) -> LLM:
+        """What answers to a name of a loaded model."""
+        edition = self.edition_of(name)
+        return loaded.llm.edited(edition) if edition else loaded.llm
+
     def find(self, name: str) -> Loaded | None:
         """The model, if it is loaded. Raises as `source_of`."""
         return self.loaded.get(self.key_of(name))
@@ -163,7 +167,7 @@ class Models:
                 loaded.keep_alive = keep_alive
             if context is not None and context > loaded.llm.context:
                 await self.resize(loaded, context)
-            return Lease(self, loaded, name, self.edition_of(name))
+            return Lease(self, loaded, name)
         except BaseException:
             self.released(loaded)
             raise

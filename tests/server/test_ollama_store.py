@@ -3,6 +3,8 @@
 import hashlib
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import ollama
 import pytest
 
 from localllm import LLM, SamplingParams
+from localllm.client.model import open_model
+from localllm.client.server import Server
 from localllm.hub.catalog import PACKAGE
 from localllm.hub.made import edition_of
 from tests.server.conftest import running
@@ -62,6 +66,16 @@ def test_openais_clients_may_ask_for_an_edition_too(client: ollama.Client, demo_
     with openai.OpenAI(base_url=f"{demo_url}/v1", api_key="none", max_retries=0) as other:
         done = other.chat.completions.create(model="mycat", messages=HI)
     assert done.choices[0].message.content == demo.chat([CAT, *HI], GREEDY).text
+
+
+def test_localllms_own_client_may_ask_for_an_edition_too(client: ollama.Client, demo_url: str, demo: LLM) -> None:
+    client.create("mycat", from_="demo", system="You are a cat.", parameters=OPTIONS)
+    with closing(Server(demo_url)) as server:
+        model = open_model(server, "mycat", path=None, load=False)
+        assert model.default_params == replace(demo.default_params, temperature=0, max_tokens=24)
+        request = model.prepare(HI, model.default_params)
+        said = "".join(piece.text for piece in model.submit(request))
+    assert said == demo.chat([CAT, *HI], GREEDY).text
 
 
 def test_an_edition_of_an_edition_has_what_both_say(client: ollama.Client, demo: LLM) -> None:
