@@ -30,6 +30,7 @@ def server(model):
         text=True,
     ) as process:
         try:
+            assert process.stderr
             yield process.stderr.readline().removeprefix("listening on ").strip()
         finally:
             process.terminate()
@@ -41,6 +42,7 @@ def first_byte(words, environment):
     with subprocess.Popen(
         [*COMMAND, *words], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:
+        assert process.stdout
         process.stdout.read(1)
         took = time.perf_counter() - start
         process.stdout.read()

@@ -263,7 +263,8 @@ class SamplingParams:
         if not _is_number(value, kinds, low, high) or (above and value == low):
             kind = "whole number" if kinds == (int,) else "number"
             raise UsageError(
-                f"{name} is {value!r}", f"give a {kind} {'above' if above else 'from'} {low:,} to {high:,}"
+                f"{name} is {repr(value)[:60]}",
+                f"give a {kind} {'above' if above else 'from'} {low:,} to {high:,}",
             )
 
     @classmethod

@@ -49,7 +49,7 @@ class Settings:
     127.0.0.1:11434"""
 
     api_key: str | None = field(default=None, repr=False)
-    """LOCALLLM_API_KEY: what a running server is shown. Default: none"""
+    """LOCALLLM_API_KEY: what a running server is shown, and what `serve` asks for. Default: none"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":

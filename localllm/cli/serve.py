@@ -11,6 +11,7 @@ from localllm.cli import options
 from localllm.cli.io import note
 from localllm.cli.loading import load_served
 from localllm.errors import UsageError
+from localllm.settings import Settings
 from localllm.units import duration
 
 if TYPE_CHECKING:
@@ -20,8 +21,36 @@ if TYPE_CHECKING:
 
 def serve(
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", hidden=True)] = None,
-    host: Annotated[str, typer.Option(help="127.0.0.1 or ::1.", metavar="ADDRESS")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Of this machine; 0.0.0.0 is all it has, for others too.", metavar="ADDRESS")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 is any that is free.", metavar="N", min=0, max=65535)] = 11434,
+    api_key_file: Annotated[
+        str | None, options.option("--api-key-file", text="Ask for one of these keys, one a line.", metavar="FILE")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        options.option("--api-key", text="Ask for this key, which `ps` shows to all. Repeatable.", metavar="KEY"),
+    ] = None,
+    insecure: Annotated[
+        bool, options.switch("--insecure", text="Let anybody ask who reaches the address.")
+    ] = False,
+    tls_cert: Annotated[
+        str | None, options.option("--tls-cert", text="Certificates in PEM: speak HTTPS.", metavar="FILE")
+    ] = None,
+    tls_key: Annotated[
+        str | None, options.option("--tls-key", text="Their key, if it is in another file.", metavar="FILE")
+    ] = None,
+    host_name: Annotated[
+        list[str] | None,
+        options.option("--host-name", text="Answer under this name, too. Repeatable.", metavar="NAME"),
+    ] = None,
+    origin: Annotated[
+        list[str] | None,
+        options.option(
+            "--origin", text="Let web pages of this origin ask; * is any. Repeatable.", metavar="ORIGIN"
+        ),
+    ] = None,
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -49,9 +78,10 @@ def serve(
     Each MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; one that is
     not on this machine is pulled first. These are loaded before the server listens, and stay. All others that
     `localllm list` shows are loaded when they are asked for, and go when nobody has asked for --keep-alive, or
-    where another needs the room. Only programs of this machine can ask. The first Ctrl-C or SIGTERM lets answers
-    end, the second does not.
+    where another needs the room. Only programs of this machine can ask, unless --host says otherwise, which takes
+    a key. The first Ctrl-C or SIGTERM lets answers end, the second does not.
     """
+    from localllm.server.access_flags import access_of, read_keys, tls_of, warnings
     from localllm.server.logs import Format, set_up
     from localllm.server.serve import bind  # FastAPI takes its time to import
 
@@ -60,6 +90,11 @@ def serve(
         raise UsageError(f"--log-format is {log_format}", f"give {', '.join(Format)}")
     if max_models is not None and not len(models or []) <= max_models != 0:
         raise UsageError(f"--max-models is {max_models}", "give at least 1, and no fewer than you name")
+    keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [Settings.from_environment().api_key])]
+    tls = tls_of(tls_cert, tls_key)
+    access = access_of(host, keys, host_name or [], origin or [], tls=tls, insecure=insecure)
+    for warning in warnings(access):
+        note(warning)
     with closing(bind(host, port)) as listener:
         where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
         where |= {"deterministic": deterministic, "force": force, "verbose": verbose}
@@ -73,8 +108,8 @@ def serve(
         served = Models(load, keep_alive=kept, most=max_models)
         for model in models or []:
             served.give(load(model, None), model)
-        app = create_app(served, with_prompts=log_prompts)
-        server = Server(app, listener, note, served.close, served.abandon)
+        app = create_app(served, access, with_prompts=log_prompts)
+        server = Server(app, listener, note, served.close, served.abandon, tls=tls)
         set_up(Format(log_format))
         server.run()
         if served.left_behind:

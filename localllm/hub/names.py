@@ -56,17 +56,21 @@ def repo_of(entry: CatalogEntry) -> RepoName | None:
     return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else None
 
 
-def parse(name: str) -> RepoName | CatalogEntry | Path:
+def parse(name: str, *, paths: bool = True) -> RepoName | CatalogEntry | Path:
     """What a name stands for; a catalogue entry only where the model comes with the program.
 
+    paths: whether it may be one. If not, the disk is not looked at, and only an alias leads to a path.
     Raises ModelNotFound for what is no name, or one that nobody knows (with near names).
     """
-    if is_path(name):
+    if paths and is_path(name):
         return Path(name).expanduser()
     name = known_as(name)
     if edition := edition_of(name):
         return _known(edition.source)
-    return _known(aliases().get(name, name))
+    known = aliases().get(name)
+    if known is None and name.startswith("/"):
+        _not_found(name)
+    return _known(known or name)
 
 
 def known_as(name: str) -> str:

@@ -20,13 +20,13 @@ class ModelRef:
     path: Path
 
 
-def resolve(name: str) -> ModelRef:
-    """Find the folder of a model, or its GGUF file.
+def resolve(name: str, *, paths: bool = True) -> ModelRef:
+    """Find the folder of a model, or its GGUF file. paths: as of `parse`.
 
     Raises ModelNotFound where nothing of that name is here (with near names, or how to download it) and
     UnsupportedModel where the name is that of another single file.
     """
-    match parse(name):
+    match parse(name, paths=paths):
         case RepoName() as repo:
             return ModelRef(known_as(name), downloaded(repo, name))
         case CatalogEntry() as entry:

@@ -15,6 +15,7 @@ from localllm.api.body import BadField, Strict, validated
 from localllm.api.openai.functions import Tools, read_tools
 from localllm.api.openai.messages import Messages, read_messages
 from localllm.server.body import body_of
+from localllm.server.guard import STRANGER
 from localllm.server.models import Models
 from localllm.server.openapi import documented
 from localllm.server.sums import CONTENT_TYPE, Sums
@@ -50,7 +51,10 @@ def router(models: Models, sums: Sums) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/health", **documented())
-    async def health() -> Object:
+    async def health(request: Request) -> Object:
+        """Which models there are is for those who have a key, where one is asked for."""
+        if STRANGER in request.scope:
+            return {"status": "ok"}
         loading = [load.name for load in models.loads.values()]
         loaded = [loaded.name for loaded in models.loaded.values()]
         return {"status": "ok", "version": __version__, "models": loaded, "loading": loading}

@@ -11,11 +11,15 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
+from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request
 from localllm.server.account import CANCELLED, FAILED, current
 
 Said = GenerationEvent | BaseException
+
+MOST_UNREAD = 2**19  # what may wait for one reader, as `weight` has it: some 60 MB
+PIECE = 8  # how much more memory a piece takes than one log probability
 
 
 class Closing(Protocol):
@@ -36,19 +40,29 @@ class Submitting(Protocol):
     def submit(self, request: Request, deliver: Callable[[Said], object]) -> Closing: ...
 
 
+class NotRead(LocalLLMError):
+    """An answer that waits for a reader who takes none of it."""
+
+    http_status = 408
+
+
 class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     """The pieces of one answer or of several together, each with the place of its request; the last of each has
     the finish_reason. Raises what went wrong with any. How each ended goes into the account of the HTTP request.
 
-    Leaving `with` cancels those that have not ended: their blocks are free before the engine's next step.
+    Leaving `with` cancels those that have not ended: their blocks are free before the engine's next step. So does
+    leaving too much unread.
     """
 
-    def __init__(self, llm: Submitting, requests: Sequence[Request], each: int = 1):
+    def __init__(
+        self, llm: Submitting, requests: Sequence[Request], each: int = 1, most_unread: int = MOST_UNREAD
+    ):
         """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed.
 
         each: so many of the requests that follow each other have one prompt. It is computed for the first of them;
         the others begin once they find it in the cache.
         """
+        self.unread, self.most_unread, self.given_up = 0, most_unread, False
         self.llm = llm
         self.requests = requests
         self.each = each
@@ -69,12 +83,25 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     def deliver(self, place: int, said: Said) -> None:
         """On the engine's thread."""
         with suppress(RuntimeError):  # the loop has ended, and whoever read with it
-            self.loop.call_soon_threadsafe(self.said.put_nowait, (place, said))
+            self.loop.call_soon_threadsafe(self.keep, place, said)
+
+    def keep(self, place: int, said: Said) -> None:
+        """For the reader, unless too much waits for him: then answering ends, and what waits is still told."""
+        if self.given_up:
+            return
+        self.unread += weight(said)
+        self.given_up = self.unread > self.most_unread
+        if self.given_up:
+            said = NotRead("nobody reads the answer as fast as it comes", "read it faster")
+            for stream in self.streams.values():
+                stream.close()
+        self.said.put_nowait((place, said))
 
     async def __anext__(self) -> tuple[int, GenerationEvent]:
         if not self.streams:
             raise StopAsyncIteration
         place, said = await self.said.get()
+        self.unread -= weight(said)
         if isinstance(said, BaseException):
             self.end(place, FAILED)
             raise said
@@ -106,3 +133,8 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     ) -> None:
         for place in list(self.streams):
             self.end(place, CANCELLED)
+
+
+def weight(said: Said) -> int:
+    """About how much memory it takes, in log probabilities; those of the prompt come once and are not counted."""
+    return PIECE + sum(len(entry.top) for entry in said.logprobs) if isinstance(said, GenerationEvent) else 0

@@ -10,8 +10,10 @@ from starlette.responses import Response
 from localllm import __version__
 from localllm.errors import LocalLLMError
 from localllm.server import admin, embeddings, ollama, openai, own, responses, store, web
+from localllm.server.access import Access
 from localllm.server.guard import Guard
 from localllm.server.inventory import Inventory
+from localllm.server.limits import Limits
 from localllm.server.logs import Logged
 from localllm.server.models import Models
 from localllm.server.openapi import serve_document
@@ -29,11 +31,24 @@ class NoSuchRoute(LocalLLMError):
         self.http_status = http_status
 
 
-def create_app(models: Models, *, with_prompts: bool = False) -> FastAPI:
+def create_app(
+    models: Models,
+    access: Access = Access(),  # noqa: B008 - frozen, as the next
+    limits: Limits = Limits(),  # noqa: B008
+    *,
+    with_prompts: bool = False,
+) -> FastAPI:
     """Pages that describe the API are left out: they load scripts from elsewhere. with_prompts: log what is
     asked, too."""
-    app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard)
+    app = FastAPI(
+        title="localllm",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.add_middleware(Guard, access=access, limits=limits)
     sums = Sums(models)
     app.add_middleware(Logged, sums=sums, with_prompts=with_prompts)
     app.include_router(openai.router(models))

@@ -1,27 +1,28 @@
-"""Who may ask: the Host and the Origin of each request, and the size of its body. Stands before every route.
-
-A page of the web can make its visitor's browser send requests to this machine. Under its own name that it points
-here (DNS rebinding), Host names a stranger; across origins, Origin does. Both are refused, and as no answer
-carries CORS headers, no other origin may read any. Knows nothing of what is asked.
+"""Stands before every route: who may ask, what is said to the pages of other origins, and how large and how slow a
+body may be. What it refuses reaches no route. Knows nothing of what is asked.
 """
 
-import ipaddress
+import asyncio
 import re
-from collections.abc import Sequence
+from time import monotonic
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, UsageError
+from localllm.server.access import PREFLIGHT_S, Access, Headers, NoKey, every
+from localllm.server.limits import Limits
 from localllm.server.refusals import answer_of
 
-MOST_BODY = 16 * 2**20  # bytes; a context of a million tokens is about 4 MB of text
-HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:\d{1,5})?")
-
-
-class Refused(LocalLLMError):
-    """A request that names another host or comes from a page of another origin."""
-
-    http_status = 403
+OPEN = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell strangers nothing
+STRANGER = "localllm.stranger"  # is set in the scope of those who read them without a key
+PAGE = re.compile(r"/|/ui/?")  # where links of other pages may lead
+UNLIMITED = re.compile(r"/api/blobs/[^/]*")  # files, which their route writes as they come
+VERSIONS = ("1.0", "1.1")
+READING = ("GET", "HEAD")
+METHODS = b"GET, HEAD, POST, DELETE"
+TOKENS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")  # names of headers
+MOST_NAMES = 1024  # characters of those
 
 
 class TooLarge(LocalLLMError):
@@ -29,79 +30,125 @@ class TooLarge(LocalLLMError):
 
     http_status = 413
 
-    def __init__(self) -> None:
-        super().__init__(f"the body is larger than {MOST_BODY // 2**20} MiB", "send a smaller one")
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the body is larger than {limit / 2**20:.4g} MiB", "send a smaller one")
+
+
+class TooSlow(LocalLLMError):
+    """A body that does not come."""
+
+    http_status = 408
 
 
 class Guard:
-    """Middleware: what it refuses reaches no route."""
+    """Middleware."""
 
-    def __init__(self, app: ASGIApp):
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits):
         self.app = app
+        self.access = access
+        self.limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = Body(scope["headers"], receive, send)
+        body = Body(
+            scope["headers"], receive, send, self.limits, is_limited=not UNLIMITED.fullmatch(scope["path"])
+        )
         try:
-            check_names(scope["headers"])
-            body.check_length()
+            answer = self.checked(scope, body)
         except LocalLLMError as error:
-            await answer_of(error, scope["path"])(scope, body.receive, body.send)
-            return
-        await self.app(scope, body.receive, body.send)
+            needs = {"WWW-Authenticate": "Bearer"} if isinstance(error, NoKey) else {}
+            answer = answer_of(error, scope["path"], needs)
+        await (answer or self.app)(scope, body.receive, body.send)
+
+    def checked(self, scope: Scope, body: "Body") -> Response | None:
+        """What to answer where no route is to. Raises LocalLLMError for what is refused."""
+        headers, reading = scope["headers"], scope["method"] in READING
+        if scope["http_version"] not in VERSIONS:
+            raise UsageError(f"HTTP/{scope['http_version']} is not spoken here", "send HTTP/1.1")
+        host = self.access.check_host(headers)
+        is_page = reading and bool(PAGE.fullmatch(scope["path"]))
+        if self.access.origins:
+            body.allow.append((b"vary", b"Origin"))
+        if origin := self.access.check_origin(headers, host, is_page=is_page):
+            body.allow += [
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"access-control-expose-headers", b"Retry-After"),
+            ]
+            if scope["method"] == "OPTIONS" and every(headers, b"access-control-request-method"):
+                return preflight(headers)  # browsers send no key with it
+        body.check_framing()
+        try:
+            self.access.check_key(headers)
+        except NoKey:
+            if not (reading and OPEN.fullmatch(scope["path"])):
+                raise
+            scope[STRANGER] = True
+        body.check_length()
+        return None
+
+
+def preflight(headers: Headers) -> Response:
+    """To a browser that asks whether a page, whose origin may ask, may ask this way."""
+    found = {"Access-Control-Allow-Methods": METHODS.decode(), "Access-Control-Max-Age": str(PREFLIGHT_S)}
+    names = ", ".join(every(headers, b"access-control-request-headers"))
+    if len(names) <= MOST_NAMES and TOKENS.fullmatch(names):
+        found["Access-Control-Allow-Headers"] = names
+    return Response(status_code=204, headers=found)
 
 
 class Body:
     """Counts a body as it comes, and hangs up on whoever was answered before its end: else the server would go on
     reading a body without end."""
 
-    def __init__(self, headers: Sequence[tuple[bytes, bytes]], receive: Receive, send: Send):
+    def __init__(self, headers: Headers, receive: Receive, send: Send, limits: Limits, *, is_limited: bool):
+        """is_limited: how much may come, and how long it may take in all."""
         self.lengths = every(headers, b"content-length")
-        self.under_way = bool(self.lengths or every(headers, b"transfer-encoding"))
+        self.encodings = every(headers, b"transfer-encoding")
+        self.under_way = bool(self.encodings or set(self.lengths) - {"0"})
+        self.limits = limits
+        self.is_limited = is_limited
         self.come = 0
+        self.began = monotonic()
+        self.allow: list[tuple[bytes, bytes]] = []  # headers of the answer, whoever gives it
         self.receive_next, self.send_next = receive, send
+
+    def check_framing(self) -> None:
+        """Raises UsageError where two servers in a row could disagree on where the body ends."""
+        if self.lengths and self.encodings:
+            raise UsageError("a request has both Content-Length and Transfer-Encoding", "send one of them")
 
     def check_length(self) -> None:
         """Raises TooLarge where the body announces that it is. One that lies is counted."""
-        if any(length.isdecimal() and int(length[:20]) > MOST_BODY for length in self.lengths):
-            raise TooLarge
+        most = self.limits.body_bytes
+        if self.is_limited and any(one.isdecimal() and int(one[:20]) > most for one in self.lengths):
+            raise TooLarge(most)
 
     async def receive(self) -> Message:
-        """Raises TooLarge once more has come than may."""
-        message = await self.receive_next()
+        """Raises TooLarge once more has come than may, and TooSlow where it does not come."""
+        if not self.under_way:
+            return await self.receive_next()
+        allowed = self.deadline_s()
+        try:
+            async with asyncio.timeout(self.began + allowed - monotonic()):
+                message = await self.receive_next()
+        except TimeoutError:
+            what = f"{self.come:,} bytes of the body came in {allowed:.3g} s"
+            raise TooSlow(what, "send it faster, or less") from None
         self.come += len(message.get("body", b""))
-        if self.come > MOST_BODY:
-            raise TooLarge
-        self.under_way = self.under_way and message.get("more_body", False)
+        if self.is_limited and self.come > self.limits.body_bytes:
+            raise TooLarge(self.limits.body_bytes)
+        self.under_way = message.get("more_body", False)
         return message
 
+    def deadline_s(self) -> float:
+        """Behind its begin, until which more must have come."""
+        whole, so_far = self.limits.body_s, self.limits.body_grace_s + self.come / self.limits.body_rate
+        return min(whole, so_far) if self.is_limited else so_far
+
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and self.under_way:
-            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        if message["type"] == "http.response.start" and (self.under_way or self.allow):
+            hang_up = [(b"connection", b"close")] if self.under_way else []
+            message = {**message, "headers": [*message["headers"], *self.allow, *hang_up]}
         await self.send_next(message)
-
-
-def check_names(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises Refused where Host is not this machine's own, or Origin not that of the same address."""
-    hosts, origins = every(headers, b"host"), every(headers, b"origin")
-    if len(hosts) != 1 or not is_loopback(hosts[0]):
-        raise Refused(f"the Host header is {', '.join(hosts) or 'missing'}", "ask as localhost or 127.0.0.1")
-    if any(origin != f"http://{hosts[0]}" for origin in origins):
-        raise Refused(f"a page of {', '.join(origins)} may not ask here", "ask from a program, not a web page")
-
-
-def is_loopback(host: str) -> bool:
-    """Does a Host header, with its port or without, name this machine in a way that asks no name server?"""
-    found = HOST.fullmatch(host)
-    name = found["name"].strip("[]").lower() if found else ""
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def every(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[str]:
-    """The values of a header, whose name is in small letters as ASGI has it."""
-    return [value.decode("latin-1") for key, value in headers if key == name]

@@ -147,9 +147,9 @@ class Models:
         name = known_as(name)
         if edition := edition_of(name):
             return edition.source
+        resolve(name, paths=False)  # says the same whether or not there is a file of that name
         if is_path(name):
-            raise ModelNotFound(f"{name!r} is no name of a model", "ask for one of those that the server lists")
-        resolve(name)
+            raise ModelNotFound(f"{name!r} is a path, too", "ask for one of those that the server lists")
         return name
 
     def key_of(self, name: str) -> str:
@@ -267,10 +267,11 @@ class Models:
     def give(self, llm: LLM | Embedder, source: str) -> None:
         """A model that was loaded at the start, and stays: under its name, whatever it was loaded as. Raises
         UsageError where another has that name."""
-        base = llm.beneath or llm
+        edition = None if isinstance(llm, Embedder) else llm.edition
+        base = llm if isinstance(llm, Embedder) else llm.beneath or llm
         if llm.name in self.given or any(base.name == loaded.name for loaded in self.loaded.values()):
             raise UsageError(f"two models are called {llm.name}", "name one of them")
-        if not llm.edition:  # that of an edition goes before each lease
+        if not edition:  # that of an edition goes before each lease
             self.given[llm.name] = source
         self.add(llm.name, base)
 

@@ -115,6 +115,7 @@ async def streamed(
     """Events up to [DONE]; or up to an error object, which is the last."""
     measured: dict[int, Metrics] = {}
     made: list[bytes] = []
+    begun = False
     writers = [
         ChatStream(stamp, asked, lease.texts, place)
         if asked.is_chat
@@ -128,9 +129,12 @@ async def streamed(
                 if piece.metrics:
                     measured[place] = piece.metrics
                 if made and not answers.more:
+                    begun = True
                     yield b"".join(made)
                     made.clear()
     except LocalLLMError as error:
+        if not begun and not made:  # `EventStream` gives it a status of its own
+            raise
         yield b"".join([*made, event(error_object(error))])
         return
     if asked.include_usage:

@@ -37,9 +37,10 @@ def router(models: Models) -> APIRouter:
         """What the client must know of a model before it asks. One that is not loaded is only on demand."""
         asked = validated(OpenBody, await body_of(request))
         loaded = meant(models, asked)
-        if loaded is None and not (asked.load and asked.model):
+        name = asked.model or (loaded.name if loaded else None)
+        if name is None or not (loaded or asked.load):
             raise ModelNotFound(f"{asked.model or asked.path} is not loaded here", "`localllm ps` shows what is")
-        with await models.lease(asked.model or loaded.name) as lease:
+        with await models.lease(name) as lease:
             return described(lease.name, lease.llm)
 
     @routes.post("/template-arguments")

@@ -5,20 +5,28 @@ second ends it at once.
 """
 
 import asyncio
-import ipaddress
+import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
 
 from localllm.errors import UsageError
+from localllm.server.access_flags import address_of
+from localllm.server.connection import Connection
+from localllm.server.limits import Limits
 
 USUAL_PORT = 11434
 DRAIN_S = 30
+SEND_BYTES = 64 * 2**10  # that the system keeps for a client who does not read; else it may be megabytes
+BACKLOG = 1024  # connections that wait to be accepted
+ACCEPTED = 128  # in one go, and so open at once beyond the limit
 
 
 class Server(uvicorn.Server):
@@ -29,28 +37,47 @@ class Server(uvicorn.Server):
         say: Callable[[str], object],
         end: Callable[[], Awaitable[None]],
         abandon: Callable[[], object] = lambda: None,
+        *,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        tls: ssl.SSLContext | None = None,
     ):
         """listener: as `bind` gives it; say: is told where it listens, once it does; end: is awaited once all
         answers have ended; abandon: is called when answers under way have no time left, also those that wait."""
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            h11_max_incomplete_event_size=limits.head_bytes,
+            timeout_keep_alive=limits.keep_alive_s,
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings let strangers fill the log
+        self.limits = limits
+        self.tls = tls
         self.listener = listener
         self.say = say
         self.end = end
         self.abandon = abandon
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.say(f"listening on {address(self.listener)}")
+        """uvicorn's own knows no limits of connections, and no time-out of TLS."""
+        connect = partial(Connection, self.limits, {}, config=self.config, server_state=self.server_state)
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: connect(app_state=self.lifespan.state),
+            sock=self.listener,
+            ssl=self.tls,
+            backlog=ACCEPTED,
+            ssl_handshake_timeout=self.limits.head_s if self.tls else None,
+        )
+        self.listener.listen(BACKLOG)  # which asyncio takes for the number that it accepts in one go
+        self.servers = [listening]
+        self.started = True
+        self.say(f"listening on {address(self.listener, 'https' if self.tls else 'http')}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -86,31 +113,28 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """An address of this machine alone, taken before a model is loaded for it. port 0: any that is free.
+    """An address of this machine, taken before a model is loaded for it; `access_of` says which ones may be had.
+    port 0: any that is free.
 
-    Raises UsageError for an address that others can reach, and for a port that is taken.
+    Raises UsageError for an address that is none of this machine, and for a port that is taken.
     """
-    name = "127.0.0.1" if host == "localhost" else host.strip("[]")
-    try:
-        place = ipaddress.ip_address(name)
-    except ValueError:
-        raise UsageError(f"{host} is no address", "give 127.0.0.1 or ::1") from None
-    if not place.is_loopback:
-        raise UsageError(
-            f"{host} can be reached from other machines, and there are no keys yet to keep strangers out",
-            "give 127.0.0.1 or ::1",
-        )
+    place = address_of(host)
     listener = socket.socket(socket.AF_INET if place.version == 4 else socket.AF_INET6)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((name, port))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)  # of all that are accepted
+        listener.bind((str(place), port))
+        listener.listen(BACKLOG)  # else two that share the address would find out only now
     except (OSError, OverflowError) as error:
         listener.close()
         why = getattr(error, "strerror", None) or error
-        raise UsageError(f"port {port} of {host} cannot be had ({why})", "give another --port; 0 is any") from None
+        raise UsageError(
+            f"port {port} of {host} cannot be had ({why})",
+            "another server may have it, such as Ollama or one of ours: give another --port; 0 is any",
+        ) from None
     return listener
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -24,6 +24,8 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
 class EventStream(StreamingResponse):
     """Sends events as they come. A client that leaves ends the generator that makes them, wherever it waits.
 
+    What the generator raises before its first event is raised before anything is sent: it has a status of its own.
+
     lease: is left at the end, also where the generator never began.
     """
 
@@ -39,11 +41,18 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.lease:
-            await super().__call__(scope, receive, send)
+            async with aclosing(self.events):
+                first = await unless_gone(Request(scope, receive), self.begin())
+                async with aclosing(self.go_on(first)) as self.body_iterator:
+                    await super().__call__(scope, receive, send)
 
-    async def stream_response(self, send: Send) -> None:
-        async with aclosing(self.events):
-            await super().stream_response(send)
+    async def begin(self) -> bytes:
+        return await anext(self.events, b"")
+
+    async def go_on(self, first: bytes) -> AsyncGenerator[bytes]:
+        yield first
+        async for piece in self.events:
+            yield piece
 
 
 async def unless_gone(request: Request, making: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,9 @@ import pytest
 
 import localllm
 from localllm import LLM
+from localllm.server.access import Access
 from localllm.server.app import create_app
+from localllm.server.limits import Limits
 from localllm.server.models import Models
 from localllm.server.serve import Server, bind
 from tests.shared import shared
@@ -19,7 +21,13 @@ def refuse_to_load(name: str, context: int | None) -> LLM:
 
 
 @contextmanager
-def serving(llm: LLM, *, with_prompts: bool = False) -> Iterator[str]:
+def serving(
+    llm: LLM,
+    access: Access = Access(),  # noqa: B008 - frozen, as the next
+    limits: Limits = Limits(),  # noqa: B008
+    *,
+    with_prompts: bool = False,
+) -> Iterator[str]:
     """The address of a server of `llm`."""
     ready, heard = threading.Event(), list[str]()
 
@@ -36,7 +44,8 @@ def serving(llm: LLM, *, with_prompts: bool = False) -> Iterator[str]:
             """The test's own model, which others use after it."""
             assert not loaded.users, "a lease was not given back"
 
-        server = Server(create_app(models, with_prompts=with_prompts), listener, say, keep)
+        app = create_app(models, access, limits, with_prompts=with_prompts)
+        server = Server(app, listener, say, keep, limits=limits, tls=access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

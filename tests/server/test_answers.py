@@ -2,10 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from localllm import LLM, SamplingParams
 from localllm.api.asked import Asked
 from localllm.request import GenerationEvent, Request
-from localllm.server.answers import Answers
+from localllm.server.answers import PIECE, Answers, NotRead
 
 BLOCK = 16  # tokens
 
@@ -61,3 +63,22 @@ def test_what_has_come_meanwhile_is_known(stories: LLM) -> None:
 
     more = asyncio.run(lag())
     assert any(more[1:]) and not more[-1]
+
+
+def test_what_nobody_reads_is_ended_and_told_so(demo: LLM) -> None:
+    """What came before is still told."""
+    request = demo.prepare("Once", SamplingParams(temperature=0, max_tokens=500, ignore_eos=True))
+
+    async def read_late() -> int:
+        told = 0
+        with Answers(demo, [request], most_unread=20 * PIECE) as answers:
+            while not answers.given_up:
+                await asyncio.sleep(0.01)
+            with pytest.raises(NotRead, match="nobody reads"):
+                async for _ in answers:
+                    told += 1
+        return told
+
+    assert asyncio.run(read_late()) == 20
+    while demo.worker.replies:
+        demo.worker.call(lambda: None)

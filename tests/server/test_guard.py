@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from localllm.server.guard import MOST_BODY
+from localllm.server.limits import Limits
 
+MOST_BODY = Limits().body_bytes
 BODY = json.dumps({"model": "demo", "prompt": "x", "max_tokens": 1}).encode()
 
 

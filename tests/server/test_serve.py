@@ -18,9 +18,9 @@ from localllm.server.serve import address, bind
 LONG = {"model": "demo", "prompt": "Once", "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.1", "::", "example.org", ""])
-def test_no_address_is_taken_that_others_can_reach(host):
-    with pytest.raises(UsageError, match=r"give 127\.0\.0\.1 or ::1"):
+@pytest.mark.parametrize("host", ["example.org", "", "127.1", "0"])
+def test_names_are_not_looked_up(host):
+    with pytest.raises(UsageError, match=r"is no address; give 127\.0\.0\.1, ::1"):
         bind(host, 0)
 
 

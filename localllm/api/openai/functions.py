@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from localllm.api import limits
 from localllm.api.body import BadField, Shown, Strict, validated
 
 
@@ -26,6 +27,7 @@ def read_tools(tools: Any) -> list[dict[str, Any]] | None:
     """Functions as they were sent, checked; None where there are none."""
     if not isinstance(tools, list):
         raise BadField("tools", "tools is no list", "send a list of functions")
+    limits.at_most(limits.TOOLS, "tools", tools)
     for place, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if isinstance(kind, str) and kind != "function":

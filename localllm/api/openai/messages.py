@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from localllm.api import limits
 from localllm.api.body import BadField, Shown, Strict, validated
 
 
@@ -75,6 +76,7 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
+    limits.at_most(limits.MESSAGES, "messages", messages)
     return [_read_message(message, f"messages.{place}") for place, message in enumerate(messages)]
 
 
@@ -95,6 +97,7 @@ def _text(content: Any, at: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadField(at, f"{at} is no text", "send a string, or a list of parts of type text")
+    limits.at_most(limits.PARTS, at, content)
     texts = []
     for place, part in enumerate(content):
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from localllm.api import limits
 from localllm.api.asked import Asked, Prompt
 from localllm.api.body import BadField, validated
 from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
@@ -20,9 +21,6 @@ from localllm.api.openai.messages import read_messages
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
-MOST_PROMPTS = 128  # of one body
-MOST_ANSWERS = 128  # to all prompts of one body together
-MOST_LOGPROBS = 20  # alternatives to each token of a chat, as OpenAI has it
 MOST_DIGITS = 10  # of a token's id
 
 
@@ -32,6 +30,7 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     n = _count("n", asked.n)
     effort = asked.reasoning_effort
     arguments = dict(asked.chat_template_kwargs or {})
+    limits.at_most(limits.TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
     if effort is not None and effort != "none":
         arguments["reasoning_effort"] = effort
     return Asked(
@@ -85,6 +84,7 @@ def _params(
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
     names += ("frequency_penalty", "seed", "ignore_eos")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    limits.at_most(limits.STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
     return replace(
         defaults,
         **given,
@@ -108,10 +108,16 @@ def _how_many(asked: CompletionBody, prompts: int) -> tuple[int, int | None]:
 
 
 def _count(name: str, count: int | None, prompts: int = 1) -> int:
-    most = MOST_ANSWERS // prompts
+    most = limits.ANSWERS // prompts
     if count is not None and not 1 <= count <= most:
         raise BadField(name, f"{name} is {str(count)[:40]}", f"send 1 to {most}")
     return count or 1
+
+
+def _logprobs(name: str, count: int | None) -> int | None:
+    if count is not None and not 0 <= count <= limits.LOGPROBS:
+        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 0 to {limits.LOGPROBS}")
+    return count
 
 
 def _suffix(asked: CompletionBody, prompts: Sequence[Prompt]) -> str | None:
@@ -126,6 +132,7 @@ def _suffix(asked: CompletionBody, prompts: Sequence[Prompt]) -> str | None:
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
+    limits.at_most(limits.BIASES, "logit_bias", biases)
     for token in biases:
         if not (token.isascii() and token.isdecimal() and len(token) <= MOST_DIGITS):
             raise BadField("logit_bias", f"logit_bias names the token {token[:40]!r}", "name tokens by their ids")
@@ -136,6 +143,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
         raise BadField("stop", "stop is neither a string nor a list of strings", "send one of the two")
+    limits.check_stops("stop", strings)
     return tuple(strings)
 
 
@@ -161,9 +169,7 @@ def _grammar(asked: ResponseFormat | None) -> Grammar | None:
 def _chat_logprobs(asked: ChatBody) -> int | None:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
-    count = asked.top_logprobs or 0
-    if not 0 <= count <= MOST_LOGPROBS:
-        raise BadField("top_logprobs", f"top_logprobs is {str(count)[:40]}", f"send 0 to {MOST_LOGPROBS}")
+    count = _logprobs("top_logprobs", asked.top_logprobs) or 0
     return count if asked.logprobs else None
 
 
@@ -194,12 +200,11 @@ def _prompts(prompt: Any) -> tuple[Prompt, ...]:
     """A text, token ids, or a list of either."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return (prompt,)
-    several = isinstance(prompt, list) and 0 < len(prompt) <= MOST_PROMPTS
+    several = isinstance(prompt, list) and bool(prompt)
     if several and (all(isinstance(one, str) for one in prompt) or all(map(_are_ids, prompt))):
+        limits.at_most(limits.PROMPTS, "prompt", prompt)
         return tuple(prompt)
-    raise BadField(
-        "prompt", "the prompt is neither a text, token ids nor a list of those", f"send one to {MOST_PROMPTS}"
-    )
+    raise BadField("prompt", "the prompt is neither a text, token ids nor a list of those", "send one of them")
 
 
 def _are_ids(prompt: Any) -> bool:

@@ -1,0 +1,125 @@
+"""Who may ask: keys, the names that this machine is asked under, the pages of other origins, TLS. Decisions about
+headers alone; `guard.py` holds every request against them.
+
+A page of the web can make its visitor's browser send requests here. Under its own name that it points here (DNS
+rebinding), Host names a stranger; across origins, Origin or Sec-Fetch-Site does. All are refused, unless the name
+or the origin was listed.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localllm.errors import LocalLLMError
+
+HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
+ANY = "*"
+PREFLIGHT_S = 600  # for which a browser keeps the answer
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Refused(LocalLLMError):
+    """A request that names another host or comes from a page of another origin."""
+
+    http_status = 403
+
+
+class NoKey(LocalLLMError):
+    """A request without a key, or with another."""
+
+    http_status = 401
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "send Authorization: Bearer KEY, or x-api-key: KEY")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Without arguments: of this machine alone, without a key."""
+
+    keys: frozenset[bytes] = frozenset()
+    """SHA-256 of each; with any, every request needs one but those that `guard.OPEN` names."""
+
+    names: frozenset[str] = frozenset()
+    """Hosts besides this machine's own."""
+
+    origins: frozenset[str] = frozenset()
+    """Of pages that may ask and read; `*` is any."""
+
+    is_wide: bool = False
+    """Others can reach the address: its numbers, too, are this machine's own."""
+
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls else "http"
+
+    def check_host(self, headers: Headers) -> str:
+        """The Host header, with its port or without. Raises Refused where it is not this machine's own: one that a
+        browser finds without asking a name server that a stranger may rule."""
+        hosts = every(headers, b"host")
+        if len(hosts) == 1 and self.is_own(hosts[0]):
+            return hosts[0]
+        remedy = "ask as localhost or 127.0.0.1, or serve with --host-name"
+        raise Refused(f"the Host header is {', '.join(hosts) or 'missing'}", remedy)
+
+    def is_own(self, host: str) -> bool:
+        found = HOST.fullmatch(host)
+        name = found["name"].strip("[]").lower() if found else ""
+        if name == "localhost" or name in self.names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or (self.is_wide and not address.is_unspecified)
+
+    def check_origin(self, headers: Headers, host: str, *, is_page: bool) -> str | None:
+        """The foreign origin whose page may read the answer; None where no page or our own asks. Raises Refused.
+
+        is_page: what is asked for is a page, to which any other may lead.
+        """
+        origins = every(headers, b"origin")
+        foreign = [origin for origin in origins if origin.lower() != f"{self.scheme}://{host}".lower()]
+        if foreign:
+            origin = foreign[0]
+            if len(origins) == 1 and origin != "null" and not self.origins.isdisjoint((origin.lower(), ANY)):
+                return origin
+            what = f"a page of {', '.join(origins)} may not ask here"
+            raise Refused(what, "ask from a program, not a web page, or serve with --origin")
+        # Browsers leave Origin out where a page only shows a picture or follows a link, and tell so elsewhere.
+        site, mode, goal = (every(headers, b"sec-fetch-" + name) for name in (b"site", b"mode", b"dest"))
+        follows_link = is_page and mode == ["navigate"] and goal == ["document"]
+        if not (origins or follows_link or all(one in ("same-origin", "none") for one in site)):
+            raise Refused("a page of another site may not ask here", "ask from a program, not a web page")
+        return None
+
+    def check_key(self, headers: Headers) -> None:
+        """Raises NoKey. In the same time whichever key it is, and however much of it is right."""
+        if not self.keys:
+            return
+        sent = [*every(headers, b"x-api-key"), *map(_bearer, every(headers, b"authorization"))]
+        # Of each all are compared, and digests: how long one takes says nothing of a key.
+        matches = [hmac.compare_digest(digest(one), key) for one in sent for key in sorted(self.keys)]
+        if not any(matches):
+            raise NoKey("the key is not one of this server's" if any(sent) else "this server asks for a key")
+
+
+def every(headers: Headers, name: bytes) -> list[str]:
+    """The values of a header, whose name is in small letters as ASGI has it."""
+    return [value.decode("latin-1") for key, value in headers if key == name]
+
+
+def _bearer(value: str) -> str:
+    scheme, _, key = value.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,75 @@
+"""More connections than a server can hold."""
+
+import json
+import resource
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from localllm.server.limits import Limits
+from tests.server.attacks.wire import LONG, asking, connect, heard, narrow, request, rest, speak
+from tests.server.conftest import serving
+
+HEALTH = request("GET", "/health", body=b"")
+MANY = 1000
+
+
+@pytest.fixture
+def files():
+    """Both ends of a connection are a file of this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * MANY)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("begun", [b"", HEALTH[:20]], ids=["silent", "with half a request"])
+def test_a_thousand_connections_leave_the_server_answering(demo_url, files, begun):
+    with ExitStack() as stack:
+        flood = [stack.enter_context(connect(demo_url)) for _ in range(MANY)]
+        for connection in flood[-400:] if begun else []:
+            connection.sendall(begun)
+        began = time.monotonic()
+        assert speak(demo_url, asking()).status == 200
+        assert time.monotonic() - began < 5
+        held = flood[-Limits().connections :]
+        assert rest(flood[0]) == b"", "the longest idle made room"
+        held[-1].sendall(HEALTH[len(begun) :])
+        assert heard(held[-1]).status == 200
+
+
+def test_a_stream_under_way_outlasts_a_flood(demo_url, demo, files):
+    with ExitStack() as stack:
+        stream = stack.enter_context(connect(demo_url))
+        stream.sendall(asking(max_tokens=200, stream=True))
+        stream.recv(1, 2)
+        for _ in range(MANY):
+            stack.enter_context(connect(demo_url))
+        said = heard(stream)
+    assert said.body.endswith(b"data: [DONE]\n\n")
+
+
+def test_where_all_are_at_work_a_new_connection_is_told_to_come_again(demo):
+    with serving(demo, limits=Limits(connections=2)) as url, ExitStack() as stack:
+        streams = [stack.enter_context(narrow(url)) for _ in range(2)]
+        for stream in streams:
+            stream.sendall(asking(**LONG))
+            stream.recv(1)
+        began = time.monotonic()
+        with connect(url) as connection:
+            said = heard(connection)  # before it has asked
+        assert time.monotonic() - began < 1
+        assert (said.status, said.headers["retry-after"]) == (503, "1")
+        assert "too many connections" in json.loads(said.body)["error"]
+
+
+def test_an_idle_connection_makes_room_for_a_new_one(demo):
+    with serving(demo, limits=Limits(connections=2)) as url, connect(url) as idle, connect(url) as stream:
+        idle.sendall(HEALTH)
+        assert heard(idle).status == 200
+        stream.sendall(asking(max_tokens=300, stream=True))
+        stream.recv(1, 2)
+        assert speak(url, HEALTH).status == 200
+        assert rest(idle) == b""
+        assert b"[DONE]" in heard(stream).body

@@ -1,0 +1,184 @@
+"""Clients that drag out what they send, and what they read."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from localllm.server.limits import Limits
+from tests.server.attacks.wire import (
+    BODY,
+    LONG,
+    READER_S,
+    asking,
+    connect,
+    heard,
+    left_alone,
+    narrow,
+    request,
+    rest,
+)
+from tests.server.conftest import serving
+
+QUICK = Limits(head_s=0.6, body_s=2, body_grace_s=0.5, body_rate=1000, keep_alive_s=1, reader_s=READER_S)
+HEALTH = request("GET", "/health", body=b"")
+
+
+@pytest.fixture(scope="module")
+def url(demo):
+    with serving(demo, limits=QUICK) as url:
+        yield url
+
+
+def trickle(connection, sent: bytes, gap_s: float) -> float:
+    """Byte by byte until the server says something, and after how many seconds it did."""
+    began = time.monotonic()
+    connection.settimeout(gap_s)
+    for byte in sent:
+        connection.sendall(bytes([byte]))
+        try:
+            connection.recv(1, 2)  # MSG_PEEK
+            break
+        except TimeoutError:
+            continue
+    connection.settimeout(10)
+    return time.monotonic() - began
+
+
+def test_slow_headers(url):
+    with connect(url) as connection:
+        taken = trickle(connection, HEALTH, 0.05)
+        said = heard(connection)
+    assert (said.status, said.headers["connection"]) == (408, "close")
+    assert "headers did not come within 0.6 s" in said.message
+    assert taken == pytest.approx(QUICK.head_s, abs=0.4)
+
+
+def test_slow_headers_of_a_second_request(url):
+    with connect(url) as connection:
+        connection.sendall(HEALTH)
+        assert heard(connection).status == 200
+        trickle(connection, HEALTH, 0.05)
+        assert heard(connection).status == 408
+
+
+def test_headers_that_never_begin(url):
+    with connect(url) as connection:
+        began = time.monotonic()
+        assert rest(connection) == b""
+        assert time.monotonic() - began == pytest.approx(QUICK.head_s, abs=0.4)
+
+
+def test_slow_body(url):
+    with connect(url) as connection:
+        connection.sendall(request(body=BODY)[: -len(BODY)])
+        taken = trickle(connection, BODY, 0.05)
+        said = heard(connection)
+        assert rest(connection) == b""
+    assert said.status == 408 and "bytes of the body came in 0.5" in said.message
+    assert taken == pytest.approx(QUICK.body_grace_s, abs=0.4)
+
+
+def test_a_body_that_comes_fast_enough_but_never_ends(url):
+    with connect(url) as connection:
+        connection.sendall(request("POST", "/v1/completions", "Transfer-Encoding: chunked", body=b""))
+        began = time.monotonic()
+        connection.settimeout(0.1)
+        while time.monotonic() - began < 5:
+            connection.sendall(b"200\r\n" + b" " * 512 + b"\r\n")
+            try:
+                connection.recv(1, 2)
+                break
+            except TimeoutError:
+                continue
+        connection.settimeout(10)
+        assert heard(connection).status == 408
+    assert time.monotonic() - began == pytest.approx(QUICK.body_s, abs=0.6)
+
+
+def test_idle_keep_alive(url):
+    with connect(url) as connection:
+        connection.sendall(HEALTH)
+        assert heard(connection).headers.get("connection") != "close"
+        began = time.monotonic()
+        assert rest(connection) == b""
+        assert time.monotonic() - began == pytest.approx(QUICK.keep_alive_s, abs=0.4)
+
+
+def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
+    """Nothing comes over it for longer than any of the limits."""
+    with connect(url) as connection:
+        connection.sendall(asking(max_tokens=1000))
+        assert heard(connection).status == 200
+
+
+def test_a_reader_who_does_not_read_is_broken_off(url, demo):
+    with narrow(url) as connection:
+        connection.sendall(asking(**LONG))
+        connection.recv(1, 2)
+        left_alone(demo)
+        came = rest(connection)
+    assert came.startswith(b"HTTP/1.1 200") and b"[DONE]" not in came
+
+
+def test_a_reader_who_reads_byte_by_byte_is_broken_off(url, demo):
+    with narrow(url) as connection, ThreadPoolExecutor(1) as pool:
+        connection.sendall(asking(**LONG))
+        connection.recv(1)
+        alone = pool.submit(left_alone, demo)
+        while not alone.done():
+            connection.recv(1)
+            time.sleep(0.05)
+        assert b"[DONE]" not in rest(connection)
+
+
+def test_a_whole_answer_that_nobody_reads_is_broken_off(url, demo):
+    with narrow(url) as connection:
+        connection.sendall(asking(**LONG | {"stream": False}))
+        connection.recv(1, 2)
+        left_alone(demo)
+        came = rest(connection)
+    assert came and not came.endswith(b"}")
+
+
+def test_a_slow_reader_who_goes_on_reading_gets_all(url):
+    with narrow(url) as connection:
+        connection.sendall(asking(max_tokens=300, logprobs=20, stream=True))
+        came = b""
+        while not came.endswith(b"0\r\n\r\n"):
+            came += connection.recv(65536)
+            time.sleep(0.01)
+    assert b"[DONE]" in came
+
+
+def test_pipelined_requests_are_answered_one_after_the_other(url):
+    asked = [f"One day {number}" for number in range(5)]
+    with connect(url) as connection:
+        connection.sendall(b"".join(asking(prompt=prompt, echo=True) for prompt in asked))
+        told = [json.loads(heard(connection).body)["choices"][0]["text"] for _ in asked]
+    assert all(text.startswith(prompt) for text, prompt in zip(told, asked, strict=True))
+
+
+def test_half_a_pipelined_request_has_no_longer_than_any_other(url):
+    with connect(url) as connection:
+        connection.sendall(asking() + HEALTH[:20])
+        assert json.loads(heard(connection).body)["object"] == "text_completion"
+        began = time.monotonic()
+        rest(connection)
+        assert time.monotonic() - began == pytest.approx(QUICK.keep_alive_s, abs=0.5)
+
+
+def test_slow_connections_do_not_hold_up_others(url):
+    slow = [connect(url) for _ in range(50)]
+    try:
+        for connection in slow:
+            connection.sendall(HEALTH[:10])
+        with connect(url) as connection:
+            began = time.monotonic()
+            connection.sendall(HEALTH)
+            assert heard(connection).status == 200
+            assert time.monotonic() - began < 2
+    finally:
+        for connection in slow:
+            connection.close()

@@ -1,0 +1,115 @@
+"""TLS by files, and files that are none."""
+
+import re
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from localllm.errors import UsageError
+from localllm.server.access_flags import tls_of
+from localllm.server.limits import Limits
+from tests.server.attacks.wire import ASKED, KEY, LONG, READER_S, asking, connect, left_alone, narrow, rest, wide
+from tests.server.conftest import serving
+
+
+def made(folder, name, *options):
+    """A certificate of its own and its key."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *(options or ["-nodes"]), *subject, "-days", "2"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return str(certificate), str(key)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("tls"), "own")
+
+
+@pytest.fixture(scope="module")
+def url(demo, files):
+    with serving(demo, wide(tls=tls_of(*files)), Limits(head_s=1)) as url:
+        yield url
+
+
+def test_clients_that_trust_it_are_answered(url, files):
+    assert re.fullmatch(r"https://127\.0\.0\.1:\d+", url)
+    trust = httpx2.Client(verify=ssl.create_default_context(cafile=files[0]))
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=trust) as client:
+        assert client.models.list().data[0].id == "demo"
+        asked = {"model": "demo", "prompt": "Once", "max_tokens": 8, "stream": True}
+        assert [chunk.choices[0].text for chunk in client.completions.create(**asked)]
+
+
+def test_the_page_of_its_own_asks_by_https_alone(url, files):
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx2.Client(verify=ssl.create_default_context(cafile=files[0]), headers=headers) as client:
+        assert client.post(f"{url}/v1/completions", json=ASKED, headers={"Origin": url}).status_code == 200
+        plain = {"Origin": url.replace("https", "http")}
+        assert client.post(f"{url}/v1/completions", json=ASKED, headers=plain).status_code == 403
+
+
+def test_clients_that_do_not_trust_it_or_are_too_old_are_refused(url):
+    with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx2.get(f"{url}/health")
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    with pytest.warns(DeprecationWarning):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with connect(url) as connection, pytest.raises((ssl.SSLError, ConnectionResetError)):
+        old.wrap_socket(connection)
+
+
+def test_who_speaks_no_tls_is_hung_up_on(url):
+    with connect(url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert rest(connection) == b""
+
+
+def test_who_agrees_on_nothing_is_hung_up_on(url):
+    with connect(url) as connection:
+        connection.settimeout(5)
+        assert rest(connection) == b""
+
+
+def test_a_reader_who_does_not_read_is_broken_off_under_tls_too(demo, files):
+    trust = ssl.create_default_context(cafile=files[0])
+    with (
+        serving(demo, wide(tls=tls_of(*files)), Limits(reader_s=READER_S)) as url,
+        narrow(url) as plain,
+        trust.wrap_socket(plain, server_hostname="localhost") as wrapped,
+    ):
+        wrapped.sendall(asking(f"Authorization: Bearer {KEY}", **LONG))
+        wrapped.recv(1)
+        left_alone(demo)
+        assert b"[DONE]" not in rest(wrapped)
+
+
+def test_certificate_and_key_may_lie_in_one_file(files, tmp_path):
+    both = tmp_path / "both.pem"
+    both.write_text("".join(Path(file).read_text() for file in files))
+    assert tls_of(str(both), None)
+    assert tls_of(None, None) is None
+
+
+def test_files_that_are_none_are_told(files, tmp_path):
+    certificate, key = files
+    nothing, text = str(tmp_path / "nothing"), tmp_path / "text"
+    text.write_text("no PEM")
+    for wrong, told in [
+        ((nothing, key), "nothing cannot be read"),
+        ((certificate, nothing), "nothing cannot be read"),
+        ((str(tmp_path), key), "cannot be read"),
+        ((str(text), key), "not both there in PEM"),
+        ((certificate, str(text)), "not both there in PEM"),
+        ((certificate, None), "not both there in PEM"),
+        ((certificate, made(tmp_path, "other")[1]), "the key is another's"),
+        (made(tmp_path, "locked", "-passout", "pass:secret"), "is encrypted"),
+        ((None, key), "--tls-key is given without --tls-cert"),
+    ]:
+        with pytest.raises(UsageError, match=told):
+            tls_of(*wrong)

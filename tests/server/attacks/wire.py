@@ -1,0 +1,95 @@
+"""Requests byte by byte, as no proper client sends them."""
+
+import json
+import socket
+import ssl
+import time
+from contextlib import suppress
+from http.client import HTTPResponse
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from localllm import LLM
+from localllm.server.access import Access
+from localllm.server.access_flags import access_of
+
+READER_S = 0.5
+KEY = "correct-horse-battery-staple"
+ASKED = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+BODY = json.dumps(ASKED).encode()
+LONG = {"max_tokens": 1000, "logprobs": 20, "stream": True}  # more than the system keeps for who does not read
+
+
+class Said(NamedTuple):
+    status: int
+    headers: dict[str, str]  # names in small letters
+    body: bytes
+
+    @property
+    def message(self) -> str:
+        """Of an error, in the words of whichever API."""
+        error = json.loads(self.body)["error"]
+        return error if isinstance(error, str) else error["message"]
+
+
+def connect(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10)
+
+
+def narrow(url: str) -> socket.socket:
+    """A connection whose system keeps next to nothing for who does not read."""
+    parts = urlsplit(url)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(20)
+    connection.connect((parts.hostname or "", parts.port or 0))
+    return connection
+
+
+def heard(connection: socket.socket, method: str = "GET") -> Said:
+    """One answer. Raises what `http.client` and the socket do where there is none."""
+    answer = HTTPResponse(connection, method=method)
+    answer.begin()
+    headers = {name.lower(): value for name, value in answer.getheaders()}
+    return Said(answer.status, headers, answer.read())
+
+
+def speak(url: str, sent: bytes, method: str = "GET") -> Said:
+    with connect(url) as connection:
+        connection.sendall(sent)
+        return heard(connection, method)
+
+
+def request(
+    method: str = "POST", path: str = "/v1/completions", *lines: str, host: str = "localhost", body: bytes = BODY
+) -> bytes:
+    """With a length, if there is a body; `lines`: more headers."""
+    head = [f"{method} {path} HTTP/1.1", f"Host: {host}", *lines]
+    head += [f"Content-Length: {len(body)}"] if body else []
+    return "\r\n".join([*head, "", ""]).encode("latin-1") + body
+
+
+def asking(*lines: str, **changes: Any) -> bytes:
+    return request("POST", "/v1/completions", *lines, body=json.dumps(ASKED | changes).encode())
+
+
+def left_alone(llm: LLM) -> None:
+    """Waits until nothing is answered any more, and as long as a reader may go on without reading."""
+    while llm.worker.replies:
+        time.sleep(0.05)
+    time.sleep(2 * READER_S + 0.5)
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the server hangs up. Raises TimeoutError where it does not."""
+    came = b""
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            came += piece
+    return came
+
+
+def wide(*, keys: tuple[str, ...] = (KEY,), tls: ssl.SSLContext | None = None, **flags: Any) -> Access:
+    """As of a server that others can reach, for one that in truth listens on loopback."""
+    return access_of("0.0.0.0", keys, tls=tls, **flags)
