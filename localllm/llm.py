@@ -28,12 +28,13 @@ from localllm.plan.memory import (
     Memory,
 )
 from localllm.plan.runs import Run
-from localllm.request import SEED_BITS, Completion, GenerationEvent, Kind, Request, SamplingParams
+from localllm.request import SEED_BITS, Completion, GenerationEvent, Kind, Request, SamplingParams, ToolUse
 from localllm.runtime.kernels.registry import used
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.state import OutOfBlocks
 from localllm.text.grammar.compiled import Grammars
+from localllm.text.grammar.functions import calling, calling_of, without_strict
 from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
@@ -120,11 +121,12 @@ class LLM:
         params: SamplingParams | None = None,
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        tool_use: ToolUse | None = None,
     ) -> Request:
         """Text as it is, token ids as they are, or messages through the chat template.
 
         Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model,
-        or a grammar cannot be kept to.
+        or a grammar, a required call or a strict function cannot be kept to.
         """
         arrival = time.perf_counter()
         params = params or self.default_params
@@ -134,7 +136,11 @@ class LLM:
             raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
         if not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
-        ids = self.encode(prompt, tools, template_arguments)
+        called = calling(tools or (), tool_use or ToolUse())
+        if called and params.ignore_eos:
+            raise UsageError("ignore_eos goes on where a call ends", "leave it out")
+        must_call = bool(tool_use and tool_use.must_call)
+        ids = self.encode(prompt, tools, template_arguments, tools_unread=must_call)
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
@@ -161,22 +167,32 @@ class LLM:
                 if least <= longest
                 else f"this model was made for {longest}: give a shorter prompt",
             )
-        request = Request(tuple(ids), params, arrival, is_messages(prompt), tuple(tools or ()))
-        if params.grammar:
-            self.grammars.compile(params.grammar, self.prompt_tail(request))
+        request = Request(
+            tuple(ids), params, arrival, is_messages(prompt), tuple(tools or ()), tool_use or ToolUse()
+        )
+        if found := called or params.grammar:
+            self.grammars.compile(found, self.prompt_tail(request))
         return request
 
     def encode(
-        self, prompt: Prompt, tools: ListLike[Message] | None, template_arguments: Mapping[str, Any] | None
+        self,
+        prompt: Prompt,
+        tools: ListLike[Message] | None,
+        template_arguments: Mapping[str, Any] | None,
+        *,
+        tools_unread: bool = False,
     ) -> list[int]:
+        """tools_unread: also where the template tells the model of no tools, as a call can be required anyway."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if is_messages(prompt):
             if self.template is None:
                 raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
             messages = [checked(message) for message in cast(ListLike[Message], prompt)]
-            arguments = self.template.arguments(template_arguments or {}, with_tools=bool(tools))
-            chat = self.template.render(messages, tools=tools, arguments=arguments)
+            with_tools = bool(tools) and not tools_unread
+            arguments = self.template.arguments(template_arguments or {}, with_tools=with_tools)
+            told = [without_strict(tool) for tool in tools] if tools else tools
+            chat = self.template.render(messages, tools=told, arguments=arguments)
             return self.tokenizer.encode_chat(chat)
         return token_ids_of(prompt)
 
@@ -200,6 +216,7 @@ class LLM:
         hold up; the stream that is returned is then there to be closed, not read.
         """
         params, prompt = request.params, len(request.prompt_ids)
+        held_to = calling_of(request) or params.grammar
         load_s, self.waited_for_load_s = self.waited_for_load_s, 0.0
         sequence = Sequence(
             request,
@@ -207,7 +224,7 @@ class LLM:
             eos_ids=self.eos_ids,
             limit=self.context if params.max_tokens is None else min(self.context, prompt + params.max_tokens),
             stopwatch=Stopwatch(request.arrival, load_s),
-            constraint=self.grammars.follow(params.grammar, self.prompt_tail(request)) if params.grammar else None,
+            constraint=self.grammars.follow(held_to, self.prompt_tail(request)) if held_to else None,
         )
         router, shown = self.router(request)
         return self.worker.submit(sequence, self, router, shown, deliver)
@@ -216,9 +233,10 @@ class LLM:
         """What tells the parts of the answer apart, and the special tokens that it must see for that."""
         if not request.is_chat:
             return PlainRouter(), frozenset()
-        special, markup = self.tokenizer.special_ids, self.output.markup(with_tools=bool(request.tools))
+        output = self.output.calling() if request.tool_use.must_call else self.output
+        special, markup = self.tokenizer.special_ids, output.markup(with_tools=bool(request.tools))
         shown = frozenset(token for token, literal in special.items() if literal in markup)
-        return self.output.router(self.prompt_tail(request) or "", request.tools), shown
+        return output.router(self.prompt_tail(request) or "", request.tools), shown
 
     def prompt_tail(self, request: Request) -> str | None:
         """How the prompt of a chat ends, which tells whether it has begun the model's thoughts."""
@@ -231,9 +249,10 @@ class LLM:
         params: SamplingParams | None = None,
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        tool_use: ToolUse | None = None,
     ) -> Stream:
         """`prepare` and `submit`."""
-        return self.submit(self.prepare(prompt, params, tools, template_arguments))
+        return self.submit(self.prepare(prompt, params, tools, template_arguments, tool_use))
 
     def generate(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Completion:
         """Continue text or token ids, without a chat template."""
@@ -246,15 +265,17 @@ class LLM:
         params: SamplingParams | None = None,
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        tool_use: ToolUse | None = None,
     ) -> Completion:
         """Answer a conversation through the model's chat template.
 
         A message has `role` and `content`, a text; an assistant's maybe `reasoning_content` and `tool_calls`, too.
-        tools: functions that the model may call, in OpenAI's form; template_arguments: see `template_arguments`.
+        tools: functions that the model may call, in OpenAI's form; template_arguments: see `template_arguments`;
+        tool_use: what it must call.
         """
         if isinstance(messages, str):
             raise UsageError("chat takes a list of messages", "generate and stream continue a text")
-        request = self.prepare(messages, params, tools, template_arguments)
+        request = self.prepare(messages, params, tools, template_arguments, tool_use)
         return collect(request, self.submit(request))
 
     def logits(self, token_ids: ListLike[int]) -> Tensor:

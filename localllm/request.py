@@ -278,6 +278,27 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class ToolUse:
+    """What is asked of a model that is told of functions. The default leaves all to it."""
+
+    required: bool = False
+    """It must call one."""
+
+    name: str | None = None
+    """It must call this one."""
+
+    parallel: bool = True
+    """It may call several in one answer."""
+
+    allowed: tuple[str, ...] = ()
+    """It may call these only; empty: any that it is told of."""
+
+    @property
+    def must_call(self) -> bool:
+        return self.required or self.name is not None
+
+
+@dataclass(frozen=True)
 class TokenLogprob:
     """One position: the token that stands there and the likeliest ones, by the model's own distribution."""
 
@@ -302,6 +323,7 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()
     """The functions that the model was told of."""
 
+    tool_use: ToolUse = ToolUse()
     id: int = field(default_factory=lambda: next(_ids))
 
 

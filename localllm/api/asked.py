@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from localllm.request import Request, SamplingParams
+from localllm.request import Request, SamplingParams, ToolUse
 
 Prompt = str | list[int] | list[dict[str, Any]]
 
@@ -18,6 +18,7 @@ class Preparing(Protocol):
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        tool_use: ToolUse | None = None,
     ) -> Request: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
@@ -35,6 +36,7 @@ class Asked:
     params: SamplingParams
     is_chat: bool
     tools: list[dict[str, Any]] | None = None
+    tool_use: ToolUse = field(default_factory=ToolUse)
     template_arguments: dict[str, Any] = field(default_factory=dict)
     think: bool | None = None
     echo: bool = False
@@ -48,6 +50,8 @@ class Asked:
         arguments: dict[str, Any] = {}
         if self.is_chat:
             arguments = llm.template_arguments(
-                self.template_arguments, think=self.think, with_tools=self.tools is not None
+                self.template_arguments,
+                think=self.think,
+                with_tools=self.tools is not None and not self.tool_use.must_call,
             )
-        return [llm.prepare(prompt, self.params, self.tools, arguments) for prompt in self.prompts]
+        return [llm.prepare(prompt, self.params, self.tools, arguments, self.tool_use) for prompt in self.prompts]

@@ -13,7 +13,6 @@ ONLY: dict[str, Any] = {
     "best_of": 1,
     "suffix": "",
     "modalities": ["text"],
-    "parallel_tool_calls": True,
     "verbosity": "medium",
     "store": False,
 }
@@ -69,6 +68,7 @@ class ChatBody(Sampling):
     top_logprobs: int | None = None
     tools: Any = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,21 +1,9 @@
-"""The messages and tools of a chat body, checked field by field, as chat templates want them."""
+"""The messages of a chat body, checked field by field, as chat templates want them."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from localllm.api.body import BadField, Strict, validated
-
-
-class Function(Strict):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
-
-
-class Tool(Strict):
-    type: Literal["function"]
-    function: Function
 
 
 class CalledFunction(Strict):
@@ -75,18 +63,6 @@ def read_messages(messages: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
     return [_read_message(message, f"messages.{place}") for place, message in enumerate(messages)]
-
-
-def read_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Functions as they were sent, checked; None where there are none."""
-    if not isinstance(tools, list):
-        raise BadField("tools", "tools is no list", "send a list of functions")
-    for place, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if isinstance(kind, str) and kind != "function":
-            raise BadField(f"tools.{place}.type", f"tools of type {kind} are not supported", "send functions")
-        validated(Tool, tool, f"tools.{place}")
-    return tools or None
 
 
 def _read_message(message: Any, at: str) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 from localllm.api.asked import Asked, Prompt
 from localllm.api.body import BadField, validated
 from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
-from localllm.api.openai.messages import read_messages, read_tools
+from localllm.api.openai.messages import read_messages
+from localllm.api.openai.tools import read_tool_use
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
@@ -26,6 +27,7 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     """A body of `/v1/chat/completions`; defaults: the model's own. Raises UsageError."""
     asked = validated(ChatBody, supported(body))
     effort = asked.reasoning_effort
+    tools, use = read_tool_use(asked)
     arguments = dict(asked.chat_template_kwargs or {})
     if effort is not None and effort != "none":
         arguments["reasoning_effort"] = effort
@@ -37,7 +39,8 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
             grammar=_grammar(asked.response_format),
         ),
         is_chat=True,
-        tools=_tools(asked),
+        tools=tools,
+        tool_use=use,
         template_arguments=arguments,
         think=False if effort == "none" else None,
         stream=bool(asked.stream),
@@ -119,17 +122,6 @@ def _chat_logprobs(asked: ChatBody) -> int | None:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
     return (asked.top_logprobs or 0) if asked.logprobs else None
-
-
-def _tools(asked: ChatBody) -> list[dict[str, Any]] | None:
-    """`none` calls no function because the model is told of none."""
-    tools = None if asked.tools is None else read_tools(asked.tools)
-    choice = asked.tool_choice
-    if choice not in (None, "none", "auto"):
-        raise BadField("tool_choice", f"tool_choice {choice!r} is not supported", "send none or auto")
-    if choice == "auto" and tools is None:
-        raise BadField("tool_choice", "tool_choice is auto and there are no tools", "send tools, too")
-    return None if choice == "none" else tools
 
 
 def _include_usage(asked: Sampling) -> bool:

@@ -1,0 +1,92 @@
+"""The functions of a chat body, and what is asked of their use."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from localllm.api.body import BadField, Strict, validated
+from localllm.api.openai.bodies import ChatBody
+from localllm.request import ToolUse
+
+MOST = 128  # functions, as OpenAI has it
+
+
+class Function(Strict):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Strict):
+    name: str
+
+
+class Choice(Strict):
+    """One function that is to be called, or is allowed."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class Allowed(Strict):
+    mode: Literal["auto", "required"]
+    tools: list[Choice]
+
+
+class AllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+def read_tool_use(asked: ChatBody) -> tuple[list[dict[str, Any]] | None, ToolUse]:
+    """The functions that the model is told of, and what it has to do with them. `none` calls no function because
+    the model is told of none. Raises BadField."""
+    tools = None if asked.tools is None else read_tools(asked.tools)
+    if asked.tool_choice == "none":
+        return None, ToolUse()
+    use = _use(asked.tool_choice, parallel=asked.parallel_tool_calls is not False)
+    if asked.tool_choice is not None and tools is None:
+        raise BadField("tool_choice", "there is a tool_choice and there are no tools", "send tools, too")
+    names = {tool["function"]["name"] for tool in tools or ()}
+    if missing := next(
+        (name for name in (use.name, *use.allowed) if name is not None and name not in names), None
+    ):
+        raise BadField(
+            "tool_choice", f"tool_choice names {missing!r}, which is not among the tools", "send it, too"
+        )
+    return tools, use if tools else ToolUse()
+
+
+def read_tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Functions as they were sent, checked; None where there are none."""
+    if not isinstance(tools, list):
+        raise BadField("tools", "tools is no list", "send a list of functions")
+    if len(tools) > MOST:
+        raise BadField("tools", f"there are {len(tools)} tools", f"send {MOST} at most")
+    for place, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if isinstance(kind, str) and kind != "function":
+            raise BadField(f"tools.{place}.type", f"tools of type {kind} are not supported", "send functions")
+        validated(Tool, tool, f"tools.{place}")
+    return tools or None
+
+
+def _use(choice: Any, *, parallel: bool) -> ToolUse:
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if choice in (None, "auto", "required"):
+        return ToolUse(required=choice == "required", parallel=parallel)
+    if kind == "function":
+        return ToolUse(name=validated(Choice, choice, "tool_choice").function.name, parallel=parallel)
+    if kind != "allowed_tools":
+        remedy = "send none, auto, required, or a function"
+        raise BadField("tool_choice", f"tool_choice {choice!r} is not supported", remedy)
+    allowed = validated(AllowedTools, choice, "tool_choice").allowed_tools
+    if not allowed.tools:
+        raise BadField("tool_choice.allowed_tools.tools", "no tools are allowed", "send none as tool_choice")
+    names = tuple(tool.function.name for tool in allowed.tools)
+    return ToolUse(required=allowed.mode == "required", parallel=parallel, allowed=names)
