@@ -367,4 +367,5 @@ def collect(request: Request, events: Iterable[GenerationEvent]) -> Completion:
         prompt_logprobs=tuple(p for e in pieces for p in e.prompt_logprobs),
         reasoning="".join(e.text for e in pieces if e.kind is Kind.REASONING),
         tool_calls=tuple(e.tool_call for e in pieces if e.tool_call),
+        stop_string=last.stop_string,
     )

@@ -355,6 +355,7 @@ class GenerationEvent:
     tool_call: ToolCall | None = None  # with the kind TOOL_CALL, whose text is empty
     drafted: int = 0  # draft tokens that the step of this token verified; with the first token of a step
     accepted: bool = False  # the token was one of them
+    stop_string: str | None = None  # with the finish_reason: the one of `stop` that ended the answer
 
 
 @dataclass(frozen=True)
@@ -371,3 +372,4 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None  # the one of `stop` that ended it

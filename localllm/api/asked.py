@@ -20,6 +20,14 @@ class Preparing(Protocol):
         template_arguments: Mapping[str, Any] | None = None,
         tool_use: ToolUse | None = None,
     ) -> Request: ...
+    def encode(
+        self,
+        prompt: Any,
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any] | None,
+        *,
+        tools_unread: bool = False,
+    ) -> list[int]: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]: ...
@@ -47,11 +55,16 @@ class Asked:
 
     def prepare(self, llm: Preparing) -> list[Request]:
         """One request a prompt. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
-        arguments: dict[str, Any] = {}
-        if self.is_chat:
-            arguments = llm.template_arguments(
-                self.template_arguments,
-                think=self.think,
-                with_tools=self.tools is not None and not self.tool_use.must_call,
-            )
+        arguments = self._arguments(llm)
         return [llm.prepare(prompt, self.params, self.tools, arguments, self.tool_use) for prompt in self.prompts]
+
+    def count(self, llm: Preparing) -> int:
+        """How many tokens the prompts have, also where the context has no room for them. Raises UsageError."""
+        arguments, unread = self._arguments(llm), self.tool_use.must_call
+        return sum(len(llm.encode(prompt, self.tools, arguments, tools_unread=unread)) for prompt in self.prompts)
+
+    def _arguments(self, llm: Preparing) -> dict[str, Any]:
+        if not self.is_chat:
+            return {}
+        with_tools = self.tools is not None and not self.tool_use.must_call
+        return llm.template_arguments(self.template_arguments, think=self.think, with_tools=with_tools)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import openai
+from localllm.server import anthropic, openai
 from localllm.server.guard import Guard
 from localllm.server.models import Models
 from localllm.server.refusals import answer_of
@@ -30,6 +30,7 @@ def create_app(models: Models) -> FastAPI:
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard)
     app.include_router(openai.router(models))
+    app.include_router(anthropic.router(models))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
