@@ -1,7 +1,8 @@
 """Arguments that a model's markup has one by one (`text/output/spelling.py`): a text as it is, all else as JSON.
 
 A router reads what it finds by the parameter's schema. So what is written must be of a kind that comes back as it
-was meant: where a text could be taken for a number, say, the schema is refused.
+was meant: where a text could be taken for a number, say, the schema is refused. Truth values may be Python's: some
+templates write them so.
 """
 
 import json
@@ -59,7 +60,9 @@ def _parameter(key: str, part: Any, root: Mapping[str, Any], form: Parameters, *
     if form.text is None or "string" not in kinds:
         if form.flat and not kinds <= SCALARS:
             raise _refusal(key, "a list or an object")
-        return Parameter(key, required, None, _alone(part, root))
+        as_python = form.text is not None and not form.told_apart and whole == {**whole, "type": "boolean"}
+        text = '"True" | "False"' if as_python and _words(whole) == {"type"} else None
+        return Parameter(key, required, text, _alone(part, root))
     text = _text(key, part, whole, kinds, form)
     both = form.told_apart and "null" in kinds
     return Parameter(key, required, text, '{"type": "null"}' if both else None)
