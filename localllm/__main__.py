@@ -3,22 +3,33 @@
 import os
 import sys
 
-INTERRUPTED, USAGE = 130, 2
+INTERRUPTED = 130
+COMPLETE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
 
 
 def main() -> int:
     """Ctrl-C ends the program without a word also while it is still being read."""
     try:
-        from localllm.cli.complete import VARIABLE, answer
+        if COMPLETE in os.environ:  # a shell asks
+            from localllm.cli.complete import answer
 
-        if VARIABLE in os.environ:  # a shell asks
-            return answer(os.environ[VARIABLE])
+            return answer(os.environ[COMPLETE])
+        from localllm.cli.door import flags_of
+
+        if flags := flags_of(sys.argv[1:]):
+            from localllm.cli.asking import ask
+            from localllm.cli.exits import exit_code
+
+            return exit_code(lambda: ask(flags))
         from localllm.cli.app import main
     except KeyboardInterrupt:
         return INTERRUPTED
-    except ValueError as error:  # huggingface_hub reads its variables while it is imported
-        print(f"error: a setting is no number: {error}; check the HF_ variables", file=sys.stderr)
-        return USAGE
+    except ValueError as error:
+        from localllm.cli.exits import bad_setting
+
+        told = bad_setting(error)
+        print(f"error: {told}", file=sys.stderr)
+        return told.exit_code
     return main()
 
 

@@ -13,6 +13,7 @@
     ├── AccessDenied         exit 8   403   the hub gives a model only to those who log in or accept its terms
     ├── ModelNotFound        exit 8   404   no model of that name
     ├── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
+    ├── Busy                 exit 1   503   no room for this request now, later there may be
     ├── LinesFailed          exit 9   500   a batch is done, and some of its lines have failed
     └── NotReproduced        exit 10  500   `localllm replay`, and the answer is another
 
@@ -123,6 +124,16 @@ class UnsupportedModel(LocalLLMError):
 
     exit_code = 8
     http_status = 400
+
+
+class Busy(LocalLLMError):
+    """No room for this request now; later there may be. `retry_after`: seconds until it is worth asking again."""
+
+    http_status = 503
+
+    def __init__(self, message: str, remedy: str = "ask again later", retry_after: int = 5):
+        super().__init__(message, remedy)
+        self.retry_after = retry_after
 
 
 class LinesFailed(LocalLLMError):

@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -65,6 +64,8 @@ def strict_json(content: str | bytes) -> Any:
 def write_whole(path: Path, text: str) -> None:
     """A reader sees the old file or the new one, never half of one. Makes the folder, for this user alone."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    import tempfile  # 10 ms that reading need not wait for
+
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
         try:
             file.write(text)

@@ -4,8 +4,10 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
+import math
 import operator
 import secrets
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +24,9 @@ from localllm.arch.config import ModelConfig
 from localllm.device import dtype_name
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef
-from localllm.metrics import Metrics, Stopwatch
+from localllm.metrics import EngineStats, Metrics, Stopwatch
 from localllm.plan import expected, runs
-from localllm.plan.memory import (
-    Memory,
-)
+from localllm.plan.memory import Memory
 from localllm.plan.runs import Run
 from localllm.request import SEED_BITS, Completion, GenerationEvent, Kind, Request, SamplingParams, ToolUse
 from localllm.runtime.kernels.registry import used
@@ -90,7 +90,6 @@ class LLM:
         self.grammars = grammars
         self.worker = worker
         self.memory = memory
-        self.context = memory.context  # tokens
         self.weight_bytes = memory.weights.total
         self.device = str(worker.engine.runner.device)
         self.dtype = dtype_name(worker.engine.runner.model.dtype)
@@ -112,6 +111,21 @@ class LLM:
         return f"<LLM {self.name} on {self.device} in {self.dtype}, context {self.context}>"
 
     @property
+    def context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.memory.context
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing, and what it has done so far: from any thread, and for nothing."""
+        return self.worker.stats()
+
+    def unhurried(self) -> None:
+        """For work that nobody waits for token by token: any number of requests may wait, and steps are as large
+        as is fastest for all together."""
+        self.worker.most_waiting = sys.maxsize
+        self.worker.engine.chunk.patience_s = math.inf
+
+    @property
     def has_chat_template(self) -> bool:
         return self.template is not None
 
@@ -122,9 +136,14 @@ class LLM:
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         tool_use: ToolUse | None = None,
+        *,
+        priority: int = 0,
+        context: int | None = None,
     ) -> Request:
         """Text as it is, token ids as they are, or messages through the chat template.
 
+        priority: who has more goes first where requests wait; context: most tokens of this prompt and its answer,
+        where that is to be less than the model is loaded for.
         Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model,
         or a grammar, a required call or a strict function cannot be kept to.
         """
@@ -156,20 +175,17 @@ class LLM:
         forbidden = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
         if forbidden is not None:
             raise UsageError(f"logit_bias names the token {forbidden}", f"ids end at {self.config.vocab_size - 1}")
-        least = len(ids) + (0 if params.max_tokens == 0 else 1)
-        if least > self.context:
-            longest = self.config.max_context
-            asked = min(longest, len(ids) + (params.max_tokens or 256))
-            raise ContextOverflow(
-                len(ids),
-                self.context,
-                f"give --context {asked} or a shorter prompt"
-                if least <= longest
-                else f"this model was made for {longest}: give a shorter prompt",
-            )
         request = Request(
-            tuple(ids), params, arrival, is_messages(prompt), tuple(tools or ()), tool_use or ToolUse()
+            tuple(ids),
+            params,
+            arrival,
+            is_messages(prompt),
+            tuple(tools or ()),
+            whole("priority", priority),
+            None if context is None else whole("context", context, least=1),
+            tool_use or ToolUse(),
         )
+        self.most_tokens(request)
         if found := called or params.grammar:
             self.grammars.compile(found, self.prompt_tail(request))
         return request
@@ -210,24 +226,44 @@ class LLM:
         return {}
 
     def submit(self, request: Request, deliver: Deliver | None = None) -> Stream:
-        """Begin to answer a prepared request. Raises LocalLLMError where the model was closed.
+        """Begin to answer a prepared request. Raises Busy at once where too many wait, ContextOverflow where it
+        has no place since `resize`, and LocalLLMError where the model was closed.
 
         deliver: takes each piece, or the error that ends the answer, on the engine's thread, which it must not
         hold up; the stream that is returned is then there to be closed, not read.
         """
-        params, prompt = request.params, len(request.prompt_ids)
+        self.worker.check_room()  # before anything is done for it
+        params, limit = request.params, self.most_tokens(request)
         held_to = calling_of(request) or params.grammar
         load_s, self.waited_for_load_s = self.waited_for_load_s, 0.0
         sequence = Sequence(
             request,
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             eos_ids=self.eos_ids,
-            limit=self.context if params.max_tokens is None else min(self.context, prompt + params.max_tokens),
+            limit=limit,
             stopwatch=Stopwatch(request.arrival, load_s),
             constraint=self.grammars.follow(held_to, self.prompt_tail(request)) if held_to else None,
         )
         router, shown = self.router(request)
         return self.worker.submit(sequence, self, router, shown, deliver)
+
+    def most_tokens(self, request: Request) -> int:
+        """Of prompt and answer together. Raises ContextOverflow where the prompt leaves no room."""
+        prompt, answer, context = len(request.prompt_ids), request.params.max_tokens, self.context
+        if request.context is not None:
+            context = min(context, request.context)
+        least = prompt + (0 if answer == 0 else 1)
+        if least > context:
+            longest = self.config.max_context
+            asked = min(longest, prompt + (answer or 256))
+            raise ContextOverflow(
+                prompt,
+                context,
+                f"give --context {asked} or a shorter prompt"
+                if least <= longest
+                else f"this model was made for {longest}: give a shorter prompt",
+            )
+        return context if answer is None else min(context, prompt + answer)
 
     def router(self, request: Request) -> tuple[Router, frozenset[int]]:
         """What tells the parts of the answer apart, and the special tokens that it must see for that."""
@@ -329,6 +365,15 @@ def shut(worker: Worker, template: ChatTemplate | None, guesser: DraftModel | No
         guesser.free()
     if template:
         template.close()
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """Raises UsageError for what is no whole number, or less than `least`."""
+    if type(value) is not int or (least is not None and value < least):
+        raise UsageError(
+            f"{name} is {value!r}", "give a whole number" + ("" if least is None else f" from {least}")
+        )
+    return value
 
 
 def is_messages(prompt: object) -> bool:

@@ -17,7 +17,7 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.device import claim, free_bytes, free_memory, on, release, resolve_device
 from localllm.errors import UsageError
 from localllm.hub.resolve import ModelRef, resolve, to_pull
-from localllm.llm import LLM, Origin
+from localllm.llm import LLM, Origin, whole
 from localllm.metrics import Phases
 from localllm.plan import expected
 from localllm.plan.fit import Space, Wish, check
@@ -55,7 +55,7 @@ from localllm.text.output.formats import OutputFormat
 from localllm.text.same_vocabulary import check_same_vocabulary
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
-from localllm.worker import Worker
+from localllm.worker import MOST_WAITING, Worker
 
 
 def load(
@@ -72,6 +72,7 @@ def load(
     force: bool = False,
     grammar: Grammar | None = None,
     deterministic: bool | None = False,
+    max_queue: int = MOST_WAITING,
 ) -> LLM:
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
@@ -84,11 +85,13 @@ def load(
     vocabulary that guesses what comes next; force: also where it does not fit, at the price of swapping; grammar:
     one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
     bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
-    (docs/determinism.md), on a CPU alone; None: where that holds.
+    (docs/determinism.md), on a CPU alone; None: where that holds; max_queue: where so many requests wait, one more
+    is refused with Busy.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
     settings = settings or Settings.from_environment()
+    whole("max_queue", max_queue, least=1)
     if quant is not None:
         recipe_of(quant)  # a wrong name is told before a model is pulled
     guessing = settings.draft if draft == "auto" else draft
@@ -175,7 +178,7 @@ def load(
             if guessing == "lookup" or guesser:
                 lookup, widths = guessing == "lookup", engine.runner.widths
                 engine.drafter = Speculation(price, VERIFIED_ROWS[place.type], widths, lookup, guesser)
-        worker = Worker(engine, tokenizer, threads, short)
+        worker = Worker(engine, tokenizer, threads, short, memory.context, max_queue)
         undo.pop_all()
     origin = Origin(
         ref,

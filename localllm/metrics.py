@@ -19,7 +19,7 @@ Times are seconds of `time.perf_counter()`.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -51,6 +51,7 @@ class Metrics:
     peak_bytes: int  # most memory this process has held so far
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    reasoning_tokens: int = 0  # of the answer, up to the last of its thoughts
 
     @property
     def tpot_s(self) -> float:
@@ -101,6 +102,38 @@ class Metrics:
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
 
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine is doing, and what it has done since its model was loaded. Each number was true during the
+    last step; they are not of one moment."""
+
+    running: int  # requests
+    waiting: int  # requests that have not begun, or were put back
+    most_waiting: int  # with so many a further one is refused
+    context: int  # most tokens of a request
+    blocks: int  # of the cache
+    block_tokens: int  # in each
+    used_blocks: int  # by running requests
+    cached_blocks: int  # whose content later requests would find, used or not, also those aside in main memory
+    evicted_blocks: int  # whose content gave way to others'
+    steps: int
+    prompt_tokens: int  # of requests that have begun
+    cached_tokens: int  # of these, found in the cache
+    lookups: int  # requests that have begun
+    hits: int  # of these, who found anything in the cache
+    output_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
+    preemptions: int  # running requests that were put back and computed again
+    cancelled: int  # requests whose reader left
+    finished: Mapping[str, int]  # requests by why they ended: `stop`, `length`, `error`
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that was found in the cache; NaN before there was any."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else math.nan
+
+
 class Phases:
     """Seconds that each part of a longer task took, in their order. Of a part inside another only the inner one
     counts; any may come again."""
@@ -139,6 +172,7 @@ class Stopwatch:
     token_times: list[float] = field(default_factory=list)
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def schedule(self) -> None:
         """Only the first call counts: a preempted request is not new."""
@@ -150,6 +184,10 @@ class Stopwatch:
         self.token_times.append(self.clock())
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
+
+    def thought(self) -> None:
+        """The newest token has brought a thought."""
+        self.reasoning_tokens = len(self.token_times)
 
     def stop(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:
         times = self.token_times
@@ -168,4 +206,5 @@ class Stopwatch:
             peak_bytes=peak_bytes,
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
+            reasoning_tokens=self.reasoning_tokens,
         )

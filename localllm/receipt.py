@@ -97,6 +97,16 @@ def to_text(receipt: Receipt) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+def provenance_from_json(model: object, setup: object) -> tuple[Model, Setup]:
+    """Parts of a receipt that another process has found out. Raises ValueError where they are none."""
+    from pydantic import TypeAdapter
+
+    return (
+        TypeAdapter(Model).validate_json(json.dumps(model), strict=True, extra="forbid"),
+        TypeAdapter(Setup).validate_json(json.dumps(setup), strict=True, extra="forbid"),
+    )
+
+
 def read(content: str | bytes, name: str) -> Receipt:
     """The receipt in a file of that name, or in the output of `localllm run --json`, which holds one.
 

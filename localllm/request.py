@@ -3,11 +3,12 @@
 Plain data. Knows nothing of torch, files, terminals or HTTP.
 """
 
+import hashlib
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -323,8 +324,23 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()
     """The functions that the model was told of."""
 
+    priority: int = 0
+    """Who has more goes first where requests wait; first come, first served among equals."""
+
+    context: int | None = None
+    """Most tokens of prompt and answer together; None: as many as the model is loaded for."""
+
     tool_use: ToolUse = ToolUse()
+
     id: int = field(default_factory=lambda: next(_ids))
+
+    def another(self, place: int) -> "Request":
+        """The same asked once more, for the answer at `place`, with a seed that follows from this one's."""
+        seed = self.params.seed
+        if seed is not None:
+            digest = hashlib.sha256(f"{seed} {place}".encode()).digest()
+            seed = int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
+        return replace(self, params=replace(self.params, seed=seed), id=next(_ids))
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,13 @@ class Settings:
     deterministic: bool = False
     """LOCALLLM_DETERMINISTIC: `on` runs every model as `--deterministic` does. Default: off"""
 
+    host: str | None = None
+    """LOCALLLM_HOST: where a running server is asked, `host:port` or `http://host:port`. Default:
+    127.0.0.1:11434"""
+
+    api_key: str | None = field(default=None, repr=False)
+    """LOCALLLM_API_KEY: what a running server is shown. Default: none"""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS or
@@ -64,6 +71,8 @@ class Settings:
             draft=draft,
             graphs=switch(environment, "LOCALLLM_GRAPHS", default="on"),
             deterministic=switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
+            host=environment.get("LOCALLLM_HOST") or None,
+            api_key=environment.get("LOCALLLM_API_KEY") or None,
         )
 
 

@@ -1,6 +1,9 @@
 """Numbers as people read them."""
 
 import math
+import re
+
+from localllm.errors import UsageError
 
 ONE = 0.9995  # what rounds to 1 in three digits: 999.6 MB are written as 1.00 GB, and not as 1000 MB
 
@@ -54,3 +57,12 @@ def count(value: float) -> str:
 def three_digits(value: float) -> str:
     decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:.{min(decimals, 2)}f}"
+
+
+def duration(text: str) -> float:
+    """Seconds of `90`, `30s`, `5m`, `1h30m`. Raises UsageError."""
+    if found := re.fullmatch(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9}(?:\.\d{1,6})?)s?)?", text):
+        hours, minutes, rest = (float(part) if part else 0.0 for part in found.groups())
+        if text:
+            return 3600 * hours + 60 * minutes + rest
+    raise UsageError(f"{text!r} is no length of time", "write for example 30s, 5m or 1h30m")

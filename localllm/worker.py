@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
@@ -13,7 +14,8 @@ from typing import TypeVar
 import torch
 
 from localllm.device import on, peak_bytes, release
-from localllm.errors import LocalLLMError
+from localllm.errors import Busy, LocalLLMError
+from localllm.metrics import EngineStats
 from localllm.request import FinishReason, GenerationEvent, Kind, ToolCall
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.faults import broken, gpu_failed, out_of_memory
@@ -24,6 +26,7 @@ from localllm.text.stops import StopStrings
 from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+MOST_WAITING = 512  # sequences
 Deliver = Callable[[GenerationEvent | BaseException], object]
 
 
@@ -59,6 +62,8 @@ class Reply:
                 deltas = self.router.push(self.detokenizer.push([event.token_id]))
         if reason:
             deltas += [*self.router.push(self.detokenizer.finish()), *self.router.finish()]
+        if any(delta.kind is Kind.REASONING for delta in deltas):
+            self.sequence.stopwatch.thought()
         deltas, stopped = self.until_stop(deltas, is_last=reason is not None)
         if stopped:
             reason = FinishReason.STOP
@@ -143,10 +148,10 @@ class Stream(Iterator[GenerationEvent]):
         return event
 
     def close(self) -> None:
-        if not self.ended:
-            self.ended = True
-            with contextlib.suppress(LocalLLMError):  # closed: nothing is left to cancel
-                self.worker.put(lambda: self.worker.drop(self.reply.sequence))
+        ended, self.ended = self.ended, True
+        if not ended and not self.worker.closed:  # at exit, when modules are gone, it is
+            with contextlib.suppress(LocalLLMError):  # closed meanwhile: nothing is left to cancel
+                self.worker.put(lambda: self.worker.cancel(self.reply.sequence))
 
     def __del__(self) -> None:
         self.close()
@@ -155,16 +160,30 @@ class Stream(Iterator[GenerationEvent]):
 class Worker:
     """Requests may come from any thread; the engine is touched by this one thread only."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, threads: int, shortage: Callable[[], LocalLLMError]):
-        """threads: of the CPU, of an operation; shortage: what to tell where a step finds no memory."""
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        threads: int,
+        shortage: Callable[[], LocalLLMError],
+        context: int,
+        most_waiting: int = MOST_WAITING,
+    ):
+        """threads: of the CPU, of an operation; shortage: what to tell where a step finds no memory; context: most
+        tokens of a sequence; most_waiting: where so many sequences wait, a further one is refused."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.threads = threads
         self.shortage = shortage
+        self.context = context
+        self.most_waiting = most_waiting
+        self.coming = 0  # sequences in the inbox
         self.replies: dict[Sequence, Reply] = {}
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.gate = threading.Lock()  # so that nothing is put into the inbox after the end
         self.steps = 0  # of the engine that brought tokens of answers
+        self.cancelled = 0
+        self.finished: Counter[str] = Counter()  # answers that ended, by why
         self.closed = False
         self.why_closed = "the model is closed"
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
@@ -178,15 +197,58 @@ class Worker:
         shown: Collection[int] = (),
         deliver: Deliver | None = None,
     ) -> Stream:
-        """Hand a sequence to the engine at once; the rest as in `Reply`. Raises LocalLLMError after `close`."""
+        """Hand a sequence to the engine at once; the rest as in `Reply`. Raises Busy where too many wait, and
+        LocalLLMError after `close`."""
         reply = Reply(sequence, self.tokenizer, router, shown, deliver)
 
         def begin() -> None:
+            with self.gate:
+                self.coming -= 1
             self.replies[sequence] = reply
             self.engine.submit(sequence)
 
-        self.put(begin)
+        with self.gate:
+            self.check_open()
+            self.check_room()
+            self.coming += 1
+            self.inbox.put(begin)
         return Stream(self, reply, owner)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have not begun, or were put back."""
+        return self.coming + len(self.engine.scheduler.waiting)
+
+    def check_room(self) -> None:
+        """Raises Busy where too many wait."""
+        if (waiting := self.waiting) >= self.most_waiting:
+            raise Busy(f"{waiting} requests are waiting, which is the most there may be")
+
+    def stats(self) -> EngineStats:
+        """From any thread, at no cost to the engine's: it is not waited for."""
+        engine, scheduler, pool = self.engine, self.engine.scheduler, self.engine.pool
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=self.waiting,
+            most_waiting=self.most_waiting,
+            context=self.context,
+            blocks=pool.count,
+            block_tokens=pool.block_size,
+            used_blocks=pool.count - pool.available,
+            cached_blocks=len(pool.found),
+            evicted_blocks=pool.evicted,
+            steps=engine.steps,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            lookups=scheduler.lookups,
+            hits=scheduler.hits,
+            output_tokens=engine.output_tokens,
+            draft_tokens=engine.draft_tokens,
+            accepted_tokens=engine.accepted_tokens,
+            preemptions=scheduler.preemptions,
+            cancelled=self.cancelled,
+            finished=dict(self.finished),
+        )
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the engine's thread between two steps. Raises LocalLLMError after `close`."""
@@ -213,9 +275,12 @@ class Worker:
 
     def put(self, command: Callable[[], object]) -> None:
         with self.gate:
-            if self.closed:
-                raise LocalLLMError(self.why_closed, "load it again")
+            self.check_open()
             self.inbox.put(command)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise LocalLLMError(self.why_closed, "load it again")
 
     def run(self) -> None:
         torch.get_num_threads()  # else the first operation would take over what another thread has set
@@ -261,16 +326,23 @@ class Worker:
         reply = self.replies.get(event.sequence)
         if reply is None:
             return
-        stopped = False
+        ended = event.finish_reason
         try:
             if event.error:
                 raise event.error
-            stopped = reply.push(event, self.engine.runner.device)
+            if reply.push(event, self.engine.runner.device):
+                ended = FinishReason.STOP
         except Exception as error:
             reply.deliver(error)
-            stopped = True
-        if stopped or event.finish_reason:
+            ended = FinishReason.ERROR
+        if ended:
+            self.finished[ended] += 1
             self.drop(event.sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Nobody reads it any more."""
+        self.cancelled += sequence in self.replies
+        self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         if self.replies.pop(sequence, None):
@@ -281,6 +353,7 @@ class Worker:
         for sequence, reply in self.replies.items():
             self.engine.cancel(sequence)
             reply.deliver(error)
+        self.finished[FinishReason.ERROR] += len(self.replies)
         self.replies.clear()
         self.engine.in_flight = None
         self.engine.pool.forget_all()

@@ -48,16 +48,28 @@ def words() -> str:
 
 
 def options(command: Any) -> dict[str, Any]:
+    """Each name of a flag, with what a shell shows of it and what `cli/door.py` reads it by."""
     context = typer.Context(command)
     return {
         name: {
             "value": None if option.is_flag else option.metavar or "VALUE",
             "help": option.help,
+            "field": option.name,
+            "type": "flag" if option.is_flag and option.name != "help" else kind(option),
+            "many": option.multiple,
+            "means": option.is_flag and name in option.opts,
+            "default": option.get_default(context),
         }
         for option in command.get_params(context)
         if option.param_type_name == "option"
         for name in (*option.opts, *option.secondary_opts)
     }
+
+
+def kind(option: Any) -> str:
+    """Of one value; `other` is what only the library reads."""
+    annotation = option.type_descriptor.annotation
+    return next((t.__name__ for t in (str, int, float) if annotation in (t, list[t])), "other")
 
 
 if __name__ == "__main__":

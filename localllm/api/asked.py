@@ -1,16 +1,20 @@
 """What the body of a request asks of a model, in whichever API it was written. Knows nothing of HTTP."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from localllm.request import Request, SamplingParams, ToolUse
+from localllm.text.infill import infill, infill_ends
+from localllm.text.tokenizer import Tokenizer
 
 Prompt = str | list[int] | list[dict[str, Any]]
 
 
 class Preparing(Protocol):
     """What `Asked.prepare` needs of an LLM."""
+
+    tokenizer: Tokenizer
 
     def prepare(
         self,
@@ -39,7 +43,7 @@ class Asked:
 
     model: str
     prompts: tuple[Prompt, ...]
-    """One, or several of a text completion: a choice each."""
+    """One, or several of a text completion."""
 
     params: SamplingParams
     is_chat: bool
@@ -50,13 +54,35 @@ class Asked:
     echo: bool = False
     """The prompt stands before the answer, with log probabilities of its own."""
 
+    suffix: str | None = None
+    """What stands behind the gap that the answer fills. Prompts are texts then."""
+
+    n: int = 1
+    """Answers to each prompt that are told, a choice each."""
+
+    best_of: int | None = None
+    """As many are made of each prompt, and the likeliest are told; None: `n`."""
+
     stream: bool = False
     include_usage: bool = False
 
+    @property
+    def each(self) -> int:
+        """How many answers are made of each prompt."""
+        return self.best_of or self.n
+
     def prepare(self, llm: Preparing) -> list[Request]:
-        """One request a prompt. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
+        """`each` requests of the first prompt, then of the second, ... Raises ContextOverflow and UsageError as
+        `LLM.prepare` does, UnsupportedModel where the model fills no gaps."""
+        params, prompts = self.params, self.prompts
+        if self.best_of is not None and params.logprobs is None:
+            params = replace(params, logprobs=0)  # which tell the likeliest
+        if self.suffix is not None:
+            prompts = [infill(llm.tokenizer, str(prompt), self.suffix) for prompt in prompts]
+            params = replace(params, stop_ids=(*params.stop_ids, *infill_ends(llm.tokenizer)))
         arguments = self._arguments(llm)
-        return [llm.prepare(prompt, self.params, self.tools, arguments, self.tool_use) for prompt in self.prompts]
+        first = [llm.prepare(prompt, params, self.tools, arguments, self.tool_use) for prompt in prompts]
+        return [request.another(place) if place else request for request in first for place in range(self.each)]
 
     def count(self, llm: Preparing) -> int:
         """How many tokens the prompts have, also where the context has no room for them. Raises UsageError."""

@@ -4,9 +4,10 @@ the field at fault. Knows nothing of what the fields mean."""
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError
 
 from localllm.errors import UsageError
 from localllm.request import depth
@@ -29,6 +30,16 @@ class Strict(BaseModel):
     """Fields as they are named and of the type they are said to be: no number in a string, no unknown name."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a field that is read by hand is described as: `Annotated[Any, Shown(list[str])]`."""
+
+    kind: Any  # a type
+
+    def __get_pydantic_json_schema__(self, _: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(TypeAdapter(self.kind).core_schema)
 
 
 def parse(text: bytes | str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Line:
         """Without what is found in the cache, which depends on what else was running."""
         stamp = Stamp(f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.key}", CREATED, asked.model, fingerprint)
         if self.is_chat:
-            return self._responded(200, chat_completion(stamp, asked, dones[0], texts, cached=False))
+            return self._responded(200, chat_completion(stamp, asked, dones, texts, cached=False))
         return self._responded(200, text_completion(stamp, asked, dones, texts, cached=False))
 
     def refused(self, error: LocalLLMError) -> Object:

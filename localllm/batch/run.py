@@ -61,6 +61,7 @@ class Batch:
         self.fingerprint = fingerprint
         self.show = show
         self.texts = TokenTexts(llm.tokenizer)
+        llm.unhurried()
         self.open: deque[Open] = deque()
         self.under_way = 0  # requests
         self.finished: SimpleQueue[Open] = SimpleQueue()

@@ -2,23 +2,22 @@
 
 import json
 import math
-import secrets
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
 from localllm.cli.drafts import DraftLine
-from localllm.cli.loading import Model
-from localllm.cli.receipts import answer_of, receipt_of
-from localllm.cli.receipts import write as write_receipt
+from localllm.cli.model import Model
 from localllm.cli.report import metrics_block
 from localllm.errors import StoppedByLength, UsageError
-from localllm.receipt import Receipt, to_json
 from localllm.request import SEED_BITS, FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
 from localllm.settings import Settings
+
+if TYPE_CHECKING:
+    from localllm.receipt import Receipt
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,8 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     """
     events = []
     if show.as_json or show.receipt:
+        import secrets
+
         # So that it is known to who guesses: of an answer without one the receipt's gives another text.
         params = replace(params, seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed)
     prompt = _with_template(llm, question, raw=show.raw)
@@ -78,12 +79,14 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     if last.metrics:
         llm.record(last.metrics, Settings.from_environment().home, io.note)
     if show.as_json or show.receipt:
+        from localllm.cli.receipts import answer_of, receipt_of, write  # 0.2 s that a text need not wait for
+
         receipt = receipt_of(llm, prompt, question.template_arguments, request, answer_of(events), last.seed)
         if show.as_json:
             content = _as_json(llm, events, receipt, params)
             out.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
         if show.receipt:
-            write_receipt(show.receipt, receipt)
+            write(show.receipt, receipt)
     if show.verbose and last.metrics:
         io.note(metrics_block(last.metrics, last.seed))
     if last.finish_reason == FinishReason.LENGTH:
@@ -148,9 +151,11 @@ def _with_template(llm: Model, question: Question, *, raw: bool) -> str | list[d
 
 
 def _as_json(
-    llm: Model, events: Sequence[GenerationEvent], receipt: Receipt, params: SamplingParams
+    llm: Model, events: Sequence[GenerationEvent], receipt: "Receipt", params: SamplingParams
 ) -> dict[str, Any]:
     """The object of `--json`; its fields are described in docs/cli.md."""
+    from localllm.receipt import to_json
+
     last, answer = events[-1], receipt.answer
     content = {
         "model": llm.name,

@@ -1,9 +1,6 @@
 """The program `localllm`: its commands, and what becomes of their errors. Imports no torch."""
 
-import os
-import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,9 +12,10 @@ from localllm.cli.bench import bench
 from localllm.cli.completion import completion
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
-from localllm.cli.io import abandon_stdout, note, use_utf8
+from localllm.cli.exits import exit_code
 from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
+from localllm.cli.ps import ps, stop
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
 from localllm.cli.replay import replay
@@ -25,16 +23,15 @@ from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
-from localllm.errors import LocalLLMError, UsageError
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
+from localllm.errors import UsageError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
 app.command()(serve)
+app.command()(ps)
+app.command()(stop)
 app.command()(replay)
 app.command()(pull)
 app.command("list")(list_models)
@@ -72,40 +69,21 @@ def localllm(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and give its exit code; every error becomes one line on stderr."""
-    use_utf8()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return exit_code(lambda: run_command(words))
+
+
+def run_command(words: list[str]) -> int:
+    """Raises UsageError for an unknown flag or a missing argument, and what the command raises."""
     try:
         command = typer.main.get_command(app)
-        with command.make_context("localllm", list(sys.argv[1:] if arguments is None else arguments)) as context:
+        with command.make_context("localllm", words) as context:
             command.invoke(context)
-        if sys.stdout is not None:
-            sys.stdout.flush()
         return 0
     except typer.Exit as end:
         return end.exit_code
-    except KeyboardInterrupt:
-        # After a second Ctrl-C the engine's thread may still be inside a kernel, and an interpreter that ends
-        # around it aborts with a message. Everything that was said has been flushed.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os._exit(INTERRUPTED)
-    except LocalLLMError as error:
-        note(f"error: {error}")
-        return error.exit_code
-    except typer.TyperException as error:  # an unknown flag, a missing argument
-        note(f"error: {usage(error)}")
-        return UsageError.exit_code
-    except BrokenPipeError:  # `| head`: the reader has what it wanted
-        abandon_stdout()
-        return 0
-    except OSError as error:
-        abandon_stdout()  # a full disk, say, would fail again when the interpreter flushes
-        where = f" ({error.filename})" if error.filename else ""
-        note(f"error: the system says: {error.strerror or error}{where}; check the disk and the rights")
-        return LocalLLMError.exit_code
-    except Exception as error:
-        if os.environ.get("LOCALLLM_DEBUG"):
-            traceback.print_exc()
-        note(f"error: {type(error).__name__}: {error}{DEBUG_HINT}")
-        return LocalLLMError.exit_code
+    except typer.TyperException as error:
+        raise UsageError(usage(error)) from error
 
 
 PLAINER = (

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localllm.chat import Chat
-from localllm.cli.loading import Model
-from localllm.cli.options import parse_logit_bias
+from localllm.cli.flags import parse_logit_bias
+from localllm.cli.model import Model
 from localllm.cli.report import columns
 from localllm.errors import UsageError
 from localllm.request import SamplingParams

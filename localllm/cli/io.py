@@ -73,6 +73,14 @@ def read_text(file: str) -> str:
     return _decoded(read_bytes(file), called(file))
 
 
+def path_for_receipt(file: str) -> Path:
+    """Where a receipt is to be written. Raises UsageError for a folder."""
+    path = Path(file).expanduser()
+    if path.is_dir():
+        raise UsageError(f"{file} is a folder", "name a file for the receipt")
+    return path
+
+
 def called(file: str) -> str:
     """A file that a user named, in words."""
     return "stdin" if file == "-" else file

@@ -1,59 +1,19 @@
 """The one door from the command line to the engine."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from localllm import receipt
-from localllm.chat import ChatModel, Stream
 from localllm.cli.io import note, status
+from localllm.cli.model import Model
 from localllm.cli.report import load_block
 from localllm.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve, to_pull
-from localllm.metrics import Metrics
 from localllm.plan.fit import Space, Wish
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find, recipe_of
-from localllm.request import Grammar, Request, SamplingParams
+from localllm.request import Grammar
 from localllm.settings import Settings
-
-
-class Tokenizer(Protocol):
-    def decode(self, ids: list[int], *, skip_special: bool) -> str: ...
-
-
-class Model(ChatModel, Protocol):
-    """What the command line needs of an LLM."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def kv_dtype(self) -> str: ...
-    @property
-    def weight_bytes(self) -> int: ...
-    @property
-    def deterministic(self) -> bool: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    def template_arguments(
-        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
-    ) -> dict[str, Any]: ...
-    def prepare(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> Request: ...
-    def submit(self, request: Request) -> Stream: ...
-    def provenance(self) -> tuple[receipt.Model, receipt.Setup]: ...
-    def kernels(self) -> receipt.Kernels: ...
-    def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None: ...
-    def close(self) -> None: ...
 
 
 def load_model(

@@ -1,14 +1,8 @@
-"""The flags that several commands share, and their way into SamplingParams."""
+"""The flags that several commands share. `flags.py` has what becomes of them."""
 
-import dataclasses
-from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
-
-from localllm.errors import UsageError
-from localllm.files import strict_json
-from localllm.request import SamplingParams
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
 
@@ -31,6 +25,11 @@ Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar
 DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
 KVDType = Annotated[str | None, option("--kv-dtype", text="Of keys and values: auto, int8 or fp8.", metavar="KV")]
 Context = Annotated[int | None, option(text="Room for prompt and answer, in tokens.", metavar="TOKENS")]
+
+Server = Annotated[
+    str | None,
+    option(text="Ask this server, which loads the model if need be: HOST:PORT or a URL.", metavar="URL"),
+]
 
 Quant = Annotated[
     str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
@@ -117,44 +116,3 @@ Logprobs = Annotated[
 PromptLogprobs = Annotated[
     int | None, option(text="With --json: the same for the tokens of the prompt.", metavar="N")
 ]
-
-
-def sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Those fields of SamplingParams that were given as flags; `flags` may hold others.
-
-    Raises UsageError where a value is wrong, so that no model is loaded for nothing.
-    """
-    names = [field.name for field in dataclasses.fields(SamplingParams)]
-    fields = {name: flags[name] for name in names if flags.get(name) not in (None, [], ())}
-    if "logit_bias" in fields:
-        fields["logit_bias"] = parse_logit_bias(fields["logit_bias"])
-    SamplingParams(**fields)
-    return fields
-
-
-def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
-    """`["42=-inf", "7=1.5"]` as a mapping. Raises UsageError where one is not ID=BIAS."""
-    biases = {}
-    for pair in pairs:
-        token, _, bias = pair.partition("=")
-        try:
-            biases[int(token)] = float(bias)
-        except ValueError as error:
-            raise UsageError(f"logit bias {pair!r} is not ID=BIAS", "write for example 42=-inf") from error
-    return biases
-
-
-def parse_template_args(pairs: Iterable[str]) -> dict[str, Any]:
-    """`["effort=high", "depth=3"]` as a mapping, values read as JSON where they are. Raises UsageError."""
-    arguments = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise UsageError(
-                f"template argument {pair!r} is not NAME=VALUE", "write for example enable_thinking=false"
-            )
-        try:
-            arguments[name] = strict_json(value)
-        except (ValueError, RecursionError):
-            arguments[name] = value
-    return arguments

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm import receipt
-from localllm.cli.loading import Model
-from localllm.errors import UsageError
+from localllm.cli.model import Model
 from localllm.files import write_whole, writing
 from localllm.params import params_to_json
 from localllm.receipt import Receipt
@@ -45,14 +44,6 @@ def receipt_of(
         params_to_json(replace(request.params, seed=seed)),
     )
     return Receipt(*llm.provenance(), llm.kernels(), question, answer)
-
-
-def path_for(file: str) -> Path:
-    """Where a receipt is to be written. Raises UsageError for a folder."""
-    path = Path(file).expanduser()
-    if path.is_dir():
-        raise UsageError(f"{file} is a folder", "name a file for the receipt")
-    return path
 
 
 def write(path: Path, paper: Receipt) -> None:

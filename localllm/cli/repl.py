@@ -17,7 +17,7 @@ from localllm.chat import Chat
 from localllm.cli.answer import Parts, what_cut
 from localllm.cli.commands import Session, execute, unquote
 from localllm.cli.io import AnswerWriter, note
-from localllm.cli.loading import Model
+from localllm.cli.model import Model
 from localllm.cli.report import metrics_block
 from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.request import FinishReason, SamplingParams

@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from localllm.metrics import Metrics
-from localllm.plan.memory import BLOCK_SIZE, Memory
 from localllm.units import rate, seconds, size
+
+if TYPE_CHECKING:
+    from localllm.plan.memory import Memory
 
 
 def metrics_block(metrics: Metrics, seed: int | None) -> str:
@@ -33,13 +36,15 @@ def metrics_block(metrics: Metrics, seed: int | None) -> str:
 
 def load_block(
     device: str,
-    memory: Memory,
+    memory: "Memory",
     phases: Mapping[str, float],
     bytes_per_s: float | None,
     without_graphs: str = "",
 ) -> str:
     """What a loaded model takes of its device, and how long each phase of loading it took. without_graphs: why a
     GPU's steps are not captured, where it is so."""
+    from localllm.plan.memory import BLOCK_SIZE  # what is said of answers need not wait for it
+
     parts = [
         ("weights", memory.weights.total, ""),
         ("draft model", memory.draft_bytes, " of weights"),

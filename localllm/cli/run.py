@@ -1,30 +1,11 @@
-"""`localllm run`: one answer to a prompt, or a conversation where there is none."""
+"""`localllm run`: one answer to a prompt, or a conversation where there is none. `asking.py` does it."""
 
-import dataclasses
-from collections.abc import Mapping
-from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from localllm.cli import io, options
-from localllm.cli.answer import Question, Show, answer
-from localllm.cli.constrain import FLAGS_OF_GRAMMAR, asked_grammar
-from localllm.cli.loading import load_model
-from localllm.cli.receipts import path_for
-from localllm.errors import UsageError
-
-FLAGS_OF_ONE_ANSWER = {
-    **FLAGS_OF_GRAMMAR,
-    "raw": "--raw",
-    "tools": "--tools",
-    "as_json": "--json",
-    "receipt": "--receipt",
-    "fail_on_length": "--fail-on-length",
-    "draft": "--draft",
-    "logprobs": "--logprobs",
-    "prompt_logprobs": "--prompt-logprobs",
-}
+from localllm.cli import options
+from localllm.cli.asking import ask
 
 
 def run(
@@ -56,6 +37,10 @@ def run(
     draft_model: options.DraftModel = None,
     force: Annotated[
         bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
+    ] = False,
+    server: options.Server = None,
+    local: Annotated[
+        bool, options.switch("--local", text="Load the model here, also where a server has it.")
     ] = False,
     as_json: options.Json = False,
     receipt: Annotated[
@@ -91,41 +76,9 @@ def run(
     this machine is pulled first. The prompt is PROMPT, or what is piped in, or both, the piped text first. stdout
     gets the model's answer and nothing else; what it thinks before goes to stderr. In a terminal and without a
     prompt, a conversation begins.
+
+    A running server that has the model loaded answers instead (LOCALLLM_HOST, else port 11434 of this machine),
+    which spares the loading; --verbose tells. Flags that say how to load a model (--context, --device, --dtype,
+    --kv-dtype, --quant, --deterministic, --draft, --draft-model, --force) load it here.
     """
-    given = options.sampling_fields({**ctx.params, "grammar": asked_grammar(ctx.params)})
-    arguments = options.parse_template_args(template_arg or [])
-    if raw and system:
-        raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
-    if raw and (arguments or tools or think is not None):
-        raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
-    if tools and "grammar" in given:
-        raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
-    if draft_model and draft is False:
-        raise UsageError("--no-draft guesses nothing, and --draft-model guesses", "leave out one of them")
-    where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-    where |= {"force": force, "deterministic": deterministic, "verbose": verbose, "draft_model": draft_model}
-    where["draft"] = None if draft is None else "lookup" if draft else "off"
-    if not prompt and io.both_ends_are_terminals():
-        _refuse_flags_of_one_answer(ctx.params)
-        from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for
-
-        with closing(load_model(model, **where)) as llm:
-            arguments = llm.template_arguments(arguments, think=think)
-            converse(llm, dataclasses.replace(llm.default_params, **given), system, arguments, verbose=verbose)
-    else:
-        if (logprobs, prompt_logprobs) != (None, None) and not as_json:
-            raise UsageError("log probabilities are part of the JSON output", "add --json")
-        functions = io.read_tools(tools) if tools else None
-        text = io.read_prompt(prompt or [], raw=raw)
-        out = io.AnswerWriter()
-        show = Show(raw, as_json, verbose, fail_on_length, path_for(receipt) if receipt else None, bool(draft))
-        with closing(load_model(model, **where, grammar=given.get("grammar"))) as llm:
-            arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
-            question = Question(text, system, functions, arguments)
-            answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
-
-
-def _refuse_flags_of_one_answer(flags: Mapping[str, Any]) -> None:
-    for name, flag in FLAGS_OF_ONE_ANSWER.items():
-        if flags[name] is not None and flags[name] is not False:
-            raise UsageError(f"{flag} is for one answer, and there is no prompt", "add a prompt")
+    ask(ctx.params)

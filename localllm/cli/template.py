@@ -9,6 +9,7 @@ import typer
 
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.cli import io, options, report
+from localllm.cli.flags import parse_template_args
 from localllm.errors import UsageError
 from localllm.files import TOKENIZER_FILES
 from localllm.hub.gguf import is_gguf, models_in
@@ -71,7 +72,7 @@ def template(
     tokenizer = _tokenizer(model)
     out = io.AnswerWriter()
     with closing(ChatTemplate.of(tokenizer)) as chat_template:
-        given = options.parse_template_args(template_arg or [])
+        given = parse_template_args(template_arg or [])
         chat = chat_template.render(
             conversation,
             tools=functions,

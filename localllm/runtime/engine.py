@@ -20,6 +20,7 @@ from torch import Tensor
 from localllm.errors import LocalLLMError, UsageError
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
+from localllm.runtime.chunk import LEAST, Chunk
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, log_probabilities
 from localllm.runtime.scheduler import Scheduler, Work
@@ -70,16 +71,18 @@ class Engine:
         self.pool = pool
         self.drafter = drafter
         self.scheduler = Scheduler(pool, token_budget, max_running)
+        self.chunk = Chunk(token_budget)  # where the host waits for each step, and so can tell how long it takes
         self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
         self.in_flight: Launched | None = None
         self.read_at = time.perf_counter()  # when the last step was
+        self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # so far
 
     @property
     def busy(self) -> bool:
         return bool(self.in_flight or self.scheduler.running or self.scheduler.waiting)
 
     def submit(self, sequence: Sequence) -> None:
-        self.scheduler.waiting.append(sequence)
+        self.scheduler.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """Its blocks are free before the next step; no further event will name it."""
@@ -90,12 +93,15 @@ class Engine:
         events = self.commit() if self.must_read_first() else []
         if self.drafter:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread and s.room > 0])
-        work = self.scheduler.next_work()
+        hurried = not self.runner.asynchronous and self.scheduler.hurried(LEAST)
+        start, work = time.perf_counter(), self.scheduler.next_work(self.chunk.budget() if hurried else None)
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
+        self.steps += launched is not None
         events += self.commit()  # ... before the host reads n and waits for it
         self.in_flight = launched
-        if not self.runner.asynchronous:
+        if launched and not self.runner.asynchronous:
             events += self.commit()
+            self.chunk.stepped(launched.tokens, time.perf_counter() - start)
         return events
 
     def must_read_first(self) -> bool:
@@ -215,8 +221,12 @@ class Engine:
             events.append(replace(event, drafted=0 if place else counted, accepted=0 < place <= counted))
             if event.finish_reason or drafts[place : place + 1] != [token]:
                 break
+        accepted = min(counted, len(events) - 1)
+        self.output_tokens += len(events)
+        self.draft_tokens += counted
+        self.accepted_tokens += accepted
         if self.drafter:
-            self.drafter.verified(sequence, counted, min(counted, len(events) - 1))
+            self.drafter.verified(sequence, counted, accepted)
         if drafts and sequence.state:
             sequence.state.rollback(min(sequence.computed, len(sequence.token_ids) - 1))
         return events

@@ -34,6 +34,7 @@ class Sequence:
     row: int = -1  # where its newest token lies on the device
     state: SequenceState | None = None  # None: waiting
     cached_tokens: int | None = None  # of the prompt, found in the KV cache when it was first admitted
+    passed: int = 0  # so many were admitted before it that had come later
     output_counts: Counter[int] = field(default_factory=Counter)
     prompt_told: int = 0  # prompt positions whose log probabilities were asked for and computed
     finished: bool = False
@@ -50,6 +51,10 @@ class Sequence:
         """How many tokens are known, here or on the device, or guessed, and not computed: *the* definition of
         work."""
         return len(self.token_ids) + self.unread + len(self.drafts) - self.computed
+
+    @property
+    def was_admitted(self) -> bool:
+        return self.cached_tokens is not None
 
     @property
     def prompt_length(self) -> int:

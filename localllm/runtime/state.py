@@ -42,6 +42,7 @@ class BlockPool(Tiers[tuple[int, ...]]):
         self.rows = Places[int](rows)
         self.recurrent = rows > 0
         self.serial = 0
+        self.evicted = 0  # blocks whose content gave way to others', so far
         self.serial_of: dict[tuple[int, ...], int] = {}  # of remembered blocks, by their keys
 
     def take(self, after: int | None = None) -> int:
@@ -61,6 +62,10 @@ class BlockPool(Tiers[tuple[int, ...]]):
             self.serial_of[key] = self.serial
         self.name(block, key)
         return self.serial_of[key]
+
+    def vacate(self, place: int) -> None:
+        self.evicted += place in self.key_of
+        super().vacate(place)
 
     def forget(self, place: int) -> None:
         key = self.key_of.get(place)

@@ -11,7 +11,9 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
+from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request
+from localllm.server.account import CANCELLED, FAILED, current
 
 Said = GenerationEvent | BaseException
 
@@ -20,26 +22,49 @@ class Closing(Protocol):
     def close(self) -> None: ...
 
 
+class Decoding(Protocol):
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+
+
 class Submitting(Protocol):
     """What is needed of an LLM."""
 
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer(self) -> Decoding: ...
     def submit(self, request: Request, deliver: Callable[[Said], object]) -> Closing: ...
 
 
 class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     """The pieces of one answer or of several together, each with the place of its request; the last of each has
-    the finish_reason. Raises what went wrong with any.
+    the finish_reason. Raises what went wrong with any. How each ended goes into the account of the HTTP request.
 
     Leaving `with` cancels those that have not ended: their blocks are free before the engine's next step.
     """
 
-    def __init__(self, llm: Submitting, requests: Sequence[Request]):
-        """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed."""
+    def __init__(self, llm: Submitting, requests: Sequence[Request], each: int = 1):
+        """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed.
+
+        each: so many of the requests that follow each other have one prompt. It is computed for the first of them;
+        the others begin once they find it in the cache.
+        """
+        self.llm = llm
+        self.requests = requests
+        self.each = each
+        self.account = current()
+        self.tokens: dict[int, int] = {}  # so far, of those that have not ended
+        if self.account and self.account.with_prompts:
+            self.account.prompts += [llm.tokenizer.decode(request.prompt_ids) for request in requests]
         self.loop = asyncio.get_running_loop()
         self.said: asyncio.Queue[tuple[int, Said]] = asyncio.Queue()
         self.streams: dict[int, Closing] = {}  # those that have not ended
-        for place, request in enumerate(requests):
-            self.streams[place] = llm.submit(request, partial(self.deliver, place))
+        self.later = set(range(len(requests))) - set(range(0, len(requests), each))
+        for place in range(0, len(requests), each):
+            self.begin(place)
+
+    def begin(self, place: int) -> None:
+        self.streams[place] = self.llm.submit(self.requests[place], partial(self.deliver, place))
 
     def deliver(self, place: int, said: Said) -> None:
         """On the engine's thread."""
@@ -51,10 +76,22 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
             raise StopAsyncIteration
         place, said = await self.said.get()
         if isinstance(said, BaseException):
+            self.end(place, FAILED)
             raise said
+        self.tokens[place] = self.tokens.get(place, 0) + len(said.token_ids)
         if said.finish_reason is not None:
-            del self.streams[place]
+            self.end(place, said.finish_reason, said.metrics)
+        if self.later and (said.token_ids or said.finish_reason is not None):
+            for waiting in self.later.intersection(range(place, place + self.each)):
+                self.later.remove(waiting)
+                self.begin(waiting)
         return place, said
+
+    def end(self, place: int, why: str, metrics: Metrics | None = None) -> None:
+        self.streams.pop(place).close()
+        tokens = self.tokens.pop(place, 0)
+        if self.account:
+            self.account.ended(self.llm.name, why, metrics, tokens)
 
     def __enter__(self) -> "Answers":
         return self
@@ -62,5 +99,5 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        while self.streams:
-            self.streams.popitem()[1].close()
+        for place in list(self.streams):
+            self.end(place, CANCELLED)

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from localllm.api.anthropic.bodies import MessagesBody, MessagesPrompt
 from localllm.api.anthropic.requests import read_count_request, read_message_request
 from localllm.api.anthropic.responses import Object, error_object, message
 from localllm.api.anthropic.streams import MessageStream
@@ -19,18 +20,22 @@ from localllm.request import SamplingParams
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
 from localllm.server.models import Lease, Models
+from localllm.server.openapi import documented
 from localllm.server.sse import EventStream, event, unless_gone
 from localllm.text.grammar.result import check_answer
+
+COUNTED = {"model": "demo", "messages": [{"role": "user", "content": "What is a cat?"}]}
+EXAMPLE = {**COUNTED, "max_tokens": 32}
 
 
 def router(models: Models) -> APIRouter:
     routes = APIRouter(prefix="/v1/messages")
 
-    @routes.post("")
+    @routes.post("", **documented(MessagesBody, EXAMPLE, streams="text/event-stream"))
     async def messages(request: Request) -> Response:
         return await answer(models, request)
 
-    @routes.post("/count_tokens")
+    @routes.post("/count_tokens", **documented(MessagesPrompt, COUNTED))
     async def count_tokens(request: Request) -> Object:
         body = await body_of(request)
         with await models.lease(read_count_request(body, SamplingParams()).model) as lease:

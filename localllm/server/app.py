@@ -9,10 +9,13 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import anthropic, openai
+from localllm.server import admin, anthropic, openai, own, responses
 from localllm.server.guard import Guard
+from localllm.server.logs import Logged
 from localllm.server.models import Models
+from localllm.server.openapi import serve_document
 from localllm.server.refusals import answer_of
+from localllm.server.sums import Sums
 
 CLIENT_CLOSED = 499  # nobody reads it; the logs of other servers have the number
 
@@ -25,17 +28,19 @@ class NoSuchRoute(LocalLLMError):
         self.http_status = http_status
 
 
-def create_app(models: Models) -> FastAPI:
-    """Pages that describe the API are left out: they load scripts from elsewhere."""
+def create_app(models: Models, *, with_prompts: bool = False) -> FastAPI:
+    """Pages that describe the API are left out: they load scripts from elsewhere. with_prompts: log what is
+    asked, too."""
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard)
+    sums = Sums(models)
+    app.add_middleware(Logged, sums=sums, with_prompts=with_prompts)
     app.include_router(openai.router(models))
+    app.include_router(responses.router(models))
     app.include_router(anthropic.router(models))
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
+    app.include_router(admin.router(models, sums))
+    app.include_router(own.router(models))
+    serve_document(app)
     app.add_exception_handler(LocalLLMError, refused)
     app.add_exception_handler(HTTPException, not_routed)
     app.add_exception_handler(ClientDisconnect, left)

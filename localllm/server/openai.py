@@ -2,29 +2,41 @@
 it."""
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from localllm import __version__
 from localllm.api.asked import Asked
+from localllm.api.openai.bodies import ChatBody, CompletionBody
 from localllm.api.openai.requests import read_chat, read_completion
 from localllm.api.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.errors import LocalLLMError
-from localllm.llm import collect
+from localllm.hub.installed import installed
+from localllm.llm import LLM, collect
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
-from localllm.server.models import Lease, Loaded, Models
+from localllm.server.models import Lease, Models
+from localllm.server.openapi import documented
 from localllm.server.sse import DONE, EventStream, event, unless_gone
 from localllm.text.grammar.result import check_answer
+
+EVENTS = "text/event-stream"
+EXAMPLES: dict[str, Object] = {
+    "chat": {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8},
+    "text": {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8},
+}
 
 Read = Callable[[Mapping[str, Any], SamplingParams], Asked]
 
@@ -32,29 +44,40 @@ Read = Callable[[Mapping[str, Any], SamplingParams], Asked]
 def router(models: Models) -> APIRouter:
     routes = APIRouter(prefix="/v1")
 
-    @routes.post("/chat/completions")
+    @routes.post("/chat/completions", **documented(ChatBody, EXAMPLES["chat"], streams=EVENTS))
     async def chat(request: Request) -> Response:
         return await answer(models, request, read_chat)
 
-    @routes.post("/completions")
+    @routes.post("/completions", **documented(CompletionBody, EXAMPLES["text"], streams=EVENTS))
     async def completions(request: Request) -> Response:
         return await answer(models, request, read_completion)
 
-    @routes.get("/models")
+    @routes.get("/models", **documented())
     async def list_models() -> Object:
-        return {"object": "list", "data": [described(loaded) for loaded in models.loaded.values()]}
+        """All of this machine, and those that were named at the start."""
+        here = [ref.name for ref in await asyncio.to_thread(lambda: list(installed()))]
+        names = dict.fromkeys([*models.given, *here])
+        return {"object": "list", "data": [described(models, name) for name in names]}
 
-    @routes.get("/models/{name:path}")
+    @routes.get("/models/{name:path}", **documented())
     async def model(name: str) -> Object:
-        with await models.lease(name) as lease:
-            return described(lease.loaded)
+        models.source_of(name)
+        return described(models, name)
 
     return routes
 
 
-def described(loaded: Loaded) -> Object:
-    head = {"id": loaded.name, "object": "model", "created": int(loaded.since), "owned_by": "localllm"}
-    return {**head, "context_length": loaded.llm.context}
+def described(models: Models, name: str) -> Object:
+    """Raises ModelNotFound where it is not here."""
+    loaded, created = models.find(name), Path(models.key_of(name)).stat().st_mtime
+    head = {"id": name, "object": "model", "created": int(created), "owned_by": "localllm"}
+    return {**head, "loaded": loaded is not None, "context_length": loaded.llm.context if loaded else None}
+
+
+def fingerprint(llm: LLM) -> str:
+    """What answers depend on beside the request: who asks with one seed twice may compare."""
+    setup = (llm.name, llm.origin.quant, llm.device, llm.dtype, llm.kv_dtype, llm.deterministic, __version__)
+    return f"fp_{hashlib.sha256(repr(setup).encode()).hexdigest()[:12]}"
 
 
 async def answer(models: Models, request: Request, read: Read) -> Response:
@@ -65,7 +88,7 @@ async def answer(models: Models, request: Request, read: Read) -> Response:
     with lease:
         asked = read(body, lease.llm.default_params)
         name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        stamp = Stamp(name, int(time.time()), lease.loaded.name)
+        stamp = Stamp(name, int(time.time()), lease.name, fingerprint(lease.llm))
         # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
         prepared = await asyncio.to_thread(asked.prepare, lease.llm)
         if asked.stream:
@@ -75,14 +98,14 @@ async def answer(models: Models, request: Request, read: Read) -> Response:
 
 async def whole(lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]) -> Object:
     said: list[list[GenerationEvent]] = [[] for _ in prepared]
-    with Answers(lease.llm, prepared) as answers:
+    with Answers(lease.llm, prepared, asked.each) as answers:
         async for place, piece in answers:
             said[place].append(piece)
     dones = [collect(request, pieces) for request, pieces in zip(prepared, said, strict=True)]
     for request, done in zip(prepared, dones, strict=True):
         await asyncio.to_thread(check_answer, request, done, of_stranger=True)
     if asked.is_chat:
-        return chat_completion(stamp, asked, dones[0], lease.texts)
+        return chat_completion(stamp, asked, dones, lease.texts)
     return text_completion(stamp, asked, dones, lease.texts)
 
 
@@ -90,22 +113,23 @@ async def streamed(
     lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Prepared]
 ) -> AsyncGenerator[bytes]:
     """Events up to [DONE]; or up to an error object, which is the last."""
-    measured: list[Metrics] = []
+    measured: dict[int, Metrics] = {}
     writers = [
-        ChatStream(stamp, asked, lease.texts)
+        ChatStream(stamp, asked, lease.texts, place)
         if asked.is_chat
         else TextStream(stamp, asked, request, lease.texts, place)
         for place, request in enumerate(prepared)
     ]
     try:
-        with Answers(lease.llm, prepared) as answers:
+        with Answers(lease.llm, prepared, asked.each) as answers:
             async for place, piece in answers:
                 for chunk in writers[place].push(piece):
                     yield event(chunk)
-                measured += [piece.metrics] if piece.metrics else []
+                if piece.metrics:
+                    measured[place] = piece.metrics
     except LocalLLMError as error:
         yield event(error_object(error))
         return
     if asked.include_usage:
-        yield event(usage_chunk(stamp, asked, measured))
+        yield event(usage_chunk(stamp, asked, [measured[place] for place in sorted(measured)]))
     yield DONE

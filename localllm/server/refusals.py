@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 from localllm.api.anthropic import responses as anthropic
 from localllm.api.openai.responses import error_object
 from localllm.errors import LocalLLMError
+from localllm.wire import error_to_json
 
 
 def answer_of(error: LocalLLMError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -18,6 +19,8 @@ def answer_of(error: LocalLLMError, path: str, headers: Mapping[str, str] | None
     if path.startswith("/v1/messages"):
         found["request-id"] = f"req_{secrets.token_hex(12)}"
         body = anthropic.error_object(error, found["request-id"])
+    elif path.startswith("/localllm/"):
+        body = error_to_json(error)
     else:
         body = {"error": str(error)} if path.startswith("/api/") else error_object(error)
     return JSONResponse(body, error.http_status, found)

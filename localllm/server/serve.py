@@ -28,9 +28,10 @@ class Server(uvicorn.Server):
         listener: socket.socket,
         say: Callable[[str], object],
         end: Callable[[], Awaitable[None]],
+        abandon: Callable[[], object] = lambda: None,
     ):
         """listener: as `bind` gives it; say: is told where it listens, once it does; end: is awaited once all
-        answers have ended."""
+        answers have ended; abandon: is called when answers under way have no time left, also those that wait."""
         config = uvicorn.Config(
             app,
             http="h11",
@@ -45,6 +46,7 @@ class Server(uvicorn.Server):
         self.listener = listener
         self.say = say
         self.end = end
+        self.abandon = abandon
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -73,6 +75,7 @@ class Server(uvicorn.Server):
         if self.should_exit:  # for the second time: their clients are gone, and so answers are cancelled
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
+            self.abandon()
             return
         self.should_exit = True
         asyncio.get_running_loop().call_later(DRAIN_S, self.leave)

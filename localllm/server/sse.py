@@ -16,9 +16,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event, with a name where there is one. JSON has no line ends of its own."""
-    head = b"event: " + name.encode() + b"\n" if name else b""
-    return head + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """One server-sent event. JSON has no line ends of its own."""
+    named = f"event: {name}\n".encode() if name else b""
+    return named + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 class EventStream(StreamingResponse):

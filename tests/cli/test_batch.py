@@ -125,7 +125,7 @@ def test_the_same_command_again_finds_everything_there(model: str, source: Path,
 
 WRONG = [
     request("image", chat("") | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-    request("two", chat("x", n=2)),
+    request("many", chat("x", n=200)),
     request("long", chat("word " * 900)),
     request("url", {}, "embeddings"),
     request("good", chat("x")),

@@ -2,6 +2,7 @@
 leaks no block; also where a step is launched before the last one is read."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,8 @@ def mix(folder: Path, seed: int, asynchronous: bool) -> None:
     )
     engine.runner.asynchronous = asynchronous
     together = fresh()
+    for s in together:
+        s.request = replace(s.request, priority=rng.choice([0, 0, 1]))
     if seed % 2:
         engine.drafter = Guesses(rng, {s.request.id: said for s, said in zip(together, alone, strict=True)})
     got = run(engine, together)
@@ -155,6 +158,74 @@ def test_a_second_turn_finds_the_first_in_the_cache(folder: Path) -> None:
     assert again.cached_tokens == 40  # the whole blocks of 37 + 4 computed tokens
     anew = sequence([*range(3, 40), *answer, 7, 8], temperature=0, max_tokens=5)
     assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
+
+
+def test_a_beginning_is_found_while_the_earlier_answer_still_runs(folder: Path) -> None:
+    engine = make_engine(folder)
+    first = sequence(list(range(3, 40)), temperature=0, max_tokens=30)
+    engine.submit(first)
+    while len(first.token_ids) < 50:
+        engine.step()
+    again = sequence([*first.token_ids[:49], 7, 8], temperature=0, max_tokens=5)
+    engine.submit(again)
+    while not again.finished:
+        engine.step()
+    assert not first.finished
+    assert again.cached_tokens == 48
+    said = again.token_ids[again.prompt_length :]
+    anew = sequence([*first.token_ids[:49], 7, 8], temperature=0, max_tokens=5)
+    assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
+
+
+def test_the_longest_beginning_is_found_of_several(folder: Path) -> None:
+    engine = make_engine(folder)
+    prompt = list(range(3, 60))
+    for length in (20, 50, 35):
+        run(engine, [sequence([*prompt[:length], 200 + length], temperature=0, max_tokens=1)])
+    again = sequence(prompt, temperature=0, max_tokens=1)
+    run(engine, [again])
+    assert again.cached_tokens == 48
+    assert (engine.scheduler.lookups, engine.scheduler.hits) == (4, 3)
+
+
+def test_who_was_put_back_finds_what_it_had_computed(folder: Path) -> None:
+    engine = make_engine(folder)
+    s = sequence(list(range(3, 40)), temperature=0, max_tokens=12)
+    engine.submit(s)
+    while len(s.token_ids) < 43:
+        engine.step()
+    engine.scheduler.preempt(s)
+    assert s.computed == 0
+    engine.scheduler.next_work(1)
+    assert s.computed == 41
+    engine.cancel(s)
+    engine.pool.drain_copies()
+    engine.pool.check_idle()
+
+
+def test_while_an_answer_streams_a_long_prompt_comes_in_chunks_that_do_not_hold_it_up(folder: Path) -> None:
+    def play() -> tuple[list[int], list[list[int]]]:
+        """Tokens of the prompt in each step, and what both said."""
+        engine = make_engine(folder, token_budget=128)
+        engine.chunk.patience_s = 0
+        engine.chunk.stepped(128, 1.0)
+        talks, long = (sequence(p, temperature=0, max_tokens=9) for p in ([3, 4, 5], list(range(4, 204))))
+        engine.submit(talks)
+        engine.step()
+        engine.submit(long)
+        chunks = []
+        while engine.busy:
+            before = long.computed
+            engine.step()
+            chunks += [long.computed - before] if before < 200 and long.state else []
+        return chunks, [talks.token_ids, long.token_ids]
+
+    chunks, said = play()
+    assert chunks == [63, 63, 63, 11]
+    alone = [sequence(p, temperature=0, max_tokens=9) for p in ([3, 4, 5], list(range(4, 204)))]
+    for s in alone:
+        run(make_engine(folder), [s])
+    assert said == [s.token_ids for s in alone]
 
 
 def test_an_undo_goes_back_to_the_prompt(folder: Path) -> None:

@@ -114,6 +114,70 @@ def test_several_texts_are_continued_side_by_side(stories_client: openai.OpenAI,
     assert streamed == expected
 
 
+def test_several_answers_to_one_prompt_follow_from_one_seed(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "temperature": 20,
+        "max_tokens": 16,
+        "seed": 5,
+    }
+    one = client.chat.completions.create(**asked)
+    done = client.chat.completions.create(n=3, **asked)
+    texts = [choice.message.content for choice in done.choices]
+    assert [choice.index for choice in done.choices] == [0, 1, 2]
+    assert texts[0] == one.choices[0].message.content and len(set(texts)) == 3
+    streamed, usages = [""] * 3, []
+    for chunk in client.chat.completions.create(n=3, stream=True, stream_options={"include_usage": True}, **asked):
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+    assert one.usage and done.usage and usages[0]
+    assert done.usage.prompt_tokens == usages[0].prompt_tokens == one.usage.prompt_tokens
+    assert done.usage.completion_tokens == usages[0].completion_tokens > one.usage.completion_tokens
+
+
+def test_of_the_best_the_likeliest_are_told(stories_client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "stories260K", "prompt": [STORY, "One day"], "max_tokens": 12, "seed": 3}
+    every = stories_client.completions.create(n=5, logprobs=0, **asked)
+    best = stories_client.completions.create(n=2, best_of=5, **asked)
+
+    def likelihood(choice: Any) -> float:
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    expected = [
+        choice.text
+        for first in (0, 5)
+        for choice in sorted(every.choices[first : first + 5], key=likelihood, reverse=True)[:2]
+    ]
+    assert [choice.text for choice in best.choices] == expected
+    assert all(choice.logprobs is None for choice in best.choices)
+    assert best.usage == every.usage
+    with pytest.raises(openai.BadRequestError) as error:
+        stories_client.completions.create(best_of=5, stream=True, **asked)
+    assert error.value.param == "best_of"
+
+
+def test_likelihoods_of_texts_alone(stories_client: openai.OpenAI, stories: LLM) -> None:
+    """Lists of token ids, no answer."""
+    prompts = [stories.tokenizer.encode(text) for text in (STORY, "One day")]
+    asked: dict[str, Any] = {"model": "stories260K", "max_tokens": 0, "echo": True, "logprobs": 1}
+    done = stories_client.completions.create(prompt=prompts, **asked)
+    for choice, prompt in zip(done.choices, prompts, strict=True):
+        told = choice.logprobs
+        assert told and told.token_logprobs and told.tokens and told.top_logprobs
+        assert len(told.token_logprobs) == len(told.tokens) == len(prompt)
+        logprobs = stories.logits(prompt).log_softmax(-1)
+        expected = [logprobs[place, token].item() for place, token in enumerate(prompt[1:])]
+        assert told.token_logprobs[0] is None and told.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+        pairs = list(zip(told.token_logprobs, told.top_logprobs, strict=True))[1:]
+        assert all(value <= max(top.values()) for value, top in pairs)
+    assert done.usage and done.usage.completion_tokens == 0
+    text = stories_client.completions.create(prompt=STORY, **asked).choices[0]
+    assert text.text == STORY and text.finish_reason == "length"
+
+
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
@@ -134,7 +198,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
         ({"extra_body": {"wings": 2}}, "wings"),
-        ({"n": 3}, "n"),
+        ({"n": 1000}, "n"),
     ],
 )
 def test_a_field_that_makes_no_sense_is_named(client: openai.OpenAI, changes: Any, param: str) -> None:

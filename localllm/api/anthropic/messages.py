@@ -7,28 +7,28 @@ this API takes for one. A result that is an error says so at its beginning, as t
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from localllm.api.body import BadField, Strict, validated
+from localllm.api.body import BadField, Shown, Strict, validated
 
 Message = dict[str, Any]
 BETWEEN = "\n\n"
 
 
-class Text(Strict):
+class TextBlock(Strict):
     type: Literal["text"]
     text: str
     cache_control: Any = None
     citations: Any = None
 
 
-class Thoughts(Strict):
+class ThinkingBlock(Strict):
     type: Literal["thinking"]
     thinking: str
     signature: str = ""
 
 
-class Use(Strict):
+class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -37,7 +37,7 @@ class Use(Strict):
     caller: Any = None
 
 
-class Result(Strict):
+class ToolResultBlock(Strict):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Any = None
@@ -45,16 +45,18 @@ class Result(Strict):
     cache_control: Any = None
 
 
-class Said(Strict):
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Turn(Strict):
     role: Literal["user", "assistant", "system"]
-    content: Any
+    content: Annotated[Any, Shown(str | list[Block])]
 
 
-Block = Text | Thoughts | Use | Result
 BLOCKS: dict[str, dict[str, type[Block]]] = {
-    "system": {"text": Text},
-    "user": {"text": Text, "tool_result": Result},
-    "assistant": {"text": Text, "thinking": Thoughts, "tool_use": Use},
+    "system": {"text": TextBlock},
+    "user": {"text": TextBlock, "tool_result": ToolResultBlock},
+    "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
 }
 
 
@@ -67,7 +69,7 @@ def read_messages(messages: Any, system: Any) -> list[Message]:
     last = ""
     for place, message in enumerate(messages):
         at = f"messages.{place}"
-        said = validated(Said, message, at) if isinstance(message, Mapping) else None
+        said = validated(Turn, message, at) if isinstance(message, Mapping) else None
         if said is None:
             raise BadField(at, f"{at} is no message", 'send {"role": ..., "content": ...}')
         blocks = read_blocks(said.content, said.role, f"{at}.content")
@@ -84,7 +86,7 @@ def read_messages(messages: Any, system: Any) -> list[Message]:
 def read_blocks(content: Any, role: str, at: str) -> list[Block]:
     """A string is one block of text."""
     if isinstance(content, str):
-        return [Text(type="text", text=content)] if content else []
+        return [TextBlock(type="text", text=content)] if content else []
     if not isinstance(content, list):
         raise BadField(at, f"{at} is neither a text nor a list of blocks", "send one of the two")
     return [_block(block, role, f"{at}.{place}") for place, block in enumerate(content)]
@@ -101,7 +103,7 @@ def _block(block: Any, role: str, at: str) -> Block:
 
 
 def _text(blocks: list[Block]) -> str:
-    return BETWEEN.join(block.text for block in blocks if isinstance(block, Text) and block.text)
+    return BETWEEN.join(block.text for block in blocks if isinstance(block, TextBlock) and block.text)
 
 
 def _system(blocks: list[Block], *_: Any) -> list[Message]:
@@ -113,7 +115,7 @@ def _user(blocks: list[Block], names: Mapping[str, str], at: str) -> list[Messag
     """Results come before what the user says."""
     found: list[Message] = []
     for place, block in enumerate(blocks):
-        if isinstance(block, Result):
+        if isinstance(block, ToolResultBlock):
             path = f"{at}.content.{place}"
             name = names.get(block.tool_use_id)
             if name is None:
@@ -126,8 +128,8 @@ def _user(blocks: list[Block], names: Mapping[str, str], at: str) -> list[Messag
 
 
 def _assistant(blocks: list[Block], names: dict[str, str], _: str) -> list[Message]:
-    thoughts = BETWEEN.join(block.thinking for block in blocks if isinstance(block, Thoughts))
-    uses = [block for block in blocks if isinstance(block, Use)]
+    thoughts = BETWEEN.join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
     names |= {use.id: use.name for use in uses}
     said: Message = {"role": "assistant", "content": _text(blocks) or (None if uses else "")}
     if thoughts:
@@ -137,7 +139,7 @@ def _assistant(blocks: list[Block], names: dict[str, str], _: str) -> list[Messa
     return [said]
 
 
-def _call(use: Use) -> Message:
+def _call(use: ToolUseBlock) -> Message:
     arguments = json.dumps(use.input, ensure_ascii=False)
     return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": arguments}}
 

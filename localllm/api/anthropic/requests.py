@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from localllm.api.anthropic.bodies import WITHOUT_EFFECT, Choice, MessagesBody, Prompt, Tool
+from localllm.api.anthropic.bodies import WITHOUT_EFFECT, MessagesBody, MessagesPrompt, OwnTool, ToolChoice
 from localllm.api.anthropic.messages import read_messages
 from localllm.api.asked import Asked
 from localllm.api.body import BadField, validated
@@ -27,14 +27,14 @@ def read_message_request(body: Mapping[str, Any], defaults: SamplingParams) -> A
 
 def read_count_request(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     """A body of `/v1/messages/count_tokens`. Raises UsageError."""
-    return _asked(validated(Prompt, _with_effect(body)), defaults)
+    return _asked(validated(MessagesPrompt, _with_effect(body)), defaults)
 
 
 def _with_effect(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
 
 
-def _asked(asked: Prompt, params: SamplingParams) -> Asked:
+def _asked(asked: MessagesPrompt, params: SamplingParams) -> Asked:
     config = asked.output_config
     if config and config.format:
         params = replace(params, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(config.format.schema_)))
@@ -52,14 +52,14 @@ def _asked(asked: Prompt, params: SamplingParams) -> Asked:
     )
 
 
-def _tool_use(asked: Prompt) -> tuple[list[dict[str, Any]] | None, ToolUse]:
+def _tool_use(asked: MessagesPrompt) -> tuple[list[dict[str, Any]] | None, ToolUse]:
     """`none` calls no function because the model is told of none."""
     tools = _tools(asked.tools)
     if asked.tool_choice is None:
         return tools or None, ToolUse()
     if not isinstance(asked.tool_choice, Mapping):
         raise BadField("tool_choice", "tool_choice is no object", 'send {"type": "auto"}')
-    choice = validated(Choice, asked.tool_choice, "tool_choice")
+    choice = validated(ToolChoice, asked.tool_choice, "tool_choice")
     if choice.type == "none":
         return None, ToolUse()
     if not tools:
@@ -84,7 +84,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     kind = tool.get("type", "custom") if isinstance(tool, Mapping) else None
     if isinstance(kind, str) and kind != "custom":
         raise BadField(f"{at}.type", f"tools of type {kind} are not supported", "send tools of your own")
-    found = validated(Tool, tool if isinstance(tool, Mapping) else {}, at)
+    found = validated(OwnTool, tool if isinstance(tool, Mapping) else {}, at)
     function: dict[str, Any] = {"name": found.name, "parameters": found.input_schema}
     if found.description is not None:
         function["description"] = found.description

@@ -1,17 +1,16 @@
 """The bodies of OpenAI's two requests, field by field, and what is said of fields that are not here."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from localllm.api.body import BadField, Strict
+from localllm.api.body import BadField, Shown, Strict
+from localllm.api.openai.messages import Answered, Returned, Spoken
+from localllm.api.openai.tools import Tool
 
 # Fields that have one value here, which may be sent.
 ONLY: dict[str, Any] = {
-    "n": 1,
-    "best_of": 1,
-    "suffix": "",
     "modalities": ["text"],
     "verbosity": "medium",
     "store": False,
@@ -26,12 +25,22 @@ WITHOUT_EFFECT = (
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+def _others(schema: dict[str, Any]) -> None:
+    """Describe the fields that `supported` takes out before a body is validated."""
+    without: dict[str, Any] = {name: {"description": "Has no effect."} for name in WITHOUT_EFFECT}
+    schema["properties"] |= without | {name: {"enum": [only, None]} for name, only in ONLY.items()}
 
 
 class Sampling(Strict):
     """What both kinds of body have."""
 
+    model_config = ConfigDict(json_schema_extra=_others)
+
     model: str
+    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -42,9 +51,10 @@ class Sampling(Strict):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    stop: Any = None
+    stop: Annotated[Any, Shown(str | list[str] | None)] = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -62,11 +72,11 @@ class ResponseFormat(Strict):
 
 
 class ChatBody(Sampling):
-    messages: Any
+    messages: Annotated[Any, Shown(list[Spoken | Answered | Returned])]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Any = None
+    tools: Annotated[Any, Shown(list[Tool] | None)] = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -75,7 +85,9 @@ class ChatBody(Sampling):
 
 
 class CompletionBody(Sampling):
-    prompt: Any
+    prompt: Annotated[Any, Shown(str | list[int] | list[str] | list[list[int]])]
+    suffix: str | None = None
+    best_of: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
 

@@ -1,9 +1,9 @@
 """The messages of a chat body, checked field by field, as chat templates want them."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from localllm.api.body import BadField, Strict, validated
+from localllm.api.body import BadField, Shown, Strict, validated
 
 
 class CalledFunction(Strict):
@@ -18,17 +18,26 @@ class Call(Strict):
     index: int | None = None
 
 
-class Spoken(Strict):
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
     """What every message may have."""
 
-    role: str
-    content: Any = None
+    content: Annotated[Any, Shown(str | list[TextPart])] = None
     name: str | None = None
 
 
-class Answered(Spoken):
+class Spoken(Message):
+    role: Literal["system", "developer", "user"]
+
+
+class Answered(Message):
     """What an assistant said, as `responses.chat_completion` tells it."""
 
+    role: Literal["assistant"]
     tool_calls: list[Call] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -38,13 +47,14 @@ class Answered(Spoken):
     annotations: list[None] | None = None
 
 
-class Returned(Spoken):
+class Returned(Message):
     """What a tool gave back."""
 
+    role: Literal["tool"]
     tool_call_id: str
 
 
-ROLES: dict[str, type[Spoken]] = {
+ROLES: dict[str, type[Spoken | Answered | Returned]] = {
     "system": Spoken,
     "developer": Spoken,
     "user": Spoken,

@@ -7,7 +7,7 @@ servers have made usual: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +20,17 @@ from localllm.request import Grammar, GrammarKind, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
 MOST_PROMPTS = 128  # of one body
+MOST_ANSWERS = 128  # to all prompts of one body together
+MOST_LOGPROBS = 20  # alternatives to each token
 MOST_DIGITS = 10  # of a token's id
 
 
 def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     """A body of `/v1/chat/completions`; defaults: the model's own. Raises UsageError."""
     asked = validated(ChatBody, supported(body))
+    n = _count("n", asked.n)
     effort = asked.reasoning_effort
-    tools, use = read_tool_use(asked)
+    tools, use = read_tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     arguments = dict(asked.chat_template_kwargs or {})
     if effort is not None and effort != "none":
         arguments["reasoning_effort"] = effort
@@ -43,6 +46,7 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
         tool_use=use,
         template_arguments=arguments,
         think=False if effort == "none" else None,
+        n=n,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
     )
@@ -54,15 +58,20 @@ def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     most = asked.max_tokens
     if most is None:
         most = COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
-    params = _params(asked, defaults, most, asked.logprobs)
+    params = _params(asked, defaults, most, _logprobs("logprobs", asked.logprobs))
     if asked.echo and asked.logprobs is not None:
         params = replace(params, prompt_logprobs=asked.logprobs)
+    prompts = _prompts(asked.prompt)
+    n, best_of = _how_many(asked, len(prompts))
     return Asked(
         asked.model,
-        _prompts(asked.prompt),
+        prompts,
         params,
         is_chat=False,
         echo=bool(asked.echo),
+        suffix=_suffix(asked, prompts),
+        n=n,
+        best_of=best_of,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
     )
@@ -83,6 +92,41 @@ def _params(
         stop=_stop_strings(asked.stop),
         stop_ids=tuple(asked.stop_token_ids or ()),
     )
+
+
+def _how_many(asked: CompletionBody, prompts: int) -> tuple[int, int | None]:
+    """Answers to each prompt: told, and made."""
+    n = _count("n", asked.n, prompts)
+    best_of = None if asked.best_of is None else _count("best_of", asked.best_of, prompts)
+    if best_of is not None and best_of < n:
+        raise BadField("best_of", f"best_of is {best_of} and n {n}", "make as many answers as are to be told")
+    if best_of is not None and best_of > n and asked.stream:
+        raise BadField("best_of", "which answer is best is known at their end", "leave out best_of or stream")
+    return n, best_of if best_of != n else None
+
+
+def _count(name: str, count: int | None, prompts: int = 1) -> int:
+    most = MOST_ANSWERS // prompts
+    if count is not None and not 1 <= count <= most:
+        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 1 to {most}")
+    return count or 1
+
+
+def _logprobs(name: str, count: int | None) -> int | None:
+    if count is not None and not 0 <= count <= MOST_LOGPROBS:
+        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 0 to {MOST_LOGPROBS}")
+    return count
+
+
+def _suffix(asked: CompletionBody, prompts: Sequence[Prompt]) -> str | None:
+    """An empty one is none, as clients send it to models that fill no gaps."""
+    if not asked.suffix:
+        return None
+    if asked.echo:
+        raise BadField("echo", "the prompt around a gap is no text before the answer", "leave out echo or suffix")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadField("suffix", "a suffix needs prompts that are texts", "send texts, not token ids")
+    return asked.suffix
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
@@ -121,7 +165,7 @@ def _grammar(asked: ResponseFormat | None) -> Grammar | None:
 def _chat_logprobs(asked: ChatBody) -> int | None:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
-    return (asked.top_logprobs or 0) if asked.logprobs else None
+    return _logprobs("top_logprobs", asked.top_logprobs or 0) if asked.logprobs else None
 
 
 def _include_usage(asked: Sampling) -> bool:

@@ -37,9 +37,15 @@ class Stamp:
 
 
 def chat_completion(
-    stamp: Stamp, asked: Asked, done: Completion, texts: TokenTexts, *, cached: bool = True
+    stamp: Stamp, asked: Asked, dones: Sequence[Completion], texts: TokenTexts, *, cached: bool = True
 ) -> Object:
-    """The answer to messages. cached: tell how much of the prompt was found in the cache."""
+    """The answers to messages, a choice each. cached: tell how much of the prompt was found in the cache."""
+    choices = [_chat_choice(index, asked, done, texts) for index, done in enumerate(dones)]
+    counts = usage([done.metrics for done in dones], asked.each, cached=cached)
+    return {**stamp.head("chat.completion"), "choices": choices, "usage": counts}
+
+
+def _chat_choice(index: int, asked: Asked, done: Completion, texts: TokenTexts) -> Object:
     message: Object = {
         "role": "assistant",
         "content": None if done.tool_calls and not done.text else done.text,
@@ -48,8 +54,8 @@ def chat_completion(
     }
     if done.tool_calls:
         message["tool_calls"] = [tool_call(call) for call in done.tool_calls]
-    choice = {
-        "index": 0,
+    return {
+        "index": index,
         "message": message,
         "logprobs": None if asked.params.logprobs is None else chat_logprobs(done.logprobs, texts),
         "finish_reason": finish_reason(
@@ -57,13 +63,13 @@ def chat_completion(
         ),
         "seed": done.seed,
     }
-    return {**stamp.head("chat.completion"), "choices": [choice], "usage": usage([done.metrics], cached=cached)}
 
 
 def text_completion(
     stamp: Stamp, asked: Asked, dones: Sequence[Completion], texts: TokenTexts, *, cached: bool = True
 ) -> Object:
-    """The continuations of one or several texts, a choice each. cached: as in `chat_completion`."""
+    """The continuations of one or several texts, a choice each; of `best_of` the likeliest. cached: as in
+    `chat_completion`."""
     choices = [
         {
             "index": index,
@@ -72,13 +78,26 @@ def text_completion(
             "finish_reason": finish_reason(done.finish_reason),
             "seed": done.seed,
         }
-        for index, done in enumerate(dones)
+        for index, done in enumerate(_told(asked, dones))
     ]
     return {
         **stamp.head("text_completion"),
         "choices": choices,
-        "usage": usage([done.metrics for done in dones], cached=cached),
+        "usage": usage([done.metrics for done in dones], asked.each, cached=cached),
     }
+
+
+def _told(asked: Asked, dones: Sequence[Completion]) -> list[Completion]:
+    """Of each prompt's answers the `n` with the highest log probability a token, the likeliest first."""
+    if asked.best_of is None:
+        return list(dones)
+    groups = [dones[start : start + asked.each] for start in range(0, len(dones), asked.each)]
+    return [done for group in groups for done in sorted(group, key=_likelihood, reverse=True)[: asked.n]]
+
+
+def _likelihood(done: Completion) -> float:
+    """Mean log probability of a token; 0 of no token."""
+    return sum(entry.logprob for entry in done.logprobs) / max(1, len(done.logprobs))
 
 
 def _text_logprobs(asked: Asked, done: Completion, texts: TokenTexts) -> Object | None:
@@ -107,13 +126,17 @@ def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
     return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
 
-def usage(measured: Sequence[Metrics], *, cached: bool = True) -> Object:
-    """Tokens of prompts and answers; an end token counts, as it was computed."""
-    prompt = sum(metrics.prompt_tokens for metrics in measured)
+def usage(measured: Sequence[Metrics], each: int = 1, *, cached: bool = True) -> Object:
+    """Tokens of prompts and answers; an end token counts, as it was computed. A prompt counts once, however many
+    answers were made of it. each: how many, one behind the other."""
+    prompt = sum(metrics.prompt_tokens for metrics in measured[::each])
     answer = sum(metrics.output_tokens for metrics in measured)
     counts: Object = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
     if cached:
-        counts["prompt_tokens_details"] = {"cached_tokens": sum(metrics.cached_tokens for metrics in measured)}
+        found = sum(metrics.cached_tokens for metrics in measured[::each])
+        counts["prompt_tokens_details"] = {"cached_tokens": found}
+    thoughts = sum(metrics.reasoning_tokens for metrics in measured)
+    counts["completion_tokens_details"] = {"reasoning_tokens": thoughts}
     return counts
 
 

@@ -14,11 +14,13 @@ from localllm.request import GenerationEvent, Kind, Request, TokenLogprob
 
 
 class ChatStream:
-    """Chunks of one answer to messages. The first names the role, the last says why it ended."""
+    """Chunks of one answer to messages, which is choice `index`. The first names the role, the last says why it
+    ended."""
 
-    def __init__(self, stamp: Stamp, asked: Asked, texts: TokenTexts):
+    def __init__(self, stamp: Stamp, asked: Asked, texts: TokenTexts, index: int = 0):
         self.asked = asked
         self.texts = texts
+        self.index = index
         self.head = _head(stamp.head("chat.completion.chunk"), asked)
         self.begun = False
         self.calls = 0
@@ -45,7 +47,7 @@ class ChatStream:
 
     def chunk(self, delta: Object, logprobs: Sequence[TokenLogprob] = (), reason: str | None = None) -> Object:
         told = chat_logprobs(logprobs, self.texts) if logprobs else None
-        choice = {"index": 0, "delta": delta, "logprobs": told, "finish_reason": reason}
+        choice = {"index": self.index, "delta": delta, "logprobs": told, "finish_reason": reason}
         return {**self.head, "choices": [choice]}
 
 
@@ -81,9 +83,9 @@ class TextStream:
 
 
 def usage_chunk(stamp: Stamp, asked: Asked, measured: Sequence[Metrics]) -> Object:
-    """What follows the last chunk of all where `stream_options` asks for it."""
+    """What follows the last chunk of all where `stream_options` asks for it. measured: in the order of choices."""
     kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
-    return {**stamp.head(kind), "choices": [], "usage": usage(measured)}
+    return {**stamp.head(kind), "choices": [], "usage": usage(measured, asked.each)}
 
 
 def _head(head: Object, asked: Asked) -> Object:

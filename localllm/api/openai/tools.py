@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from localllm.api.body import BadField, Strict, validated
-from localllm.api.openai.bodies import ChatBody
 from localllm.request import ToolUse
 
 MOST = 128  # functions, as OpenAI has it
@@ -43,14 +42,14 @@ class AllowedTools(Strict):
     allowed_tools: Allowed
 
 
-def read_tool_use(asked: ChatBody) -> tuple[list[dict[str, Any]] | None, ToolUse]:
-    """The functions that the model is told of, and what it has to do with them. `none` calls no function because
-    the model is told of none. Raises BadField."""
-    tools = None if asked.tools is None else read_tools(asked.tools)
-    if asked.tool_choice == "none":
+def read_tool_use(tools: Any, choice: Any, parallel: bool | None) -> tuple[list[dict[str, Any]] | None, ToolUse]:
+    """The functions that the model is told of, and what it has to do with them: of a body's `tools`, `tool_choice`
+    and `parallel_tool_calls`. `none` calls no function because the model is told of none. Raises BadField."""
+    tools = None if tools is None else read_tools(tools)
+    if choice == "none":
         return None, ToolUse()
-    use = _use(asked.tool_choice, parallel=asked.parallel_tool_calls is not False)
-    if asked.tool_choice is not None and tools is None:
+    use = _use(choice, parallel=parallel is not False)
+    if choice is not None and tools is None:
         raise BadField("tool_choice", "there is a tool_choice and there are no tools", "send tools, too")
     names = {tool["function"]["name"] for tool in tools or ()}
     if missing := next(

@@ -68,7 +68,7 @@ def chat(llm: LLM, body: dict[str, Any]) -> tuple[theirs.ChatCompletion, list[th
         *(chunk for event in events for chunk in stream.push(event)),
         usage_chunk(STAMP, asked, [done.metrics]),
     ]
-    whole = json.loads(json.dumps(chat_completion(STAMP, asked, done, texts), allow_nan=False))
+    whole = json.loads(json.dumps(chat_completion(STAMP, asked, [done], texts), allow_nan=False))
     return theirs.ChatCompletion.model_validate(whole), [
         theirs.ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk, allow_nan=False)))
         for chunk in chunks

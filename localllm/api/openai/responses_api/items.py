@@ -1,0 +1,117 @@
+"""Items of a response's input to the messages of a chat.
+
+What a model says in one turn is several items here (thoughts, a message, calls), and one message there.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from localllm.api.body import BadField, Shown, Strict, validated
+
+Message = dict[str, Any]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class Item(Strict):
+    type: str = "message"
+    id: str | None = None
+    status: Status | None = None
+
+
+class Part(Strict):
+    type: str
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: Any = None
+
+
+Texts = Annotated[Any, Shown(str | list[Part])]
+
+
+class Said(Item):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Texts
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class Called(Item):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class Returned(Item):
+    call_id: str
+    output: Texts
+
+
+class Thought(Item):
+    summary: Texts = None
+    content: Texts = None
+    encrypted_content: None = None
+
+
+ITEMS: dict[str, type[Item]] = {
+    "message": Said,
+    "function_call": Called,
+    "function_call_output": Returned,
+    "reasoning": Thought,
+}
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def messages_of(given: Any, instructions: str | None) -> list[Message]:
+    """A text or a list of items. Raises BadField for what is neither, and for items of other kinds."""
+    messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise BadField("input", "input is neither a text nor a list with an item in it", "send one of the two")
+    for place, item in enumerate(given):
+        _add(messages, item, f"input.{place}")
+    return messages
+
+
+def _add(messages: list[Message], item: Any, at: str) -> None:
+    kind = item.get("type", "message") if isinstance(item, Mapping) else None
+    if not isinstance(kind, str) or kind not in ITEMS:
+        raise BadField(f"{at}.type", f"{at} is of the type {str(kind)[:40]}", f"send one of {', '.join(ITEMS)}")
+    match validated(ITEMS[kind], {name: value for name, value in item.items() if value is not None}, at):
+        case Said(role="assistant", content=content):
+            turn = _turn(messages, "content")
+            turn["content"] = _text(content, f"{at}.content")
+        case Said(role=role, content=content):
+            messages.append({"role": role, "content": _text(content, f"{at}.content")})
+        case Called(call_id=call_id, name=name, arguments=arguments):
+            call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            _turn(messages).setdefault("tool_calls", []).append(call)
+        case Returned(call_id=call_id, output=output):
+            text = _text(output, f"{at}.output")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        case Thought(summary=summary, content=content):
+            told = content or summary or []
+            _turn(messages, "reasoning_content")["reasoning_content"] = _text(told, f"{at}.content")
+
+
+def _turn(messages: list[Message], without: str = "") -> Message:
+    """The assistant's message that an item belongs to: the last, unless somebody else spoke, or `without` or a
+    call of a function stands in it already."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or (without and (last.get(without) is not None or "tool_calls" in last)):
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _text(content: Any, at: str) -> str:
+    """A text, or parts that are texts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadField(at, f"{at} is no text", "send a string, or a list of parts that are texts")
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str) or kind not in TEXTS:
+            raise BadField(f"{at}.{place}.type", f"parts of type {str(kind)[:40]} are not supported", "send texts")
+        texts.append(validated(Part, part, f"{at}.{place}").text)
+    return "".join(texts)

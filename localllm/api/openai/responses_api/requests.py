@@ -1,0 +1,104 @@
+"""Bodies of `/v1/responses` to what an LLM is asked, by way of the chat body that asks for the same.
+
+Nothing is kept between two responses. Knows nothing of HTTP.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.api.asked import Asked
+from localllm.api.body import BadField, validated
+from localllm.api.openai.requests import read_chat
+from localllm.api.openai.responses_api.bodies import (
+    ONLY,
+    REFUSED,
+    REMEDIES,
+    UNUSED,
+    ResponseBody,
+    TextFormat,
+    Tool,
+)
+from localllm.api.openai.responses_api.items import messages_of
+from localllm.request import SamplingParams
+
+SAME = ("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "parallel_tool_calls")
+SAME += ("chat_template_kwargs", "priority", "stream")
+# Fields of the chat body, as whoever asked has called them.
+CALLED = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+def read_body(body: Mapping[str, Any]) -> ResponseBody:
+    """Raises BadField for what is unknown, of a wrong type or not supported."""
+    fields = {name: value for name, value in body.items() if value is not None and name not in UNUSED}
+    for name, remedy in REFUSED.items():
+        if name in fields:
+            raise BadField(name, f"{name} is not supported", remedy)
+    for name, only in ONLY.items():
+        value = fields.pop(name, only)
+        if type(value) is not type(only) or value != only:
+            remedy = REMEDIES.get(name, f"leave it out, or send {only!r}")
+            raise BadField(name, f"{name} {str(value)[:40]} is not supported", remedy)
+    return validated(ResponseBody, fields)
+
+
+def read_response(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
+    """A body of `/v1/responses`; defaults: the model's own. Raises UsageError."""
+    try:
+        return read_chat(_chat_body(read_body(body)), defaults)
+    except BadField as error:
+        first, _, rest = error.param.partition(".")
+        param = ".".join(filter(None, (CALLED.get(first, first), rest)))
+        raise BadField(param, error.message, error.remedy) from None
+
+
+def _chat_body(asked: ResponseBody) -> dict[str, Any]:
+    wanted = asked.top_logprobs is not None or "message.output_text.logprobs" in (asked.include or ())
+    return {name: getattr(asked, name) for name in SAME} | {
+        "messages": messages_of(asked.input, asked.instructions),
+        "max_completion_tokens": asked.max_output_tokens,
+        "logprobs": wanted or None,
+        "top_logprobs": asked.top_logprobs,
+        "response_format": _format(asked.text.format) if asked.text and asked.text.format else None,
+        "reasoning_effort": asked.reasoning and asked.reasoning.effort,
+        "tools": None if asked.tools is None else _tools(asked.tools),
+        "tool_choice": _choice(asked.tool_choice),
+    }
+
+
+def _format(asked: TextFormat) -> dict[str, Any]:
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    described = {"name": asked.name, "schema": asked.schema_, "description": asked.description}
+    described["strict"] = asked.strict
+    return {"type": asked.type, "json_schema": {k: value for k, value in described.items() if value is not None}}
+
+
+def _tools(tools: Any) -> list[dict[str, Any]]:
+    if not isinstance(tools, list):
+        raise BadField("tools", "tools is no list", "send a list of functions")
+    return [_tool(tool, f"tools.{place}") for place, tool in enumerate(tools)]
+
+
+def _tool(tool: Any, at: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if isinstance(kind, str) and kind != "function":
+        raise BadField(f"{at}.type", f"tools of type {kind[:40]} are not supported", "send functions")
+    described = validated(Tool, tool, at).model_dump(exclude={"type"}, exclude_none=True)
+    return {"type": "function", "function": described}
+
+
+def _choice(choice: Any) -> Any:
+    """Functions are named flat here, and in objects of their own in a chat's body."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.keys() == {"type", "name"}:
+        return {"type": choice["type"], "function": {"name": choice["name"]}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        named = {name: value for name, value in choice.items() if name != "type"}
+        return {"type": "allowed_tools", "allowed_tools": named | {"tools": list(map(_choice, choice["tools"]))}}
+    return choice

@@ -1,0 +1,62 @@
+"""Bodies of localllm's own client to what an LLM is asked. Nothing is read between the lines: parameters come
+whole, as saved chats and receipts have them. Knows nothing of HTTP."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.api.asked import Asked
+from localllm.api.body import BadField, Strict, validated
+from localllm.errors import UsageError
+from localllm.params import params_from_json
+from localllm.request import SamplingParams
+
+
+class OpenBody(Strict):
+    """Which model is meant: by a name, or by where it lies, which names one that is loaded and no other."""
+
+    model: str | None = None
+    path: str | None = None
+    load: bool = False
+
+
+class NameBody(Strict):
+    model: str
+
+
+class ArgumentsBody(Strict):
+    model: str
+    given: dict[str, Any]
+    think: bool | None
+    with_tools: bool
+
+
+class AnswerBody(Strict):
+    model: str
+    prompt: str | list[int] | list[dict[str, Any]]
+    params: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+    template_arguments: dict[str, Any]
+
+
+def read_answer(body: Mapping[str, Any]) -> Asked:
+    """Raises UsageError."""
+    asked = validated(AnswerBody, body)
+    prompt: Any = asked.prompt
+    return Asked(
+        asked.model,
+        (prompt,),
+        _params(asked.params),
+        is_chat=isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict),
+        tools=asked.tools,
+        template_arguments=asked.template_arguments,
+        stream=True,
+    )
+
+
+def _params(fields: Mapping[str, Any]) -> SamplingParams:
+    try:
+        return params_from_json(fields)
+    except UsageError as error:
+        raise BadField("params", error.message, error.remedy) from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadField("params", f"these are no parameters ({error!r})", "use a client of this version") from None

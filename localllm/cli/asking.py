@@ -1,0 +1,86 @@
+"""What `localllm run` does with its flags: asks a running server that has the model, or loads it here.
+
+A server's first token should be here at once, so nothing is imported that only loading needs, nor what reads
+flags.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from localllm.cli import io
+from localllm.cli.answer import Question, Show, answer
+from localllm.cli.constrain import FLAGS_OF_GRAMMAR, asked_grammar
+from localllm.cli.exits import bad_setting
+from localllm.cli.flags import parse_template_args, sampling_fields
+from localllm.cli.model import Model
+from localllm.cli.served import LOADING_FLAGS, served_model
+from localllm.errors import UsageError
+from localllm.request import Grammar
+
+FLAGS_OF_ONE_ANSWER = {
+    **FLAGS_OF_GRAMMAR,
+    "raw": "--raw",
+    "tools": "--tools",
+    "as_json": "--json",
+    "receipt": "--receipt",
+    "fail_on_length": "--fail-on-length",
+    "draft": "--draft",
+    "logprobs": "--logprobs",
+    "prompt_logprobs": "--prompt-logprobs",
+}
+
+
+def ask(flags: Mapping[str, Any]) -> None:
+    """flags: by the names of `run`'s parameters, None or False where they were not given. Raises LocalLLMError."""
+    given = sampling_fields({**flags, "grammar": asked_grammar(flags)})
+    arguments = parse_template_args(flags["template_arg"] or [])
+    raw, tools, think, system, verbose = (flags[name] for name in ("raw", "tools", "think", "system", "verbose"))
+    if raw and system:
+        raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
+    if raw and (arguments or tools or think is not None):
+        raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
+    if tools and "grammar" in given:
+        raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
+    if flags["draft_model"] and flags["draft"] is False:
+        raise UsageError("--no-draft guesses nothing, and --draft-model guesses", "leave out one of them")
+    if not flags["prompt"] and io.both_ends_are_terminals():
+        _refuse_flags_of_one_answer(flags)
+        from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for
+
+        with closing(_model(flags, None)) as llm:
+            arguments = llm.template_arguments(arguments, think=think)
+            converse(llm, dataclasses.replace(llm.default_params, **given), system, arguments, verbose=verbose)
+        return
+    if (flags["logprobs"], flags["prompt_logprobs"]) != (None, None) and not flags["as_json"]:
+        raise UsageError("log probabilities are part of the JSON output", "add --json")
+    functions = io.read_tools(tools) if tools else None
+    text = io.read_prompt(flags["prompt"] or [], raw=raw)
+    out = io.AnswerWriter()
+    receipt = io.path_for_receipt(flags["receipt"]) if flags["receipt"] else None
+    show = Show(raw, flags["as_json"], verbose, flags["fail_on_length"], receipt, bool(flags["draft"]))
+    with closing(_model(flags, given.get("grammar"))) as llm:
+        arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
+        question = Question(text, system, functions, arguments)
+        answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
+
+
+def _model(flags: Mapping[str, Any], grammar: Grammar | None) -> Model:
+    if served := served_model(flags):
+        return served
+    try:
+        from localllm.cli.loading import load_model
+    except ValueError as error:
+        raise bad_setting(error) from error
+
+    where = {name: flags[name] for name in LOADING_FLAGS}
+    draft = where.pop("draft")
+    where["draft"] = None if draft is None else "lookup" if draft else "off"
+    return load_model(flags["model"], **where, verbose=flags["verbose"], grammar=grammar)
+
+
+def _refuse_flags_of_one_answer(flags: Mapping[str, Any]) -> None:
+    for name, flag in FLAGS_OF_ONE_ANSWER.items():
+        if flags[name] is not None and flags[name] is not False:
+            raise UsageError(f"{flag} is for one answer, and there is no prompt", "add a prompt")

@@ -1,0 +1,59 @@
+"""A quick way in for `localllm run`, whose answer may come from a server within milliseconds: reads its flags
+without the library that does, which takes longer to import than a warm server to answer.
+
+What flags there are comes from `words.json`, which is made of the command itself. Only what is plainly right is
+read here, and to the same values; all else (help, abbreviations, what is wrong) is left to the library.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+WORDS = Path(__file__).with_name("words.json")
+KINDS = {"str": str, "int": int, "float": float}
+MOST_DIGITS = 15
+COMMAND = "run"
+
+
+def flags_of(words: Sequence[str]) -> dict[str, Any] | None:
+    """What `run` is called with for the words of a command line; None where the library has to look."""
+    if words[:1] != [COMMAND] or len(words) < 2:
+        return None
+    known = json.loads(WORDS.read_text(encoding="utf-8"))["commands"][COMMAND]["options"]
+    flags: dict[str, Any] = {option["field"]: option["default"] for option in known.values()}
+    places, rest = list[str](), list(words[:0:-1])
+    while rest:
+        word = rest.pop()
+        if not word.startswith("-"):
+            places.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        option = known.get(name)
+        if option is None or option["type"] == "other":
+            return None
+        if option["type"] == "flag":
+            if equals:
+                return None
+            flags[option["field"]] = option["means"]
+            continue
+        if not equals:
+            if not rest:
+                return None
+            value = rest.pop()
+        if not is_plain(value, option["type"]):
+            return None
+        read = KINDS[option["type"]](value)
+        flags[option["field"]] = [*(flags[option["field"]] or ()), read] if option["many"] else read
+    if not places:
+        return None
+    return flags | {"model": places[0], "prompt": places[1:] or None}
+
+
+def is_plain(value: str, kind: str) -> bool:
+    """Is it spelt in a way that nobody reads differently?"""
+    if kind == "str":
+        return not value.startswith("-")
+    whole, point, rest = value.removeprefix("-").partition(".")
+    parts = (whole, rest) if point and kind == "float" else (whole + point + rest,)
+    return all(part.isascii() and part.isdecimal() and len(part) <= MOST_DIGITS for part in parts)

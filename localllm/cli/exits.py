@@ -1,0 +1,51 @@
+"""What becomes of the errors of a command: one line on stderr, and the exit code."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from localllm.cli.io import abandon_stdout, note, use_utf8
+from localllm.errors import LocalLLMError, UsageError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
+
+
+def exit_code(act: Callable[[], int | None]) -> int:
+    """Do it, and give the exit code of the program: its own, or that of its error."""
+    use_utf8()
+    try:
+        code = act()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code or 0
+    except KeyboardInterrupt:
+        import signal
+
+        # After a second Ctrl-C the engine's thread may still be inside a kernel, and an interpreter that ends
+        # around it aborts with a message. Everything that was said has been flushed.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os._exit(INTERRUPTED)
+    except LocalLLMError as error:
+        note(f"error: {error}")
+        return error.exit_code
+    except BrokenPipeError:  # `| head`: the reader has what it wanted
+        abandon_stdout()
+        return 0
+    except OSError as error:
+        abandon_stdout()  # a full disk, say, would fail again when the interpreter flushes
+        where = f" ({error.filename})" if error.filename else ""
+        note(f"error: the system says: {error.strerror or error}{where}; check the disk and the rights")
+        return LocalLLMError.exit_code
+    except Exception as error:
+        if os.environ.get("LOCALLLM_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+        note(f"error: {type(error).__name__}: {error}{DEBUG_HINT}")
+        return LocalLLMError.exit_code
+
+
+def bad_setting(error: ValueError) -> UsageError:
+    """huggingface_hub reads its variables while it is imported, and raises this."""
+    return UsageError(f"a setting is no number: {error}", "check the HF_ variables")

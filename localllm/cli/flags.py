@@ -1,0 +1,50 @@
+"""What becomes of flags: fields of SamplingParams and arguments of templates. Knows not how they are read."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from localllm.errors import UsageError
+from localllm.files import strict_json
+from localllm.request import SamplingParams
+
+
+def sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields of SamplingParams that were given as flags; `flags` may hold others.
+
+    Raises UsageError where a value is wrong, so that no model is loaded for nothing.
+    """
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    fields = {name: flags[name] for name in names if flags.get(name) not in (None, [], ())}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = parse_logit_bias(fields["logit_bias"])
+    SamplingParams(**fields)
+    return fields
+
+
+def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
+    """`["42=-inf", "7=1.5"]` as a mapping. Raises UsageError where one is not ID=BIAS."""
+    biases = {}
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError as error:
+            raise UsageError(f"logit bias {pair!r} is not ID=BIAS", "write for example 42=-inf") from error
+    return biases
+
+
+def parse_template_args(pairs: Iterable[str]) -> dict[str, Any]:
+    """`["effort=high", "depth=3"]` as a mapping, values read as JSON where they are. Raises UsageError."""
+    arguments = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise UsageError(
+                f"template argument {pair!r} is not NAME=VALUE", "write for example enable_thinking=false"
+            )
+        try:
+            arguments[name] = strict_json(value)
+        except (ValueError, RecursionError):
+            arguments[name] = value
+    return arguments

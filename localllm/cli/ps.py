@@ -1,0 +1,54 @@
+"""`localllm ps` and `localllm stop`: the models of a running server."""
+
+import json
+import time
+from typing import Any
+
+from localllm.cli import options, report
+from localllm.cli.io import AnswerWriter, note
+from localllm.client.server import Server, checked
+from localllm.units import seconds, size
+
+
+def ps(server: options.Server = None, as_json: options.Json = False) -> None:
+    """List the models that a running server has loaded.
+
+    UNTIL is when one is unloaded if nobody asks it; KV is how much of its cache answers use.
+    """
+    out, asked = AnswerWriter(), Server(server)
+    found = checked(asked.ask("/localllm/ps"), asked.url)
+    if as_json:
+        out.write(json.dumps(found, indent=1) + "\n")
+        return
+    header = ("NAME", "SIZE", "DEVICE", "CONTEXT", "UNTIL", "RUNNING", "WAITING", "KV")
+    loading = [(name, *["-"] * 3, "loading", *["-"] * 3) for name in found["loading"]]
+    out.write(report.table([header, *map(_row, found["models"]), *loading]) + "\n")
+
+
+def stop(model: options.ModelName, server: options.Server = None) -> None:
+    """Unload a model of a running server.
+
+    MODEL is a name of `localllm ps`. Answers under way end first.
+    """
+    users = Server(server).ask("/localllm/stop", {"model": model})["users"]
+    note(f"{model} is unloaded when its answers have ended" if users else f"{model} is unloaded")
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    used = model["used_blocks"] / model["blocks"] if model["blocks"] else 0.0
+    return (
+        model["name"],
+        size(model["bytes"]),
+        f"{model['device']} {model['dtype']}",
+        str(model["context"]),
+        _until(model),
+        str(model["running"]),
+        str(model["waiting"]),
+        f"{used:.0%}",
+    )
+
+
+def _until(model: dict[str, Any]) -> str:
+    if model["users"]:
+        return "in use"
+    return "for ever" if model["until"] is None else f"in {seconds(max(0.0, model['until'] - time.time()))}"

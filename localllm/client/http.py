@@ -1,0 +1,124 @@
+"""As much of HTTP/1.1 as asking a server takes. `http.client` would do, and take a third of the time in which the
+first token is to be here: it imports the parsers of mail and TLS.
+
+Answers are read as they come, in chunks, by their length or up to the end. What a server sends is bounded.
+"""
+
+import socket
+from collections.abc import Iterator
+
+MOST_LINE = 2**16  # bytes of a line of the head
+MOST_HEADERS = 200
+
+
+class Broken(OSError):
+    """The other side speaks no HTTP, or stopped in the middle."""
+
+
+class Connection:
+    """One connection, opened when it is needed and kept."""
+
+    def __init__(self, host: str, port: int, *, tls: bool = False):
+        self.host, self.port, self.tls = host, port, tls
+        self.socket: socket.socket | None = None
+
+    def ask(self, method: str, path: str, headers: dict[str, str], body: bytes, timeout: float | None) -> "Answer":
+        """timeout: seconds without a sign of the server, None for as long as it takes. Raises OSError."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {host}:{self.port}", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        asked = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+        kept = self.socket
+        try:
+            return self.exchange(asked, timeout)
+        except (Broken, ConnectionError):
+            if kept is None:
+                raise
+        return self.exchange(asked, timeout)  # the server had closed what was kept
+
+    def exchange(self, asked: bytes, timeout: float | None) -> "Answer":
+        try:
+            if self.socket is None:
+                self.socket = self.connected(timeout)
+            self.socket.settimeout(timeout)
+            self.socket.sendall(asked)
+            return Answer(self.socket)
+        except BaseException:
+            self.close()
+            raise
+
+    def connected(self, timeout: float | None) -> socket.socket:
+        made = socket.create_connection((self.host, self.port), timeout)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self.tls:
+            return made
+        import ssl
+
+        return ssl.create_default_context().wrap_socket(made, server_hostname=self.host)
+
+    def close(self) -> None:
+        if self.socket:
+            self.socket.close()
+            self.socket = None
+
+
+class Answer:
+    """The head of an answer; `pieces` and `lines` read on. Raises Broken where it is none."""
+
+    def __init__(self, source: socket.socket):
+        self.file = source.makefile("rb")
+        try:
+            words = self.line().split(None, 2)
+            self.status = int(words[1]) if words[0].startswith(b"HTTP/1.") else 0
+        except (IndexError, ValueError):
+            self.status = 0
+        if not 100 <= self.status < 600:
+            self.file.close()
+            raise Broken("no answer of HTTP")
+        self.headers: dict[str, str] = {}
+        while line := self.line():
+            name, _, value = line.decode("latin-1").partition(":")
+            self.headers[name.lower()] = value.strip()
+            if len(self.headers) > MOST_HEADERS:
+                raise Broken("too many headers")
+
+    def line(self) -> bytes:
+        line = self.file.readline(MOST_LINE)
+        if not line.endswith(b"\n"):
+            raise Broken("the server broke off")
+        return line.rstrip(b"\r\n")
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body as it comes. Raises Broken where it ends before its end, and OSError."""
+        with self.file:
+            if self.headers.get("transfer-encoding", "").lower() != "chunked":
+                yield self.exactly(self.length(self.headers.get("content-length", "0"), 10))
+                return
+            while size := self.length(self.line().split(b";")[0].decode("latin-1"), 16):
+                yield self.exactly(size)
+                self.line()
+            while self.line():
+                pass
+
+    def lines(self) -> Iterator[bytes]:
+        """The body, a line at a time."""
+        rest = b""
+        for piece in self.pieces():
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from whole
+        if rest:
+            yield rest
+
+    def exactly(self, size: int) -> bytes:
+        if len(piece := self.file.read(size)) < size:
+            raise Broken("the server broke off")
+        return piece
+
+    def length(self, digits: str, base: int) -> int:
+        try:
+            size = int(digits, base)
+        except ValueError:
+            size = -1
+        if not 0 <= size < 2**30:
+            raise Broken("no answer of HTTP")
+        return size

@@ -1,0 +1,129 @@
+"""A server of localllm as its own client sees it: where it is, whether it is one, what it is asked over HTTP.
+
+Imports little: the time until the first token counts from the start of the process.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from localllm.client.http import Answer, Connection
+from localllm.errors import LocalLLMError, UsageError
+from localllm.settings import Settings
+from localllm.wire import NAME, error_from_json
+
+PORT = 11434
+HELLO_S = 2.0  # for a server to say what it is
+
+START = "start one with `localllm serve`, or name it: LOCALLLM_HOST, --server"
+
+Object = dict[str, Any]
+
+
+class NoServer(LocalLLMError):
+    """Nobody listens there, or not in time."""
+
+    exit_code = 7
+    http_status = 502
+
+
+class OtherServer(LocalLLMError):
+    """A server that is not localllm."""
+
+    exit_code = 7
+    http_status = 502
+
+
+class Server:
+    """One connection, kept from question to question. `close` breaks off an answer, also at the server."""
+
+    def __init__(self, address: str | None = None):
+        """address: as LOCALLLM_HOST, which is asked for it where it is None. Raises UsageError for no address."""
+        settings = Settings.from_environment()
+        self.url = url_of(address or settings.host or f"127.0.0.1:{PORT}")
+        parts = urlsplit(self.url)
+        self.connection = Connection(parts.hostname or "", parts.port or PORT, tls=parts.scheme == "https")
+        self.headers = {"Content-Type": "application/json"}
+        if settings.api_key:
+            self.headers["Authorization"] = f"Bearer {settings.api_key}"
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, *, within: float | None = HELLO_S) -> Object:
+        """The JSON object that it answers with. Raises NoServer, OtherServer, and what the server says.
+
+        body: None to get; within: seconds, None to wait as long as it takes.
+        """
+        return whole(b"".join(self.pieces(self.send(path, body, within).pieces())), self.url)
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[Object]:
+        """One JSON object a line, as they come. Raises as `ask`; NoServer where it breaks off."""
+        for text in self.pieces(self.send(path, body, None).lines()):
+            found = whole(text, self.url)
+            if "error" in found:
+                raise error_from_json(found)
+            yield found
+
+    def send(self, path: str, body: Mapping[str, Any] | None, within: float | None) -> Answer:
+        content = b"" if body is None else json.dumps(body).encode()
+        try:
+            answer = self.connection.ask("POST" if content else "GET", path, self.headers, content, within)
+        except OSError as error:
+            why = error.strerror or str(error) or type(error).__name__
+            raise NoServer(f"no server of localllm answers at {self.url} ({why})", START) from None
+        if answer.status != 200:
+            raise refusal(b"".join(self.pieces(answer.pieces())), self.url)
+        return answer
+
+    def pieces(self, come: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from come
+        except OSError:
+            self.close()
+            raise NoServer(f"the server at {self.url} broke off its answer", "its log may say why") from None
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def url_of(address: str) -> str:
+    """`host`, `host:port`, `http://host:port` and `https://...` as a URL with a port. Raises UsageError."""
+    url = address if "://" in address else f"http://{address}"
+    remedy = "give HOST:PORT or http://HOST:PORT"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise UsageError(f"{address!r} is no address of a server", remedy) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        raise UsageError(f"{address!r} is no address of a server", remedy)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    # Who listens everywhere is asked here.
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    return f"{parts.scheme}://{host}:{PORT if port is None else port}"
+
+
+def whole(text: bytes, url: str) -> Object:
+    """Raises OtherServer where that is no JSON object, as something else answers."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OtherServer(f"what answers at {url} is not localllm", START)
+    return found
+
+
+def refusal(said: bytes, url: str) -> LocalLLMError:
+    """What to raise for an answer that refuses: the server's own error, if it is one of localllm's."""
+    found = whole(said, url)
+    error = found.get("error")
+    if not isinstance(error, dict) or "kind" not in error:
+        return OtherServer(f"what answers at {url} is not localllm", START)
+    return error_from_json(found)
+
+
+def checked(found: Object, url: str) -> Object:
+    """What a server says of itself. Raises OtherServer where it is not localllm."""
+    if found.get("server") != NAME:
+        raise OtherServer(f"what answers at {url} is not localllm", START)
+    return found

@@ -1,0 +1,112 @@
+"""Our own OpenAPI document, made of what the routes are: bodies from the pydantic models that read them, errors in
+the shape of each API. A router gives each route what `documented` makes:
+
+    @routes.post("/chat/completions", **documented(ChatBody, EXAMPLE, streams="text/event-stream"))
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.responses import JSONResponse
+
+Schema = dict[str, Any]
+
+JSON = "application/json"
+COMPONENTS = "#/components/schemas/"
+OF_ALL = {
+    400: "The request makes no sense.",
+    401: "A key is needed, or this one is wrong.",
+    403: "The Host or the Origin is a stranger's.",
+    404: "There is no such model, or no such route.",
+    500: "A fault of localllm, or an answer that is not what its schema asks for.",
+    503: "Busy: ask again after the seconds in Retry-After.",
+}
+OF_BODIES = {
+    408: "The body did not come in time.",
+    413: "The body is too large.",
+    507: "The model does not fit into the memory.",
+}
+RETRY_AFTER = {"Retry-After": {"schema": {"type": "string", "pattern": "^[0-9]+$"}}}
+
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_FIELDS = {"message": {"type": "string"}, "type": {"type": "string"}}
+OPENAI: Schema = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {**_FIELDS, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL},
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+OLLAMA: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+ANTHROPIC: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "properties": _FIELDS, "required": list(_FIELDS)},
+    },
+    "required": ["type", "error"],
+}
+ERRORS: Schema = {"OpenAIError": OPENAI, "OllamaError": OLLAMA, "AnthropicError": ANTHROPIC}
+ERROR_OF = {"/api/": "OllamaError", "/v1/messages": "AnthropicError", "/": "OpenAIError"}  # the first that fits
+
+
+def documented(
+    body: type[BaseModel] | None = None,
+    example: Mapping[str, Any] | None = None,
+    *,
+    answer: Mapping[str, Any] | None = None,
+    streams: str | None = None,
+) -> dict[str, Any]:
+    """Arguments of a route. body: what it reads, with an example; answer: the JSON schema of what it gives;
+    streams: the media type of its other way of answering."""
+    media: Schema = {JSON: {"schema": dict(answer or {"type": "object"})}}
+    if streams:
+        media[streams] = {"schema": {"type": "string"}}
+    found: dict[str, Any] = {"responses": {200: {"description": "The answer.", "content": media}}}
+    if body:
+        content: Schema = {"schema": schema_of(body)}
+        if example is not None:
+            content["example"] = dict(example)
+        found["openapi_extra"] = {"requestBody": {"required": True, "content": {JSON: content}}}
+    return found
+
+
+def schema_of(body: type[BaseModel]) -> Schema:
+    """Whose `$defs` `document` puts where its references look for them."""
+    return body.model_json_schema(ref_template=COMPONENTS + "{model}")
+
+
+def serve_document(app: FastAPI) -> None:
+    """At `/openapi.json`. Pages that show it would load scripts from elsewhere: there are none."""
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> JSONResponse:
+        return JSONResponse(document(app))
+
+
+def document(app: FastAPI) -> Schema:
+    """All routes of the application, with the errors that each may answer with."""
+    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    components = dict(ERRORS)
+    for path, item in made["paths"].items():
+        error = next(name for prefix, name in ERROR_OF.items() if path.startswith(prefix))
+        for operation in item.values():
+            responses = operation["responses"]
+            responses.pop("422", None)  # FastAPI's own; ours is 400
+            contents = operation.get("requestBody", {}).get("content", {})
+            for status, why in (OF_ALL | OF_BODIES if contents else OF_ALL).items():
+                told: Schema = {"description": why, "content": {JSON: {"schema": {"$ref": COMPONENTS + error}}}}
+                responses.setdefault(str(status), told | ({"headers": RETRY_AFTER} if status == 503 else {}))
+            for content in contents.values():
+                schema = dict(content["schema"])  # the route's own stays as it is
+                components.update(schema.pop("$defs", {}))
+                content["schema"] = schema
+    made["components"] = {"schemas": components}
+    return made

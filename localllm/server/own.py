@@ -1,0 +1,150 @@
+"""What localllm's own client asks (`localllm run`, `ps`, `stop`): `/localllm/...`. It may change with any version,
+as both are of one."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm import __version__
+from localllm.api.asked import Asked
+from localllm.api.body import validated
+from localllm.api.own import ArgumentsBody, NameBody, OpenBody, read_answer
+from localllm.errors import LocalLLMError, ModelNotFound, UsageError
+from localllm.llm import LLM
+from localllm.params import params_to_json
+from localllm.request import Request as Prepared
+from localllm.server.answers import Answers
+from localllm.server.body import body_of
+from localllm.server.models import Lease, Loaded, Models
+from localllm.server.sse import EventStream
+from localllm.wire import NAME, error_to_json, event_to_json
+
+Object = dict[str, Any]
+
+
+def router(models: Models) -> APIRouter:
+    routes = APIRouter(prefix="/localllm")
+
+    @routes.post("/open")
+    async def open_model(request: Request) -> Object:
+        """What the client must know of a model before it asks. One that is not loaded is only on demand."""
+        asked = validated(OpenBody, await body_of(request))
+        loaded = meant(models, asked)
+        if loaded is None and asked.load and asked.model:
+            with await models.lease(asked.model) as lease:
+                return described(asked.model, lease.llm)
+        if loaded is None:
+            raise ModelNotFound(f"{asked.model or asked.path} is not loaded here", "`localllm ps` shows what is")
+        return described(asked.model or loaded.name, loaded.llm)
+
+    @routes.post("/template-arguments")
+    async def template_arguments(request: Request) -> Object:
+        asked = validated(ArgumentsBody, await body_of(request))
+        with await models.lease(asked.model) as lease:
+            find = lease.llm.template_arguments
+            flags = {"think": asked.think, "with_tools": asked.with_tools}
+            return {"arguments": await asyncio.to_thread(find, asked.given, **flags)}
+
+    @routes.post("/answer")
+    async def answer(request: Request) -> Response:
+        asked = read_answer(await body_of(request))
+        with await models.lease(asked.model) as lease:
+            prepared = await asyncio.to_thread(asked.prepare, lease.llm)
+            return EventStream(streamed(lease, asked, prepared[0]), lease.kept(), "application/x-ndjson")
+
+    @routes.post("/provenance")
+    async def provenance(request: Request) -> Object:
+        """The parts of a receipt that only who computes knows."""
+        asked = validated(NameBody, await body_of(request))
+        with await models.lease(asked.model) as lease:
+            model, setup = await asyncio.to_thread(lease.llm.provenance)
+            return {"model": asdict(model), "setup": asdict(setup), "kernels": lease.llm.kernels()}
+
+    @routes.get("/ps")
+    async def ps() -> Object:
+        loaded = sorted(models.loaded.values(), key=lambda one: one.since)
+        return {
+            "server": NAME,
+            "version": __version__,
+            "models": [state_of(one) for one in loaded],
+            "loading": [load.name for load in models.loads.values()],
+            "events": [asdict(event) for event in models.events],
+        }
+
+    @routes.post("/stop")
+    async def stop(request: Request) -> Object:
+        """Unload it, at once or when its answers have ended."""
+        return {"users": models.stop(validated(NameBody, await body_of(request)).model)}
+
+    return routes
+
+
+def meant(models: Models, asked: OpenBody) -> Loaded | None:
+    """The loaded model that a client means. A path is compared, and no file is looked at. Raises ModelNotFound for
+    a name that nobody knows."""
+    if (asked.model is None) == (asked.path is None):
+        raise UsageError("a model is meant by its name or by its path", "send one of them")
+    return models.find(asked.model) if asked.model else models.loaded.get(asked.path or "")
+
+
+def described(name: str, llm: LLM) -> Object:
+    return {
+        "server": NAME,
+        "version": __version__,
+        "name": name,
+        "device": llm.device,
+        "dtype": llm.dtype,
+        "kv_dtype": llm.kv_dtype,
+        "context": llm.context,
+        "weight_bytes": llm.weight_bytes,
+        "deterministic": llm.deterministic,
+        "has_chat_template": llm.has_chat_template,
+        "default_params": params_to_json(llm.default_params),
+    }
+
+
+def state_of(one: Loaded) -> Object:
+    stats = one.llm.stats()
+    return {
+        "name": one.name,
+        "path": str(one.llm.path),
+        "device": one.llm.device,
+        "dtype": one.llm.dtype,
+        "kv_dtype": one.llm.kv_dtype,
+        "context": one.llm.context,
+        "bytes": one.llm.weight_bytes + one.llm.memory.cache_bytes,
+        "since": one.since,
+        "until": None if one.keep_alive == math.inf else one.expires_at,
+        "users": one.users,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "blocks": stats.blocks,
+        "used_blocks": stats.used_blocks,
+        "cached_blocks": stats.cached_blocks,
+    }
+
+
+def line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+async def streamed(lease: Lease, asked: Asked, prepared: Prepared) -> AsyncGenerator[bytes]:
+    """The prompt as the model reads it, then the pieces; or up to an error, which is the last line."""
+    yield line({"prompt_ids": prepared.prompt_ids})
+
+    def text_of(token: int) -> str:
+        return lease.llm.tokenizer.decode([token], skip_special=False)
+
+    try:
+        with Answers(lease.llm, [prepared]) as answers:
+            async for _, piece in answers:
+                yield line(event_to_json(piece, text_of))
+    except LocalLLMError as error:
+        yield line(error_to_json(error))

@@ -1,0 +1,111 @@
+"""The document that describes the API is whole, and the API is what it says."""
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+LIMIT = {  # of an answer's length, by route
+    "/v1/chat/completions": "max_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+}
+# Changing what is on this machine, or asking others, is for tests with a machine of their own.
+NOT_HERE = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}")
+SLOW = list(HealthCheck)  # no example is too large or takes too long
+EXAMPLES = 40  # of each route and kind
+
+
+@pytest.fixture(scope="module")
+def document(demo_url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{demo_url}/openapi.json") as answer:
+        return json.load(answer)
+
+
+def references(value: Any) -> set[str]:
+    """All of them, wherever they stand."""
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set[str]()
+        return own.union(*map(references, value.values()))
+    return set[str]().union(*map(references, value)) if isinstance(value, list) else set()
+
+
+def test_every_reference_is_in_the_document(document: dict[str, Any]) -> None:
+    for reference in references(document):
+        found: Any = document
+        for step in reference.removeprefix("#/").split("/"):
+            found = found[step]
+    assert document["openapi"].startswith("3.1")
+
+
+def test_every_error_of_a_body_is_described(document: dict[str, Any]) -> None:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            described = {"200", "400", "403", "404", "500", "503"}
+            described |= {"408", "413", "507"} if "requestBody" in operation else set()
+            assert described <= operation["responses"].keys(), f"{method} {path}"
+            assert "422" not in operation["responses"]
+
+
+def short(body: Any, path: str) -> Any:
+    """For the model that is there, which stays as it is, and a few tokens."""
+    if not isinstance(body, dict):
+        return body
+    few: dict[str, Any] = {name: 2 for name in {*LIMIT.values(), "max_completion_tokens"} & body.keys()}
+    few |= {"options": {"num_predict": 2}} if "options" in body else {}
+    limit = {LIMIT[path]: 2} if path in LIMIT else {}
+    found = {**limit, **body, **few, "model": "demo"}
+    found.pop("keep_alive", None)
+    return found
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_what_is_described_is_answered_as_it_is_described(demo_url: str, mode: GenerationMode) -> None:
+    """Requests that the document allows, and some that it does not, against the real server: nothing breaks it."""
+    schema = schemathesis.openapi.from_url(f"{demo_url}/openapi.json")
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if operation.path in NOT_HERE or (mode is GenerationMode.NEGATIVE and not operation.body):
+            continue
+        answered = statuses(operation, mode)
+        if mode is GenerationMode.POSITIVE and operation.path in LIMIT:
+            assert 200 in answered, f"nothing that {operation.label} describes is answered"
+
+
+def statuses(operation: Any, mode: GenerationMode) -> set[int]:
+    """Of the answers to many requests, each of which is checked."""
+    found = set[int]()
+
+    @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=SLOW)
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        if mode is GenerationMode.POSITIVE:
+            case.body = short(case.body, case.path)
+        elif isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+            case.body = {**case.body, "model": "demo"}
+        answer = case.call()
+        found.add(answer.status_code)
+        case.validate_response(answer, checks=CHECKS)
+
+    ask()
+    return found

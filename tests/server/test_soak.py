@@ -1,0 +1,21 @@
+"""A short one of `bench/soak.py`, with a look into the engine afterwards."""
+
+import asyncio
+
+import psutil
+
+from bench.soak import soak
+from localllm import LLM
+
+STREAMS, SECONDS = 24, 6
+
+
+def test_many_streams_at_once_are_right_and_leave_nothing_behind(stories: LLM, stories_url: str) -> None:
+    found = asyncio.run(soak(stories_url, stories.name, STREAMS, SECONDS, psutil.Process()))
+    assert found["wrong_texts"] == 0, found["first_wrong"]
+    assert not [kind for kind in found["requests"] if kind.startswith("failed")], found["requests"]
+    assert all(found["requests"][kind] > 5 for kind in ("whole", "left", "senseless")), "too little was asked"
+    engine = stories.worker.engine
+    stories.worker.call(engine.pool.check_idle)
+    assert not stories.worker.replies and not engine.busy
+    assert len(engine.free_rows) == engine.scheduler.max_running
