@@ -11,15 +11,14 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.hub.resolve import resolve
 from localllm.metrics import Phases
 from localllm.plan.fit import Wish, needs_of
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, Memory, Needs
+from localllm.plan.memory import TOKEN_BUDGET, Memory, Needs
 from localllm.quant.vectors import FORMS
+from localllm.room import Room
 from localllm.runtime.build import load_decoder
 from localllm.runtime.engine import Engine
-from localllm.runtime.runner import Runner
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.speculation.pace import Pace
 from localllm.runtime.speculation.price import Price
-from localllm.runtime.state import BlockPool
 
 
 @dataclass(frozen=True)
@@ -39,21 +38,19 @@ class Beside:
         own = replace(wish, context=None, quant=None)
         return cls(ref.name, header, config, needs_of(header, config, kind, own, name=ref.name))
 
-    def load(self, engine: Engine, memory: Memory, price: Price, phases: Phases, *, graphs: bool) -> DraftModel:
+    def room(self, device: torch.device, *, graphs: bool) -> Room:
+        kind: torch.dtype = getattr(torch, self.needs.dtype)
+        return Room(self.needs, device, kind, FORMS.get(self.needs.kv_dtype, kind), graphs)
+
+    def load(self, engine: Engine, room: Room, memory: Memory, price: Price, phases: Phases) -> DraftModel:
         """Beside an engine that was made with the same memory; price: of the engine's steps."""
-        target, needs = engine.runner, self.needs
-        context = min(memory.context, self.config.max_context)
-        kind: torch.dtype = getattr(torch, needs.dtype)
-        kept = FORMS.get(needs.kv_dtype, kind)
-        rows = memory.rows if needs.own_row_bytes else 0
-        decoder, _ = load_decoder(self.header, self.config, target.device, kind, context, phases)
-        captured = context if graphs else None
-        runner = Runner(decoder, memory.blocks, BLOCK_SIZE, kind, target.device, rows, kept, MAX_RUNNING, captured)
+        target, context = engine.runner, room.context(memory)
+        decoder, _ = load_decoder(self.header, self.config, target.device, room.dtype, context, phases)
         return DraftModel(
-            runner,
-            BlockPool(memory.blocks, BLOCK_SIZE, rows),
+            room.runner(decoder, memory),
+            room.pool(memory),
             target.model.config.vocab_size,
             context,
             TOKEN_BUDGET[target.device.type],
-            Pace(needs.weights.total / max(1, memory.weights.total), price.table),
+            Pace(self.needs.weights.total / max(1, memory.weights.total), price.table),
         )

@@ -174,6 +174,15 @@ def free_memory() -> int:
     return int(min(psutil.virtual_memory().available, container_bytes()))
 
 
+def anonymous_bytes() -> int:
+    """Memory of this process that is no copy of a file, so that nobody else may have it. Where the system does not
+    tell them apart, mapped files that are read count, too."""
+    import psutil
+
+    used = psutil.Process().memory_info()
+    return used.rss - getattr(used, "shared", 0)
+
+
 def container_bytes(groups: Path = CONTROL_GROUPS) -> float:
     """What the memory limit of a Linux container leaves; infinity without one."""
     limit, used = container_memory(groups) or (math.inf, 0)

@@ -4,6 +4,7 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
+import copy
 import math
 import operator
 import secrets
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex, cast
@@ -25,14 +27,18 @@ from localllm.device import dtype_name
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef
 from localllm.metrics import EngineStats, Metrics, Stopwatch
+from localllm.modelfile.edition import Edition
+from localllm.modelfile.options import sampling
 from localllm.plan import expected, runs
 from localllm.plan.memory import Memory
 from localllm.plan.runs import Run
 from localllm.request import SEED_BITS, Completion, GenerationEvent, Kind, Request, SamplingParams, ToolUse
+from localllm.room import Rooms
 from localllm.runtime.kernels.registry import used
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.state import OutOfBlocks
+from localllm.text.ends import ends_of_turn
 from localllm.text.grammar.compiled import Grammars
 from localllm.text.grammar.functions import calling, calling_of, without_strict
 from localllm.text.messages import Message, checked
@@ -43,8 +49,19 @@ from localllm.text.tokenizer import Tokenizer
 from localllm.worker import Deliver, Stream, Worker
 
 PROMPT_TAIL = 16  # tokens
+MOST_VOICES = 8  # templates beside the model's own whose grammars are kept
 
 Prompt = str | ListLike[int] | ListLike[Message]
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What a chat template decides: how conversations are written, and how answers are read."""
+
+    template: ChatTemplate
+    output: OutputFormat
+    grammars: Grammars
+    eos_ids: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ class LLM:
         worker: Worker,
         memory: Memory,
         kv_dtype: str,
-        guesser: DraftModel | None = None,
+        rooms: Rooms,
     ):
         self.origin = origin
         self.name = origin.ref.name
@@ -90,21 +107,24 @@ class LLM:
         self.grammars = grammars
         self.worker = worker
         self.memory = memory
+        self.rooms = rooms
         self.weight_bytes = memory.weights.total
         self.device = str(worker.engine.runner.device)
         self.dtype = dtype_name(worker.engine.runner.model.dtype)
         self.kv_dtype = kv_dtype
         self.deterministic = worker.engine.runner.deterministic
-        self.default_params = default_params
+        self.default_params = self.recommended = default_params  # recommended: by the model, whatever the edition
         self.eos_ids = eos_ids
+        self.edition: Edition | None = None
+        self.renderer = template or ChatTemplate.of(tokenizer)  # of no template, it can render those of editions
+        self.voices: dict[str, Voice] = {}  # by template
+        self.beneath: LLM | None = None
         self.load_s = origin.load_s
         self.load_phases = origin.load_phases
         self.read_bytes_per_s = origin.read_bytes_per_s
-        on_gpu = self.device != "cpu"
-        self.without_graphs = worker.engine.runner.without_graphs if on_gpu else ""  # why, where none is captured
         self.waited_for_load_s = origin.load_s  # the first request waited for it, later ones did not
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
-        self.close = weakref.finalize(self, shut, worker, template, guesser)
+        self.close = weakref.finalize(self, shut, worker, self.renderer, rooms.guesser)
         """End the engine and free its memory. Answers under way end with an error."""
 
     def __repr__(self) -> str:
@@ -113,7 +133,29 @@ class LLM:
     @property
     def context(self) -> int:
         """Most tokens of prompt and answer together."""
-        return self.memory.context
+        return (self.beneath or self).memory.context
+
+    @property
+    def without_graphs(self) -> str:
+        """Why no step is captured as a graph, where that could be."""
+        return "" if self.device == "cpu" else self.worker.engine.runner.without_graphs
+
+    def resize(self, context: int | None) -> None:
+        """Another most length of prompt and answer, None for as many tokens as fit, without reading weights again.
+
+        Between two steps: answers under way are computed again as far as they are and go on, those that are too
+        long end with ContextOverflow; the prefix cache is empty. Raises DoesNotFit and UsageError, with nothing
+        changed.
+        """
+
+        def anew() -> None:
+            engine, old = self.worker.engine, self.memory
+            new = self.rooms.plan(engine, old, context)
+            self.worker.change(new.context, lambda: self.rooms.change(engine, old, new, self.default_params))
+            self.worker.shortage = partial(self.rooms.shortage, new)
+            self.memory = new
+
+        self.worker.call(anew)
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and what it has done so far: from any thread, and for nothing."""
@@ -129,6 +171,38 @@ class LLM:
     def has_chat_template(self) -> bool:
         return self.template is not None
 
+    @property
+    def thinks(self) -> bool:
+        """Does its chat template know of thoughts before an answer?"""
+        return self.template is not None and OutputFormat.of(self.template.sources, ()).thinks
+
+    def edited(self, edition: Edition) -> "LLM":
+        """The same engine, with the edition's words, template and parameters before it. To close one is to close
+        the other. Raises UsageError for parameters that make no sense together."""
+        other = copy.copy(self)
+        other.beneath = self  # which must not end before it
+        other.edition = edition
+        other.default_params = sampling(edition.parameters, self.recommended)
+        if edition.template:
+            voice = self.voice(edition.template)
+            other.template, other.output = voice.template, voice.output
+            other.grammars, other.eos_ids = voice.grammars, voice.eos_ids
+        return other
+
+    def voice(self, source: str) -> Voice:
+        """Of a template that is not the model's own."""
+        if source not in self.voices:
+            templates = {"default": source}
+            output = OutputFormat.of(templates, self.tokenizer.added_tokens)
+            ends = self.tokenizer.ids_of(ends_of_turn(templates.values(), self.tokenizer.added_tokens))
+            grammars = Grammars(self.tokenizer, self.config.vocab_size, self.eos_ids | ends, output)
+            while len(self.voices) >= MOST_VOICES:
+                self.voices.pop(next(iter(self.voices)), None)
+            self.voices[source] = Voice(
+                self.renderer.with_templates(templates), output, grammars, self.eos_ids | ends
+            )
+        return self.voices[source]
+
     def prepare(
         self,
         prompt: Prompt,
@@ -137,13 +211,14 @@ class LLM:
         template_arguments: Mapping[str, Any] | None = None,
         tool_use: ToolUse | None = None,
         *,
+        before: ListLike[int] = (),
         priority: int = 0,
         context: int | None = None,
     ) -> Request:
         """Text as it is, token ids as they are, or messages through the chat template.
 
-        priority: who has more goes first where requests wait; context: most tokens of this prompt and its answer,
-        where that is to be less than the model is loaded for.
+        before: token ids that stand before the prompt; priority: who has more goes first where requests wait;
+        context: most tokens of this prompt and its answer, where that is to be less than the model is loaded for.
         Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model,
         or a grammar, a required call or a strict function cannot be kept to.
         """
@@ -158,8 +233,11 @@ class LLM:
         called = calling(tools or (), tool_use or ToolUse())
         if called and params.ignore_eos:
             raise UsageError("ignore_eos goes on where a call ends", "leave it out")
-        must_call = bool(tool_use and tool_use.must_call)
-        ids = self.encode(prompt, tools, template_arguments, tools_unread=must_call)
+        unread = bool(tool_use and tool_use.must_call)
+        said = self.encode(prompt, tools, template_arguments, alone=not before, tools_unread=unread)
+        ids = self.after(before, said)
+        if context is None and self.edition:
+            context = self.edition.context
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
         beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
@@ -169,9 +247,7 @@ class LLM:
                 "they are of two models, fetch this one again",
             )
         if beyond is not None:
-            raise UsageError(
-                f"{beyond} is no token of this model", f"its ids are 0 to {self.config.vocab_size - 1}"
-            )
+            raise self.no_token(beyond)
         forbidden = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
         if forbidden is not None:
             raise UsageError(f"logit_bias names the token {forbidden}", f"ids end at {self.config.vocab_size - 1}")
@@ -190,21 +266,36 @@ class LLM:
             self.grammars.compile(found, self.prompt_tail(request))
         return request
 
+    def after(self, before: ListLike[int], ids: list[int]) -> list[int]:
+        """A text's token ids behind others: what is put before every text stands at the begin alone."""
+        earlier = token_ids_of(before)
+        if strange := [token for token in earlier if not 0 <= token < self.config.vocab_size]:
+            raise self.no_token(strange[0])
+        begin = self.tokenizer.encode("")[:1] if earlier else []
+        return [*earlier, *(ids[1:] if begin and ids[:1] == begin else ids)]
+
+    def no_token(self, number: int) -> UsageError:
+        return UsageError(f"{number} is no token of this model", f"its ids are 0 to {self.config.vocab_size - 1}")
+
     def encode(
         self,
         prompt: Prompt,
         tools: ListLike[Message] | None,
         template_arguments: Mapping[str, Any] | None,
         *,
+        alone: bool = True,
         tools_unread: bool = False,
     ) -> list[int]:
-        """tools_unread: also where the template tells the model of no tools, as a call can be required anyway."""
+        """alone: nothing stands before the messages, so that those of the edition do; tools_unread: also where the
+        template tells the model of no tools, as a call can be required anyway."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if is_messages(prompt):
             if self.template is None:
                 raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
-            messages = [checked(message) for message in cast(ListLike[Message], prompt)]
+            said = list(cast(ListLike[Message], prompt))
+            said = self.edition.before(said) if self.edition and alone else said
+            messages = [checked(message) for message in said]
             with_tools = bool(tools) and not tools_unread
             arguments = self.template.arguments(template_arguments or {}, with_tools=with_tools)
             told = [without_strict(tool) for tool in tools] if tools else tools
@@ -359,12 +450,11 @@ class LLM:
         self.close()
 
 
-def shut(worker: Worker, template: ChatTemplate | None, guesser: DraftModel | None) -> None:
+def shut(worker: Worker, template: ChatTemplate, guesser: DraftModel | None) -> None:
     worker.close()
     if guesser:
         guesser.free()
-    if template:
-        template.close()
+    template.close()
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:

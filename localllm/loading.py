@@ -14,19 +14,19 @@ from localllm.arch.fields import Fields
 from localllm.beside import Beside
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.device import claim, free_bytes, free_memory, on, release, resolve_device
+from localllm.device import anonymous_bytes, free_bytes, free_memory, on, resolve_device
 from localllm.errors import UsageError
+from localllm.hub.made import edition_of
+from localllm.hub.names import known_as
 from localllm.hub.resolve import ModelRef, resolve, to_pull
 from localllm.llm import LLM, Origin, whole
 from localllm.metrics import Phases
 from localllm.plan import expected
 from localllm.plan.fit import Space, Wish, check
 from localllm.plan.memory import (
-    BLOCK_SIZE,
     MAX_RUNNING,
     TOKEN_BUDGET,
     VERIFIED_ROWS,
-    Memory,
     allocate_least,
     host_blocks,
 )
@@ -36,6 +36,7 @@ from localllm.quantize.keep import kept_or_made
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
 from localllm.request import Grammar, SamplingParams
+from localllm.room import Room, Rooms, added
 from localllm.runtime.build import keep_kernels, load_decoder, warm_up
 from localllm.runtime.deterministic import check as check_deterministic
 from localllm.runtime.deterministic import why_not as why_not_deterministic
@@ -43,11 +44,8 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.faults import telling
 from localllm.runtime.kernels import triton_runs_on
 from localllm.runtime.kernels.threads import threads_for
-from localllm.runtime.model import Decoder
-from localllm.runtime.runner import Runner
 from localllm.runtime.speculation.policy import Speculation
 from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
-from localllm.runtime.state import BlockPool
 from localllm.settings import Settings
 from localllm.text.grammar.compiled import Grammars
 from localllm.text.grammar.source import checked as checked_grammar
@@ -87,6 +85,7 @@ def load(
     bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
     (docs/determinism.md), on a CPU alone; None: where that holds; max_queue: where so many requests wait, one more
     is refused with Busy.
+    An edition that somebody made is loaded as the model that it is of, and answers as its maker wants.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
     """
@@ -97,6 +96,7 @@ def load(
     guessing = settings.draft if draft == "auto" else draft
     if guessing not in ("lookup", "off"):
         raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
+    edition = edition_of(known_as(str(model)))
     place = resolve_device(settings.device if device == "auto" else device)
     wish = Wish(
         context,
@@ -125,6 +125,9 @@ def load(
             header, wish = read_header(ref.path), replace(wish, quant=None)
         config = describe(header.config)
         check_quantization(header.config)
+        if edition and edition.context and context is None:
+            context = min(edition.context, config.max_context)
+            wish = replace(wish, context=context)
         default_params = SamplingParams.from_generation_config(header.generation_config)
         end_ids = Fields(header.generation_config).ids("eos_token_id")
     with phases("tokenizer"):
@@ -143,7 +146,10 @@ def load(
         if place.type != "cpu":
             memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
             keep_kernels(settings.cache)
-    short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
+    of_plan = partial(
+        shortage, device=str(place), kv_dtype=fit.kv_dtype, quantized=header.quantization is not None
+    )
+    short = partial(of_plan, memory)
     kind: torch.dtype = getattr(torch, fit.dtype)
     kept: torch.dtype = FORMS.get(fit.kv_dtype, kind)
     if deterministic or settings.deterministic:
@@ -151,6 +157,7 @@ def load(
         deterministic = True
     elif deterministic is None:
         deterministic = why_not_deterministic(config, place, kept) is None
+    anonymous = anonymous_bytes()
     threads = threads_for(fit.weights.total, settings.threads)
     setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
     guesser = None
@@ -163,21 +170,23 @@ def load(
             with phases("weights"):
                 decoder, read_bytes_per_s = load_decoder(header, config, place, kind, memory.context, phases)
             graphs = settings.graphs and triton_runs_on(place)
-            rows = memory.rows if fit.needs.own_row_bytes else 0
+            room = Room(fit.needs, place, kind, kept, graphs, deterministic)
             with phases("cache"):
-                engine = make_engine(decoder, memory, rows, kind, kept, place, graphs=graphs, by_row=deterministic)
+                engine = Engine(*room.caches(decoder, memory), TOKEN_BUDGET[place.type], MAX_RUNNING)
             if place.type != "cpu":
                 with phases("compile"):
                     warm_up(engine)
                 with phases("capture"):
                     engine.runner.prepare(default_params)
+            aside = beside.room(place, graphs=graphs) if beside else None
             price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
-            if beside:
+            if beside and aside:
                 with phases("draft model"):
-                    guesser = beside.load(engine, memory, price, phases, graphs=graphs)
+                    guesser = beside.load(engine, aside, memory, price, phases)
             if guessing == "lookup" or guesser:
-                lookup, widths = guessing == "lookup", engine.runner.widths
-                engine.drafter = Speculation(price, VERIFIED_ROWS[place.type], widths, lookup, guesser)
+                lookup, rows = guessing == "lookup", VERIFIED_ROWS[place.type]
+                engine.drafter = Speculation(price, rows, lambda of: engine.runner.widths(of), lookup, guesser)
+            weights = added(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
         worker = Worker(engine, tokenizer, threads, short, memory.context, max_queue)
         undo.pop_all()
     origin = Origin(
@@ -191,7 +200,7 @@ def load(
         phases.seconds,
         read_bytes_per_s,
     )
-    return LLM(
+    llm = LLM(
         origin,
         config,
         default_params,
@@ -203,31 +212,9 @@ def load(
         worker,
         memory,
         fit.kv_dtype,
-        guesser,
+        Rooms(room, weights, of_plan, aside, guesser),
     )
-
-
-def make_engine(
-    decoder: Decoder,
-    memory: Memory,
-    rows: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    device: torch.device,
-    *,
-    graphs: bool,
-    by_row: bool,
-) -> Engine:
-    """With the caches that are planned, and what a step needs set apart. rows: of recurrent states; by_row: what a
-    token brings depends on nothing beside it."""
-    release(device)  # what only loading took
-    captured = memory.context if graphs else None
-    runner = Runner(
-        decoder, memory.blocks, BLOCK_SIZE, dtype, device, rows, kv_dtype, MAX_RUNNING, captured, by_row
-    )
-    claim(device, memory.workspace)
-    pool = BlockPool(memory.blocks, BLOCK_SIZE, rows, memory.host_blocks)
-    return Engine(runner, pool, TOKEN_BUDGET[device.type], MAX_RUNNING)
+    return llm.edited(edition) if edition else llm
 
 
 def read_tokenizer(header: Header) -> Tokenizer:

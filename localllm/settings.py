@@ -11,8 +11,8 @@ from localllm.errors import UsageError
 @dataclass(frozen=True)
 class Settings:
     home: Path
-    """LOCALLLM_HOME: where saved chats, the prompt history, measured rates, names given to models and what
-    `--quant` makes live.
+    """LOCALLLM_HOME: where saved chats, the prompt history, measured rates, names given to models, what `create`
+    and `--quant` make and files that clients sent live.
     Default: ~/.localllm"""
 
     device: str

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from localllm.device import on, peak_bytes, release
-from localllm.errors import Busy, LocalLLMError
+from localllm.errors import Busy, ContextOverflow, LocalLLMError
 from localllm.metrics import EngineStats
 from localllm.request import FinishReason, GenerationEvent, Kind, ToolCall
 from localllm.runtime.engine import Engine, TokenEvent
@@ -206,6 +206,7 @@ class Worker:
                 self.coming -= 1
             self.replies[sequence] = reply
             self.engine.submit(sequence)
+            self.confine(sequence)  # there may be less context than when it was prepared
 
         with self.gate:
             self.check_open()
@@ -338,6 +339,27 @@ class Worker:
         if ended:
             self.finished[ended] += 1
             self.drop(event.sequence)
+
+    def change(self, context: int, change: Callable[[], None]) -> None:
+        """On the engine's thread: have `change` make the engine anew for sequences of so many tokens. What runs is
+        computed again; what has no place any more ends with ContextOverflow."""
+        for event in self.engine.put_back():
+            self.deliver(event)
+        change()
+        self.context = context
+        for sequence in list(self.replies):
+            self.confine(sequence)
+
+    def confine(self, sequence: Sequence) -> None:
+        """Hold it to the context, or end it where that is too late."""
+        known, wanted = len(sequence.token_ids), sequence.wants_answer
+        if known + wanted <= self.context:
+            sequence.limit = min(sequence.limit, self.context)
+            return
+        overflow = ContextOverflow(known, self.context, "ask for less, or with a model that has more context")
+        self.replies[sequence].deliver(overflow)
+        self.finished[FinishReason.ERROR] += 1
+        self.drop(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """Nobody reads it any more."""

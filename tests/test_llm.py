@@ -95,6 +95,19 @@ def test_only_the_first_request_waited_for_the_load() -> None:
     assert second == 0
 
 
+def test_of_a_second_turn_only_what_is_new_is_computed() -> None:
+    messages = [{"role": "user", "content": "Tell me of " + ", ".join(f"bird {n}" for n in range(60))}]
+    with localllm.load("demo") as llm:
+        first = llm.chat(messages, GREEDY)
+        assert first.metrics.prompt_tokens > 250
+        assert first.metrics.cached_tokens == 0
+        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And then?"}]
+        second = llm.chat(messages, GREEDY)
+        known = first.metrics.prompt_tokens + first.metrics.output_tokens
+        assert known - 32 <= second.metrics.cached_tokens <= known
+        assert llm.stats().hits == 1
+
+
 @pytest.mark.parametrize("stop", [["the park"], ["ar", "zzz"], ["d big, r", "red", "big"], [" Lily. S"]])
 def test_stop_strings_end_the_text_wherever_the_tokens_break(llm: LLM, stop: list[str]) -> None:
     done = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=80, stop=tuple(stop)))
@@ -263,9 +276,10 @@ def test_a_failed_load_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
+    before = psutil.Process().children()
     with pytest.raises(DamagedModel, match=r"layers\.5"):
         localllm.load(tmp_path)
-    assert psutil.Process().children() == []
+    assert psutil.Process().children() == before
 
 
 def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ class Preparing(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         tool_use: ToolUse | None = None,
+        *,
+        priority: int = 0,
     ) -> Request: ...
     def encode(
         self,
@@ -63,8 +65,13 @@ class Asked:
     best_of: int | None = None
     """As many are made of each prompt, and the likeliest are told; None: `n`."""
 
+    priority: int = 0
+    """Who has more goes first where requests wait."""
+
     stream: bool = False
     include_usage: bool = False
+    timings: bool = False
+    """Each token is told of, also one without text, and how the answer goes with it."""
 
     @property
     def each(self) -> int:
@@ -81,7 +88,10 @@ class Asked:
             prompts = [infill(llm.tokenizer, str(prompt), self.suffix) for prompt in prompts]
             params = replace(params, stop_ids=(*params.stop_ids, *infill_ends(llm.tokenizer)))
         arguments = self._arguments(llm)
-        first = [llm.prepare(prompt, params, self.tools, arguments, self.tool_use) for prompt in prompts]
+        first = [
+            llm.prepare(prompt, params, self.tools, arguments, self.tool_use, priority=self.priority)
+            for prompt in prompts
+        ]
         return [request.another(place) if place else request for request in first for place in range(self.each)]
 
     def count(self, llm: Preparing) -> int:

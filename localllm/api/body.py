@@ -56,6 +56,8 @@ def parse(text: bytes | str) -> dict[str, Any]:
             raise UsageError(f"{number[:40]} is no number of JSON", "send one that is finite")
         return value
 
+    if not text:
+        raise UsageError("missing request body", "send one JSON object")
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
         json.dumps(value, ensure_ascii=False).encode()

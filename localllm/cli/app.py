@@ -10,6 +10,7 @@ from localllm import __version__
 from localllm.cli.batch import batch
 from localllm.cli.bench import bench
 from localllm.cli.completion import completion
+from localllm.cli.create import create
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
 from localllm.cli.exits import exit_code
@@ -44,6 +45,7 @@ app.command()(batch)
 app.command()(rm)
 app.command()(verify)
 app.command()(cp)
+app.command()(create)
 app.command()(template)
 app.command()(doctor)
 app.command()(completion)

@@ -17,9 +17,12 @@ from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, Unsuppor
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
 from localllm.hub.folder import missing_files
-from localllm.hub.names import RepoName, is_path, parse, repo_of
+from localllm.hub.made import edition_of, made_files
+from localllm.hub.names import RepoName, is_path, known_as, parse, repo_of
 from localllm.hub.resolve import model_in_cache, resolve
 from localllm.hub.store import cached_models
+from localllm.modelfile.edition import to_json
+from localllm.modelfile.parse import written
 from localllm.quality.report import Quality, as_dict, read
 from localllm.quantize.store import Kept, kept, kept_of, place
 from localllm.request import SamplingParams
@@ -78,7 +81,7 @@ def list_models(
     """List the models on this machine, or all that are known by name."""
     out = AnswerWriter()
     found = sorted(_models(), key=lambda entry: not entry.is_here)
-    own = aliases()
+    own = {*aliases(), *made_files()}
     models = [entry for entry in found if everything or entry.state is not State.ABSENT or entry.name in own]
     if as_json:
         out.write(json.dumps([_as_json(entry) for entry in models], indent=1) + "\n")
@@ -96,13 +99,17 @@ def show(model: options.ModelName, quant: options.OfQuant = None, as_json: optio
     and downloads nothing.
     """
     out = AnswerWriter()
-    entry = _find(model) if quant is None else _from_kept(_kept_as_it_is(model, quant))
+    entry = _find(known_as(model)) if quant is None else _from_kept(_kept_as_it_is(model, quant))
     if entry.fault:
         raise entry.fault
+    edition = edition_of(entry.name)
     if as_json:
-        out.write(json.dumps(_as_json(entry), indent=1) + "\n")
+        told = _as_json(entry) | {"edition": to_json(edition) if edition else None}
+        out.write(json.dumps(told, indent=1) + "\n")
         return
     out.write(report.columns(_details(entry)) + "\n")
+    if edition:
+        out.write("\n" + written(edition, edition.parent or edition.source))
     if quality := _quality(entry):
         out.write("\n" + text_of(quality) + "\n")
 
@@ -140,14 +147,14 @@ def _models() -> Iterator[Entry]:
     for name, path in cached_models():
         if path not in shown:
             yield _here(name, State.DOWNLOADED, path, name.partition(":")[0])
-    yield from map(_from_alias, aliases())
+    yield from map(_from_alias, dict.fromkeys([*aliases(), *made_files()]))
     yield from map(_from_kept, kept(_home()))
 
 
 def _find(model: str) -> Entry:
     if model in catalog() and not is_path(model):
         return _from_catalog(catalog()[model])
-    if model in aliases():
+    if model in aliases() or model in made_files():
         return _from_alias(model)
     ref = resolve(model)
     if isinstance(repo := parse(model), RepoName):

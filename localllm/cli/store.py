@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,11 +9,12 @@ import typer
 from localllm.cli import options
 from localllm.cli.io import AnswerWriter
 from localllm.cli.models import source_of
-from localllm.errors import ModelNotFound, UsageError
-from localllm.hub.aliases import aliases, set_alias
-from localllm.hub.catalog import CatalogEntry, catalog
-from localllm.hub.names import ALIAS, RepoName, is_path, parse
-from localllm.hub.remove import Removal, plan_removal
+from localllm.errors import UsageError
+from localllm.hub.aliases import aliases
+from localllm.hub.made import made_files
+from localllm.hub.names import RepoName, known_as, parse
+from localllm.hub.naming import give, given, take
+from localllm.hub.remove import Removal, plan_removal, removable
 from localllm.quantize.store import kept_of
 from localllm.settings import Settings
 from localllm.units import size
@@ -37,18 +37,18 @@ def rm(
     if quant:
         _rm_kept(model, quant, dry_run, as_json)
         return
-    out, known = AnswerWriter(), aliases()
-    targets = [None if name in known else _removable(name) for name in model]  # before anything is removed
+    out, known = AnswerWriter(), {*aliases(), *made_files()}
+    model = [known_as(name) for name in model]
+    targets = [None if name in known else removable(name) for name in model]  # before anything is removed
     for target in targets:
         if target:
             plan_removal(target)
     done: list[dict[str, object]] = []
     for name, target in zip(model, targets, strict=True):
         if target is None:
-            if not dry_run:
-                set_alias(name, None)
-            done.append({"name": name, "alias_of": known[name], "freed_bytes": 0, "dry_run": dry_run})
-            text = f"the name {name} of {known[name]}; the model stays"
+            meant = given(name) if dry_run else take(name)
+            done.append({"name": name, "alias_of": meant, "freed_bytes": 0, "dry_run": dry_run})
+            text = f"the name {name} of {meant}; the model stays"
         else:
             plan = plan_removal(target)
             freed = plan.frees if dry_run else plan.execute()
@@ -86,14 +86,7 @@ def cp(
     the name away.
     """
     out = AnswerWriter()
-    if not ALIAS.fullmatch(name):
-        raise UsageError(f"{name!r} cannot be a name", "use letters, digits, '.', '_', '-' and at most one colon")
-    if name in catalog():
-        raise UsageError(f"{name} is a model that `localllm list --all` knows", "choose another name")
-    if is_path(name):
-        raise UsageError(f"{name} reads as the path of a file or folder", "choose another name")
-    meant = _lasting(model)
-    set_alias(name, meant)
+    meant = give(name, model)
     out.write(json.dumps({"name": name, "source": meant}) + "\n" if as_json else f"{name} is {meant}\n")
 
 
@@ -109,34 +102,11 @@ def verify(model: MaybeModel = None, check: CheckOnly = False, as_json: options.
     verify_models(None if model is None else _from_hub(model), check, as_json)
 
 
-def _removable(name: str) -> RepoName:
-    match parse(name):
-        case RepoName() as repo:
-            return repo
-        case CatalogEntry():
-            raise UsageError(f"{name} comes with localllm and stays", "`localllm list` shows what was downloaded")
-        case Path() as path:
-            raise UsageError(f"{name} is a path, and only downloads are removed", f"delete it: `rm -r {path}`")
-
-
 def _from_hub(name: str) -> RepoName:
     repo = parse(name)
     if not isinstance(repo, RepoName):
         raise UsageError(f"{name} is not from the Hub: nobody says what it should hold", "name ORG/REPO")
     return repo
-
-
-def _lasting(source: str) -> str:
-    """What a name stands for, wherever and whenever it is used."""
-    match parse(source):
-        case RepoName() as repo:
-            return str(repo)
-        case CatalogEntry() as entry:
-            return entry.name
-        case Path() as path:
-            if not path.exists():
-                raise ModelNotFound(f"there is no folder or file {source}", "give the path of a model")
-            return str(path.absolute())
 
 
 def _told(plan: Removal, freed: int) -> str:

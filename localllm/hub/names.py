@@ -7,6 +7,9 @@ org/repo:Q4_K_M           one model of a repository of GGUF files
 https://huggingface.co/...  the address of a repository, of a revision or of a file of it, as a browser has it
 ./folder, ./x.gguf        a path; a plain name that is no alias may be one, too
 
+An edition that a person made (`made.py`) is called as its maker said, and stands for what it was made from. As for
+Ollama's clients, `:latest` behind a name says nothing.
+
 Looks at no more of the disk than whether there is such a path.
 """
 
@@ -21,6 +24,7 @@ from urllib.parse import unquote
 from localllm.errors import ModelNotFound
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, catalog
+from localllm.hub.made import edition_of, made_files
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 ALIAS = re.compile(rf"{WORD}(:{WORD})?")
@@ -31,6 +35,7 @@ REPO = re.compile(rf"{NO_REPO}(?P<repo>{WORD}/{WORD})(?:@(?P<revision>{REVISION}
 HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/")
 PAGE = re.compile(r"([^/]+/[^/]+)/(?:tree/([^/]+)|(?:blob|resolve)/([^/]+)/(.+))")
 MAIN = "main"
+LATEST = ":latest"
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,16 @@ def parse(name: str) -> RepoName | CatalogEntry | Path:
     """
     if is_path(name):
         return Path(name).expanduser()
+    name = known_as(name)
+    if edition := edition_of(name):
+        return _known(edition.source)
     return _known(aliases().get(name, name))
+
+
+def known_as(name: str) -> str:
+    """Without `:latest`, unless there is a name with it."""
+    plain = name.removesuffix(LATEST)
+    return name if plain == name or name in aliases() or name in catalog() else plain
 
 
 def _known(name: str) -> RepoName | CatalogEntry | Path:
@@ -84,7 +98,7 @@ def _of_address(address: str) -> str:
 
 def is_path(name: str) -> bool:
     """Is this meant as a path? A colon or a slash alone does not make one: `qwen3:4b`, `org/repo`."""
-    if name in catalog() or name in aliases() or HUB.match(name):
+    if name in catalog() or name in aliases() or name in made_files() or HUB.match(name):
         return False
     return (
         name in (".", "..")
@@ -98,7 +112,7 @@ def is_path(name: str) -> bool:
 
 def near_names(name: str) -> list[str]:
     """Names of models that could have been meant, likeliest first."""
-    known = [*catalog(), *aliases()]
+    known = [*catalog(), *aliases(), *made_files()]
     if name.lower() in known:
         return [name.lower()]
     tags = [other for other in known if other.startswith(f"{name}:")]

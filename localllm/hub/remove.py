@@ -16,9 +16,10 @@ from huggingface_hub import DeleteCacheStrategy
 from huggingface_hub.utils import WeakFileLock
 
 from localllm.errors import LocalLLMError, ModelNotFound, UsageError
+from localllm.hub.catalog import CatalogEntry
 from localllm.hub.folder import INDEX, SINGLE
 from localllm.hub.gguf import tags_of
-from localllm.hub.names import RepoName
+from localllm.hub.names import RepoName, parse
 from localllm.hub.snapshot import CachedFile, CachedRepo, gguf_models, of_model
 from localllm.hub.store import cache_root, cached_commit, repo_root
 from localllm.hub.transfer import writing
@@ -92,6 +93,17 @@ def plan_removal(repo: RepoName) -> Removal:
     snapshots = {here.root / mark for mark in marks if (here.root / mark).exists()}
     refs = {here.root / "refs" / ref for ref, other in here.refs.items() if other == commit}
     return _removal(repo, here, gone, kept, snapshots=snapshots, refs=refs)
+
+
+def removable(name: str) -> RepoName:
+    """What a name stands for that `plan_removal` takes. Raises UsageError for what is no download."""
+    match parse(name):
+        case RepoName() as repo:
+            return repo
+        case CatalogEntry():
+            raise UsageError(f"{name} comes with localllm and stays", "`localllm list` shows what was downloaded")
+        case Path() as path:
+            raise UsageError(f"{name} is a path, and only downloads are removed", f"delete it: `rm -r {path}`")
 
 
 def _refuse_fetched(repo: RepoName, here: CachedRepo) -> None:

@@ -7,7 +7,7 @@ from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder
 from localllm.hub.folder import INDEX, SINGLE, missing_files
 from localllm.hub.gguf import choose, is_gguf, model_name, models_below, models_in
-from localllm.hub.names import RepoName, parse
+from localllm.hub.names import RepoName, known_as, parse
 from localllm.hub.store import cached_folder
 
 
@@ -28,9 +28,9 @@ def resolve(name: str) -> ModelRef:
     """
     match parse(name):
         case RepoName() as repo:
-            return ModelRef(name, downloaded(repo, name))
+            return ModelRef(known_as(name), downloaded(repo, name))
         case CatalogEntry() as entry:
-            return ModelRef(name, _boxed(entry))
+            return ModelRef(known_as(name), _boxed(entry))
         case Path() as path:
             return _at_path(path, name)
 

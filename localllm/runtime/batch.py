@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import RopeConfig
-from localllm.runtime.sent import moved, sent
+from localllm.runtime.sent import sent
 from localllm.runtime.state import NO_COPIES, Copies, SequenceState
 
 
@@ -131,26 +131,25 @@ class Batch:
     ) -> "Batch":
         """`token_ids[i]` are the last tokens of `states[i]`, whose room has been made by `extend`."""
         size = states[0].pool.block_size
-        table = torch.zeros(len(states), max(len(s.table) for s in states), dtype=torch.int32)
-        positions, slots, spans, starts, saves = [], [], [], [0], []
-        for i, (state, tokens) in enumerate(zip(states, token_ids, strict=True)):
-            table[i, : len(state.table)] = row = torch.tensor(state.table, dtype=torch.int32)
-            position = torch.arange(state.length - len(tokens), state.length)
-            positions.append(position)
-            slots.append(row[position // size] * size + position % size)
-            neighbours = bool((row[1:] - row[:-1] == 1).all())
-            first = state.table[0] * size if neighbours else None
-            spans.append(span_of(state, starts[-1], len(tokens), first))
+        longest = max(len(s.table) for s in states)
+        tables, positions, slots, spans, starts, saves = [], list[int](), list[int](), [], [0], []
+        for state, tokens in zip(states, token_ids, strict=True):
+            blocks, places = state.table, range(state.length - len(tokens), state.length)
+            tables.append(blocks + [0] * (longest - len(blocks)))
+            positions += places
+            slots += [blocks[place // size] * size + place % size for place in places]
+            neighbours = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+            spans.append(span_of(state, starts[-1], len(tokens), blocks[0] * size if neighbours else None))
             saves += state.saves_at_end
             starts.append(starts[-1] + len(tokens))
         counts = [span.count for span in spans]
         return cls(
             token_ids=sent([t for tokens in token_ids for t in tokens], torch.int64, device),
-            positions=moved(torch.cat(positions), device),
+            positions=sent(positions, torch.int64, device),
             query_start=sent(starts, torch.int32, device),
             context_len=sent([s.length for s in states], torch.int32, device),
-            block_table=moved(table, device),
-            slot=moved(torch.cat(slots), device),
+            block_table=sent(tables, torch.int32, device),
+            slot=sent(slots, torch.int64, device),
             logit_index=sent(logit_index, torch.int64, device),
             block_size=size,
             longest=max(counts),

@@ -7,6 +7,7 @@ bfloat16 on two cores: 1.15 s for 512 tokens, 0.53 s for 256, 0.36 s for 128, 0.
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 PATIENCE_S = 0.4  # between two tokens of an answer: most people read no faster
 LEAST = 64  # tokens
@@ -16,17 +17,11 @@ KEPT = 4  # times of each size, of which the shortest counts: others were distur
 class Chunk:
     def __init__(self, most: int, patience_s: float = PATIENCE_S):
         """most: tokens of a step that nobody waits for."""
-        self.most = most
+        self.sizes = [most]  # that are chosen from
+        while self.sizes[-1] // 2 >= LEAST:
+            self.sizes.append(self.sizes[-1] // 2)
         self.patience_s = patience_s
         self.times: dict[int, deque[float]] = {}  # seconds, by sizes
-
-    @property
-    def sizes(self) -> list[int]:
-        """That are chosen from: the most, a half of it, and so on."""
-        sizes = [self.most]
-        while sizes[-1] // 2 >= LEAST:
-            sizes.append(sizes[-1] // 2)
-        return sizes
 
     def stepped(self, tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long. Steps of other sizes than are chosen tell nothing."""
@@ -35,12 +30,14 @@ class Chunk:
 
     def budget(self) -> int:
         """Tokens of a step that others wait for: as many as take no longer than they have patience."""
-        return next((size for size in self.sizes if self.expected_s(size) <= self.patience_s), self.sizes[-1])
+        known = {tokens: min(times) for tokens, times in self.times.items()}
+        fast = (size for size in self.sizes if self.expected_s(size, known) <= self.patience_s)
+        return next(fast, self.sizes[-1])
 
-    def expected_s(self, size: int) -> float:
+    @staticmethod
+    def expected_s(size: int, known: Mapping[int, float]) -> float:
         """Of a step of so many tokens: as it was, or less where fewer tokens are so fast meanwhile that so many
         cannot take as long. Before it is known, its share of what more tokens took; 0 if nothing is known."""
-        known = {tokens: min(times) for tokens, times in self.times.items()}
         most = [seconds * size / tokens for tokens, seconds in known.items() if tokens <= size]
         share = [known[tokens] * size / tokens for tokens in sorted(known) if tokens > size]
         return min(most) if most else next(iter(share), 0.0)

@@ -89,6 +89,18 @@ class Engine:
         if not sequence.finished:
             self.retire(sequence)
 
+    def put_back(self) -> list[TokenEvent]:
+        """Whoever runs waits again, to be computed anew. What the step in flight has brought."""
+        events = self.commit()
+        for sequence in list(self.scheduler.running):
+            self.scheduler.preempt(sequence)
+        return events
+
+    def move(self, runner: Runner, pool: BlockPool) -> None:
+        """Go on with other caches; nobody runs."""
+        self.runner = runner
+        self.pool = self.scheduler.pool = pool
+
     def step(self) -> list[TokenEvent]:
         events = self.commit() if self.must_read_first() else []
         if self.drafter:
@@ -218,7 +230,9 @@ class Engine:
         sequence.forget_drafts()
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             event = self.append(sequence, token, logprob)
-            events.append(replace(event, drafted=0 if place else counted, accepted=0 < place <= counted))
+            if counted:
+                event = replace(event, drafted=0 if place else counted, accepted=0 < place <= counted)
+            events.append(event)
             if event.finish_reason or drafts[place : place + 1] != [token]:
                 break
         accepted = min(counted, len(events) - 1)

@@ -85,12 +85,16 @@ class Decoder:
             self.head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         # In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256).
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=source.dtype).item()
-        mixers = [layer.mixer for layer in config.layers]
-        attending = [c for c in mixers if isinstance(c, AttentionConfig | LatentConfig)]
-        self.ropes = {c.rope: Rope(c.rope, context, source.device) for c in attending if c.rope}
+        self.resize(context, source.device)
         source.weights.let_go()
         # Some writers store a tied head twice.
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
+
+    def resize(self, context: int, device: torch.device) -> None:
+        """Sequences may become so long from now on, none of which has begun: some models rotate by that."""
+        mixers = [layer.mixer for layer in self.config.layers]
+        attending = [c for c in mixers if isinstance(c, AttentionConfig | LatentConfig)]
+        self.ropes = {c.rope: Rope(c.rope, context, device) for c in attending if c.rope}
 
     def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""

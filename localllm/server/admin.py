@@ -12,21 +12,23 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.api.body import BadField, Strict, validated
-from localllm.api.openai.messages import read_messages
-from localllm.api.openai.tools import read_tools
+from localllm.api.openai.functions import Tools, read_tools
+from localllm.api.openai.messages import Messages, read_messages
 from localllm.server.body import body_of
 from localllm.server.models import Models
+from localllm.server.openapi import documented
 from localllm.server.sums import CONTENT_TYPE, Sums
 
 Object = dict[str, Any]
 MOST_TOKENS = 2**20  # of a body of /v1/detokenize
+TEMPLATE_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 class TokenizeBody(Strict):
     model: str
     prompt: str | None = None
-    messages: Any = None
-    tools: Any = None
+    messages: Messages | None = None
+    tools: Tools = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -34,8 +36,8 @@ class TokenizeBody(Strict):
 
 class TemplateBody(Strict):
     model: str
-    messages: Any
-    tools: Any = None
+    messages: Messages
+    tools: Tools = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -47,17 +49,17 @@ class DetokenizeBody(Strict):
 def router(models: Models, sums: Sums) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/health")
+    @routes.get("/health", **documented())
     async def health() -> Object:
         loading = [load.name for load in models.loads.values()]
         loaded = [loaded.name for loaded in models.loaded.values()]
         return {"status": "ok", "version": __version__, "models": loaded, "loading": loading}
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", **documented(media="text/plain"))
     async def metrics() -> Response:
         return Response(await asyncio.to_thread(sums.text), media_type=CONTENT_TYPE)
 
-    @routes.post("/v1/tokenize")
+    @routes.post("/v1/tokenize", **documented(TokenizeBody, {"model": "demo", "prompt": "Hello"}))
     async def tokenize(request: Request) -> Object:
         """As vLLM has it: a prompt, or messages through the chat template."""
         asked = validated(TokenizeBody, without_nulls(await body_of(request)))
@@ -74,7 +76,7 @@ def router(models: Models, sums: Sums) -> APIRouter:
             found: Object = {"count": len(tokens), "max_model_len": llm.context, "tokens": tokens}
             return found | {"token_strs": texts}
 
-    @routes.post("/v1/detokenize")
+    @routes.post("/v1/detokenize", **documented(DetokenizeBody, {"model": "demo", "tokens": [1, 2]}))
     async def detokenize(request: Request) -> Object:
         asked = validated(DetokenizeBody, await body_of(request))
         with await models.lease(asked.model) as lease:
@@ -84,7 +86,7 @@ def router(models: Models, sums: Sums) -> APIRouter:
             decode = lease.llm.tokenizer.decode
             return {"prompt": await asyncio.to_thread(decode, asked.tokens, skip_special=False)}
 
-    @routes.post("/v1/apply-template")
+    @routes.post("/v1/apply-template", **documented(TemplateBody, TEMPLATE_EXAMPLE))
     async def apply_template(request: Request) -> Object:
         """The text that a model reads for messages, and the ids of its tokens."""
         asked = validated(TemplateBody, without_nulls(await body_of(request)))

@@ -55,7 +55,7 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
         self.account = current()
         self.tokens: dict[int, int] = {}  # so far, of those that have not ended
         if self.account and self.account.with_prompts:
-            self.account.prompts += [llm.tokenizer.decode(request.prompt_ids) for request in requests]
+            self.account.prompts += [llm.tokenizer.decode(request.prompt_ids) for request in requests[::each]]
         self.loop = asyncio.get_running_loop()
         self.said: asyncio.Queue[tuple[int, Said]] = asyncio.Queue()
         self.streams: dict[int, Closing] = {}  # those that have not ended
@@ -86,6 +86,11 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
                 self.later.remove(waiting)
                 self.begin(waiting)
         return place, said
+
+    @property
+    def more(self) -> bool:
+        """Is a piece there already? Then what is made of this one may wait, to be sent together with it."""
+        return not self.said.empty()
 
     def end(self, place: int, why: str, metrics: Metrics | None = None) -> None:
         self.streams.pop(place).close()

@@ -9,8 +9,9 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import admin, anthropic, openai, own, responses
+from localllm.server import admin, anthropic, ollama, openai, own, responses, store, web
 from localllm.server.guard import Guard
+from localllm.server.inventory import Inventory
 from localllm.server.logs import Logged
 from localllm.server.models import Models
 from localllm.server.openapi import serve_document
@@ -38,8 +39,12 @@ def create_app(models: Models, *, with_prompts: bool = False) -> FastAPI:
     app.include_router(openai.router(models))
     app.include_router(responses.router(models))
     app.include_router(anthropic.router(models))
+    inventory = Inventory(models.given)
+    app.include_router(ollama.router(models, inventory))
+    app.include_router(store.router(models, inventory))
     app.include_router(admin.router(models, sums))
     app.include_router(own.router(models))
+    app.include_router(web.router())
     serve_document(app)
     app.add_exception_handler(LocalLLMError, refused)
     app.add_exception_handler(HTTPException, not_routed)

@@ -24,6 +24,7 @@ from localllm.server.sums import Sums
 log = logging.getLogger("localllm.requests")
 LEFT = 499  # the status of an answer that nobody waited for, as other servers write it
 LONGEST = 256  # characters of a path or a name
+OFTEN = frozenset(("/metrics", "/ui/{name:path}"))  # routes that go without a line while they go well
 QUOTED = frozenset(' "=\\')  # words with one of these stand in quotes
 
 
@@ -114,7 +115,8 @@ class Logged:
             status = status if whole or status >= 500 else LEFT
             route = getattr(scope.get("route"), "path", None)
             self.sums.requested(scope["method"], route, status, seconds)
-            log.info("request", extra={"fields": fields_of(scope, account, status, seconds)})
+            level = logging.DEBUG if route in OFTEN and status < 400 else logging.INFO
+            log.log(level, "request", extra={"fields": fields_of(scope, account, status, seconds)})
 
 
 def fields_of(scope: Scope, account: Account, status: int, seconds: float) -> dict[str, Any]:

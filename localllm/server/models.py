@@ -16,9 +16,11 @@ from types import TracebackType
 
 from localllm.api.tokens import TokenTexts
 from localllm.errors import Busy, DoesNotFit, ModelNotFound, UsageError
-from localllm.hub.names import is_path
+from localllm.hub.made import edition_of
+from localllm.hub.names import is_path, known_as
 from localllm.hub.resolve import resolve
 from localllm.llm import LLM
+from localllm.modelfile.edition import Edition
 from localllm.server.events import Events
 from localllm.server.threads import in_thread
 
@@ -74,7 +76,7 @@ class Lease:
         self.models = models
         self.loaded = loaded
         self.name = name
-        self.llm = loaded.llm
+        self.llm = models.edited(loaded, name)
         self.texts = loaded.texts
         self.released = False
 
@@ -124,6 +126,9 @@ class Models:
         are for whoever starts the server, and nothing is pulled unasked."""
         if name in self.given:
             return self.given[name]
+        name = known_as(name)
+        if edition := edition_of(name):
+            return edition.source
         if is_path(name):
             raise ModelNotFound(f"{name!r} is no name of a model", "ask for one of those that the server lists")
         resolve(name)
@@ -132,6 +137,15 @@ class Models:
     def key_of(self, name: str) -> str:
         """Raises as `source_of`."""
         return str(resolve(self.source_of(name)).path.resolve())
+
+    def edition_of(self, name: str) -> Edition | None:
+        """What stands before the model that a name means."""
+        return None if name in self.given else edition_of(known_as(name))
+
+    def edited(self, loaded: Loaded, name: str) -> LLM:
+        """What answers to a name of a loaded model."""
+        edition = self.edition_of(name)
+        return loaded.llm.edited(edition) if edition else loaded.llm
 
     def find(self, name: str) -> Loaded | None:
         """The model, if it is loaded. Raises as `source_of`."""
@@ -153,10 +167,10 @@ class Models:
                 loaded.keep_alive = keep_alive
             if context is not None and context > loaded.llm.context:
                 await self.resize(loaded, context)
+            return Lease(self, loaded, name)
         except BaseException:
             self.released(loaded)
             raise
-        return Lease(self, loaded, name)
 
     async def held(self, name: str, context: int | None) -> Loaded:
         """The model with one user more. A load goes on without those who leave: it will soon be asked for."""

@@ -114,6 +114,7 @@ async def streamed(
 ) -> AsyncGenerator[bytes]:
     """Events up to [DONE]; or up to an error object, which is the last."""
     measured: dict[int, Metrics] = {}
+    made: list[bytes] = []
     writers = [
         ChatStream(stamp, asked, lease.texts, place)
         if asked.is_chat
@@ -123,12 +124,14 @@ async def streamed(
     try:
         with Answers(lease.llm, prepared, asked.each) as answers:
             async for place, piece in answers:
-                for chunk in writers[place].push(piece):
-                    yield event(chunk)
+                made += map(event, writers[place].push(piece))
                 if piece.metrics:
                     measured[place] = piece.metrics
+                if made and not answers.more:
+                    yield b"".join(made)
+                    made.clear()
     except LocalLLMError as error:
-        yield event(error_object(error))
+        yield b"".join([*made, event(error_object(error))])
         return
     if asked.include_usage:
         yield event(usage_chunk(stamp, asked, [measured[place] for place in sorted(measured)]))

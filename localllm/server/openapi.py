@@ -61,15 +61,15 @@ def documented(
     body: type[BaseModel] | None = None,
     example: Mapping[str, Any] | None = None,
     *,
-    answer: Mapping[str, Any] | None = None,
+    media: str = JSON,
     streams: str | None = None,
 ) -> dict[str, Any]:
-    """Arguments of a route. body: what it reads, with an example; answer: the JSON schema of what it gives;
-    streams: the media type of its other way of answering."""
-    media: Schema = {JSON: {"schema": dict(answer or {"type": "object"})}}
-    if streams:
-        media[streams] = {"schema": {"type": "string"}}
-    found: dict[str, Any] = {"responses": {200: {"description": "The answer.", "content": media}}}
+    """Arguments of a route. body: what it reads, with an example; media: the type of its answers; streams: that of
+    its other way of answering."""
+    answers: Schema = {kind: {"schema": {"type": "string"}} for kind in (media, streams) if kind}
+    if media == JSON:
+        answers[JSON] = {"schema": {"type": "object"}}
+    found: dict[str, Any] = {"responses": {200: {"description": "The answer.", "content": answers}}}
     if body:
         content: Schema = {"schema": schema_of(body)}
         if example is not None:
@@ -100,6 +100,9 @@ def document(app: FastAPI) -> Schema:
         for operation in item.values():
             responses = operation["responses"]
             responses.pop("422", None)  # FastAPI's own; ours is 400
+            answers = responses["200"]["content"]
+            if answers.get(JSON) == {"schema": {}} and len(answers) > 1:
+                del answers[JSON]  # FastAPI's own, too: the route gives something else
             contents = operation.get("requestBody", {}).get("content", {})
             for status, why in (OF_ALL | OF_BODIES if contents else OF_ALL).items():
                 told: Schema = {"description": why, "content": {JSON: {"schema": {"$ref": COMPONENTS + error}}}}

@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 
 def router(models: Models) -> APIRouter:
-    routes = APIRouter(prefix="/localllm")
+    routes = APIRouter(prefix="/localllm", include_in_schema=False)
 
     @routes.post("/open")
     async def open_model(request: Request) -> Object:
@@ -42,7 +42,8 @@ def router(models: Models) -> APIRouter:
                 return described(asked.model, lease.llm)
         if loaded is None:
             raise ModelNotFound(f"{asked.model or asked.path} is not loaded here", "`localllm ps` shows what is")
-        return described(asked.model or loaded.name, loaded.llm)
+        name = asked.model or loaded.name
+        return described(name, models.edited(loaded, name))
 
     @routes.post("/template-arguments")
     async def template_arguments(request: Request) -> Object:

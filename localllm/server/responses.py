@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -38,7 +38,7 @@ def router(models: Models) -> APIRouter:
         lease = await models.lease(read_response(body, SamplingParams()).model)
         with lease:
             asked = read_response(body, lease.llm.default_params)
-            stamp = Stamp(f"resp_{secrets.token_hex(12)}", int(time.time()), lease.loaded.name)
+            stamp = Stamp(f"resp_{secrets.token_hex(12)}", int(time.time()), lease.name)
             answer = ResponseStream(stamp, read_body(body), asked, lease.texts)
             prepared = await asyncio.to_thread(asked.prepare, lease.llm)
             if asked.stream:
@@ -61,13 +61,18 @@ async def whole(lease: Lease, answer: ResponseStream, prepared: Sequence[Prepare
 
 async def streamed(lease: Lease, answer: ResponseStream, prepared: Sequence[Prepared]) -> AsyncGenerator[bytes]:
     """Events up to the one that says how the response ended."""
-    for made in answer.begin():
-        yield event(made, made["type"])
+    yield sent(answer.begin())
+    made: list[dict[str, Any]] = []
     try:
         with Answers(lease.llm, prepared) as answers:
             async for _, piece in answers:
-                for made in answer.push(piece):
-                    yield event(made, made["type"])
+                made += answer.push(piece)
+                if made and not answers.more:
+                    yield sent(made)
+                    made.clear()
     except LocalLLMError as error:
-        for made in answer.fail(error):
-            yield event(made, made["type"])
+        yield sent([*made, *answer.fail(error)])
+
+
+def sent(events: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(event(made, made["type"]) for made in events)

@@ -1,8 +1,9 @@
 """Messages to the text a model was trained on, by the chat template that came with it."""
 
+import copy
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from localllm.errors import DamagedModel, LocalLLMError, UsageError
@@ -39,10 +40,9 @@ class ChatTemplate:
         """The four are as in `Tokenizer`. Nothing is compiled yet."""
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
-        written = "\n".join(self._templates.values())
-        mentioned = {token for token in added_tokens if token in written and not token.isspace()}
-        self._said_by_model = Literals(frozenset(control_tokens))
-        self._said_by_others = Literals(frozenset(control_tokens) | mentioned)
+        self._control_tokens, self._added_tokens = frozenset(control_tokens), frozenset(added_tokens)
+        self._said_by_model = Literals(self._control_tokens)
+        self._said_by_others = self._literals_of(self._templates.values())
         self._sandbox = Sandbox()
         self._names: dict[str, frozenset[str]] = {}  # by source
 
@@ -55,6 +55,23 @@ class ChatTemplate:
             control_tokens=tokenizer.control_tokens,
             added_tokens=tokenizer.added_tokens,
         )
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Jinja, by name."""
+        return self._templates
+
+    def with_templates(self, templates: Mapping[str, str]) -> Self:
+        """Other templates for the same model, rendered in the same process: to close one is to close the other."""
+        other = copy.copy(self)
+        other._templates = dict(templates)
+        other._said_by_others = self._literals_of(templates.values())
+        return other
+
+    def check(self) -> None:
+        """Raises DamagedModel for a template that is no Jinja."""
+        for source in self._templates.values():
+            self._names_in(source)
 
     def warm_up(self) -> None:
         """Start the process (about 0.1 s) without waiting for it, so that the first `render` need not."""
@@ -144,6 +161,12 @@ class ChatTemplate:
     def close(self) -> None:
         """End the process. A later `render` starts another."""
         self._sandbox.close()
+
+    def _literals_of(self, templates: Iterable[str]) -> Literals:
+        """Of what others than the model write: control tokens, and those that the templates mention."""
+        written = "\n".join(templates)
+        mentioned = {token for token in self._added_tokens if token in written and not token.isspace()}
+        return Literals(self._control_tokens | mentioned)
 
     def _names_in(self, source: str) -> frozenset[str]:
         """The variables that a template reads from outside; the process is asked once."""

@@ -70,3 +70,26 @@ def demo_url(demo: LLM) -> Iterator[str]:
 def stories_url(stories: LLM) -> Iterator[str]:
     with serving(stories) as url:
         yield url
+
+
+@contextmanager
+def running() -> Iterator[str]:
+    """The address of a server that loads what it is asked for."""
+    ready, heard = threading.Event(), list[str]()
+
+    def say(text: str) -> None:
+        heard.append(text)
+        ready.set()
+
+    with bind("127.0.0.1", 0) as listener:
+        models = Models(lambda source, context: localllm.load(source, context=context))
+        server = Server(create_app(models), listener, say, models.close)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            assert ready.wait(10)
+            yield heard[0].removeprefix("listening on ")
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()

@@ -42,3 +42,22 @@ def test_who_leaves_cancels_also_what_has_not_begun(stories: LLM) -> None:
     engine = stories.worker.engine
     stories.worker.call(engine.pool.check)
     assert stories.worker.call(lambda: (engine.scheduler.running, list(engine.scheduler.waiting))) == ([], [])
+
+
+def test_what_has_come_meanwhile_is_known(stories: LLM) -> None:
+    """So that it can be sent together."""
+    requests = Asked("x", ("Once",), SamplingParams(max_tokens=40), is_chat=False).prepare(stories)
+
+    async def lag() -> list[bool]:
+        more: list[bool] = []
+        with Answers(stories, requests) as answers:
+            async for _, piece in answers:
+                more.append(answers.more)
+                if len(more) == 1:
+                    while stories.worker.call(lambda: stories.worker.engine.busy):
+                        await asyncio.sleep(0.01)
+                assert piece
+        return more
+
+    more = asyncio.run(lag())
+    assert any(more[1:]) and not more[-1]

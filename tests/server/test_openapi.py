@@ -33,7 +33,7 @@ LIMIT = {  # of an answer's length, by route
 # Changing what is on this machine, or asking others, is for tests with a machine of their own.
 NOT_HERE = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}")
 SLOW = list(HealthCheck)  # no example is too large or takes too long
-EXAMPLES = 40  # of each route and kind
+EXAMPLES = 25  # of each route and kind
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,7 @@ def short(body: Any, path: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_what_is_described_is_answered_as_it_is_described(demo_url: str, mode: GenerationMode) -> None:
     """Requests that the document allows, and some that it does not, against the real server: nothing breaks it."""

@@ -49,6 +49,20 @@ def test_a_reader_who_leaves_a_stream_frees_its_blocks(demo_url, demo, prompt):
     check_cancelled(demo, sequences)
 
 
+def test_blocks_are_free_a_quarter_of_a_second_after_a_reader_left(demo_url, demo):
+    took = []
+    for _ in range(3):  # of which the fastest counts: the machine may be busy with something else
+        with httpx2.stream("POST", f"{demo_url}/v1/completions", json=LONG | {"stream": True}) as answer:
+            next(answer.iter_lines())
+            assert demo.stats().used_blocks
+            start = time.monotonic()
+        while demo.stats().used_blocks and time.monotonic() < start + 10:
+            time.sleep(0.001)
+        took.append(time.monotonic() - start)
+    assert min(took) < 0.25
+    assert demo.stats().running == 0
+
+
 def test_who_leaves_while_a_whole_answer_is_made_frees_its_blocks(demo_url, demo):
     body = json.dumps(LONG).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from localllm.api.body import BadField, Shown, Strict
-from localllm.api.openai.messages import Answered, Returned, Spoken
-from localllm.api.openai.tools import Tool
+from localllm.api.openai.functions import Tools
+from localllm.api.openai.messages import Messages
 
 # Fields that have one value here, which may be sent.
 ONLY: dict[str, Any] = {
@@ -54,7 +54,7 @@ class Sampling(Strict):
     stop: Annotated[Any, Shown(str | list[str] | None)] = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    priority: int | None = None
+    priority: int | None = Field(None, ge=-1000, le=1000)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -72,16 +72,17 @@ class ResponseFormat(Strict):
 
 
 class ChatBody(Sampling):
-    messages: Annotated[Any, Shown(list[Spoken | Answered | Returned])]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Annotated[Any, Shown(list[Tool] | None)] = None
+    tools: Tools = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    timings_per_token: bool | None = None
 
 
 class CompletionBody(Sampling):

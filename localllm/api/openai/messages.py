@@ -26,7 +26,7 @@ class TextPart(Strict):
 class Message(Strict):
     """What every message may have."""
 
-    content: Annotated[Any, Shown(str | list[TextPart])] = None
+    content: Annotated[Any, Shown(str | list[TextPart] | None)] = None
     name: str | None = None
 
 
@@ -53,6 +53,9 @@ class Returned(Message):
     role: Literal["tool"]
     tool_call_id: str
 
+
+Messages = Annotated[Any, Shown(list[Spoken | Answered | Returned])]
+"""What `read_messages` reads."""
 
 ROLES: dict[str, type[Spoken | Answered | Returned]] = {
     "system": Spoken,

@@ -3,7 +3,8 @@
 Nothing is ignored in silence: an unknown field is refused, as OpenAI does, and so is a known one that asks for
 what is not there. A field that is null counts as left out. Beside OpenAI's fields there are those that other
 servers have made usual: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `stop_token_ids`,
-`chat_template_kwargs`. What a body leaves out is as the model recommends. Knows nothing of HTTP.
+`chat_template_kwargs`, `timings_per_token`. What a body leaves out is as the model recommends. Knows nothing of
+HTTP.
 """
 
 import json
@@ -15,13 +16,13 @@ from localllm.api.asked import Asked, Prompt
 from localllm.api.body import BadField, validated
 from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
 from localllm.api.openai.messages import read_messages
-from localllm.api.openai.tools import read_tool_use
+from localllm.api.openai.tool_use import read_tool_use
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
 MOST_PROMPTS = 128  # of one body
 MOST_ANSWERS = 128  # to all prompts of one body together
-MOST_LOGPROBS = 20  # alternatives to each token
+MOST_LOGPROBS = 20  # alternatives to each token of a chat, as OpenAI has it
 MOST_DIGITS = 10  # of a token's id
 
 
@@ -47,8 +48,10 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
         template_arguments=arguments,
         think=False if effort == "none" else None,
         n=n,
+        priority=asked.priority or 0,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
+        timings=_timings(asked),
     )
 
 
@@ -58,7 +61,7 @@ def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     most = asked.max_tokens
     if most is None:
         most = COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
-    params = _params(asked, defaults, most, _logprobs("logprobs", asked.logprobs))
+    params = _params(asked, defaults, most, asked.logprobs)
     if asked.echo and asked.logprobs is not None:
         params = replace(params, prompt_logprobs=asked.logprobs)
     prompts = _prompts(asked.prompt)
@@ -72,6 +75,7 @@ def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
         suffix=_suffix(asked, prompts),
         n=n,
         best_of=best_of,
+        priority=asked.priority or 0,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
     )
@@ -110,12 +114,6 @@ def _count(name: str, count: int | None, prompts: int = 1) -> int:
     if count is not None and not 1 <= count <= most:
         raise BadField(name, f"{name} is {str(count)[:40]}", f"send 1 to {most}")
     return count or 1
-
-
-def _logprobs(name: str, count: int | None) -> int | None:
-    if count is not None and not 0 <= count <= MOST_LOGPROBS:
-        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 0 to {MOST_LOGPROBS}")
-    return count
 
 
 def _suffix(asked: CompletionBody, prompts: Sequence[Prompt]) -> str | None:
@@ -165,13 +163,22 @@ def _grammar(asked: ResponseFormat | None) -> Grammar | None:
 def _chat_logprobs(asked: ChatBody) -> int | None:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
-    return _logprobs("top_logprobs", asked.top_logprobs or 0) if asked.logprobs else None
+    count = asked.top_logprobs or 0
+    if not 0 <= count <= MOST_LOGPROBS:
+        raise BadField("top_logprobs", f"top_logprobs is {str(count)[:40]}", f"send 0 to {MOST_LOGPROBS}")
+    return count if asked.logprobs else None
 
 
 def _include_usage(asked: Sampling) -> bool:
     if asked.stream_options and not asked.stream:
         raise BadField("stream_options", "stream_options needs stream", "send stream true, too")
     return bool(asked.stream_options and asked.stream_options.include_usage)
+
+
+def _timings(asked: ChatBody) -> bool:
+    if asked.timings_per_token and not asked.stream:
+        raise BadField("timings_per_token", "timings_per_token needs stream", "send stream true, too")
+    return bool(asked.timings_per_token)
 
 
 def _prompts(prompt: Any) -> tuple[Prompt, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from localllm.api.asked import Asked
 from localllm.api.openai.logprobs import chat_logprobs, text_logprobs, told
 from localllm.api.openai.responses import Object, Stamp, echoed, finish_reason, reasoning, tool_call, usage
+from localllm.api.openai.timings import Timings
 from localllm.api.tokens import TokenTexts
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Kind, Request, TokenLogprob
@@ -24,19 +25,23 @@ class ChatStream:
         self.head = _head(stamp.head("chat.completion.chunk"), asked)
         self.begun = False
         self.calls = 0
+        self.timings = Timings() if asked.timings else None
 
     def push(self, event: GenerationEvent) -> list[Object]:
         """The chunks that an event makes, often one; after the last event `usage_chunk` follows."""
         chunks: list[Object] = []
+        timings = self.timings and self.timings.push(event)
         if not self.begun:
             self.begun = True
             chunks.append(self.chunk({"role": "assistant", "content": ""}))
-        if event.text or event.tool_call or event.logprobs:
+        if event.text or event.tool_call or event.logprobs or (timings and event.token_ids):
             chunks.append(self.chunk(self.delta(event), event.logprobs))
         if event.finish_reason:
             called = self.calls > 0 and self.asked.tool_use.name is None
             reason = finish_reason(event.finish_reason, called=called)
             chunks.append(self.chunk({}, reason=reason))
+        if timings and chunks:
+            chunks[-1]["timings"] = timings
         return chunks
 
     def delta(self, event: GenerationEvent) -> Object:

@@ -13,7 +13,7 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.elementwise import gated
 from localllm.runtime.kernels.linear import linear
 from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kernels.registry import kernel, run
 
 Weights = tuple[Tensor | QuantizedTensor, ...]
 
@@ -27,8 +27,7 @@ def fused_linear(
     residual: Tensor | None = None,
 ) -> Tensor:
     """bias: [out]; residual: the shape of the result -> [T, out], or [T, out / 2] with an activation"""
-    arguments = (x, weights, bias, norm, activation, residual)
-    return choose("fused_linear", *arguments).run(*arguments)
+    return run("fused_linear", x, weights, bias, norm, activation, residual)
 
 
 @kernel("fused_linear", "reference")

@@ -159,7 +159,11 @@ class DraftModel:
                 follower.catch_up(0)  # a later turn finds what stands
             follower.free()
 
+    def move(self, runner: Runner, pool: BlockPool, context: int) -> None:
+        """Guess with other caches, after `free`."""
+        self.runner, self.pool, self.context = runner, pool, context
+
     def free(self) -> None:
-        """Let go of the model and of all that it keeps: nothing can be guessed after it."""
+        """Let go of the model and of all that it keeps: nothing can be guessed after it, before `move`."""
         self.followers.clear()
         self.runner.free()

@@ -162,6 +162,11 @@ class OutputFormat:
             tools=_choose(TOOLS, source) or _choose(TOOLS, known),
         )
 
+    @property
+    def thinks(self) -> bool:
+        """May an answer hold what the model thinks?"""
+        return bool(self.channels or self.reasoning)
+
     def router(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> Router:
         """For the answer to a prompt that ends like this. Without tools, nothing is taken for a call of one."""
         schemas = dict(map(_parameters, tools))

@@ -86,6 +86,6 @@ class ResponseBody(Strict):
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = None
+    priority: int | None = Field(None, ge=-1000, le=1000)
     stream: bool | None = None
     stream_options: StreamOptions | None = None

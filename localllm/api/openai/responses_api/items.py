@@ -25,7 +25,7 @@ class Part(Strict):
     logprobs: Any = None
 
 
-Texts = Annotated[Any, Shown(str | list[Part])]
+Texts = Annotated[Any, Shown(str | list[Part] | None)]
 
 
 class Said(Item):

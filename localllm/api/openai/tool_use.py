@@ -1,24 +1,11 @@
-"""The functions of a chat body, and what is asked of their use."""
+"""What a chat body asks of the use of its functions."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from localllm.api.body import BadField, Strict, validated
+from localllm.api.openai.functions import read_tools
 from localllm.request import ToolUse
-
-MOST = 128  # functions, as OpenAI has it
-
-
-class Function(Strict):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Strict):
-    type: Literal["function"]
-    function: Function
 
 
 class Named(Strict):
@@ -59,20 +46,6 @@ def read_tool_use(tools: Any, choice: Any, parallel: bool | None) -> tuple[list[
             "tool_choice", f"tool_choice names {missing!r}, which is not among the tools", "send it, too"
         )
     return tools, use if tools else ToolUse()
-
-
-def read_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Functions as they were sent, checked; None where there are none."""
-    if not isinstance(tools, list):
-        raise BadField("tools", "tools is no list", "send a list of functions")
-    if len(tools) > MOST:
-        raise BadField("tools", f"there are {len(tools)} tools", f"send {MOST} at most")
-    for place, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if isinstance(kind, str) and kind != "function":
-            raise BadField(f"tools.{place}.type", f"tools of type {kind} are not supported", "send functions")
-        validated(Tool, tool, f"tools.{place}")
-    return tools or None
 
 
 def _use(choice: Any, *, parallel: bool) -> ToolUse:

@@ -1,0 +1,117 @@
+"""The bodies that Ollama's API takes, field by field. Fields that Ollama does not document are refused by name, as
+misspelt ones would be; of null and of what is left out Ollama's own defaults are meant."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from localllm.api.body import BadField, Strict, validated
+
+Body = TypeVar("Body", bound=BaseModel)
+
+UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+DURATION = re.compile(r"[+-]?(?:\d{1,12}(?:\.\d{0,9})?(?:ns|us|µs|μs|ms|s|m|h))+|[+-]?0")
+PART = re.compile(r"([\d.]+)(ns|us|µs|μs|ms|s|m|h)")
+
+
+class Asking(Strict):
+    """What generate and chat have in common."""
+
+    model: str
+    stream: bool | None = None
+    format: Any = None
+    keep_alive: Any = None
+    options: dict[str, Any] | None = None
+    think: bool | str | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class GenerateBody(Asking):
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+
+
+class ChatBody(Asking):
+    messages: list[Any] | None = None
+    tools: list[Any] | None = None
+
+
+class NameBody(Strict):
+    """`name` is what `model` was called once."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+class ShowBody(NameBody):
+    verbose: bool | None = None
+    system: str | None = None
+    template: str | None = None
+    options: dict[str, Any] | None = None
+
+
+class PullBody(NameBody):
+    stream: bool | None = None
+    insecure: bool | None = None
+
+
+class CopyBody(Strict):
+    source: str
+    destination: str
+
+
+class CreateBody(NameBody):
+    """`from` is a word of Python's; `read_create` sends it as `source`."""
+
+    source: str | None = None
+    files: dict[str, str] | None = None
+    template: str | None = None
+    system: str | None = None
+    license: str | list[str] | None = None
+    parameters: dict[str, Any] | None = None
+    messages: list[dict[str, Any]] | None = None
+    quantize: str | None = None
+    stream: bool | None = None
+
+
+def read(kind: type[Body], body: Mapping[str, Any]) -> Body:
+    """Raises BadField for the first field that is missing, unknown or of another type."""
+    return validated(kind, body)
+
+
+def name_of(body: NameBody) -> str:
+    """Raises BadField where there is none."""
+    if not (name := body.model or body.name):
+        raise BadField("model", "model is required")
+    return name
+
+
+def seconds(keep_alive: Any) -> float | None:
+    """How long a model is to stay loaded: None as ever, inf for ever. Raises BadField.
+
+    A number is seconds; a text is a duration as Go writes it, `1h30m`; a negative one is for ever.
+    """
+    match keep_alive:
+        case None:
+            return None
+        case bool():
+            pass
+        case int() | float():
+            return float(keep_alive) if keep_alive >= 0 else float("inf")
+        case str() if DURATION.fullmatch(keep_alive):
+            if keep_alive.startswith("-"):
+                return float("inf") if keep_alive != "-0" else 0.0
+            return sum(float(count) * UNITS[unit] for count, unit in PART.findall(keep_alive))
+    raise BadField(
+        "keep_alive", f"keep_alive is {str(keep_alive)[:40]!r}", 'send seconds, or a duration such as "5m"'
+    )

@@ -1,0 +1,60 @@
+"""A body of `/api/create` to a plan of what is to be made."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.api.body import BadField
+from localllm.api.ollama.bodies import CreateBody, name_of, read
+from localllm.hub.made import edition_of
+from localllm.hub.names import is_path
+from localllm.modelfile.edition import Edition
+from localllm.modelfile.plan import Plan
+
+UNSUPPORTED = (
+    "adapters",
+    "draft_files",
+    "draft_quantize",
+    "renderer",
+    "parser",
+    "requires",
+    "info",
+    "remote_host",
+)
+OLD = ("path", "modelfile", "quantization")  # how it was asked before Ollama 0.5
+
+
+def read_create(body: Mapping[str, Any], given: Mapping[str, str]) -> tuple[Plan, bool]:
+    """The plan, and whether its steps are to be streamed. given: names of the server's own with what each stands
+    for. Raises UsageError."""
+    for name in (*UNSUPPORTED, *OLD):
+        if body.get(name) not in (None, "", {}, []):
+            remedy = "send from, files and the fields of a Modelfile" if name in OLD else "leave it out"
+            raise BadField(name, f"{name} is not supported", remedy)
+    fields = {name: value for name, value in body.items() if name not in (*UNSUPPORTED, *OLD, "from")}
+    asked = read(CreateBody, {**fields, "source": body.get("from")})
+    source = asked.source or ""
+    if not source and not asked.files:
+        raise BadField("from", "neither 'from' or 'files' was specified")
+    if source and is_path(source) and source not in given and edition_of(source) is None:
+        raise BadField(
+            "from", f"{source!r} is no name of a model", "send the files of a model to /api/blobs first"
+        )
+    license = [asked.license] if isinstance(asked.license, str) else asked.license or []
+    edition = Edition(
+        source=given.get(source, source),
+        parent=source,
+        system=asked.system or "",
+        template=asked.template or "",
+        parameters=asked.parameters or {},
+        messages=tuple(_message(message) for message in asked.messages or ()),
+        license=tuple(license),
+    )
+    plan = Plan(name_of(asked), edition, asked.files or {}, asked.quantize or "")
+    return plan, asked.stream is not False
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, str]:
+    said = {name: value for name, value in message.items() if value is not None}
+    if said.keys() != {"role", "content"} or not all(isinstance(text, str) for text in said.values()):
+        raise BadField("messages", f"a message is {str(said)[:80]}", "send a role and a content, two texts")
+    return {"role": said["role"].lower(), "content": said["content"]}

@@ -1,0 +1,228 @@
+"""Bodies of `/api/generate` and `/api/chat` to what an LLM is asked. Knows nothing of HTTP.
+
+Where options say nothing, the model's own recommendation counts, with an edition's parameters before it; a model
+that recommends nothing is drawn from as Ollama documents. A prompt that is too long is refused, never cut:
+`truncate` and `shift` change nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from localllm.api.body import BadField
+from localllm.api.ollama.bodies import Asking, ChatBody, GenerateBody, read, seconds
+from localllm.api.ollama.messages import NO_SIGHT, read_messages, read_tools
+from localllm.errors import UsageError
+from localllm.modelfile.edition import Edition
+from localllm.modelfile.options import checked, sampling
+from localllm.request import Grammar, GrammarKind, Request, SamplingParams
+from localllm.text.infill import infill, infill_ends, marks_of
+
+OLLAMA_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+MOST_TOP_LOGPROBS = 20
+
+
+class Model(Protocol):
+    """What is needed of an LLM."""
+
+    edition: Edition | None
+    recommended: SamplingParams
+    tokenizer: Any
+
+    @property
+    def has_chat_template(self) -> bool: ...
+    @property
+    def thinks(self) -> bool: ...
+    def edited(self, edition: Edition) -> Any: ...
+    def prepare(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        tools: Any = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        *,
+        before: Any = (),
+        context: int | None = None,
+    ) -> Request: ...
+    def template_arguments(
+        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a body asks, in either shape."""
+
+    model: str
+    stream: bool
+    keep_alive: float | None  # seconds; None: as ever
+    options: Mapping[str, Any]
+    grammar: Grammar | None
+    think: bool | str | None
+    logprobs: int | None
+
+    @property
+    def room(self) -> int | None:
+        """Tokens of prompt and answer."""
+        return self.options.get("num_ctx")
+
+    def params(self, llm: Model) -> SamplingParams:
+        own = llm.edition.parameters if llm.edition else {}
+        options = {**own, **self.options}
+        return replace(sampling(options, defaults(llm.recommended)), grammar=self.grammar, logprobs=self.logprobs)
+
+
+@dataclass(frozen=True)
+class Chat(Wanted):
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+
+    @property
+    def only_loads(self) -> bool:
+        return not self.messages
+
+    def prepare(self, llm: Model) -> tuple[Any, Request]:
+        """What answers, and the request. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
+        if not llm.has_chat_template:
+            raise UsageError(
+                f'"{self.model}" does not support chat', "it has no chat template: create an edition with one"
+            )
+        arguments = thinking(llm, self, with_tools=self.tools is not None)
+        return llm, llm.prepare(self.messages, self.params(llm), self.tools, arguments, context=self.room)
+
+
+@dataclass(frozen=True)
+class Generate(Wanted):
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
+    template: str = ""
+    before: tuple[int, ...] = ()
+    raw: bool = False
+
+    @property
+    def only_loads(self) -> bool:
+        return not self.prompt and not self.suffix
+
+    def prepare(self, llm: Model) -> tuple[Any, Request]:
+        """As `Chat.prepare`."""
+        if self.template:
+            llm = llm.edited(replace(llm.edition or Edition(""), template=self.template))
+        params = self.params(llm)
+        if self.suffix:
+            if marks_of(llm.tokenizer) is None:
+                raise UsageError(f'"{self.model}" does not support insert', "leave the suffix out")
+            ids = infill(llm.tokenizer, self.prompt, self.suffix)
+            params = replace(params, stop_ids=(*params.stop_ids, *infill_ends(llm.tokenizer)))
+            return llm, llm.prepare(ids, params, before=self.before, context=self.room)
+        if self.raw or not llm.has_chat_template:
+            if self.system:
+                raise UsageError(
+                    f'"{self.model}" has no template that could say the system prompt', "leave it out"
+                )
+            if isinstance(self.think, str) or self.think:
+                raise UsageError(f'"{self.model}" does not support thinking', "leave think out")
+            return llm, llm.prepare(self.prompt, params, before=self.before, context=self.room)
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, {"role": "user", "content": self.prompt}]
+        arguments = thinking(llm, self, with_tools=False)
+        return llm, llm.prepare(messages, params, None, arguments, before=self.before, context=self.room)
+
+
+def read_chat(body: Mapping[str, Any]) -> Chat:
+    """A body of `/api/chat`. Raises UsageError."""
+    asked = read(ChatBody, body)
+    return Chat(**_common(asked), messages=read_messages(asked.messages or []), tools=read_tools(asked.tools))
+
+
+def read_generate(body: Mapping[str, Any]) -> Generate:
+    """A body of `/api/generate`. Raises UsageError."""
+    asked = read(GenerateBody, body)
+    if asked.images:
+        raise BadField("images", "images are not supported", NO_SIGHT)
+    if asked.raw and (asked.template or asked.system or asked.context):
+        raise BadField("raw", "raw mode does not support template, system, or context")
+    if asked.suffix and (asked.template or asked.system):
+        raise BadField("suffix", "a suffix leaves no room for template and system", "leave them out")
+    return Generate(
+        **_common(asked),
+        prompt=asked.prompt or "",
+        suffix=asked.suffix or "",
+        system=asked.system or "",
+        template=asked.template or "",
+        before=tuple(asked.context or ()),
+        raw=bool(asked.raw),
+    )
+
+
+def _common(asked: Asking) -> dict[str, Any]:
+    most = asked.top_logprobs or 0
+    if not 0 <= most <= MOST_TOP_LOGPROBS:
+        raise BadField("top_logprobs", f"top_logprobs must be between 0 and {MOST_TOP_LOGPROBS}")
+    if most and not asked.logprobs:
+        raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
+    return {
+        "model": asked.model,
+        "stream": asked.stream is not False,
+        "keep_alive": seconds(asked.keep_alive),
+        "options": checked(asked.options or {}),
+        "grammar": read_format(asked.format),
+        "think": _think(asked.think),
+        "logprobs": most if asked.logprobs else None,
+    }
+
+
+def _think(think: bool | str | None) -> bool | str | None:
+    if isinstance(think, str) and think not in ("high", "medium", "low", "max"):
+        raise BadField(
+            "think",
+            f'invalid think value: "{think[:40]}" (must be "high", "medium", "low", "max", true, or false)',
+        )
+    return think
+
+
+def read_format(asked: Any) -> Grammar | None:
+    """What the content of an answer must be. Raises UsageError."""
+    if asked in (None, ""):
+        return None
+    if asked == "json":
+        return Grammar(GrammarKind.JSON)
+    if not isinstance(asked, dict):
+        told = json.dumps(asked, ensure_ascii=False)[:80]
+        raise BadField("format", f'invalid format: {told}; expected "json" or a valid JSON Schema object')
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(asked))
+
+
+def defaults(recommended: SamplingParams) -> SamplingParams:
+    neutral = SamplingParams()
+    names = ("temperature", "top_k", "top_p", "min_p")
+    if any(getattr(recommended, name) != getattr(neutral, name) for name in names):
+        return recommended
+    return replace(recommended, **OLLAMA_DEFAULTS)
+
+
+def thinking(llm: Model, asked: Wanted, *, with_tools: bool) -> dict[str, Any]:
+    """Arguments for the chat template. A level is said to templates that know levels; to others it is a yes.
+
+    Raises UsageError where the model does not think and is to, or cannot but think; and where it knows no tools.
+    """
+    if with_tools:
+        try:
+            llm.template_arguments({}, with_tools=True)
+        except UsageError as error:
+            raise UsageError(f'"{asked.model}" does not support tools', error.remedy) from error
+    if asked.think is None or (asked.think is False and not llm.thinks):
+        return {}
+    if isinstance(asked.think, str):
+        try:
+            return llm.template_arguments({"reasoning_effort": asked.think}, with_tools=with_tools)
+        except UsageError:
+            pass
+    try:
+        return llm.template_arguments({}, think=bool(asked.think), with_tools=with_tools)
+    except UsageError as error:
+        if asked.think and llm.thinks:  # it thinks whether or not it is asked to
+            return {}
+        told = "thinking" if asked.think else "to be asked not to think"
+        raise UsageError(f'"{asked.model}" does not support {told}', error.remedy) from error

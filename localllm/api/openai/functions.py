@@ -1,0 +1,38 @@
+"""The functions that a chat body tells of, checked field by field."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from localllm.api.body import BadField, Shown, Strict, validated
+
+MOST = 128  # as OpenAI has it
+
+
+class Function(Strict):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+Tools = Annotated[Any, Shown(list[Tool] | None)]
+"""What `read_tools` reads."""
+
+
+def read_tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Functions as they were sent, checked; None where there are none."""
+    if not isinstance(tools, list):
+        raise BadField("tools", "tools is no list", "send a list of functions")
+    if len(tools) > MOST:
+        raise BadField("tools", f"there are {len(tools)} tools", f"send {MOST} at most")
+    for place, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if isinstance(kind, str) and kind != "function":
+            raise BadField(f"tools.{place}.type", f"tools of type {kind} are not supported", "send functions")
+        validated(Tool, tool, f"tools.{place}")
+    return tools or None

@@ -1,0 +1,143 @@
+"""Files that a client sent, by the SHA-256 of their content (LOCALLLM_HOME/blobs), and the folders of models that
+are made of them (LOCALLLM_HOME/models): names are links to the contents, so the disk holds each once.
+
+Nothing is kept whose content is not what its digest says. Knows nothing of HTTP and of what the files hold.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from localllm.errors import DiskFull, UsageError
+from localllm.files import writing
+from localllm.hub.cache import existing
+from localllm.hub.made import edition_of, made_files
+from localllm.settings import Settings
+from localllm.units import size
+
+DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
+OF_SENT = re.compile(r"[0-9a-f]{64}@")  # how `quantize.store` calls what it makes of such a folder
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+SPARE_BYTES = 64 * 2**20  # of the disk are left alone
+CHECKED_BYTES = 64 * 2**20  # after which the disk is looked at again
+MOST_FILES = 1000
+
+
+class WrongDigest(UsageError):
+    """A content that is not what its digest says."""
+
+
+def hexadecimal(digest: str) -> str:
+    """Of `sha256:...`. Raises UsageError for anything else."""
+    if not (found := DIGEST.fullmatch(digest)):
+        raise UsageError("invalid digest format", "send sha256: and 64 hexadecimal digits")
+    return found[1]
+
+
+def blob_file(digest: str) -> Path:
+    """Where the content with this digest lies, or would. Raises UsageError as `hexadecimal`."""
+    return home("blobs") / f"sha256-{hexadecimal(digest)}"
+
+
+class Incoming:
+    """A content that is being written; `with` removes what was not finished."""
+
+    def __init__(self, digest: str, announced: int | None = None):
+        """announced: how many bytes will come, where that is known. Raises UsageError and DiskFull."""
+        self.digest = hexadecimal(digest)
+        self.blob = blob_file(digest)
+        self.found = hashlib.sha256()
+        self.unchecked = 0
+        self.check_disk(announced or 0)
+        with writing(self.blob.parent):
+            self.blob.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, name = tempfile.mkstemp(dir=self.blob.parent, prefix=".")
+            self.path, self.file = Path(name), os.fdopen(handle, "wb")
+
+    def write(self, content: bytes) -> None:
+        """Raises DiskFull."""
+        self.found.update(content)
+        self.unchecked += len(content)
+        if self.unchecked > CHECKED_BYTES:
+            self.check_disk(0)
+            self.unchecked = 0
+        with writing(self.blob.parent):
+            self.file.write(content)
+
+    def finish(self) -> None:
+        """It is whole. Raises WrongDigest where it is another content."""
+        if self.found.hexdigest() != self.digest:
+            expected, got = f"sha256:{self.digest}", f"sha256:{self.found.hexdigest()}"
+            raise WrongDigest(f'digest mismatch, expected "{expected}", got "{got}"')
+        with writing(self.blob.parent):
+            self.file.flush()
+            self.path.replace(self.blob)
+
+    def check_disk(self, more: int) -> None:
+        free = shutil.disk_usage(existing(self.blob.parent)).free
+        if more + SPARE_BYTES > free:
+            raise DiskFull(f"the disk has {size(free)} free, {size(SPARE_BYTES)} of them to spare", "make room")
+
+    def __enter__(self) -> "Incoming":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.file.close()
+        self.path.unlink(missing_ok=True)
+
+
+def folder_of(files: Mapping[str, str]) -> Path:
+    """A folder with these names, each a link to the content with its digest.
+
+    Raises UsageError for a name that is more than one, and for a content that was not sent.
+    """
+    if not 0 < len(files) <= MOST_FILES:
+        raise UsageError(f"there are {len(files)} files", f"send 1 to {MOST_FILES}")
+    for name, digest in files.items():
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{name[:80]!r} is no name of a file", "use letters, digits, '.', '_' and '-'")
+        if not blob_file(digest).is_file():
+            raise UsageError(f'blob "{digest}" of {name} is not here', "send it to /api/blobs first")
+    listed = "".join(f"{name} {hexadecimal(digest)}\n" for name, digest in sorted(files.items()))
+    folder = home("models") / hashlib.sha256(listed.encode()).hexdigest()
+    with writing(folder.parent):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, digest in files.items():
+            if not (folder / name).exists():
+                os.link(blob_file(digest), folder / name)
+    return folder
+
+
+def drop_unused(source: str) -> None:
+    """Remove the folder of files that a source lies in, and their contents, or what was quantized from those,
+    where no edition is made of it."""
+    folder = next(filter(is_of_sent_files, (Path(source), *Path(source).parents)), None)
+    if folder is None or not folder.is_dir():
+        return
+    editions = (edition_of(name) for name in made_files())
+    if any(edition and Path(edition.source).is_relative_to(folder) for edition in editions):
+        return
+    with writing(folder):
+        mine = {file.stat().st_ino for file in folder.iterdir()}
+        shutil.rmtree(folder)
+        for blob in home("blobs").glob("sha256-*"):
+            if (entry := blob.stat()).st_ino in mine and entry.st_nlink == 1:
+                blob.unlink()
+
+
+def is_of_sent_files(folder: Path) -> bool:
+    """Is it one that `folder_of` made, or that its weights were quantized into?"""
+    return folder.parent == home("models") or (
+        folder.parent.parent == home("quantized") and bool(OF_SENT.match(folder.parent.name))
+    )
+
+
+def home(name: str) -> Path:
+    return Settings.from_environment().home / name

@@ -1,0 +1,58 @@
+"""Editions of models that a person made (`localllm create`, `POST /api/create`), by name: one file each under
+LOCALLLM_HOME/made.
+
+No path is ever made of a name that was not looked up among the files, or checked by `names.ALIAS` before. Knows no
+grammar of names.
+"""
+
+import json
+from pathlib import Path
+
+from localllm.errors import DamagedModel, UsageError
+from localllm.files import read_json, write_whole
+from localllm.modelfile.edition import Edition, from_json, to_json
+from localllm.settings import Settings
+
+SUFFIX = ".json"
+COLON = "+"  # of a name in the name of its file: no name has it
+
+
+def made_files() -> dict[str, Path]:
+    """Each name with its file."""
+    folder = made_folder()
+    return {
+        file.name.removesuffix(SUFFIX).replace(COLON, ":"): file for file in sorted(folder.glob(f"[!.]*{SUFFIX}"))
+    }
+
+
+def edition_of(name: str) -> Edition | None:
+    """None where nobody made one of that name. Raises DamagedModel where its file is no edition."""
+    file = made_files().get(name)
+    if file is None:
+        return None
+    try:
+        return from_json(read_json(file))
+    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
+        raise DamagedModel(f"{file} is damaged: {error}", f"delete it to forget {name}") from error
+
+
+def keep(name: str, edition: Edition) -> None:
+    """The name stands for this edition now. name: checked. Raises UsageError where nothing can be written."""
+    file = made_folder() / f"{name.replace(':', COLON)}{SUFFIX}"
+    try:
+        write_whole(file, json.dumps(to_json(edition), ensure_ascii=False, indent=1))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}", "check the disk and the rights") from error
+
+
+def forget(name: str) -> None:
+    """Raises UsageError where the file cannot be removed."""
+    file = made_files()[name]
+    try:
+        file.unlink()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be removed: {error.strerror}", "check the rights") from error
+
+
+def made_folder() -> Path:
+    return Settings.from_environment().home / "made"

@@ -1,0 +1,61 @@
+"""What `timings_per_token` tells of an answer, beside what the engine measured."""
+
+import pytest
+
+import localllm
+from localllm import LLM
+from localllm.api.body import BadField
+from localllm.api.openai.requests import read_chat
+from localllm.api.openai.responses import Object, Stamp
+from localllm.api.openai.streams import ChatStream
+from localllm.api.tokens import TokenTexts
+from localllm.request import GenerationEvent, SamplingParams
+
+STAMP = Stamp("chatcmpl-1", 0, "demo")
+BODY = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "Say ding dong ding dong ding dong ding dong."}],
+    "temperature": 0,
+    "stream": True,
+}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    with localllm.load("demo") as llm:
+        yield llm
+
+
+def told(llm: LLM, body: Object) -> tuple[list[GenerationEvent], list[Object]]:
+    """The events of an answer, and its chunks."""
+    asked = read_chat(body, llm.default_params)
+    writer = ChatStream(STAMP, asked, TokenTexts(llm.tokenizer))
+    events = list(llm.submit(asked.prepare(llm)[0]))
+    return events, [chunk for event in events for chunk in writer.push(event)]
+
+
+def test_every_token_is_told_of_and_the_last_chunk_has_what_was_measured(demo):
+    events, chunks = told(demo, {**BODY, "timings_per_token": True})
+    counts = [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk]
+    metrics = events[-1].metrics
+    assert metrics is not None
+    assert sorted(set(counts) - {0}) == list(range(1, metrics.output_tokens + 1))
+    last = chunks[-1]["timings"]
+    assert last["prompt_n"] + last["cache_n"] == metrics.prompt_tokens
+    assert (last["draft_n"], last["draft_n_accepted"]) == (metrics.draft_tokens, metrics.accepted_tokens)
+    assert last["ttft_ms"] == metrics.ttft_s * 1e3
+    assert last["predicted_per_second"] == metrics.tokens_per_s
+
+
+def test_what_could_not_be_measured_is_null(demo):
+    _, chunks = told(demo, {**BODY, "timings_per_token": True, "max_tokens": 1})
+    assert chunks[-1]["timings"]["predicted_per_second"] is chunks[-1]["timings"]["itl_p99_ms"] is None
+
+
+def test_nothing_is_told_unasked(demo):
+    assert all("timings" not in chunk for chunk in told(demo, BODY)[1])
+
+
+def test_an_answer_that_is_no_stream_has_no_tokens_to_tell_of():
+    with pytest.raises(BadField, match="send stream true"):
+        read_chat({**BODY, "stream": False, "timings_per_token": True}, SamplingParams())

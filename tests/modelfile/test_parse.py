@@ -1,0 +1,82 @@
+"""Modelfiles as people write them, and as they are written for them."""
+
+import pytest
+
+from localllm.errors import UsageError
+from localllm.modelfile.edition import Edition, from_json, to_json
+from localllm.modelfile.parse import parse, written
+
+TEXT = '''
+# a cat
+from demo
+PARAMETER temperature 0.5
+parameter stop "<|a b|>"
+PARAMETER stop x
+PARAMETER num_ctx 4096
+PARAMETER use_mmap true
+System """
+You are a cat.
+  # no comment
+"""
+TEMPLATE "{{ messages }}"
+MESSAGE user Who?
+MESSAGE assistant """I,
+the cat."""
+LICENSE MIT
+LICENSE """more
+of it"""
+'''
+
+
+def test_every_command_is_read() -> None:
+    assert parse(TEXT) == Edition(
+        source="demo",
+        system="\nYou are a cat.\n  # no comment\n",
+        template="{{ messages }}",
+        parameters={"temperature": 0.5, "stop": ["<|a b|>", "x"], "num_ctx": 4096, "use_mmap": True},
+        messages=({"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I,\nthe cat."}),
+        license=("MIT", "more\nof it"),
+    )
+
+
+def test_what_is_written_is_read_again() -> None:
+    edition = parse(TEXT)
+    assert parse(written(edition, "demo")) == edition
+    assert from_json(to_json(edition)) == edition
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no FROM"),
+        ("FROM a\nADAPTER x", "line 2 of the Modelfile: ADAPTER is not supported"),
+        ("FROM a\n\nNONSENSE", "line 3 of the Modelfile: NONSENSE"),
+        ("FROM a\nFROM b", "line 2 .* second FROM"),
+        ("FROM a\nSYSTEM", "line 2 .* says nothing"),
+        ('FROM a\nSYSTEM """x\ny', "line 2 .* quotes do not end"),
+        ("FROM a\nPARAMETER temperature hot", "line 2 .*temperature is 'hot'"),
+        ("FROM a\nPARAMETER heat 3", 'line 2 .*no option "heat"'),
+        ("FROM a\nPARAMETER mirostat 2", "line 2 .*mirostat"),
+        ("FROM a\nPARAMETER top_p 3", "line 2 .*top_p is 3"),
+        ("FROM a\nMESSAGE cat hi", "line 2 .*MESSAGE cat"),
+        ("FROM a\nTEMPLATE {{ .Prompt }}", "one of Go"),
+        ("FROM a\nTEMPLATE {{- if .System }}x{{ end }}", "one of Go"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_line(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        parse(text)
+
+
+def test_jinja_is_not_taken_for_go() -> None:
+    source = "{%- for m in messages -%}{{- m.content -}}{{ eos_token if loop.last }}{%- endfor -%}{{ not_go }}"
+    assert parse(f"FROM a\nTEMPLATE {source}").template == source
+
+
+def test_a_system_prompt_of_the_conversation_stands_before_that_of_the_edition() -> None:
+    shots = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    edition = Edition("demo", system="cat", messages=shots)
+    hi = {"role": "user", "content": "hi"}
+    dog = {"role": "system", "content": "dog"}
+    assert edition.before([hi]) == [{"role": "system", "content": "cat"}, *shots, hi]
+    assert edition.before([dog, hi]) == [dog, *shots, hi]

@@ -1,0 +1,136 @@
+"""Another context without loading again: answers under way go on to the letter, and what does not fit changes
+nothing."""
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+import localllm
+from localllm import SamplingParams
+from localllm.errors import ContextOverflow, DoesNotFit, UsageError
+from tests.models.families import FAMILIES
+from tests.shared import shared
+from tests.test_worker import held
+from tests.tiny import make_checkpoint
+
+PROMPT = "Once upon a time"
+
+
+def test_an_answer_goes_on_to_the_letter_where_the_context_changes_under_it() -> None:
+    params = SamplingParams(temperature=0, max_tokens=100)
+    with localllm.load(shared("stories260K"), context=256, deterministic=True) as llm:
+        expected = llm.generate(PROMPT, params).text
+        for context in (512, 128):
+            stream = llm.stream(PROMPT, params)
+            text = "".join(next(stream).text for _ in range(20))
+            llm.resize(context)
+            assert text + "".join(event.text for event in stream) == expected
+            assert llm.context == llm.stats().context == llm.memory.context == context
+            assert llm.generate(PROMPT, params).text == expected
+            llm.worker.call(llm.worker.engine.pool.check_idle)
+
+
+def test_the_new_context_is_the_one_that_holds() -> None:
+    with localllm.load(shared("stories260K"), context=64) as llm:
+        with pytest.raises(ContextOverflow):
+            llm.prepare([5] * 100)
+        llm.resize(256)
+        done = llm.generate([5] * 100, SamplingParams(ignore_eos=True))
+        assert len(done.token_ids) == 156
+        llm.resize(None)
+        assert llm.context == 512
+
+
+def test_what_has_no_place_any_more_ends_with_both_numbers() -> None:
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    with localllm.load(shared("stories260K")) as llm:
+        long, short = llm.stream([5] * 100, params), llm.stream([5] * 10, params)
+        next(long)
+        next(short)
+        unsubmitted = llm.prepare([5] * 100, params)
+        llm.resize(64)
+        with pytest.raises(ContextOverflow, match="the context holds 64"):
+            list(long)
+        assert list(short)[-1].metrics.output_tokens == 54  # pyright: ignore[reportOptionalMemberAccess]
+        with pytest.raises(ContextOverflow, match="100 tokens and the context holds 64"):
+            llm.submit(unsubmitted)
+        assert llm.stats().finished == {"error": 1, "length": 1}
+
+
+def test_a_request_that_came_just_before_is_held_to_the_new_context() -> None:
+    with localllm.load(shared("stories260K")) as llm:
+        with held(llm):
+            stream = llm.submit(llm.prepare([5] * 100, SamplingParams(ignore_eos=True)))
+            llm.worker.context = 64
+        with pytest.raises(ContextOverflow, match="the context holds 64"):
+            list(stream)
+
+
+def test_what_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60)
+    with localllm.load(shared("stories260K"), context=256) as llm:
+        expected = llm.generate(PROMPT, params).text
+        stream = llm.stream(PROMPT, params)
+        next(stream)
+        with pytest.raises(UsageError, match="a context of 513 tokens"):
+            llm.resize(513)
+        with monkeypatch.context() as little:
+            little.setattr("localllm.room.free_bytes", lambda device: 0)
+            with pytest.raises(DoesNotFit):
+                llm.resize(512)
+        assert llm.context == 256
+        list(stream)
+        again = llm.generate(PROMPT, params)
+        assert again.text == expected
+        assert llm.stats().preemptions == 0
+
+
+def test_caches_that_cannot_be_made_leave_the_old_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    with localllm.load(shared("stories260K"), context=256) as llm:
+        expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=60)).text
+        room = type(llm.rooms.own)
+        caches = room.caches
+
+        def fail(self: object, decoder: object, memory: object) -> object:
+            made.append(1)
+            if len(made) == 1:
+                raise MemoryError
+            return caches(self, decoder, memory)  # pyright: ignore[reportArgumentType]
+
+        monkeypatch.setattr(room, "caches", fail)
+        with pytest.raises(DoesNotFit, match="no memory left"):
+            llm.resize(512)
+        assert llm.context == 256
+        assert llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=60)).text == expected
+
+
+def test_a_draft_model_follows() -> None:
+    folder = shared("stories260K")
+    params = SamplingParams(temperature=0, max_tokens=60)
+    with localllm.load(folder, context=128, draft_model=folder) as llm:
+        expected = llm.generate(PROMPT, params).text
+        llm.resize(512)
+        before = llm.stats()
+        assert llm.generate(PROMPT, params).text == expected
+        assert llm.stats().accepted_tokens > before.accepted_tokens
+        assert llm.rooms.guesser
+        assert llm.rooms.guesser.context == 512
+
+
+@pytest.mark.parametrize("family", ["Qwen3.5", "Phi-4-mini", "LFM2"])
+def test_logits_are_those_of_a_model_loaded_with_that_context(family: str, tmp_path: Path) -> None:
+    """Of one that rotates otherwise beyond its original context, and of two with recurrent layers."""
+    kind, changes = FAMILIES[family]
+    make_checkpoint(tmp_path, kind, **changes)
+    vocabulary = {f"t{i}": i for i in range(320)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "t0")).save(str(tmp_path / "tokenizer.json"))
+    ids = list(range(5, 40))
+    with localllm.load(tmp_path, context=100) as small, localllm.load(tmp_path, context=200) as large:
+        of_small, of_large = small.logits(ids), large.logits(ids)
+        assert of_small.equal(of_large) == (family != "Phi-4-mini")
+        small.resize(200)
+        large.resize(100)
+        assert small.logits(ids).equal(of_large)
+        assert large.logits(ids).equal(of_small)
