@@ -53,6 +53,7 @@ from localllm.request import (
     Kind,
     Request,
     SamplingParams,
+    ToolUse,
     token_ids_of,
 )
 from localllm.room import Rooms
@@ -64,6 +65,7 @@ from localllm.runtime.state import OutOfBlocks
 from localllm.runtime.vectors import vectors_in_pieces
 from localllm.text.ends import ends_of_turn
 from localllm.text.grammar.compiled import Grammars
+from localllm.text.grammar.functions import calling, calling_of, without_strict
 from localllm.text.messages import Message, checked
 from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
@@ -233,6 +235,7 @@ class LLM:
         params: SamplingParams | None = None,
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        tool_use: ToolUse | None = None,
         *,
         before: ListLike[int] = (),
         priority: int = 0,
@@ -243,7 +246,7 @@ class LLM:
         before: token ids that stand before the prompt; priority: who has more goes first where requests wait;
         context: most tokens of this prompt and its answer, where that is to be less than the model is loaded for.
         Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model,
-        or a grammar cannot be kept to.
+        or a grammar, a required call or a strict function cannot be kept to.
         """
         arrival = time.perf_counter()
         params = params or self.default_params
@@ -253,7 +256,12 @@ class LLM:
             raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
         if not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
-        ids = self.after(before, self.encode(prompt, tools, template_arguments, alone=not before))
+        called = calling(tools or (), tool_use or ToolUse())
+        if called and params.ignore_eos:
+            raise UsageError("ignore_eos goes on where a call ends", "leave it out")
+        unread = bool(tool_use and tool_use.must_call)
+        said = self.encode(prompt, tools, template_arguments, alone=not before, tools_unread=unread)
+        ids = self.after(before, said)
         if context is None and self.edition:
             context = self.edition.context
         if not ids:
@@ -277,10 +285,11 @@ class LLM:
             tuple(tools or ()),
             whole("priority", priority),
             None if context is None else whole("context", context, least=1),
+            tool_use or ToolUse(),
         )
         self.most_tokens(request)
-        if params.grammar:
-            self.grammars.compile(params.grammar, self.prompt_tail(request))
+        if found := called or params.grammar:
+            self.grammars.compile(found, self.prompt_tail(request))
         return request
 
     def after(self, before: ListLike[int], ids: list[int]) -> list[int]:
@@ -301,8 +310,10 @@ class LLM:
         template_arguments: Mapping[str, Any] | None,
         *,
         alone: bool = True,
+        tools_unread: bool = False,
     ) -> list[int]:
-        """alone: nothing stands before the messages, so that those of the edition do."""
+        """alone: nothing stands before the messages, so that those of the edition do; tools_unread: also where the
+        template tells the model of no tools, as a call can be required anyway."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if is_messages(prompt):
@@ -311,8 +322,10 @@ class LLM:
             said = list(cast(ListLike[Message], prompt))
             said = self.edition.before(said) if self.edition and alone else said
             messages = [checked(message) for message in said]
-            arguments = self.template.arguments(template_arguments or {}, with_tools=bool(tools))
-            chat = self.template.render(messages, tools=tools, arguments=arguments)
+            with_tools = bool(tools) and not tools_unread
+            arguments = self.template.arguments(template_arguments or {}, with_tools=with_tools)
+            told = [without_strict(tool) for tool in tools] if tools else tools
+            chat = self.template.render(messages, tools=told, arguments=arguments)
             return self.tokenizer.encode_chat(chat)
         return token_ids_of(prompt)
 
@@ -338,6 +351,7 @@ class LLM:
         """
         self.worker.check_room()  # before anything is done for it
         params, limit = request.params, self.most_tokens(request)
+        held_to = calling_of(request) or params.grammar
         load_s, self.waited_for_load_s = self.waited_for_load_s, 0.0
         sequence = Sequence(
             request,
@@ -345,7 +359,7 @@ class LLM:
             eos_ids=self.eos_ids,
             limit=limit,
             stopwatch=Stopwatch(request.arrival, load_s),
-            constraint=self.grammars.follow(params.grammar, self.prompt_tail(request)) if params.grammar else None,
+            constraint=self.grammars.follow(held_to, self.prompt_tail(request)) if held_to else None,
         )
         router, shown = self.router(request)
         return self.worker.submit(sequence, self, router, shown, deliver)
@@ -372,9 +386,10 @@ class LLM:
         """What tells the parts of the answer apart, and the special tokens that it must see for that."""
         if not request.is_chat:
             return PlainRouter(), frozenset()
-        special, markup = self.tokenizer.special_ids, self.output.markup(with_tools=bool(request.tools))
+        output = self.output.calling() if request.tool_use.must_call else self.output
+        special, markup = self.tokenizer.special_ids, output.markup(with_tools=bool(request.tools))
         shown = frozenset(token for token, literal in special.items() if literal in markup)
-        return self.output.router(self.prompt_tail(request) or "", request.tools), shown
+        return output.router(self.prompt_tail(request) or "", request.tools), shown
 
     def prompt_tail(self, request: Request) -> str | None:
         """How the prompt of a chat ends, which tells whether it has begun the model's thoughts."""
@@ -387,9 +402,10 @@ class LLM:
         params: SamplingParams | None = None,
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        tool_use: ToolUse | None = None,
     ) -> Stream:
         """`prepare` and `submit`."""
-        return self.submit(self.prepare(prompt, params, tools, template_arguments))
+        return self.submit(self.prepare(prompt, params, tools, template_arguments, tool_use))
 
     def generate(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Completion:
         """Continue text or token ids, without a chat template."""
@@ -402,15 +418,17 @@ class LLM:
         params: SamplingParams | None = None,
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        tool_use: ToolUse | None = None,
     ) -> Completion:
         """Answer a conversation through the model's chat template.
 
         A message has `role` and `content`, a text; an assistant's maybe `reasoning_content` and `tool_calls`, too.
-        tools: functions that the model may call, in OpenAI's form; template_arguments: see `template_arguments`.
+        tools: functions that the model may call, in OpenAI's form; template_arguments: see `template_arguments`;
+        tool_use: what it must call.
         """
         if isinstance(messages, str):
             raise UsageError("chat takes a list of messages", "generate and stream continue a text")
-        request = self.prepare(messages, params, tools, template_arguments)
+        request = self.prepare(messages, params, tools, template_arguments, tool_use)
         return collect(request, self.submit(request))
 
     def logits(self, token_ids: ListLike[int]) -> Tensor:
@@ -542,4 +560,5 @@ def collect(request: Request, events: Iterable[GenerationEvent]) -> Completion:
         prompt_logprobs=tuple(p for e in pieces for p in e.prompt_logprobs),
         reasoning="".join(e.text for e in pieces if e.kind is Kind.REASONING),
         tool_calls=tuple(e.tool_call for e in pieces if e.tool_call),
+        stop_string=last.stop_string,
     )

@@ -281,6 +281,27 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class ToolUse:
+    """What is asked of a model that is told of functions. The default leaves all to it."""
+
+    required: bool = False
+    """It must call one."""
+
+    name: str | None = None
+    """It must call this one."""
+
+    parallel: bool = True
+    """It may call several in one answer."""
+
+    allowed: tuple[str, ...] = ()
+    """It may call these only; empty: any that it is told of."""
+
+    @property
+    def must_call(self) -> bool:
+        return self.required or self.name is not None
+
+
+@dataclass(frozen=True)
 class TokenLogprob:
     """One position: the token that stands there and the likeliest ones, by the model's own distribution."""
 
@@ -310,6 +331,8 @@ class Request:
 
     context: int | None = None
     """Most tokens of prompt and answer together; None: as many as the model is loaded for."""
+
+    tool_use: ToolUse = ToolUse()
 
     id: int = field(default_factory=lambda: next(_ids))
 
@@ -350,6 +373,7 @@ class GenerationEvent:
     tool_call: ToolCall | None = None  # with the kind TOOL_CALL, whose text is empty
     drafted: int = 0  # draft tokens that the step of this token verified; with the first token of a step
     accepted: bool = False  # the token was one of them
+    stop_string: str | None = None  # with the finish_reason: the one of `stop` that ended the answer
 
 
 @dataclass(frozen=True)
@@ -366,6 +390,7 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None  # the one of `stop` that ended it
 
 
 def token_ids_of(prompt: object) -> list[int]:

@@ -23,7 +23,7 @@ NAME = "localllm"  # by which a server says what it is
 def event_to_json(event: GenerationEvent, text_of: TextOf) -> Object:
     """Without what is as it mostly is. text_of: of a token that a log probability names."""
     found: Object = {}
-    for name in ("text", "seed", "drafted", "accepted"):
+    for name in ("text", "seed", "drafted", "accepted", "stop_string"):
         if value := getattr(event, name):
             found[name] = value
     if event.seed is not None:
@@ -63,6 +63,7 @@ def event_from_json(found: Mapping[str, Any]) -> tuple[GenerationEvent, dict[int
         None if call is None else ToolCall(**call),
         int(found.get("drafted", 0)),
         bool(found.get("accepted", False)),
+        found.get("stop_string"),
     )
     return event, {int(token): str(text) for token, text in found.get("texts", {}).items()}
 

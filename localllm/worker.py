@@ -50,6 +50,7 @@ class Reply:
         self.events: queue.SimpleQueue[GenerationEvent | BaseException] = queue.SimpleQueue()
         self.deliver = deliver or self.events.put
         self.calls = 0
+        self.ids: set[str] = set()  # of calls
 
     def push(self, event: TokenEvent, device: torch.device) -> bool:
         """Hand on what a step brought. True: a stop string ended the answer."""
@@ -94,14 +95,18 @@ class Reply:
             delta.call and self.with_id(delta.call),
             event.drafted if event else 0,
             event is not None and event.accepted,
+            self.stops.found if reason else None,
         )
 
     def with_id(self, call: ToolCall) -> ToolCall:
-        """Nine letters and digits, as Mistral's templates demand, where the model gave no id itself: the same for
-        the same prompt, seed and place, so that an answer that is given again is the same."""
+        """Nine letters and digits, as Mistral's templates demand, where the model gave no id itself, or one twice:
+        the same for the same prompt, seed and place, so that an answer that is given again is the same."""
         self.calls += 1
         source = repr((self.sequence.request.prompt_ids, self.sequence.seed, self.calls))
-        return call if call.id else dataclasses.replace(call, id=hashlib.sha256(source.encode()).hexdigest()[:9])
+        if not call.id or call.id in self.ids:
+            call = dataclasses.replace(call, id=hashlib.sha256(source.encode()).hexdigest()[:9])
+        self.ids.add(call.id)
+        return call
 
     def until_stop(self, deltas: list[Delta], *, is_last: bool) -> tuple[list[Delta], bool]:
         """What comes before a stop string in the content, and whether there was one. None spans a thought or a

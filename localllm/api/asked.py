@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from localllm.request import Request, SamplingParams
+from localllm.request import Request, SamplingParams, ToolUse
 from localllm.text.infill import infill, infill_ends
 from localllm.text.tokenizer import Tokenizer
 
@@ -22,9 +22,18 @@ class Preparing(Protocol):
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        tool_use: ToolUse | None = None,
         *,
         priority: int = 0,
     ) -> Request: ...
+    def encode(
+        self,
+        prompt: Any,
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any] | None,
+        *,
+        tools_unread: bool = False,
+    ) -> list[int]: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]: ...
@@ -41,6 +50,7 @@ class Asked:
     params: SamplingParams
     is_chat: bool
     tools: list[dict[str, Any]] | None = None
+    tool_use: ToolUse = field(default_factory=ToolUse)
     template_arguments: dict[str, Any] = field(default_factory=dict)
     think: bool | None = None
     echo: bool = False
@@ -77,10 +87,20 @@ class Asked:
         if self.suffix is not None:
             prompts = [infill(llm.tokenizer, str(prompt), self.suffix) for prompt in prompts]
             params = replace(params, stop_ids=(*params.stop_ids, *infill_ends(llm.tokenizer)))
-        arguments: dict[str, Any] = {}
-        if self.is_chat:
-            arguments = llm.template_arguments(
-                self.template_arguments, think=self.think, with_tools=self.tools is not None
-            )
-        first = [llm.prepare(prompt, params, self.tools, arguments, priority=self.priority) for prompt in prompts]
+        arguments = self._arguments(llm)
+        first = [
+            llm.prepare(prompt, params, self.tools, arguments, self.tool_use, priority=self.priority)
+            for prompt in prompts
+        ]
         return [request.another(place) if place else request for request in first for place in range(self.each)]
+
+    def count(self, llm: Preparing) -> int:
+        """How many tokens the prompts have, also where the context has no room for them. Raises UsageError."""
+        arguments, unread = self._arguments(llm), self.tool_use.must_call
+        return sum(len(llm.encode(prompt, self.tools, arguments, tools_unread=unread)) for prompt in self.prompts)
+
+    def _arguments(self, llm: Preparing) -> dict[str, Any]:
+        if not self.is_chat:
+            return {}
+        with_tools = self.tools is not None and not self.tool_use.must_call
+        return llm.template_arguments(self.template_arguments, think=self.think, with_tools=with_tools)

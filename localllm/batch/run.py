@@ -16,7 +16,7 @@ from localllm.errors import DoesNotFit, LocalLLMError, OutputInvalid
 from localllm.llm import LLM, collect
 from localllm.plan.memory import MAX_RUNNING
 from localllm.request import Completion, GenerationEvent, Request, SamplingParams
-from localllm.text.grammar.result import check_finished
+from localllm.text.grammar.result import check_answer
 from localllm.worker import Stream
 
 # Lines, or requests, that are open at once. A long answer at the head holds up the writing of those behind it, not
@@ -133,8 +133,8 @@ class Batch:
         dones = [collect(*each) for each in zip(opened.requests, opened.pieces, strict=True)]
         self.count(dones)
         try:
-            for done in dones:
-                check_finished(opened.asked.params.grammar, done)
+            for request, done in zip(opened.requests, dones, strict=True):
+                check_answer(request, done)
         except OutputInvalid as error:
             self.end(opened, opened.line.refused(error), ok=False)
             return

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import admin, embeddings, ollama, openai, own, responses, store, web
+from localllm.server import admin, anthropic, embeddings, ollama, openai, own, responses, store, web
 from localllm.server.access import Access
 from localllm.server.guard import Guard
 from localllm.server.inventory import Inventory
@@ -54,6 +54,7 @@ def create_app(
     app.include_router(openai.router(models))
     app.include_router(embeddings.router(models))
     app.include_router(responses.router(models))
+    app.include_router(anthropic.router(models))
     inventory = Inventory(models.given)
     app.include_router(ollama.router(models, inventory))
     app.include_router(store.router(models, inventory))

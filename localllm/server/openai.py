@@ -30,7 +30,7 @@ from localllm.server.body import body_of
 from localllm.server.models import Lease, Models
 from localllm.server.openapi import documented
 from localllm.server.sse import DONE, EventStream, event, unless_gone
-from localllm.text.grammar.result import check_finished
+from localllm.text.grammar.result import check_answer
 
 EVENTS = "text/event-stream"
 EXAMPLES: dict[str, Object] = {
@@ -102,8 +102,8 @@ async def whole(lease: Lease, asked: Asked, stamp: Stamp, prepared: Sequence[Pre
         async for place, piece in answers:
             said[place].append(piece)
     dones = [collect(request, pieces) for request, pieces in zip(prepared, said, strict=True)]
-    for done in dones:
-        await asyncio.to_thread(check_finished, asked.params.grammar, done, of_stranger=True)
+    for request, done in zip(prepared, dones, strict=True):
+        await asyncio.to_thread(check_answer, request, done, of_stranger=True)
     if asked.is_chat:
         return chat_completion(stamp, asked, dones, lease.texts)
     return text_completion(stamp, asked, dones, lease.texts)

@@ -1,9 +1,11 @@
 """Errors as the API that was asked tells them: which one, its path says."""
 
+import secrets
 from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 
+from localllm.api.anthropic import responses as anthropic
 from localllm.api.openai.responses import error_object
 from localllm.errors import LocalLLMError
 from localllm.wire import error_to_json
@@ -14,6 +16,11 @@ def answer_of(error: LocalLLMError, path: str, headers: Mapping[str, str] | None
     found = dict(headers or {})
     if after := getattr(error, "retry_after", None):
         found["Retry-After"] = str(after)
-    body = {"error": str(error)} if path.startswith("/api/") else error_object(error)
-    body = error_to_json(error) if path.startswith("/localllm/") else body
+    if path.startswith("/v1/messages"):
+        found["request-id"] = f"req_{secrets.token_hex(12)}"
+        body = anthropic.error_object(error, found["request-id"])
+    elif path.startswith("/localllm/"):
+        body = error_to_json(error)
+    else:
+        body = {"error": str(error)} if path.startswith("/api/") else error_object(error)
     return JSONResponse(body, error.http_status, found)

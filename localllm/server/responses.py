@@ -16,14 +16,14 @@ from localllm.api.openai.responses_api.requests import read_body, read_response
 from localllm.api.openai.responses_api.stream import ResponseStream
 from localllm.errors import LocalLLMError
 from localllm.llm import collect
-from localllm.request import GenerationEvent, Grammar, SamplingParams
+from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
 from localllm.server.models import Lease, Models
 from localllm.server.openapi import documented
 from localllm.server.sse import EventStream, event, unless_gone
-from localllm.text.grammar.result import check_finished
+from localllm.text.grammar.result import check_answer
 
 EXAMPLE = {"model": "demo", "input": "Hello", "max_output_tokens": 8}
 
@@ -43,21 +43,19 @@ def router(models: Models) -> APIRouter:
             prepared = await asyncio.to_thread(asked.prepare, lease.llm)
             if asked.stream:
                 return EventStream(streamed(lease, answer, prepared), lease.kept())
-            making = whole(lease, answer, prepared, asked.params.grammar)
+            making = whole(lease, answer, prepared)
             return JSONResponse(await unless_gone(request, making))
 
     return routes
 
 
-async def whole(
-    lease: Lease, answer: ResponseStream, prepared: Sequence[Prepared], grammar: Grammar | None
-) -> dict[str, Any]:
+async def whole(lease: Lease, answer: ResponseStream, prepared: Sequence[Prepared]) -> dict[str, Any]:
     said: list[GenerationEvent] = []
     with Answers(lease.llm, prepared) as answers:
         async for _, piece in answers:
             said.append(piece)
             answer.push(piece)
-    await asyncio.to_thread(check_finished, grammar, collect(prepared[0], said), of_stranger=True)
+    await asyncio.to_thread(check_answer, prepared[0], collect(prepared[0], said), of_stranger=True)
     return answer.response()
 
 

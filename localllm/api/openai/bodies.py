@@ -12,7 +12,6 @@ from localllm.api.openai.messages import Messages
 # Fields that have one value here, which may be sent.
 ONLY: dict[str, Any] = {
     "modalities": ["text"],
-    "parallel_tool_calls": True,
     "verbosity": "medium",
     "store": False,
 }
@@ -79,6 +78,7 @@ class ChatBody(Sampling):
     top_logprobs: int | None = None
     tools: Tools = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

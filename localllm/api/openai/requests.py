@@ -16,8 +16,8 @@ from localllm.api import limits
 from localllm.api.asked import Asked, Prompt
 from localllm.api.body import BadField, validated
 from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
-from localllm.api.openai.functions import read_tools
 from localllm.api.openai.messages import read_messages
+from localllm.api.openai.tool_use import read_tool_use
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
@@ -29,6 +29,7 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     asked = validated(ChatBody, supported(body))
     n = _count("n", asked.n)
     effort = asked.reasoning_effort
+    tools, use = read_tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     arguments = dict(asked.chat_template_kwargs or {})
     limits.at_most(limits.TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
     if effort is not None and effort != "none":
@@ -41,7 +42,8 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
             grammar=_grammar(asked.response_format),
         ),
         is_chat=True,
-        tools=_tools(asked),
+        tools=tools,
+        tool_use=use,
         template_arguments=arguments,
         think=False if effort == "none" else None,
         n=n,
@@ -171,17 +173,6 @@ def _chat_logprobs(asked: ChatBody) -> int | None:
         raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
     count = _logprobs("top_logprobs", asked.top_logprobs) or 0
     return count if asked.logprobs else None
-
-
-def _tools(asked: ChatBody) -> list[dict[str, Any]] | None:
-    """`none` calls no function because the model is told of none."""
-    tools = None if asked.tools is None else read_tools(asked.tools)
-    choice = asked.tool_choice
-    if choice not in (None, "none", "auto"):
-        raise BadField("tool_choice", f"tool_choice {choice!r} is not supported", "send none or auto")
-    if choice == "auto" and tools is None:
-        raise BadField("tool_choice", "tool_choice is auto and there are no tools", "send tools, too")
-    return None if choice == "none" else tools
 
 
 def _include_usage(asked: Sampling) -> bool:

@@ -58,7 +58,9 @@ def _chat_choice(index: int, asked: Asked, done: Completion, texts: TokenTexts) 
         "index": index,
         "message": message,
         "logprobs": None if asked.params.logprobs is None else chat_logprobs(done.logprobs, texts),
-        "finish_reason": finish_reason(done.finish_reason, called=bool(done.tool_calls)),
+        "finish_reason": finish_reason(
+            done.finish_reason, called=bool(done.tool_calls) and asked.tool_use.name is None
+        ),
         "seed": done.seed,
     }
 
@@ -119,7 +121,8 @@ def tool_call(call: ToolCall) -> Object:
 
 
 def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
-    """`tool_calls` where the model has called a function and ended its turn."""
+    """`tool_calls` where the model has called a function and ended its turn; as OpenAI has it, a call of the one
+    function that had to be called counts as no choice of the model, and is a `stop`."""
     return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
 

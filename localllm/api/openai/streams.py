@@ -37,7 +37,8 @@ class ChatStream:
         if event.text or event.tool_call or event.logprobs or (timings and event.token_ids):
             chunks.append(self.chunk(self.delta(event), event.logprobs))
         if event.finish_reason:
-            reason = finish_reason(event.finish_reason, called=self.calls > 0)
+            called = self.calls > 0 and self.asked.tool_use.name is None
+            reason = finish_reason(event.finish_reason, called=called)
             chunks.append(self.chunk({}, reason=reason))
         if timings and chunks:
             chunks[-1]["timings"] = timings

@@ -6,12 +6,15 @@ from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
 from localllm.errors import UsageError
 from localllm.request import CALLED, Grammar
+from localllm.text.grammar.calls import CallGrammar
 from localllm.text.grammar.follow import GrammarFollower
+from localllm.text.grammar.functions import Calling
 from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
 from localllm.text.grammar.thoughts import Frame
 from localllm.text.grammar.vocabulary import Vocabulary
@@ -31,27 +34,29 @@ class Grammars:
         self._tokenizer = tokenizer
         self._size = size
         self._ends = ends
+        self._output = output
         self._markup = output.markup(with_tools=True)
         self._frame = Frame(output, self._token_of)
-        self._kept: OrderedDict[tuple[Grammar, str | None], LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[Grammar | Calling, str | None], LLMatcher] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "localllm-masks")
         self._compiling = threading.Lock()
         self._looking = threading.Lock()  # whoever wants one that is there does not wait for another's compilation
 
-    def compile(self, grammar: Grammar, chat: str | None = None) -> None:
+    def compile(self, grammar: Grammar | Calling, chat: str | None = None) -> None:
         """Make ready to follow it; `chat`: how the prompt of a chat ends, whose answer may begin with thoughts.
 
         Raises UsageError for a grammar that cannot be kept to, UnsupportedModel where tokens say no bytes.
         """
         self._matcher(grammar, chat)
 
-    def follow(self, grammar: Grammar, chat: str | None = None) -> GrammarFollower:
+    def follow(self, grammar: Grammar | Calling, chat: str | None = None) -> GrammarFollower:
         """For one answer. Raises as `compile`."""
         matcher = self._matcher(grammar, chat).deep_copy()
         return GrammarFollower(matcher, self._vocabulary.vocab_size, self._size, self._threads)
 
-    def _matcher(self, grammar: Grammar, chat: str | None) -> LLMatcher:
-        around = None if chat is None else self._frame.around(chat)
+    def _matcher(self, grammar: Grammar | Calling, chat: str | None) -> LLMatcher:
+        headed = isinstance(grammar, Calling)
+        around = None if chat is None else self._frame.around(chat, headed=headed)
         if kept := self._found(grammar, around):
             return kept
         with self._compiling:
@@ -62,25 +67,33 @@ class Grammars:
                 self._kept.popitem(last=False)
         return matcher
 
-    def _found(self, grammar: Grammar, around: str | None) -> LLMatcher | None:
+    def _found(self, grammar: Grammar | Calling, around: str | None) -> LLMatcher | None:
         with self._looking:
             if matcher := self._kept.get((grammar, around)):
                 self._kept.move_to_end((grammar, around))
             return matcher
 
-    def _compiled(self, grammar: Grammar, around: str | None) -> LLMatcher:
-        body = checked(grammar)
-        text = body if around is None else f'{{"lark_grammar": {json.dumps(around)}}}, {body}'
+    def _compiled(self, grammar: Grammar | Calling, around: str | None) -> LLMatcher:
+        parts = self._parts(grammar)
+        if around is not None:
+            parts.insert(0, {"lark_grammar": around})
+        text = json.dumps({"grammars": parts})
 
         def compiled() -> LLMatcher:
-            matcher = LLMatcher(self._vocabulary, f'{{"grammars": [{text}]}}', log_level=0, limits=LIMITS)
+            matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=LIMITS)
             matcher.deep_copy().compute_bitmask()  # what is too much for the first token is found out here
             return matcher
 
         matcher = on_deep_stack(compiled)
         if reason := matcher.get_error():
-            raise UsageError(f"the {CALLED[grammar.kind]} cannot be kept to: {' '.join(reason.split())[:300]}")
+            called = "tools" if isinstance(grammar, Calling) else CALLED[grammar.kind]
+            raise UsageError(f"the {called} cannot be kept to: {' '.join(reason.split())[:300]}")
         return matcher
+
+    def _parts(self, grammar: Grammar | Calling) -> list[dict[str, Any]]:
+        if isinstance(grammar, Calling):
+            return CallGrammar(self._output, self._frame, self._token_of, grammar).parts()
+        return [json.loads(checked(grammar))]
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:

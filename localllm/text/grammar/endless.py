@@ -17,7 +17,7 @@ def endless(schema: Mapping[str, Any]) -> str | None:
     while grown:
         before = len(finite)
         for pointer in waiting:
-            if _is_finite(_target(schema, pointer), finite):
+            if _is_finite(target(schema, pointer), finite):
                 finite.add(pointer)
         grown = len(finite) > before
         # Chains of references are as often written forwards as backwards.
@@ -33,7 +33,7 @@ def _references(part: Any) -> set[str]:
     return set[str]().union(*map(_references, part)) if isinstance(part, list) else set()
 
 
-def _target(schema: Any, pointer: str) -> Any:
+def target(schema: Any, pointer: str) -> Any:
     """What a local pointer leads to; True where that is nothing."""
     if pointer != "#" and not pointer.startswith("#/"):
         return True

@@ -1,16 +1,26 @@
 """Is a finished text what was asked for? Answered without masks and tokens, as whoever reads it would see it."""
 
 import json
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
 import llguidance
 
 from localllm.errors import OutputInvalid
-from localllm.request import Completion, FinishReason, Grammar, GrammarKind
+from localllm.request import Completion, FinishReason, Grammar, GrammarKind, Request, ToolCall
+from localllm.text.grammar.functions import Calling, calling_of
 from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
 
 DIGITS = 5000  # of a number that must be a multiple of another
+
+
+def check_answer(request: Request, done: Completion, *, of_stranger: bool = False) -> None:
+    """`check_finished`, and of its calls `check_calls`."""
+    check_finished(request.params.grammar, done, of_stranger=of_stranger)
+    calling = calling_of(request)
+    if calling and done.finish_reason is not FinishReason.LENGTH:
+        check_calls(calling, done.tool_calls, with_patterns=not of_stranger)
 
 
 def check_finished(grammar: Grammar | None, done: Completion, *, of_stranger: bool = False) -> None:
@@ -21,6 +31,25 @@ def check_finished(grammar: Grammar | None, done: Completion, *, of_stranger: bo
     """
     if grammar and done.finish_reason is not FinishReason.LENGTH:
         (_check_text if of_stranger else check)(grammar, done.text)
+
+
+def check_calls(calling: Calling, calls: Sequence[ToolCall], *, with_patterns: bool = True) -> None:
+    """Raises OutputInvalid where the calls are not what was asked for. with_patterns: also of functions whose
+    schema has patterns, for which the mask has to do otherwise."""
+    if calling.use.must_call and not calls:
+        raise OutputInvalid("the answer calls no function")
+    if len(calls) > 1 and not calling.use.parallel:
+        raise OutputInvalid(f"the answer has {len(calls)} calls instead of one")
+    functions = {function.name: function for function in calling.functions}
+    for call in calls:
+        function = functions.get(call.name)
+        if function is None:
+            raise OutputInvalid(f"the answer calls {call.name}, which is no function that it may call")
+        if calling.is_strict(function) and (with_patterns or '"pattern' not in function.schema):
+            try:
+                _check_json(call.arguments, json.loads(function.schema))
+            except OutputInvalid as error:
+                raise OutputInvalid(f"in the call of {call.name} {error.message}") from None
 
 
 def check(grammar: Grammar, content: str) -> None:

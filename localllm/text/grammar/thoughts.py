@@ -12,7 +12,7 @@ and the content; routers leave those out.
 """
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from localllm.text.grammar.source import BODY
 from localllm.text.output.channels import CHANNEL, MESSAGE, START, ChannelFormat
@@ -35,21 +35,32 @@ class Frame:
         self._output = output
         self._token_of = token_of
 
-    def around(self, prompt: str) -> str | None:
-        """For the answer to a chat whose prompt ends like this; None where it is the content alone."""
-        if self._output.channels:
-            return self._messages(self._output.channels)
-        return self._tagged(self._output.reasoning, prompt.rstrip()) if self._output.reasoning else None
+    def around(self, prompt: str, *, headed: bool = False) -> str | None:
+        """For the answer to a chat whose prompt ends like this; None where it is the content alone.
 
-    def _messages(self, form: ChannelFormat) -> str:
+        headed: markup of its own stands before the content, which is more than that."""
+        if self._output.channels:
+            return self._messages(self._output.channels, headed=headed)
+        if self._output.reasoning is None:
+            return None
+        return self._tagged(self._output.reasoning, prompt.rstrip(), "body" if headed else self.content("body"))
+
+    def content(self, rule: str) -> str:
+        """The content, and control tokens that may stand around it."""
+        silent = self._output.reasoning.silent if self._output.reasoning else ()
+        *before, after = (self._spelled(token) for token in silent) if silent else ("",)
+        around = [*(f"{token}? " for token in before), rule, f" {after}?"]
+        return "".join(around) if after.startswith("<") else rule
+
+    def _messages(self, form: ChannelFormat, *, headed: bool) -> str:
         kind = int(form != HARMONY)
         end, start = self._spelled(form.ends[0]), self._spelled(START)
         again = f'{self._spelled(*TO_ITSELF[kind])} thought {start} "assistant"'
-        return f"start: ({again})* {self._spelled(*TO_THE_USER[kind])} body\n{self._thought(form.ends[0], end)}"
+        head = "" if headed else self._spelled(*TO_THE_USER[kind])
+        return f"start: ({again})* {head} body\n{self._thought(form.ends[0], end)}"
 
-    def _tagged(self, form: Reasoning, prompt: str) -> str | None:
+    def _tagged(self, form: Reasoning, prompt: str, answer: str) -> str | None:
         begin, end = self._spelled(*self._parts(form)), self._spelled(form.end)
-        answer = self._between(form.silent)
         if prompt.endswith(form.begin):
             answer = f"thought gap {answer}"
         elif not prompt.endswith(form.end) and begin.startswith("<"):  # text could be the content's own beginning
@@ -60,12 +71,6 @@ class Frame:
         """What stands before thoughts, cut behind a control token that it begins with."""
         first = next((token for token in form.inside if form.begin.startswith(token)), form.begin)
         return tuple(filter(None, (first, form.begin.removeprefix(first))))
-
-    def _between(self, silent: Collection[str]) -> str:
-        """The content, and control tokens that may stand around it."""
-        *before, after = (self._spelled(token) for token in silent) if silent else ("",)
-        around = [*(f"{token}? " for token in before), "body", f" {after}?"]
-        return "".join(around) if after.startswith("<") else "body"
 
     def _thought(self, end: str, spelled: str) -> str:
         """The rules for thoughts and what ends them, a control token or a text. The token's text ends them for

@@ -1,13 +1,14 @@
 """A stretch of an answer that may be tool calls: collected until its end is sure, then read at once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.request import ToolCall
 from localllm.text.output.calls import Read
 from localllm.text.output.markers import Markers
 from localllm.text.output.reader import Malformed, Reader
+from localllm.text.output.spelling import Spelling
 
 _TAIL = 80  # characters before an end that are looked at
 
@@ -37,6 +38,9 @@ class ToolFormat:
 
     bare: str = ""
     """What an answer begins with that is a call without markup."""
+
+    spelling: Spelling = field(kw_only=True)
+    """How such a model is made to write calls."""
 
 
 class Block:

@@ -13,6 +13,7 @@ from localllm.request import Kind, ToolCall
 from localllm.text.output.delta import Delta
 from localllm.text.output.markers import Markers
 from localllm.text.output.reader import Malformed, Reader
+from localllm.text.output.spelling import Spelling
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN = "<|constrain|>"
@@ -29,6 +30,7 @@ class ChannelFormat:
 
     ends: tuple[str, ...]
     read: Callable[[str, Reader], list[ToolCall]]
+    spelling: Spelling
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Which markup a model writes: chosen by what its chat template and its tokens contain, never by its name."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from localllm.text.output import calls
+from localllm.text.output import calls, spelling
 from localllm.text.output.blocks import ToolFormat
 from localllm.text.output.channels import ChannelFormat, ChannelRouter
 from localllm.text.output.delta import PlainRouter, Router
@@ -21,8 +21,8 @@ class Row(NamedTuple):
     signs: tuple[str, ...]
 
 
-HARMONY = ChannelFormat(("<|end|>", "<|return|>", "<|call|>"), calls.arguments_alone)
-GLIMMER = ChannelFormat(("<|eom|>", "<|eot|>"), calls.glimmer)
+HARMONY = ChannelFormat(("<|end|>", "<|return|>", "<|call|>"), calls.arguments_alone, spelling.HARMONY)
+GLIMMER = ChannelFormat(("<|eom|>", "<|eot|>"), calls.glimmer, spelling.GLIMMER)
 CHANNELS = (
     Row(HARMONY, ("<|channel|>", "<|message|>")),
     Row(GLIMMER, ("<|message|>", "<atem:function_calls>")),
@@ -51,6 +51,7 @@ DEEPSEEK = ToolFormat(
     "<｜tool▁calls▁end｜>",
     quote='"',
     inside=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    spelling=spelling.DEEPSEEK,
 )
 DEEPSEEK_MARKUP = ToolFormat(
     calls.invocations("｜DSML｜"),
@@ -58,6 +59,7 @@ DEEPSEEK_MARKUP = ToolFormat(
     "</｜DSML｜function_calls>",
     last="</｜DSML｜invoke>",
     inside=("｜DSML｜",),
+    spelling=spelling.DEEPSEEK_MARKUP,
 )
 KIMI = ToolFormat(
     calls.kimi,
@@ -65,36 +67,74 @@ KIMI = ToolFormat(
     "<|tool_calls_section_end|>",
     quote='"',
     inside=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    spelling=spelling.KIMI,
 )
-GEMMA = ToolFormat(calls.gemma, ("<|tool_call>",), "<tool_call|>", quote='<|"|>')
-MISTRAL = ToolFormat(calls.mistral, ("[TOOL_CALLS]",), inside=("[CALL_ID]", "[ARGS]"))
-PYTHONIC = ToolFormat(calls.pythonic, ("<|tool_call_start|>",), "<|tool_call_end|>", first=("[",), last="]")
-ACTION = ToolFormat(begin=("<|START_ACTION|>",), end="<|END_ACTION|>", **JSON)
+GEMMA = ToolFormat(calls.gemma, ("<|tool_call>",), "<tool_call|>", quote='<|"|>', spelling=spelling.GEMMA)
+MISTRAL = ToolFormat(
+    calls.mistral, ("[TOOL_CALLS]",), inside=("[CALL_ID]", "[ARGS]"), spelling=spelling.MISTRAL_LIST
+)
+PYTHONIC = ToolFormat(
+    calls.pythonic,
+    ("<|tool_call_start|>",),
+    "<|tool_call_end|>",
+    first=("[",),
+    last="]",
+    spelling=spelling.PYTHONIC,
+)
+ACTION = ToolFormat(begin=("<|START_ACTION|>",), end="<|END_ACTION|>", spelling=spelling.ACTION, **JSON)
 GLM = ToolFormat(
     calls.glm,
     ("<tool_call>",),
     "</tool_call>",
     inside=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    spelling=spelling.GLM,
 )
 QWEN_MARKUP = ToolFormat(
-    calls.functions, ("<tool_call>",), "</tool_call>", first=("<function=",), last="</function>"
+    calls.functions,
+    ("<tool_call>",),
+    "</tool_call>",
+    first=("<function=",),
+    last="</function>",
+    spelling=spelling.QWEN_MARKUP,
 )
-HERMES = ToolFormat(begin=("<tool_call>",), end="</tool_call>", **JSON)
-FUNCTIONARY = ToolFormat(calls.function_json, ("<function=",), "</function>", quote='"')
-LLAMA = ToolFormat(begin=("<|python_tag|>",), bare="{", **JSON)
+HERMES = ToolFormat(begin=("<tool_call>",), end="</tool_call>", spelling=spelling.HERMES, **JSON)
+FUNCTIONARY = ToolFormat(
+    calls.function_json, ("<function=",), "</function>", quote='"', spelling=spelling.FUNCTIONARY
+)
+LLAMA = ToolFormat(begin=("<|python_tag|>",), bare="{", spelling=spelling.LLAMA, **JSON)
+NEMOTRON = ToolFormat(
+    begin=("<TOOLCALL>",), end="</TOOLCALL>", spelling=spelling.listed("<TOOLCALL>", "</TOOLCALL>"), **JSON
+)
+APRIEL_CALLS = ToolFormat(
+    begin=("<tool_calls>",), end="</tool_calls>", spelling=spelling.listed("<tool_calls>", "</tool_calls>"), **JSON
+)
+GIGACHAT = ToolFormat(begin=("<|function_call|>",), spelling=spelling.alone("<|function_call|>"), **JSON)
+GIGACHAT_ROLE = ToolFormat(
+    begin=("function call<|role_sep|>",),
+    inside=("<|role_sep|>",),
+    spelling=spelling.alone("function call<|role_sep|>\n"),
+    **JSON,
+)
+GRANITE_CALLS = ToolFormat(begin=("<|tool_call|>",), spelling=spelling.listed("<|tool_call|>", ""), **JSON)
+BARE = ToolFormat(begin=(), bare="{", spelling=spelling.BARE, **JSON)
+"""Of a model that has no format of its own, where it is made to call a function."""
+
 TOOLS = (
+    Row(replace(DEEPSEEK, spelling=spelling.DEEPSEEK_FENCED), ("<｜tool▁calls▁begin｜>", "```json")),
     Row(DEEPSEEK, ("<｜tool▁calls▁begin｜>",)),
     Row(DEEPSEEK_MARKUP, ("｜DSML｜",)),
     Row(KIMI, ("<|tool_calls_section_begin|>",)),
     Row(GEMMA, ("<tool_call|>",)),
+    Row(replace(MISTRAL, spelling=spelling.MISTRAL_IDS), ("[TOOL_CALLS]", "[CALL_ID]")),
+    Row(replace(MISTRAL, spelling=spelling.MISTRAL), ("[TOOL_CALLS]", "[ARGS]")),
     Row(MISTRAL, ("[TOOL_CALLS]",)),
     Row(PYTHONIC, ("<|tool_call_start|>",)),
     Row(ACTION, ("<|START_ACTION|>",)),
-    Row(ToolFormat(begin=("<TOOLCALL>",), end="</TOOLCALL>", **JSON), ("<TOOLCALL>",)),
-    Row(ToolFormat(begin=("<tool_calls>",), end="</tool_calls>", **JSON), ("<tool_calls>",)),
-    Row(ToolFormat(begin=("<|function_call|>",), **JSON), ("<|function_call|>",)),
-    Row(ToolFormat(begin=("function call<|role_sep|>",), inside=("<|role_sep|>",), **JSON), ("<|role_sep|>",)),
-    Row(ToolFormat(begin=("<|tool_call|>",), **JSON), ("<|tool_call|>",)),
+    Row(NEMOTRON, ("<TOOLCALL>",)),
+    Row(APRIEL_CALLS, ("<tool_calls>",)),
+    Row(GIGACHAT, ("<|function_call|>",)),
+    Row(GIGACHAT_ROLE, ("<|role_sep|>",)),
+    Row(GRANITE_CALLS, ("<|tool_call|>",)),
     Row(GLM, ("<tool_call>", "<arg_key>")),
     Row(QWEN_MARKUP, ("<tool_call>", "<function=")),
     Row(HERMES, ("<tool_call>",)),
@@ -136,6 +176,10 @@ class OutputFormat:
             return PlainRouter()
         thinking = bool(self.reasoning and prompt.rstrip().endswith(self.reasoning.begin))
         return TaggedRouter(self.reasoning, self.tools if tools else None, schemas, thinking=thinking)
+
+    def calling(self) -> "OutputFormat":
+        """The same of a model that is made to call a function: one without markup for it writes a JSON object."""
+        return self if self.channels or self.tools else replace(self, tools=BARE)
 
     def markup(self, *, with_tools: bool) -> frozenset[str]:
         """The literals that a router must see, also where the tokenizer calls them special and no text."""

@@ -116,8 +116,10 @@ def _types(schema: Any) -> set[str]:
     types = {named} if isinstance(named, str) else set(filter(_is_text, named if isinstance(named, list) else []))
     for word in ("anyOf", "oneOf"):
         members = schema.get(word)
-        for member in members if isinstance(members, list) else []:
-            types |= _types(member)
+        said = [_types(member) for member in members] if isinstance(members, list) else []
+        if not all(said):
+            return set()
+        types = types.union(*said)
     allowed = schema.get("enum")
     if not types and isinstance(allowed, list):
         types = {_TYPES.get(type(one), "string") for one in allowed}

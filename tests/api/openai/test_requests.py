@@ -9,7 +9,7 @@ from localllm.api.body import BadField, parse
 from localllm.api.openai.bodies import ONLY, REFUSED, WITHOUT_EFFECT
 from localllm.api.openai.requests import read_chat, read_completion
 from localllm.errors import UsageError
-from localllm.request import Grammar, GrammarKind, SamplingParams
+from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
 OWN = SamplingParams(temperature=0.6, top_k=20, top_p=0.95)
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -140,10 +140,11 @@ def test_prompts_of_all_four_shapes() -> None:
         *(("n", wrong) for wrong in (0, 129, True, "1")),
         ("top_logprobs", 21),
         ("modalities", ["text", "audio"]),
-        ("parallel_tool_calls", False),
         ("verbosity", "low"),
         ("store", True),
         ("tool_choice", "required"),
+        ("tool_choice", "perhaps"),
+        ("tool_choice", {"type": "custom", "custom": {"name": "f"}}),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("invented", 1),
     ],
@@ -201,6 +202,32 @@ def test_tools_are_given_as_they_were_sent_and_none_calls_no_tool() -> None:
         chat(tool_choice="auto")
     with pytest.raises(BadField, match=r"tools\.0\.function\.name is missing"):
         chat(tools=[{"type": "function", "function": {}}])
+
+
+def test_what_is_asked_of_the_use_of_tools() -> None:
+    named = {"type": "function", "function": {"name": TOOL["function"]["name"]}}
+
+    def use(**fields: Any) -> ToolUse:
+        return chat(tools=[TOOL], **fields).tool_use
+
+    assert use() == use(tool_choice="auto") == use(parallel_tool_calls=True) == ToolUse()
+    assert (
+        use(tool_choice="none", parallel_tool_calls=False) == chat(parallel_tool_calls=False).tool_use == ToolUse()
+    )
+    assert use(tool_choice="required") == ToolUse(required=True)
+    assert use(tool_choice=named, parallel_tool_calls=False) == ToolUse(name="f", parallel=False)
+    for mode in ("auto", "required"):
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+        assert use(tool_choice=allowed) == ToolUse(required=mode == "required", allowed=("f",))
+    for choice in (
+        {"type": "function", "function": {"name": "g"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+        {"type": "function", "function": "f"},
+        ["auto"],
+    ):
+        with pytest.raises(BadField, match="tool") as caught:
+            use(tool_choice=choice)
+        assert str(caught.value.param).startswith("tool_choice")
 
 
 def test_formats_of_the_answer_become_grammars() -> None:

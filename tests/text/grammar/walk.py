@@ -1,5 +1,7 @@
 """A model that knows nothing: it says whatever a grammar lets come, and prefers what closes something."""
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,11 +23,17 @@ def bits(mask: NDArray[np.int32] | None) -> Bits:
 
 
 def walk(
-    follower: GrammarFollower, tokens: list[bytes], ends: set[int], seed: int, most: int = 400, leak: bool = False
+    follower: GrammarFollower,
+    tokens: list[bytes],
+    ends: set[int],
+    seed: int,
+    most: int = 400,
+    leak: bool = False,
+    closers: Collection[bytes] = CLOSERS,
 ) -> tuple[bytes, bool]:
     """What it said, and whether it came to the end. `leak`: once, a token comes through that may not."""
     random = np.random.default_rng(seed)
-    closing = np.array([token.strip() in CLOSERS for token in tokens])
+    closing = np.array([token.strip() in closers for token in tokens])
     end = np.isin(np.arange(len(tokens)), list(ends))
     leak_at = random.integers(0, 6) if leak else -1
     said: list[bytes] = []

@@ -1,0 +1,155 @@
+"""The messages of a body, with their blocks, as chat templates want them.
+
+Templates know one text a message, the calls and the thoughts of an assistant, and a message a tool's result. So
+texts of one message are joined by an empty line, and so are messages of one role that follow each other, which
+this API takes for one. A result that is an error says so at its beginning, as templates have no other place.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from localllm.api.body import BadField, Shown, Strict, validated
+
+Message = dict[str, Any]
+BETWEEN = "\n\n"
+
+
+class TextBlock(Strict):
+    type: Literal["text"]
+    text: str
+    cache_control: Any = None
+    citations: Any = None
+
+
+class ThinkingBlock(Strict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Strict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: Any = None
+    caller: Any = None
+
+
+class ToolResultBlock(Strict):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Any = None
+    is_error: bool | None = None
+    cache_control: Any = None
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Turn(Strict):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[Any, Shown(str | list[Block])]
+
+
+BLOCKS: dict[str, dict[str, type[Block]]] = {
+    "system": {"text": TextBlock},
+    "user": {"text": TextBlock, "tool_result": ToolResultBlock},
+    "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
+}
+
+
+def read_messages(messages: Any, system: Any) -> list[Message]:
+    """Raises BadField for what is no conversation, a block that is unknown or no text, and a result of no call."""
+    if not isinstance(messages, list) or not messages:
+        raise BadField("messages", "messages is no list with a message in it", "send at least one")
+    found = [] if system is None else _system(read_blocks(system, "system", "system"))
+    names: dict[str, str] = {}  # of functions, by the ids of their calls
+    last = ""
+    for place, message in enumerate(messages):
+        at = f"messages.{place}"
+        said = validated(Turn, message, at) if isinstance(message, Mapping) else None
+        if said is None:
+            raise BadField(at, f"{at} is no message", 'send {"role": ..., "content": ...}')
+        blocks = read_blocks(said.content, said.role, f"{at}.content")
+        made = _WAYS[said.role](blocks, names, at)
+        if said.role == last and made and found[-1]["role"] == made[0]["role"] != "tool":
+            found[-1] = _joined(found[-1], made.pop(0))
+        found += made
+        last = said.role
+    if last != "user":
+        raise BadField(f"messages.{len(messages) - 1}", "the last message is not the user's", "answers begin anew")
+    return found
+
+
+def read_blocks(content: Any, role: str, at: str) -> list[Block]:
+    """A string is one block of text."""
+    if isinstance(content, str):
+        return [TextBlock(type="text", text=content)] if content else []
+    if not isinstance(content, list):
+        raise BadField(at, f"{at} is neither a text nor a list of blocks", "send one of the two")
+    return [_block(block, role, f"{at}.{place}") for place, block in enumerate(content)]
+
+
+def _block(block: Any, role: str, at: str) -> Block:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if not isinstance(kind, str):
+        raise BadField(at, f"{at} is no block", 'send {"type": "text", "text": ...}')
+    if kind not in BLOCKS[role]:
+        known = ", ".join(BLOCKS[role])
+        raise BadField(f"{at}.type", f"blocks of type {kind} are not supported here", f"send {known}")
+    return validated(BLOCKS[role][kind], block, at)
+
+
+def _text(blocks: list[Block]) -> str:
+    return BETWEEN.join(block.text for block in blocks if isinstance(block, TextBlock) and block.text)
+
+
+def _system(blocks: list[Block], *_: Any) -> list[Message]:
+    text = _text(blocks)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _user(blocks: list[Block], names: Mapping[str, str], at: str) -> list[Message]:
+    """Results come before what the user says."""
+    found: list[Message] = []
+    for place, block in enumerate(blocks):
+        if isinstance(block, ToolResultBlock):
+            path = f"{at}.content.{place}"
+            name = names.get(block.tool_use_id)
+            if name is None:
+                raise BadField(f"{path}.tool_use_id", f"{path} is of no call before it", "send the call, too")
+            text = _text(read_blocks(block.content or "", "system", f"{path}.content"))
+            text = f"Error: {text}" if block.is_error else text
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": text})
+    text = _text(blocks)
+    return [*found, *([{"role": "user", "content": text}] if text or not found else [])]
+
+
+def _assistant(blocks: list[Block], names: dict[str, str], _: str) -> list[Message]:
+    thoughts = BETWEEN.join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    names |= {use.id: use.name for use in uses}
+    said: Message = {"role": "assistant", "content": _text(blocks) or (None if uses else "")}
+    if thoughts:
+        said["reasoning_content"] = thoughts
+    if uses:
+        said["tool_calls"] = [_call(use) for use in uses]
+    return [said]
+
+
+def _call(use: ToolUseBlock) -> Message:
+    arguments = json.dumps(use.input, ensure_ascii=False)
+    return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": arguments}}
+
+
+def _joined(first: Message, second: Message) -> Message:
+    texts = [text for text in (first["content"], second["content"]) if text]
+    joined = {**first, **second, "content": BETWEEN.join(texts) or first["content"]}
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    return joined
+
+
+_WAYS = {"system": _system, "user": _user, "assistant": _assistant}

@@ -1,0 +1,88 @@
+"""Answers as Anthropic's API tells them: messages, usage, errors. Identifiers are the caller's.
+
+Knows nothing of HTTP.
+"""
+
+import json
+from typing import Any
+
+from localllm.errors import LocalLLMError
+from localllm.metrics import Metrics
+from localllm.request import Completion, FinishReason, SamplingParams, ToolCall
+
+Object = dict[str, Any]
+
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def message(id: str, model: str, params: SamplingParams, done: Completion) -> Object:
+    """A whole answer: thoughts, text, calls."""
+    content: list[Object] = [{**thinking_block(), "thinking": done.reasoning}] if done.reasoning else []
+    content += [{**text_block(), "text": done.text}] if done.text else []
+    content += [{**tool_block(call), "input": json.loads(call.arguments)} for call in done.tool_calls]
+    reason = stop_reason(
+        done.finish_reason, done.metrics, params, called=bool(done.tool_calls), stop=done.stop_string
+    )
+    return head(id, model) | {"content": content, **reason, "usage": usage(done.metrics)}
+
+
+def head(id: str, model: str) -> Object:
+    """A message without content yet."""
+    return {
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def text_block() -> Object:
+    return {"type": "text", "text": ""}
+
+
+def thinking_block() -> Object:
+    """Nothing is signed: thoughts that come back are taken as they are."""
+    return {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def tool_block(call: ToolCall) -> Object:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+
+
+def stop_reason(
+    reason: FinishReason, metrics: Metrics, params: SamplingParams, *, called: bool, stop: str | None
+) -> Object:
+    """Why it ended, and at which of `stop_sequences`."""
+    if reason is FinishReason.LENGTH:
+        cut = params.max_tokens is not None and metrics.output_tokens >= params.max_tokens
+        return {"stop_reason": "max_tokens" if cut else "model_context_window_exceeded", "stop_sequence": None}
+    found = "stop_sequence" if stop is not None else "tool_use" if called else "end_turn"
+    return {"stop_reason": found, "stop_sequence": stop}
+
+
+def usage(metrics: Metrics) -> Object:
+    """As this API counts: a prompt's tokens that were found in the cache are none of `input_tokens`."""
+    return {
+        "input_tokens": metrics.prompt_tokens - metrics.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": metrics.cached_tokens,
+        "output_tokens": metrics.output_tokens,
+    }
+
+
+def error_object(error: LocalLLMError, request_id: str) -> Object:
+    status = error.http_status
+    kind = ERROR_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}

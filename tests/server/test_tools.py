@@ -1,0 +1,167 @@
+"""OpenAI's own client asks models that know nothing for calls of functions."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+import localllm
+from localllm import LLM
+from tests.scripted import CHATML, write_scripted
+from tests.server.conftest import serving
+from tests.text.grammar.conftest import DEMO
+from tests.tiny import make_checkpoint
+
+HELLO: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+NEWS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"topics": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2}},
+    "required": ["topics"],
+    "additionalProperties": False,
+}
+SCHEMAS = {"weather": WEATHER, "get_news": NEWS}
+
+
+def tool(name: str, **more: Any) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": SCHEMAS[name], **more}}
+
+
+TOOLS = [tool("weather"), tool("get_news")]
+
+
+@pytest.fixture(scope="module")
+def ignorant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Random weights behind the tokenizer of `demo`; it has been told how Hermes writes calls."""
+    folder = tmp_path_factory.mktemp("ignorant")
+    make_checkpoint(
+        folder, "Llama", vocab_size=3072, eos_token_id=4, num_hidden_layers=2, max_position_embeddings=2048
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder)
+    (folder / "chat_template.jinja").write_text(CHATML.replace("<think> ", ""))
+    with localllm.load(folder, device="cpu", context=2048) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def client(ignorant: LLM) -> Iterator[openai.OpenAI]:
+    with serving(ignorant) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def asked(llm: LLM, **more: Any) -> dict[str, Any]:
+    """With a liking for what ends something, so that answers end."""
+    closers = {'"', "}", '"}', "]", "</"}
+    tokens = llm.tokenizer.token_bytes(llm.config.vocab_size)
+    bias = {str(i): 6 for i, token in enumerate(tokens) if token.decode(errors="replace").strip() in closers}
+    bias |= {str(token): 8 for token in llm.eos_ids}
+    return {"model": llm.name, "messages": HELLO, "max_tokens": 400, "logit_bias": bias, "tools": TOOLS, **more}
+
+
+def are_valid(calls: Any) -> bool:
+    return all(
+        jsonschema.Draft202012Validator(SCHEMAS[call.function.name]).is_valid(json.loads(call.function.arguments))
+        for call in calls
+    )
+
+
+def test_required_calls_come_and_keep_to_their_schemas(client: openai.OpenAI, ignorant: LLM) -> None:
+    names, several = set[str](), 0
+    for seed in range(20):
+        done = client.chat.completions.create(
+            **asked(ignorant, tool_choice="required", seed=seed, temperature=8.0 if seed % 2 else 2.0)
+        )
+        [choice] = done.choices
+        if choice.finish_reason == "length":
+            continue
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert choice.message.tool_calls and are_valid(choice.message.tool_calls)
+        assert len({call.id for call in choice.message.tool_calls}) == len(choice.message.tool_calls)
+        names |= {call.function.name for call in choice.message.tool_calls if call.type == "function"}
+        several += len(choice.message.tool_calls) > 1
+    assert names == SCHEMAS.keys() and several
+
+
+def test_a_named_function_is_called_once_where_calls_are_not_parallel(
+    client: openai.OpenAI, ignorant: LLM
+) -> None:
+    choice: Any = {"type": "function", "function": {"name": "get_news"}}
+    for seed in range(6):
+        done = client.chat.completions.create(
+            **asked(ignorant, tool_choice=choice, parallel_tool_calls=False, seed=seed, stream=False)
+        )
+        calls = done.choices[0].message.tool_calls
+        assert done.choices[0].finish_reason == "stop"
+        assert calls and [call.function.name for call in calls] == ["get_news"] and are_valid(calls)  # type: ignore[union-attr]
+
+
+def test_of_allowed_tools_no_other_is_called(client: openai.OpenAI, ignorant: LLM) -> None:
+    allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "weather"}}]}
+    done = client.chat.completions.create(
+        **asked(ignorant, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, seed=1)
+    )
+    assert {call.function.name for call in done.choices[0].message.tool_calls or ()} == {"weather"}  # type: ignore[union-attr]
+
+
+def test_calls_are_streamed_for_the_client_that_collects_them(client: openai.OpenAI, ignorant: LLM) -> None:
+    fields = asked(ignorant, tool_choice="required", seed=3)
+    whole = client.chat.completions.create(**fields).choices[0]
+    strict = [tool(name, strict=True) for name in SCHEMAS]
+    with client.chat.completions.stream(**{**fields, "tools": strict}) as stream:
+        kinds = [event.type for event in stream]
+        found = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.done" in kinds
+    assert found.finish_reason == whole.finish_reason == "tool_calls"
+    told = [[(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]  # type: ignore[union-attr]
+            for choice in (whole, found)]  # fmt: skip
+    assert told[0] == told[1]
+
+
+def test_what_cannot_be_held_to_is_refused_with_the_function(client: openai.OpenAI, ignorant: LLM) -> None:
+    unkept = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
+    with pytest.raises(openai.BadRequestError, match=r"the function f cannot be held to: the schema's not at #"):
+        client.chat.completions.create(**asked(ignorant, tools=[unkept], tool_choice="required"))
+    assert client.chat.completions.create(**asked(ignorant, tools=[unkept], max_tokens=3)).choices
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_model_without_markup_of_calls_can_be_made_to_call(demo_url: str, demo: LLM, choice: Any) -> None:
+    with openai.OpenAI(base_url=f"{demo_url}/v1", api_key="none", max_retries=0) as client:
+        done = client.chat.completions.create(**asked(demo, tool_choice=choice, seed=1))
+        assert done.choices[0].message.tool_calls and are_valid(done.choices[0].message.tool_calls)
+        with pytest.raises(openai.BadRequestError, match="does not read tools"):
+            client.chat.completions.create(**asked(demo, tool_choice="auto"))
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """It says something, and calls with arguments of the wrong kind."""
+    call = '{"name": "weather", "arguments": {"city": 5, "unit": "kelvin"}}'
+    folder = write_scripted(tmp_path_factory.mktemp("caller") / "caller", ["Let me see.", "<tool_call>\n", call])
+    with localllm.load(folder, device="cpu") as llm:
+        yield llm
+
+
+def test_a_strict_function_gets_what_it_asks_for_once_the_model_calls_it(caller: LLM) -> None:
+    with serving(caller) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        fields: dict[str, Any] = {"model": caller.name, "messages": HELLO, "temperature": 1, "seed": 2}
+        tools = [tool("weather", strict=True)]
+        held = client.chat.completions.create(**fields, tools=tools, max_tokens=600).choices[0]
+        free = client.chat.completions.create(**fields, tools=[tool("weather")], max_tokens=3).choices[0]
+    assert free.message.content and free.message.content.startswith("Let me see.")
+    assert held.message.content == "Let me see." and held.finish_reason == "tool_calls"
+    assert held.message.tool_calls and are_valid(held.message.tool_calls)

@@ -1,0 +1,216 @@
+"""Random tokens within the grammar of each format of calls, read back by the format's own router."""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from localllm.errors import OutputInvalid
+from localllm.request import ToolUse
+from localllm.text.backends import byte_alphabet
+from localllm.text.grammar.compiled import Grammars
+from localllm.text.grammar.functions import calling
+from localllm.text.grammar.result import check_calls
+from localllm.text.output import formats
+from localllm.text.output.delta import Delta
+from localllm.text.output.formats import OutputFormat
+from localllm.text.tokenizer import Tokenizer
+from localllm.text.vocabulary import Described
+from tests.text.grammar.schemas import SCHEMAS
+from tests.text.grammar.walk import CLOSERS, walk
+from tests.text.output.turns import joined, route
+
+END = 256
+HUGE = re.compile(r"[0-9][eE]\+?[0-9]{3}")
+THINK = formats.Reasoning(*formats.THINK)
+OUTPUTS = {
+    row.form.spelling.open.partition("@name")[0].strip() + row.form.spelling.begin.strip(): (
+        OutputFormat(channels=row.form)
+        if row in formats.CHANNELS
+        else OutputFormat(reasoning=THINK, tools=row.form)
+    )
+    for row in (*formats.CHANNELS, *formats.TOOLS)
+} | {"none": OutputFormat(reasoning=THINK)}
+FLAT: dict[str, Any] = {
+    "city": {"type": "string"},
+    "short": {"type": "string", "minLength": 2, "maxLength": 5},
+    "unit": {"enum": ["celsius", "fahrenheit", "kelvin<"]},
+    "days": {"type": "integer", "minimum": 1, "maximum": 14},
+    "exact": {"type": "boolean"},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "nothing": {"type": "null"},
+    "none": {"type": ["integer", "null"]},
+}
+NESTED: dict[str, Any] = {
+    "where": {"$ref": "#/$defs/place"},
+    "flags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 3},
+    "maybe": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]},
+}
+DEFS = {
+    "place": {
+        "type": "object",
+        "properties": {"x": {"type": "integer"}, "name": {"type": "string", "maxLength": 6}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+}
+
+
+def tool(name: str, schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+def schema_of(properties: dict[str, Any], required: Sequence[str]) -> dict[str, Any]:
+    found = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return found | ({"$defs": DEFS} if "$ref" in json.dumps(properties) else {})
+
+
+def markup_of(output: OutputFormat) -> list[str]:
+    return sorted(output.markup(with_tools=True) - {"", '"'})
+
+
+@cache
+def model(output: OutputFormat, *, as_text: bool = False) -> tuple[Tokenizer, Grammars]:
+    """Letters, and the markup as control tokens, unless it is mere text."""
+    words = {letter: index for index, letter in enumerate(byte_alphabet().values())}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<end>", *([] if as_text else markup_of(output))])
+    tokenizer = Tokenizer(Described(Path("none"), backend, {}, {}, (END,)))
+    return tokenizer, Grammars(tokenizer, tokenizer.vocab_size, (END,), output)
+
+
+def tools_for(output: OutputFormat, seed: int) -> list[dict[str, Any]]:
+    """Two functions that this markup can call."""
+    spelling = (output.channels or output.tools or formats.BARE).spelling
+    draw = random.Random(seed)
+    if spelling.parameters is None:
+        objects = [schema for schema in SCHEMAS if schema.get("type") == "object"]
+        return [tool(name, draw.choice(objects)) for name in ("weather", "get.news-1")]
+    known = FLAT if spelling.parameters.flat else FLAT | NESTED
+    if spelling.parameters.text is None:
+        known = {name: part for name, part in known.items() if name != "short"}
+    found = []
+    for name in ("weather", "get_news"):
+        keys = draw.sample(sorted(known), draw.randrange(5))
+        found.append(tool(name, schema_of({key: known[key] for key in keys}, keys[: draw.randrange(4)])))
+    return found
+
+
+def said_by(
+    output: OutputFormat,
+    tools: list[dict[str, Any]],
+    use: ToolUse,
+    seed: int,
+    *,
+    as_text: bool = False,
+    leak: bool = False,
+    begun: str = "",
+) -> list[Delta] | None:
+    """A random answer that begins like this, taken apart; None where it did not end."""
+    tokenizer, grammars = model(output, as_text=as_text)
+    asked = calling(tools, use)
+    assert asked
+    tokens = tokenizer.token_bytes(tokenizer.vocab_size)
+    closers = {*CLOSERS, *(text.encode() for text in markup_of(output))}
+    follower = grammars.follow(asked, "")
+    beginning = tokenizer.encode(begun, special=False)
+    assert follower.allowed(beginning) == beginning
+    for token in beginning:
+        follower.advance(token)
+    said, ended = walk(follower, tokens, {END}, seed, 4000, leak=leak, closers=closers)
+    router = (output.calling() if use.must_call else output).router("", tools)
+    return route(router, [begun + said.decode(errors="replace")]) if ended else None
+
+
+def are_right(deltas: list[Delta], tools: list[dict[str, Any]], use: ToolUse) -> bool:
+    """Nothing is said but valid calls and thoughts."""
+    asked = calling(tools, use)
+    assert asked
+    try:
+        check_calls(asked, [delta.call for delta in deltas if delta.call])
+    except OutputInvalid:
+        return False
+    return not joined(deltas)[1].strip()
+
+
+def is_huge(deltas: list[Delta]) -> bool:
+    """A number beyond all floats is no call for routers."""
+    return bool(HUGE.search(joined(deltas)[1]))
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_whatever_comes_are_valid_calls(name: str, as_text: bool) -> None:
+    output, ended, use = OUTPUTS[name], 0, ToolUse(required=True)
+    for seed in range(8):
+        tools = tools_for(output, seed)
+        deltas = said_by(output, tools, use, seed, as_text=as_text)
+        if deltas and not is_huge(deltas):
+            ended += 1
+            assert are_right(deltas, tools, use), (deltas, tools)
+    assert ended >= 3
+
+
+def test_a_mask_that_lets_one_wrong_token_come_is_found_out() -> None:
+    found = []
+    for place, output in enumerate(OUTPUTS.values()):
+        for seed in range(3):
+            tools, use = tools_for(output, seed), ToolUse(required=True)
+            deltas = said_by(output, tools, use, 100 * place + seed, leak=True)
+            found += [] if deltas is None else [are_right(deltas, tools, use)]
+    assert len(found) > 20 and found.count(False) > len(found) / 2
+
+
+def begun(output: OutputFormat) -> str:
+    """Text, and then a call begins."""
+    if output.channels:
+        return output.channels.spelling.open.partition("@name")[0]
+    assert output.tools
+    return "{" if output.tools.bare else f"I say <b>. {output.tools.begin[0]}"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
+def test_a_strict_function_is_held_to_once_a_call_has_begun(name: str, as_text: bool) -> None:
+    """The function beside it may get anything, also what routers cannot read."""
+    output, strict = OUTPUTS[name], 0
+    for seed in range(9):
+        first, second = tools_for(output, seed)
+        tools = [tool("weather", first["function"]["parameters"], strict=True), second]
+        deltas = said_by(output, tools, ToolUse(), seed, as_text=as_text, begun=begun(output))
+        if deltas and not is_huge(deltas):
+            _, content, calls = joined(deltas)
+            strict += any(name == "weather" for name, _ in calls)
+            assert content.strip() in ("", "I say <b>.") or "get_news" in content, deltas
+            assert are_right(deltas, tools, ToolUse()) or content, deltas
+    assert strict or as_text, "no call ended"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
+def test_beside_a_strict_function_text_is_free(name: str, as_text: bool) -> None:
+    output = OUTPUTS[name]
+    tokenizer, grammars = model(output, as_text=as_text)
+    asked = calling([tool("weather", schema_of({}, []), strict=True)], ToolUse())
+    assert asked
+    said = "Hi } é <b> {, \n\n call weather.\n"
+    if output.channels:
+        start, channel = "<|start|>assistant", "<|channel|>" if output.channels == formats.HARMONY else ""
+        final, thought = (
+            (channel + "final" * bool(channel) + "<|message|>"),
+            "<|channel|>analysis" if channel else " to=self",
+        )
+        said = f"{thought}<|message|>Hm.{output.channels.ends[0]}{start}{final}{said}"
+    for text in (said, said + said if not output.channels else said):
+        ids = [*tokenizer.encode(text, special=False), END]
+        assert grammars.follow(asked, "").allowed(ids) == ids
+    wrong = [*tokenizer.encode(begun(output) + "???", special=False)]
+    assert len(grammars.follow(asked, "").allowed(wrong)) < len(wrong)
