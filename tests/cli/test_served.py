@@ -8,10 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
 import pytest
+
+from tests.cli.test_terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow  # twenty processes, half of which import torch
@@ -241,3 +244,12 @@ def test_models_are_listed_loaded_on_demand_and_stopped(localllm, serve):
 def test_what_serve_cannot_do_is_told_before_it_listens(localllm, words):
     done = localllm("serve", *words, "--port", "0")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "listening" not in done.stderr
+
+
+def test_a_conversation_says_which_server_hears_it(url):
+    chat = Terminal("run", "demo", program=(sys.executable, "-m", "localllm"), LOCALLLM_HOST=url)
+    with closing(chat):
+        chat.see(f"at {url}")
+        chat.see(">>> ")
+        chat.type("\x04")
+        assert chat.leave() == 0
