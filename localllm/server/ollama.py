@@ -26,7 +26,7 @@ from localllm.server.models import Lease, Loaded, Models
 from localllm.server.ndjson import line, lines
 from localllm.server.openapi import documented
 from localllm.server.sse import unless_gone
-from localllm.text.grammar.result import check_finished
+from localllm.text.grammar.result import check_answer
 
 VERSION = "0.33.0"
 """Of the Ollama whose API this is: clients look here for what they may ask."""
@@ -129,13 +129,12 @@ def not_found(name: str, error: ModelNotFound) -> ModelNotFound:
 
 
 async def gathered(answers: Answers, writer: Writer, prepared: Prepared) -> Object:
-    """Raises OutputInvalid where an answer leaves its grammar; of one that was cut, `done_reason` says so."""
+    """Raises OutputInvalid as `check_answer`; of an answer that was cut, `done_reason` says so."""
     pieces, chunks = list[GenerationEvent](), list[Object]()
     async for _, piece in answers:
         pieces.append(piece)
         chunks += writer.push(piece, time.perf_counter())
-    done = collect(prepared, pieces)
-    await asyncio.to_thread(check_finished, prepared.params.grammar, done, of_stranger=True)
+    await asyncio.to_thread(check_answer, prepared, collect(prepared, pieces), of_stranger=True)
     return whole(chunks)
 
 

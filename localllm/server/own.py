@@ -135,15 +135,16 @@ def line(value: Mapping[str, Any]) -> bytes:
 
 
 async def streamed(lease: Lease, asked: Asked, prepared: Prepared) -> AsyncGenerator[bytes]:
-    """The prompt as the model reads it, then the pieces; or up to an error, which is the last line."""
-    yield line({"prompt_ids": prepared.prompt_ids})
+    """The prompt as the model reads it, then the pieces; or up to an error, which is the last line. Raises what
+    keeps it from beginning."""
 
     def text_of(token: int) -> str:
         return lease.llm.tokenizer.decode([token], skip_special=False)
 
-    try:
-        with Answers(lease.llm, [prepared]) as answers:
+    with Answers(lease.llm, [prepared]) as answers:
+        yield line({"prompt_ids": prepared.prompt_ids})
+        try:
             async for _, piece in answers:
                 yield line(event_to_json(piece, text_of))
-    except LocalLLMError as error:
-        yield line(error_to_json(error))
+        except LocalLLMError as error:
+            yield line(error_to_json(error))
