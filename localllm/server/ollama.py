@@ -87,7 +87,7 @@ async def answer(
     if asked.only_loads and asked.keep_alive == 0:
         await let_go(models, asked.model)
         return JSONResponse(without_answer(asked, "unload"))
-    lease = await leased(models, inventory, asked)
+    lease = await leased(models, inventory, asked.model, asked.keep_alive, asked.room)
     with lease:
         if asked.only_loads:
             return JSONResponse(without_answer(asked, "load"))
@@ -103,14 +103,16 @@ async def answer(
             return JSONResponse(await unless_gone(request, gathered(answers, writer, prepared)))
 
 
-async def leased(models: Models, inventory: Inventory, asked: Asked) -> Lease:
+async def leased(
+    models: Models, inventory: Inventory, name: str, keep_alive: float | None, wanted: int | None
+) -> Lease:
     """With the room that is asked for, as far as the model knows so many tokens. Raises ModelNotFound in Ollama's
     words, which its clients look for."""
     try:
-        room = await asyncio.to_thread(inventory.room, asked.model, asked.room)
-        return await models.lease(asked.model, asked.keep_alive, room)
+        room = await asyncio.to_thread(inventory.room, name, wanted)
+        return await models.lease(name, keep_alive, room)
     except ModelNotFound as error:
-        raise not_found(asked.model, error) from error
+        raise not_found(name, error) from error
 
 
 async def let_go(models: Models, name: str) -> None:

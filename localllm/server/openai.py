@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,7 @@ def router(models: Models) -> APIRouter:
     @routes.get("/models", **documented())
     async def list_models() -> Object:
         """All of this machine, and those that were named at the start."""
-        here = [ref.name for ref in await asyncio.to_thread(lambda: list(installed()))]
-        names = dict.fromkeys([*models.given, *here])
-        return {"object": "list", "data": [described(models, name) for name in names]}
+        return {"object": "list", "data": await asyncio.to_thread(listed, models)}
 
     @routes.get("/models/{name:path}", **documented())
     async def model(name: str) -> Object:
@@ -65,6 +64,15 @@ def router(models: Models) -> APIRouter:
         return described(models, name)
 
     return routes
+
+
+def listed(models: Models) -> list[Object]:
+    """One that has gone meanwhile does not hide the others."""
+    found: list[Object] = []
+    for name in dict.fromkeys([*models.given, *(ref.name for ref in installed())]):
+        with suppress(LocalLLMError, OSError):
+            found.append(described(models, name))
+    return found
 
 
 def described(models: Models, name: str) -> Object:

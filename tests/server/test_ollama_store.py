@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import ollama
 import pytest
 
@@ -39,7 +40,7 @@ def client(demo_url: str) -> Iterator[ollama.Client]:
 
 
 def test_an_edition_answers_as_its_maker_wants_on_the_model_that_is_loaded(
-    client: ollama.Client, demo: LLM
+    client: ollama.Client, demo_url: str, demo: LLM
 ) -> None:
     shots = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
     statuses = [
@@ -49,6 +50,7 @@ def test_an_edition_answers_as_its_maker_wants_on_the_model_that_is_loaded(
         )
     ]
     assert statuses[-1] == "success"
+    assert "mycat" in {model["id"] for model in httpx2.get(f"{demo_url}/v1/models").json()["data"]}
     expected = demo.chat([CAT, *shots, *HI], GREEDY).text
     assert client.chat("mycat", HI).message.content == expected
     assert client.chat("mycat:latest", HI).message.content == expected
