@@ -19,7 +19,8 @@ from localllm.request import Request as Prepared
 from localllm.request import SamplingParams
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
-from localllm.server.models import Lease, Models
+from localllm.server.lease import Lease
+from localllm.server.models import Models
 from localllm.server.openapi import documented
 from localllm.server.sse import EventStream, event, unless_gone
 from localllm.text.grammar.result import check_answer

@@ -26,7 +26,8 @@ from localllm.api.openai.embeddings import EmbeddingsBody, embeddings_object, re
 from localllm.embedding import Embeddings
 from localllm.server.body import body_of
 from localllm.server.inventory import Inventory
-from localllm.server.models import Lease, Models
+from localllm.server.lease import Lease
+from localllm.server.models import Models
 from localllm.server.ollama import leased
 from localllm.server.openapi import documented
 from localllm.server.sse import unless_gone

@@ -22,7 +22,8 @@ from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
 from localllm.server.inventory import Inventory
-from localllm.server.models import Lease, Loaded, Models
+from localllm.server.lease import Lease, Loaded
+from localllm.server.models import Models
 from localllm.server.ndjson import line, lines
 from localllm.server.openapi import documented
 from localllm.server.sse import unless_gone

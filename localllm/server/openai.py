@@ -28,7 +28,8 @@ from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
-from localllm.server.models import Lease, Models
+from localllm.server.lease import Lease
+from localllm.server.models import Models
 from localllm.server.openapi import documented
 from localllm.server.sse import DONE, EventStream, event, unless_gone
 from localllm.text.grammar.result import check_answer

@@ -14,7 +14,7 @@ from localllm.api import limits
 from localllm.api.body import BadField
 from localllm.api.ollama.bodies import Asking, ChatBody, GenerateBody, read, seconds
 from localllm.api.ollama.messages import NO_SIGHT, read_messages, read_tools
-from localllm.errors import UsageError
+from localllm.errors import DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import checked, sampling
 from localllm.request import Grammar, GrammarKind, Request, SamplingParams
@@ -107,8 +107,14 @@ class Generate(Wanted):
 
     def prepare(self, llm: Model) -> tuple[Any, Request]:
         """As `Chat.prepare`."""
-        if self.template:
-            llm = llm.edited(replace(llm.edition or Edition(""), template=self.template))
+        if not self.template:
+            return self._prepared(llm)
+        try:
+            return self._prepared(llm.edited(replace(llm.edition or Edition(""), template=self.template)))
+        except DamagedModel as error:  # of the body, and not of the model
+            raise BadField("template", error.message, "send another template") from error
+
+    def _prepared(self, llm: Model) -> tuple[Any, Request]:
         params = self.params(llm)
         if self.suffix:
             if marks_of(llm.tokenizer) is None:
