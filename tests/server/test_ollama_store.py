@@ -15,6 +15,7 @@ import pytest
 from localllm import LLM, SamplingParams
 from localllm.client.model import open_model
 from localllm.client.server import Server
+from localllm.errors import ModelNotFound
 from localllm.hub.catalog import PACKAGE
 from localllm.hub.made import edition_of
 from tests.server.conftest import running
@@ -286,3 +287,20 @@ def test_a_model_is_quantized_as_it_is_made(home: Path) -> None:
         )
         client.delete("small")
         assert not [path for path in home.rglob("*") if path.suffix in (".safetensors", ".gguf")]
+
+
+def test_a_name_that_cannot_be_given_is_refused_before_anything_is_told(demo_url: str) -> None:
+    answer = httpx2.post(f"{demo_url}/api/create", json={"model": "m" * 300, "from": "demo"})
+    assert answer.status_code == 400 and "cannot be a name" in answer.json()["error"]
+
+
+def test_a_path_means_the_model_and_no_edition_of_it() -> None:
+    with running() as url, ollama.Client(url) as client, closing(Server(url)) as server:
+        client.create("kitty", from_="demo", system="You are a cat.")
+        client.generate("kitty")
+        assert [model.model for model in client.ps().models] == ["kitty:latest"]
+        with pytest.raises(ModelNotFound, match="is not loaded here"):
+            server.ask("/localllm/open", {"path": str(DEMO)})
+        client.generate("demo", keep_alive=0)
+        client.generate("demo")
+        assert server.ask("/localllm/open", {"path": str(DEMO)})["name"] == "demo"
