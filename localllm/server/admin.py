@@ -14,6 +14,7 @@ from localllm import __version__
 from localllm.api.body import BadField, Strict, validated
 from localllm.api.openai.functions import Tools, read_tools
 from localllm.api.openai.messages import Messages, read_messages
+from localllm.errors import LocalLLMError
 from localllm.server.body import body_of
 from localllm.server.guard import STRANGER
 from localllm.server.models import Models
@@ -23,6 +24,12 @@ from localllm.server.sums import CONTENT_TYPE, Sums
 Object = dict[str, Any]
 MOST_TOKENS = 2**20  # of a body of /v1/detokenize
 TEMPLATE_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+class BrokenOff(LocalLLMError):
+    """A GPU has failed, and with it all that this process has on it."""
+
+    http_status = 503
 
 
 class TokenizeBody(Strict):
@@ -52,7 +59,9 @@ def router(models: Models, sums: Sums) -> APIRouter:
 
     @routes.get("/health", **documented())
     async def health(request: Request) -> Object:
-        """Which models there are is for those who have a key, where one is asked for."""
+        """Which models there are is for those who have a key, where one is asked for. Raises BrokenOff."""
+        if any(one.is_broken for one in models.loaded.values()):
+            raise BrokenOff("a model has broken off and cannot answer any more", "start the server again")
         if STRANGER in request.scope:
             return {"status": "ok"}
         loading = [load.name for load in models.loads.values()]

@@ -38,6 +38,11 @@ class Loaded:
         return self.used_at + self.keep_alive
 
     @property
+    def is_broken(self) -> bool:
+        """Has its engine ended, though nobody let go of it?"""
+        return isinstance(self.llm, LLM) and self.llm.worker.closed
+
+    @property
     def chatting(self) -> LLM:
         """Raises UnsupportedModel for one that gives vectors alone."""
         if isinstance(self.llm, Embedder):
