@@ -42,7 +42,10 @@ class Inventory:
     def described(self, name: str, path: Path) -> Described:
         """Raises what reading its files raises."""
         edition = None if name in self.given else edition_of(name)
-        state = path.stat()
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise ModelNotFound(f"the files of {name} are gone", "fetch them again") from error
         seen = (state.st_mtime_ns, state.st_size)
         if path not in self.read or self.read[path][0] != seen:
             self.read[path] = seen, Described.read(name, path)

@@ -3,8 +3,8 @@ with models that lie on the disk is in `store.py`; `localllm.api.ollama` reads a
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from localllm.api.ollama.bodies import ChatBody, GenerateBody
-from localllm.api.ollama.described import Described
 from localllm.api.ollama.requests import Chat, Generate, read_chat, read_generate
 from localllm.api.ollama.responses import Clock, Object, Writer, error_object, rfc3339, whole, without_answer
 from localllm.errors import LocalLLMError, ModelNotFound
@@ -50,9 +49,7 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
 
     @routes.get("/api/ps")
     async def ps() -> Object:
-        loaded = list(models.loaded.values())
-        found = await asyncio.to_thread(lambda: [inventory.described(one.name, one.llm.path) for one in loaded])
-        return {"models": [running(*pair) for pair in zip(found, loaded, strict=True)]}
+        return {"models": await asyncio.to_thread(running, list(models.loaded.values()), inventory)}
 
     @routes.head("/api/version", include_in_schema=False)
     @routes.get("/api/version")
@@ -67,16 +64,22 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
     return routes
 
 
-def running(found: Described, loaded: Loaded) -> Object:
-    """A model in memory, as `/api/ps` lists it."""
-    llm = loaded.llm
-    return {
-        **found.as_running(),
-        "size": llm.memory.total,
-        "size_vram": 0 if llm.device == "cpu" else llm.memory.total,
-        "expires_at": rfc3339(loaded.expires_at),
-        "context_length": llm.context,
-    }
+def running(loaded: Sequence[Loaded], inventory: Inventory) -> list[Object]:
+    """The models in memory, as `/api/ps` lists them; but for those whose files are gone, which tell nothing."""
+    found: list[Object] = []
+    for one in loaded:
+        with suppress(LocalLLMError):
+            llm = one.llm
+            found.append(
+                {
+                    **inventory.described(one.name, llm.path).as_running(),
+                    "size": llm.memory.total,
+                    "size_vram": 0 if llm.device == "cpu" else llm.memory.total,
+                    "expires_at": rfc3339(one.expires_at),
+                    "context_length": llm.context,
+                }
+            )
+    return found
 
 
 async def answer(

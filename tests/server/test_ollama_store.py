@@ -1,6 +1,7 @@
 """Models on the disk through Ollama's own client: made, copied, sent, pulled and removed."""
 
 import hashlib
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +17,7 @@ from localllm import LLM, SamplingParams
 from localllm.client.model import open_model
 from localllm.client.server import Server
 from localllm.errors import ModelNotFound
+from localllm.hub.aliases import set_alias
 from localllm.hub.catalog import PACKAGE
 from localllm.hub.made import edition_of
 from tests.server.conftest import running
@@ -292,6 +294,19 @@ def test_a_model_is_quantized_as_it_is_made(home: Path) -> None:
 def test_a_name_that_cannot_be_given_is_refused_before_anything_is_told(demo_url: str) -> None:
     answer = httpx2.post(f"{demo_url}/api/create", json={"model": "m" * 300, "from": "demo"})
     assert answer.status_code == 400 and "cannot be a name" in answer.json()["error"]
+
+
+def test_a_model_in_memory_whose_files_are_gone_answers_and_breaks_no_listing(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEMO, tmp_path / "passing")
+    set_alias("passing", str(folder))
+    with running() as url, ollama.Client(url) as client:
+        client.generate("demo")
+        client.generate("passing")
+        shutil.rmtree(folder)
+        assert [model.model for model in client.ps().models] == ["demo:latest"]
+        assert "passing" not in {model["id"] for model in httpx2.get(f"{url}/v1/models").json()["data"]}
+        assert {one["name"] for one in httpx2.get(f"{url}/localllm/ps").json()["models"]} == {"demo", "passing"}
+        assert httpx2.post(f"{url}/localllm/stop", json={"model": "passing"}).status_code == 200
 
 
 def test_a_path_means_the_model_and_no_edition_of_it() -> None:
