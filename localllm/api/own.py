@@ -4,6 +4,7 @@ whole, as saved chats and receipts have them. Knows nothing of HTTP."""
 from collections.abc import Mapping
 from typing import Any
 
+from localllm.api import limits
 from localllm.api.asked import Asked
 from localllm.api.body import BadField, Strict, validated
 from localllm.errors import UsageError
@@ -42,11 +43,16 @@ def read_answer(body: Mapping[str, Any]) -> Asked:
     """Raises UsageError."""
     asked = validated(AnswerBody, body)
     prompt: Any = asked.prompt
+    is_chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+    if is_chat:
+        limits.at_most(limits.MESSAGES, "prompt", prompt)
+    limits.at_most(limits.TOOLS, "tools", asked.tools or ())
+    limits.at_most(limits.TEMPLATE_ARGUMENTS, "template_arguments", asked.template_arguments)
     return Asked(
         asked.model,
         (prompt,),
         _params(asked.params),
-        is_chat=isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict),
+        is_chat=is_chat,
         tools=asked.tools,
         template_arguments=asked.template_arguments,
         stream=True,
@@ -55,8 +61,12 @@ def read_answer(body: Mapping[str, Any]) -> Asked:
 
 def _params(fields: Mapping[str, Any]) -> SamplingParams:
     try:
-        return params_from_json(fields)
+        params = params_from_json(fields)
     except UsageError as error:
         raise BadField("params", error.message, error.remedy) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadField("params", f"these are no parameters ({error!r})", "use a client of this version") from None
+    limits.check_stops("params.stop", list(params.stop))
+    limits.at_most(limits.STOP_IDS, "params.stop_ids", params.stop_ids)
+    limits.at_most(limits.BIASES, "params.logit_bias", params.logit_bias)
+    return params

@@ -1,4 +1,4 @@
-"""The models on this machine by the names that run them. Never the network."""
+"""The models on this machine by every name that runs them. Never the network."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,6 +7,7 @@ from localllm.errors import LocalLLMError
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import boxed_folder, entries
 from localllm.hub.folder import missing_files
+from localllm.hub.made import made_files
 from localllm.hub.names import repo_of
 from localllm.hub.resolve import ModelRef, model_in_cache, resolve
 from localllm.hub.store import cached_models
@@ -14,7 +15,7 @@ from localllm.hub.store import cached_models
 
 def installed() -> Iterator[ModelRef]:
     """Each with where it lies: those of the catalogue by its names, other ones of the cache by ORG/REPO, and under
-    every name that a person gave. Only whole ones. Reads folders, so it takes a moment."""
+    every name that a person gave or made. Only whole ones. Reads folders, so it takes a moment."""
     shown = set()
     for entry in entries():
         with suppress(LocalLLMError):  # one damaged folder must not hide the others
@@ -23,6 +24,6 @@ def installed() -> Iterator[ModelRef]:
                 shown.add(path)
                 yield ModelRef(entry.name, path)
     yield from (ModelRef(name, path) for name, path in cached_models() if path not in shown)
-    for name in aliases():
+    for name in dict.fromkeys([*aliases(), *made_files()]):
         with suppress(LocalLLMError):  # of what is not here
             yield ModelRef(name, resolve(name).path)

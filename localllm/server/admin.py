@@ -14,6 +14,7 @@ from localllm import __version__
 from localllm.api.body import BadField, Strict, validated
 from localllm.api.openai.functions import Tools, read_tools
 from localllm.api.openai.messages import Messages, read_messages
+from localllm.errors import LocalLLMError
 from localllm.server.body import body_of
 from localllm.server.guard import STRANGER
 from localllm.server.models import Models
@@ -23,6 +24,12 @@ from localllm.server.sums import CONTENT_TYPE, Sums
 Object = dict[str, Any]
 MOST_TOKENS = 2**20  # of a body of /v1/detokenize
 TEMPLATE_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+class BrokenOff(LocalLLMError):
+    """A GPU has failed, and with it all that this process has on it."""
+
+    http_status = 503
 
 
 class TokenizeBody(Strict):
@@ -52,7 +59,9 @@ def router(models: Models, sums: Sums) -> APIRouter:
 
     @routes.get("/health", **documented())
     async def health(request: Request) -> Object:
-        """Which models there are is for those who have a key, where one is asked for."""
+        """Which models there are is for those who have a key, where one is asked for. Raises BrokenOff."""
+        if any(one.is_broken for one in models.loaded.values()):
+            raise BrokenOff("a model has broken off and cannot answer any more", "start the server again")
         if STRANGER in request.scope:
             return {"status": "ok"}
         loading = [load.name for load in models.loads.values()]
@@ -70,25 +79,24 @@ def router(models: Models, sums: Sums) -> APIRouter:
         if (asked.prompt is None) == (asked.messages is None):
             raise BadField("prompt", "give a prompt or messages, and one of them", "leave out the other")
         with await models.lease(asked.model) as lease:
-            llm = lease.llm
             if asked.prompt is None:
-                tokens = await asyncio.to_thread(llm.encode, *rendering(asked))
+                tokens = await asyncio.to_thread(lease.llm.encode, *rendering(asked))
             else:
-                special = asked.add_special_tokens is not False
-                tokens = await asyncio.to_thread(llm.tokenizer.encode, asked.prompt, special=special)
+                special, encode = asked.add_special_tokens is not False, lease.loaded.llm.tokenizer.encode
+                tokens = await asyncio.to_thread(encode, asked.prompt, special=special)
             texts = [lease.texts(token)[0] for token in tokens] if asked.return_token_strs else None
-            found: Object = {"count": len(tokens), "max_model_len": llm.context, "tokens": tokens}
+            found: Object = {"count": len(tokens), "max_model_len": lease.loaded.llm.context, "tokens": tokens}
             return found | {"token_strs": texts}
 
     @routes.post("/v1/detokenize", **documented(DetokenizeBody, {"model": "demo", "tokens": [1, 2]}))
     async def detokenize(request: Request) -> Object:
         asked = validated(DetokenizeBody, await body_of(request))
         with await models.lease(asked.model) as lease:
-            size = lease.llm.config.vocab_size
+            llm = lease.loaded.llm
+            size = llm.config.vocab_size
             if (beyond := next((t for t in asked.tokens if not 0 <= t < size), None)) is not None:
                 raise BadField("tokens", f"{beyond} is no token of this model", f"its ids are 0 to {size - 1}")
-            decode = lease.llm.tokenizer.decode
-            return {"prompt": await asyncio.to_thread(decode, asked.tokens, skip_special=False)}
+            return {"prompt": await asyncio.to_thread(llm.tokenizer.decode, asked.tokens, skip_special=False)}
 
     @routes.post("/v1/apply-template", **documented(TemplateBody, TEMPLATE_EXAMPLE))
     async def apply_template(request: Request) -> Object:

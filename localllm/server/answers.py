@@ -6,7 +6,7 @@ of the one who reads. Knows nothing of HTTP.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Protocol
@@ -57,7 +57,8 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     def __init__(
         self, llm: Submitting, requests: Sequence[Request], each: int = 1, most_unread: int = MOST_UNREAD
     ):
-        """Begins to answer. On the event loop only. Raises LocalLLMError where the model was closed.
+        """Begins to answer. On the event loop only. Raises Busy where too many wait, and LocalLLMError where the
+        model was closed; then none of them goes on.
 
         each: so many of the requests that follow each other have one prompt. It is computed for the first of them;
         the others begin once they find it in the cache.
@@ -74,8 +75,11 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
         self.said: asyncio.Queue[tuple[int, Said]] = asyncio.Queue()
         self.streams: dict[int, Closing] = {}  # those that have not ended
         self.later = set(range(len(requests))) - set(range(0, len(requests), each))
-        for place in range(0, len(requests), each):
-            self.begin(place)
+        with ExitStack() as undo:
+            undo.push(self)
+            for place in range(0, len(requests), each):
+                self.begin(place)
+            undo.pop_all()
 
     def begin(self, place: int) -> None:
         self.streams[place] = self.llm.submit(self.requests[place], partial(self.deliver, place))

@@ -19,7 +19,8 @@ from localllm.request import Request as Prepared
 from localllm.request import SamplingParams
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
-from localllm.server.models import Lease, Models
+from localllm.server.lease import Lease
+from localllm.server.models import Models
 from localllm.server.openapi import documented
 from localllm.server.sse import EventStream, event, unless_gone
 from localllm.text.grammar.result import check_answer
@@ -68,17 +69,17 @@ async def whole(lease: Lease, prepared: Prepared) -> Object:
 
 
 async def streamed(lease: Lease, prepared: Prepared, request: str) -> AsyncGenerator[bytes]:
-    """Events up to message_stop; or up to an error, which is the last."""
+    """Events up to message_stop; or up to an error, which is the last. Raises what keeps it from beginning."""
     stream = MessageStream(message_id(), lease.loaded.name, prepared)
-    try:
+    with Answers(lease.llm, [prepared]) as answers:
         for each in stream.begin():
             yield event(each, each["type"])
-        with Answers(lease.llm, [prepared]) as answers:
+        try:
             async for _, piece in answers:
                 for each in stream.push(piece):
                     yield event(each, each["type"])
-    except LocalLLMError as error:
-        yield event(error_object(error, request), "error")
+        except LocalLLMError as error:
+            yield event(error_object(error, request), "error")
 
 
 def message_id() -> str:

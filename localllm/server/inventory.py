@@ -10,7 +10,7 @@ from localllm.api.ollama.described import Described, shown
 from localllm.api.ollama.responses import Object
 from localllm.checkpoint.header import read_header
 from localllm.errors import LocalLLMError, ModelNotFound
-from localllm.hub.here import models_here
+from localllm.hub.installed import installed
 from localllm.hub.made import edition_of, made_files
 from localllm.hub.names import is_path, known_as
 from localllm.hub.resolve import resolve
@@ -33,7 +33,7 @@ class Inventory:
     def all(self) -> list[Described]:
         """Newest first, as Ollama does; a model whose files cannot be read is no model."""
         found: list[Described] = []
-        here = {name: path for name, path in models_here() if name not in self.given}
+        here = {ref.name: ref.path for ref in installed() if ref.name not in self.given}
         for name in (*self.given, *here):
             with suppress(LocalLLMError):
                 found.append(self.described(name, here.get(name) or self.path_of(name, name)))
@@ -42,7 +42,10 @@ class Inventory:
     def described(self, name: str, path: Path) -> Described:
         """Raises what reading its files raises."""
         edition = None if name in self.given else edition_of(name)
-        state = path.stat()
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise ModelNotFound(f"the files of {name} are gone", "fetch them again") from error
         seen = (state.st_mtime_ns, state.st_size)
         if path not in self.read or self.read[path][0] != seen:
             self.read[path] = seen, Described.read(name, path)

@@ -112,9 +112,12 @@ class Logged:
         CURRENT.set(account)
         try:
             await self.app(scope, receive, send_with_id)
+            status = status if whole or status >= 500 else LEFT
+        except Exception:
+            status = 500  # also where an answer had begun, which now breaks off
+            raise
         finally:
             seconds = now() - start
-            status = status if whole or status >= 500 else LEFT
             route = getattr(scope.get("route"), "path", None)
             self.sums.requested(scope["method"], route, status, seconds)
             level = logging.DEBUG if route in OFTEN and status < 400 else logging.INFO

@@ -1,8 +1,9 @@
 """The models of a server: loaded when they are asked for, kept for a while, let go of for others.
 
 A model is known by where it lies (`Loaded.key`), so that several names of one model share one engine. One is
-loaded at a time, as each takes its measure of the memory that is free; a lease of a model that is loaded does not
-wait for that. A model that somebody uses is never let go of, except at the end of the server.
+loaded at a time, or given more room, as each takes its measure of the memory that is free; a lease of a model that
+is loaded, and has the room, does not wait for that. A model that somebody uses is never let go of, except at the
+end of the server.
 
 All on the event loop; what takes time is done in a thread meanwhile. Knows nothing of HTTP.
 """
@@ -11,21 +12,23 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from types import TracebackType
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from localllm.api.tokens import TokenTexts
 from localllm.embedder import Embedder
-from localllm.embedding import Embeds
-from localllm.errors import Busy, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
+from localllm.errors import Busy, DoesNotFit, LocalLLMError, ModelNotFound, UsageError
 from localllm.hub.made import edition_of
 from localllm.hub.names import is_path, known_as
 from localllm.hub.resolve import resolve
 from localllm.llm import LLM
 from localllm.modelfile.edition import Edition
 from localllm.server.events import Events
+from localllm.server.lease import Lease, Loaded
 from localllm.server.threads import in_thread
+
+T = TypeVar("T")
 
 KEEP_ALIVE = 300.0  # seconds
 PATHS = ("/", "./", "../", "~")
@@ -35,87 +38,12 @@ Load = Callable[[str, int | None], LLM | Embedder]
 
 
 @dataclass(eq=False)
-class Loaded:
-    """A model in memory, and who uses it."""
-
-    key: str  # where it lies
-    name: str  # under which it was asked for first
-    llm: LLM | Embedder
-    keep_alive: float  # seconds after its last use; math.inf: for ever
-    since: float = field(default_factory=time.time)  # seconds since 1970
-    used_at: float = field(default_factory=time.time)
-    users: int = 0
-    texts: TokenTexts = field(init=False)
-    timer: asyncio.TimerHandle | None = None
-    resizing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def __post_init__(self) -> None:
-        self.texts = TokenTexts(self.llm.tokenizer)
-
-    @property
-    def expires_at(self) -> float:
-        """Seconds since 1970; math.inf: never."""
-        return self.used_at + self.keep_alive
-
-    @property
-    def chatting(self) -> LLM:
-        """Raises UnsupportedModel for one that gives vectors alone."""
-        if isinstance(self.llm, Embedder):
-            raise UnsupportedModel(f'"{self.name}" does not support chat', "it gives vectors: ask for embeddings")
-        return self.llm
-
-    def hold(self, users: int = 1) -> None:
-        self.users += users
-        if self.timer and self.users:
-            self.timer.cancel()
-
-
-@dataclass(eq=False)
 class Loading:
     """A load under way, and how many wait for it: they use the model from its first moment on."""
 
     name: str
     task: asyncio.Task[Loaded]
     waiting: int = 0
-
-
-class Lease:
-    """A model that stays loaded until the end of `with`, or `release`, which may be called again."""
-
-    def __init__(self, models: "Models", loaded: Loaded, name: str):
-        """Takes over one of the model's users. name: as it was asked for."""
-        self.models = models
-        self.loaded = loaded
-        self.name = name
-        self.texts = loaded.texts
-        self.released = False
-
-    @cached_property
-    def llm(self) -> LLM:
-        """What answers to the name. Raises as `Loaded.chatting`."""
-        return self.models.edited(self.loaded, self.name)
-
-    @property
-    def embeds(self) -> Embeds:
-        return self.loaded.llm
-
-    def kept(self) -> "Lease":
-        """One more of the same, for what goes on after this one's end."""
-        self.loaded.hold()
-        return Lease(self.models, self.loaded, self.name)
-
-    def release(self) -> None:
-        if not self.released:
-            self.released = True
-            self.models.released(self.loaded)
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class Models:
@@ -162,6 +90,12 @@ class Models:
     def edition_of(self, name: str) -> Edition | None:
         """What stands before the model that a name means."""
         return None if name in self.given else edition_of(known_as(name))
+
+    def means(self, name: str, loaded: Loaded) -> bool:
+        """Does the name still stand for this model, with nothing before it?"""
+        with suppress(LocalLLMError):
+            return self.find(name) is loaded and self.edition_of(name) is None
+        return False
 
     def edited(self, loaded: Loaded, name: str) -> LLM:
         """What answers to a name of a loaded model. Raises as `Loaded.chatting`."""
@@ -225,7 +159,7 @@ class Models:
             async with self.one_at_a_time:
                 await self.make_room(name)
                 start = time.perf_counter()
-                llm = await self.load_somehow(name, source, context)
+                llm = await self.somehow(partial(self.load, source, context), name)
         except Exception as error:
             self.events.add("failed", name, str(error))
             raise
@@ -241,17 +175,18 @@ class Models:
                 raise Busy(f"{self.most} models are loaded and all of them answer")
             await self.let_go(idle, f"room for {name}")
 
-    async def load_somehow(self, name: str, source: str, context: int | None) -> LLM | Embedder:
-        """At the price of models that nobody uses."""
+    async def somehow(self, work: Callable[[], T], name: str, mine: Loaded | None = None) -> T:
+        """What takes memory, at the price of models that nobody uses. mine: what it is for, if that is loaded.
+        Raises Busy where there is memory but for models that answer, and what `work` raises."""
         while True:
             if self.leaving:  # whose memory counts as taken until they have gone
                 await asyncio.wait(self.leaving)
             try:
-                return await in_thread(self.load, source, context)
+                return await in_thread(work)
             except DoesNotFit as error:
                 if idle := self.least_recently_used():
                     await self.let_go(idle, f"room for {name}")
-                elif self.loaded:
+                elif any(one is not mine for one in self.loaded.values()):
                     raise Busy(f"{error.message} while other models answer") from error
                 elif not self.leaving:
                     raise
@@ -262,9 +197,9 @@ class Models:
         return min(idle, key=lambda loaded: (loaded.keep_alive == math.inf, loaded.used_at), default=None)
 
     async def resize(self, loaded: Loaded, context: int) -> None:
-        async with loaded.resizing:
+        async with self.one_at_a_time:
             if context > loaded.llm.context:
-                await in_thread(loaded.llm.resize, context)
+                await self.somehow(partial(loaded.llm.resize, context), loaded.name, loaded)
                 self.events.add("resized", loaded.name, f"context {context} asked for")
 
     def give(self, llm: LLM | Embedder, source: str) -> None:
@@ -321,7 +256,9 @@ class Models:
         return loaded.users
 
     async def drop(self, name: str) -> None:
-        """Let go of a model that is about to be removed. Raises Busy where somebody uses it."""
+        """Let go of a model that is about to be removed. Raises Busy where somebody uses it, or waits for it."""
+        if self.key_of(name) in self.loads:
+            raise Busy(f"{name} is being loaded")
         if loaded := self.find(name):
             if loaded.users:
                 raise Busy(f"{name} is answering")

@@ -3,8 +3,8 @@ with models that lie on the disk is in `store.py`; `localllm.api.ollama` reads a
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from localllm.api.ollama.bodies import ChatBody, GenerateBody
-from localllm.api.ollama.described import Described
 from localllm.api.ollama.requests import Chat, Generate, read_chat, read_generate
 from localllm.api.ollama.responses import Clock, Object, Writer, error_object, rfc3339, whole, without_answer
 from localllm.errors import LocalLLMError, ModelNotFound
@@ -22,11 +21,12 @@ from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
 from localllm.server.inventory import Inventory
-from localllm.server.models import Lease, Loaded, Models
+from localllm.server.lease import Lease, Loaded
+from localllm.server.models import Models
 from localllm.server.ndjson import line, lines
 from localllm.server.openapi import documented
 from localllm.server.sse import unless_gone
-from localllm.text.grammar.result import check_finished
+from localllm.text.grammar.result import check_answer
 
 VERSION = "0.33.0"
 """Of the Ollama whose API this is: clients look here for what they may ask."""
@@ -49,9 +49,7 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
 
     @routes.get("/api/ps")
     async def ps() -> Object:
-        loaded = list(models.loaded.values())
-        found = await asyncio.to_thread(lambda: [inventory.described(one.name, one.llm.path) for one in loaded])
-        return {"models": [running(*pair) for pair in zip(found, loaded, strict=True)]}
+        return {"models": await asyncio.to_thread(running, list(models.loaded.values()), inventory)}
 
     @routes.head("/api/version", include_in_schema=False)
     @routes.get("/api/version")
@@ -66,16 +64,22 @@ def router(models: Models, inventory: Inventory) -> APIRouter:
     return routes
 
 
-def running(found: Described, loaded: Loaded) -> Object:
-    """A model in memory, as `/api/ps` lists it."""
-    llm = loaded.llm
-    return {
-        **found.as_running(),
-        "size": llm.memory.total,
-        "size_vram": 0 if llm.device == "cpu" else llm.memory.total,
-        "expires_at": rfc3339(loaded.expires_at),
-        "context_length": llm.context,
-    }
+def running(loaded: Sequence[Loaded], inventory: Inventory) -> list[Object]:
+    """The models in memory, as `/api/ps` lists them; but for those whose files are gone, which tell nothing."""
+    found: list[Object] = []
+    for one in loaded:
+        with suppress(LocalLLMError):
+            llm = one.llm
+            found.append(
+                {
+                    **inventory.described(one.name, llm.path).as_running(),
+                    "size": llm.memory.total,
+                    "size_vram": 0 if llm.device == "cpu" else llm.memory.total,
+                    "expires_at": rfc3339(one.expires_at),
+                    "context_length": llm.context,
+                }
+            )
+    return found
 
 
 async def answer(
@@ -87,7 +91,7 @@ async def answer(
     if asked.only_loads and asked.keep_alive == 0:
         await let_go(models, asked.model)
         return JSONResponse(without_answer(asked, "unload"))
-    lease = await leased(models, inventory, asked)
+    lease = await leased(models, inventory, asked.model, asked.keep_alive, asked.room)
     with lease:
         if asked.only_loads:
             return JSONResponse(without_answer(asked, "load"))
@@ -103,14 +107,16 @@ async def answer(
             return JSONResponse(await unless_gone(request, gathered(answers, writer, prepared)))
 
 
-async def leased(models: Models, inventory: Inventory, asked: Asked) -> Lease:
+async def leased(
+    models: Models, inventory: Inventory, name: str, keep_alive: float | None, wanted: int | None
+) -> Lease:
     """With the room that is asked for, as far as the model knows so many tokens. Raises ModelNotFound in Ollama's
     words, which its clients look for."""
     try:
-        room = await asyncio.to_thread(inventory.room, asked.model, asked.room)
-        return await models.lease(asked.model, asked.keep_alive, room)
+        room = await asyncio.to_thread(inventory.room, name, wanted)
+        return await models.lease(name, keep_alive, room)
     except ModelNotFound as error:
-        raise not_found(asked.model, error) from error
+        raise not_found(name, error) from error
 
 
 async def let_go(models: Models, name: str) -> None:
@@ -129,13 +135,12 @@ def not_found(name: str, error: ModelNotFound) -> ModelNotFound:
 
 
 async def gathered(answers: Answers, writer: Writer, prepared: Prepared) -> Object:
-    """Raises OutputInvalid where an answer leaves its grammar; of one that was cut, `done_reason` says so."""
+    """Raises OutputInvalid as `check_answer`; of an answer that was cut, `done_reason` says so."""
     pieces, chunks = list[GenerationEvent](), list[Object]()
     async for _, piece in answers:
         pieces.append(piece)
         chunks += writer.push(piece, time.perf_counter())
-    done = collect(prepared, pieces)
-    await asyncio.to_thread(check_finished, prepared.params.grammar, done, of_stranger=True)
+    await asyncio.to_thread(check_answer, prepared, collect(prepared, pieces), of_stranger=True)
     return whole(chunks)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
-from localllm.server.models import Lease, Models
+from localllm.server.lease import Lease
+from localllm.server.models import Models
 from localllm.server.openapi import documented
 from localllm.server.sse import DONE, EventStream, event, unless_gone
 from localllm.text.grammar.result import check_answer
@@ -55,9 +57,7 @@ def router(models: Models) -> APIRouter:
     @routes.get("/models", **documented())
     async def list_models() -> Object:
         """All of this machine, and those that were named at the start."""
-        here = [ref.name for ref in await asyncio.to_thread(lambda: list(installed()))]
-        names = dict.fromkeys([*models.given, *here])
-        return {"object": "list", "data": [described(models, name) for name in names]}
+        return {"object": "list", "data": await asyncio.to_thread(listed, models)}
 
     @routes.get("/models/{name:path}", **documented())
     async def model(name: str) -> Object:
@@ -65,6 +65,15 @@ def router(models: Models) -> APIRouter:
         return described(models, name)
 
     return routes
+
+
+def listed(models: Models) -> list[Object]:
+    """One that has gone meanwhile does not hide the others."""
+    found: list[Object] = []
+    for name in dict.fromkeys([*models.given, *(ref.name for ref in installed())]):
+        with suppress(LocalLLMError, OSError):
+            found.append(described(models, name))
+    return found
 
 
 def described(models: Models, name: str) -> Object:

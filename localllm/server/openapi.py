@@ -66,9 +66,9 @@ def documented(
 ) -> dict[str, Any]:
     """Arguments of a route. body: what it reads, with an example; media: the type of its answers; streams: that of
     its other way of answering."""
-    answers: Schema = {kind: {"schema": {"type": "string"}} for kind in (media, streams) if kind}
-    if media == JSON:
-        answers[JSON] = {"schema": {"type": "object"}}
+    answers: Schema = {media: {"schema": {"type": "object" if media == JSON else "string"}}}
+    if streams:  # of what a schema says readers differ: whole text, line, or event
+        answers[streams] = {}
     found: dict[str, Any] = {"responses": {200: {"description": "The answer.", "content": answers}}}
     if body:
         content: Schema = {"schema": schema_of(body)}

@@ -22,7 +22,8 @@ from localllm.params import params_to_json
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
-from localllm.server.models import Lease, Loaded, Models
+from localllm.server.lease import Lease, Loaded
+from localllm.server.models import Models
 from localllm.server.sse import EventStream
 from localllm.wire import NAME, error_to_json, event_to_json
 
@@ -37,9 +38,9 @@ def router(models: Models) -> APIRouter:
         """What the client must know of a model before it asks. One that is not loaded is only on demand."""
         asked = validated(OpenBody, await body_of(request))
         loaded = meant(models, asked)
-        name = asked.model or (loaded.name if loaded else None)
+        name = asked.model if asked.model is not None else loaded and loaded.name
         if name is None or not (loaded or asked.load):
-            raise ModelNotFound(f"{asked.model or asked.path} is not loaded here", "`localllm ps` shows what is")
+            raise ModelNotFound(f"{name or asked.path} is not loaded here", "`localllm ps` shows what is")
         with await models.lease(name) as lease:
             return described(lease.name, lease.llm)
 
@@ -86,11 +87,14 @@ def router(models: Models) -> APIRouter:
 
 
 def meant(models: Models, asked: OpenBody) -> Loaded | None:
-    """The loaded model that a client means. A path is compared, and no file is looked at. Raises ModelNotFound for
-    a name that nobody knows."""
+    """The loaded model that a client means. A path is compared, and no file is looked at; it means no edition of
+    the model. Raises ModelNotFound for a name that nobody knows."""
     if (asked.model is None) == (asked.path is None):
         raise UsageError("a model is meant by its name or by its path", "send one of them")
-    return models.find(asked.model) if asked.model else models.loaded.get(asked.path or "")
+    if asked.model is not None:
+        return models.find(asked.model)
+    loaded = models.loaded.get(asked.path or "")
+    return loaded if loaded and models.means(loaded.name, loaded) else None
 
 
 def described(name: str, llm: LLM) -> Object:
@@ -135,15 +139,16 @@ def line(value: Mapping[str, Any]) -> bytes:
 
 
 async def streamed(lease: Lease, asked: Asked, prepared: Prepared) -> AsyncGenerator[bytes]:
-    """The prompt as the model reads it, then the pieces; or up to an error, which is the last line."""
-    yield line({"prompt_ids": prepared.prompt_ids})
+    """The prompt as the model reads it, then the pieces; or up to an error, which is the last line. Raises what
+    keeps it from beginning."""
 
     def text_of(token: int) -> str:
         return lease.llm.tokenizer.decode([token], skip_special=False)
 
-    try:
-        with Answers(lease.llm, [prepared]) as answers:
+    with Answers(lease.llm, [prepared]) as answers:
+        yield line({"prompt_ids": prepared.prompt_ids})
+        try:
             async for _, piece in answers:
                 yield line(event_to_json(piece, text_of))
-    except LocalLLMError as error:
-        yield line(error_to_json(error))
+        except LocalLLMError as error:
+            yield line(error_to_json(error))

@@ -11,6 +11,7 @@ from localllm.errors import LocalLLMError
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import Order
 from localllm.hub.store import SHA256
+from localllm.server.threads import in_thread
 
 Object = dict[str, Any]
 Work = Callable[["Told"], object]
@@ -88,7 +89,7 @@ async def told(work: Work) -> AsyncGenerator[Object]:
         finally:
             told.put(None)
 
-    running = asyncio.ensure_future(asyncio.to_thread(run))
+    running = asyncio.ensure_future(in_thread(run))  # for minutes: prompts are prepared by those of the loop
     try:
         while (line := await told.lines.get()) is not None:
             yield line

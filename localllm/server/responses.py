@@ -20,7 +20,8 @@ from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import Answers
 from localllm.server.body import body_of
-from localllm.server.models import Lease, Models
+from localllm.server.lease import Lease
+from localllm.server.models import Models
 from localllm.server.openapi import documented
 from localllm.server.sse import EventStream, event, unless_gone
 from localllm.text.grammar.result import check_answer
@@ -60,18 +61,18 @@ async def whole(lease: Lease, answer: ResponseStream, prepared: Sequence[Prepare
 
 
 async def streamed(lease: Lease, answer: ResponseStream, prepared: Sequence[Prepared]) -> AsyncGenerator[bytes]:
-    """Events up to the one that says how the response ended."""
-    yield sent(answer.begin())
+    """Events up to the one that says how the response ended. Raises what keeps it from beginning."""
     made: list[dict[str, Any]] = []
-    try:
-        with Answers(lease.llm, prepared) as answers:
+    with Answers(lease.llm, prepared) as answers:
+        yield sent(answer.begin())
+        try:
             async for _, piece in answers:
                 made += answer.push(piece)
                 if made and not answers.more:
                     yield sent(made)
                     made.clear()
-    except LocalLLMError as error:
-        yield sent([*made, *answer.fail(error)])
+        except LocalLLMError as error:
+            yield sent([*made, *answer.fail(error)])
 
 
 def sent(events: Sequence[Mapping[str, Any]]) -> bytes:

@@ -112,12 +112,16 @@ async def done(request: Request, work: Work, *, stream: bool | None) -> Response
 
 
 async def streamed(work: Work) -> AsyncGenerator[bytes]:
-    """Lines up to `success`, or to one with an error."""
+    """Lines up to `success`, or to one with an error. Raises what keeps it from beginning."""
+    begun = False
     try:
         async with aclosing(told(work)) as made:
             async for status in made:
+                begun = True
                 yield line(status)
     except LocalLLMError as error:
+        if not begun:
+            raise
         yield line(error_object(error))
 
 

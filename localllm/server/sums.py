@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from localllm.device import free_bytes, resolve_device
 from localllm.metrics import Metrics
-from localllm.server.models import Loaded, Models
+from localllm.server.lease import Loaded
+from localllm.server.models import Models
 
 disable_created_metrics()  # a series of times beside each count, which nobody asked for
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

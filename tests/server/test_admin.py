@@ -7,6 +7,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import localllm
 from localllm import LLM
 from tests.server.conftest import serving
 
@@ -126,3 +127,13 @@ def test_models_that_are_not_loaded_are_listed_and_not_loaded_for_it(stories_url
     assert listed["demo"] == httpx2.get(f"{stories_url}/v1/models/demo").json()
     assert listed["demo"]["context_length"] is None
     assert json.loads(httpx2.get(f"{stories_url}/health").text)["models"] == ["stories260K"]
+
+
+def test_health_is_bad_once_an_engine_has_ended():
+    with localllm.load("demo", context=256) as llm, serving(llm) as url:
+        assert httpx2.get(f"{url}/health").status_code == 200
+        llm.worker.give_up(RuntimeError("CUDA error: an illegal memory access was encountered"))
+        answer = httpx2.get(f"{url}/health")
+        assert answer.status_code == 503 and "start the server again" in answer.json()["error"]["message"]
+        asked = {"model": "demo", "prompt": "Once", "stream": True}
+        assert httpx2.post(f"{url}/v1/completions", json=asked).status_code == 500

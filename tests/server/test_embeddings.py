@@ -219,3 +219,21 @@ def test_bodies_of_strangers_change_nothing(url: str) -> None:
     for body in (b"", b"[]", b"{", b'{"input": "\\ud800", "model": "x"}', json.dumps({"model": 5}).encode()):
         for path in ("v1/embeddings", "api/embed", "api/embeddings"):
             assert httpx.post(f"{url}/{path}", content=body).status_code == 400
+
+
+def test_num_ctx_is_as_much_as_the_model_knows(url: str, embedder: Embedder) -> None:
+    asked = {"model": embedder.name, "input": "a cat", "options": {"num_ctx": 10**6}}
+    assert httpx.post(f"{url}/api/embed", json=asked).status_code == 200
+    assert embedder.context == embedder.config.max_context
+    told = httpx.post(f"{url}/api/embed", json=asked | {"options": {"num_ctx": 0}})
+    assert told.status_code == 400 and "num_ctx" in told.json()["error"]
+
+
+def test_tokens_of_an_encoder_are_counted(url: str, embedder: Embedder) -> None:
+    asked = {"model": embedder.name, "prompt": "a cat"}
+    found = httpx.post(f"{url}/v1/tokenize", json=asked).json()
+    assert found["tokens"] == embedder.tokenizer.encode("a cat") and found["count"] == len(found["tokens"])
+    asked = {"model": embedder.name, "tokens": found["tokens"]}
+    assert "cat" in httpx.post(f"{url}/v1/detokenize", json=asked).json()["prompt"]
+    chat = {"model": embedder.name, "messages": [{"role": "user", "content": "a cat"}]}
+    assert httpx.post(f"{url}/v1/tokenize", json=chat).status_code == 400

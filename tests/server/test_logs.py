@@ -1,5 +1,6 @@
 """The log: what is in a line, and what cannot get into one."""
 
+import asyncio
 import json
 import logging
 import re
@@ -11,8 +12,10 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from localllm.server.logs import Format, Lines
-from tests.server.conftest import serving
+from localllm.server.logs import Format, Lines, Logged
+from localllm.server.models import Models
+from localllm.server.sums import Sums
+from tests.server.conftest import refuse_to_load, serving
 
 SECRET = "the prompt that nobody must read"
 
@@ -88,3 +91,24 @@ def test_a_fault_has_its_trace_and_no_control_characters():
     assert 'message="it\\nbroke"' in first and "test_logs.py" in text
     assert all(line.startswith("    ") and line.isprintable() for line in rest)
     assert any("ValueError" in line for line in whole["trace"])
+
+
+def test_an_answer_that_we_break_off_is_our_fault_in_the_log(lines):
+    async def broken(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"once", "more_body": True})
+        raise ZeroDivisionError
+
+    async def asked():
+        scope = {"type": "http", "method": "GET", "path": "/", "client": None}
+        await Logged(broken, Sums(Models(refuse_to_load)))(scope, never, ignored)
+
+    async def never():
+        await asyncio.sleep(3600)
+
+    async def ignored(message):
+        pass
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(asked())
+    assert "status=500" in lines()[0]

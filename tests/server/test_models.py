@@ -214,6 +214,29 @@ def test_a_model_that_does_not_fit_takes_the_room_of_idle_ones():
     in_loop(scenario)
 
 
+def test_a_longer_context_takes_the_room_of_idle_models():
+    async def scenario(models, loads):
+        (await models.lease("stories")).release()
+        loaded = await models.lease("demo", context=128)
+        resize, faults = loaded.llm.resize, [DoesNotFit("3 GB are missing")]
+
+        def resize_once_there_is_room(context):
+            if faults:
+                raise faults.pop()
+            resize(context)
+
+        loaded.llm.resize = resize_once_there_is_room
+        with loaded, await models.lease("demo", context=512) as wider:
+            assert wider.llm.context == 512
+            assert [one.name for one in models.loaded.values()] == ["demo"]
+            faults.append(DoesNotFit("3 GB are missing"))
+            with pytest.raises(DoesNotFit):  # there is no other model that would end
+                await models.lease("demo", context=1024)
+            assert wider.loaded.users == 2
+
+    in_loop(scenario)
+
+
 def test_models_that_are_kept_for_ever_make_room_last():
     async def scenario(models, loads):
         models.give(localllm.load("demo", context=256), "demo")

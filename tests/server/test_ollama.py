@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import ollama
 import pytest
 
@@ -234,3 +235,17 @@ def test_what_runs_is_listed(client: ollama.Client, demo: LLM) -> None:
     assert running.model == "demo:latest" and running.digest
     assert running.size == demo.memory.total and running.size_vram == 0
     assert running.expires_at and running.context_length == demo.context
+
+
+def test_no_time_is_too_long_to_be_kept(demo_url: str) -> None:
+    asked = {"model": "demo", "prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
+    for keep_alive in (10**400, 1e308, "999999999999h"):
+        answer = httpx2.post(f"{demo_url}/api/generate", json=asked | {"keep_alive": keep_alive})
+        assert answer.status_code == 200, answer.text
+        assert httpx2.get(f"{demo_url}/api/ps").json()["models"][0]["expires_at"] > "2200"
+
+
+@pytest.mark.parametrize("template", ["{{", "{% for i in range(10**9) %}x{% endfor %}", "{{ 1/0 }}"])
+def test_a_template_that_is_sent_is_its_senders_fault(demo_url: str, template: str) -> None:
+    answer = httpx2.post(f"{demo_url}/api/generate", json={"model": "demo", "prompt": "Hi", "template": template})
+    assert answer.status_code == 400 and "template" in answer.json()["error"]

@@ -1,6 +1,7 @@
 """Models on the disk through Ollama's own client: made, copied, sent, pulled and removed."""
 
 import hashlib
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import ollama
 import pytest
 
 from localllm import LLM, SamplingParams
 from localllm.client.model import open_model
 from localllm.client.server import Server
+from localllm.errors import ModelNotFound
+from localllm.hub.aliases import set_alias
 from localllm.hub.catalog import PACKAGE
 from localllm.hub.made import edition_of
 from tests.server.conftest import running
@@ -39,7 +43,7 @@ def client(demo_url: str) -> Iterator[ollama.Client]:
 
 
 def test_an_edition_answers_as_its_maker_wants_on_the_model_that_is_loaded(
-    client: ollama.Client, demo: LLM
+    client: ollama.Client, demo_url: str, demo: LLM
 ) -> None:
     shots = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
     statuses = [
@@ -49,6 +53,7 @@ def test_an_edition_answers_as_its_maker_wants_on_the_model_that_is_loaded(
         )
     ]
     assert statuses[-1] == "success"
+    assert "mycat" in {model["id"] for model in httpx2.get(f"{demo_url}/v1/models").json()["data"]}
     expected = demo.chat([CAT, *shots, *HI], GREEDY).text
     assert client.chat("mycat", HI).message.content == expected
     assert client.chat("mycat:latest", HI).message.content == expected
@@ -284,3 +289,33 @@ def test_a_model_is_quantized_as_it_is_made(home: Path) -> None:
         )
         client.delete("small")
         assert not [path for path in home.rglob("*") if path.suffix in (".safetensors", ".gguf")]
+
+
+def test_a_name_that_cannot_be_given_is_refused_before_anything_is_told(demo_url: str) -> None:
+    answer = httpx2.post(f"{demo_url}/api/create", json={"model": "m" * 300, "from": "demo"})
+    assert answer.status_code == 400 and "cannot be a name" in answer.json()["error"]
+
+
+def test_a_model_in_memory_whose_files_are_gone_answers_and_breaks_no_listing(tmp_path: Path) -> None:
+    folder = shutil.copytree(DEMO, tmp_path / "passing")
+    set_alias("passing", str(folder))
+    with running() as url, ollama.Client(url) as client:
+        client.generate("demo")
+        client.generate("passing")
+        shutil.rmtree(folder)
+        assert [model.model for model in client.ps().models] == ["demo:latest"]
+        assert "passing" not in {model["id"] for model in httpx2.get(f"{url}/v1/models").json()["data"]}
+        assert {one["name"] for one in httpx2.get(f"{url}/localllm/ps").json()["models"]} == {"demo", "passing"}
+        assert httpx2.post(f"{url}/localllm/stop", json={"model": "passing"}).status_code == 200
+
+
+def test_a_path_means_the_model_and_no_edition_of_it() -> None:
+    with running() as url, ollama.Client(url) as client, closing(Server(url)) as server:
+        client.create("kitty", from_="demo", system="You are a cat.")
+        client.generate("kitty")
+        assert [model.model for model in client.ps().models] == ["kitty:latest"]
+        with pytest.raises(ModelNotFound, match="is not loaded here"):
+            server.ask("/localllm/open", {"path": str(DEMO)})
+        client.generate("demo", keep_alive=0)
+        client.generate("demo")
+        assert server.ask("/localllm/open", {"path": str(DEMO)})["name"] == "demo"

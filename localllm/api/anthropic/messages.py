@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from localllm.api import limits
 from localllm.api.body import BadField, Shown, Strict, validated
 
 Message = dict[str, Any]
@@ -64,6 +65,7 @@ def read_messages(messages: Any, system: Any) -> list[Message]:
     """Raises BadField for what is no conversation, a block that is unknown or no text, and a result of no call."""
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
+    limits.at_most(limits.MESSAGES, "messages", messages)
     found = [] if system is None else _system(read_blocks(system, "system", "system"))
     names: dict[str, str] = {}  # of functions, by the ids of their calls
     last = ""
@@ -89,6 +91,7 @@ def read_blocks(content: Any, role: str, at: str) -> list[Block]:
         return [TextBlock(type="text", text=content)] if content else []
     if not isinstance(content, list):
         raise BadField(at, f"{at} is neither a text nor a list of blocks", "send one of the two")
+    limits.at_most(limits.PARTS, at, content)
     return [_block(block, role, f"{at}.{place}") for place, block in enumerate(content)]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from localllm.api import limits
 from localllm.api.anthropic.bodies import WITHOUT_EFFECT, MessagesBody, MessagesPrompt, OwnTool, ToolChoice
 from localllm.api.anthropic.messages import read_messages
 from localllm.api.asked import Asked
@@ -19,6 +20,7 @@ from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 def read_message_request(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
     """A body of `/v1/messages`; defaults: the model's own. Raises UsageError."""
     asked = validated(MessagesBody, _with_effect(body))
+    limits.check_stops("stop_sequences", asked.stop_sequences or [])
     names = ("temperature", "top_p", "top_k")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
     params = replace(defaults, **given, max_tokens=asked.max_tokens, stop=tuple(asked.stop_sequences or ()))
@@ -77,6 +79,7 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     """In OpenAI's form, which templates know."""
     if tools is not None and not isinstance(tools, list):
         raise BadField("tools", "tools is no list", "send a list of tools")
+    limits.at_most(limits.TOOLS, "tools", tools or ())
     return [_tool(tool, f"tools.{place}") for place, tool in enumerate(tools or ())]
 
 

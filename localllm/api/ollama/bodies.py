@@ -12,6 +12,7 @@ from localllm.api.body import BadField, Strict, validated
 Body = TypeVar("Body", bound=BaseModel)
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+FOR_EVER = 1e12  # seconds, and what is longer; a float holds no number of any size
 DURATION = re.compile(r"[+-]?(?:\d{1,12}(?:\.\d{0,9})?(?:ns|us|µs|μs|ms|s|m|h))+|[+-]?0")
 PART = re.compile(r"([\d.]+)(ns|us|µs|μs|ms|s|m|h)")
 
@@ -107,7 +108,7 @@ def seconds(keep_alive: Any) -> float | None:
         case bool():
             pass
         case int() | float():
-            return float(keep_alive) if keep_alive >= 0 else float("inf")
+            return float(keep_alive) if 0 <= keep_alive < FOR_EVER else float("inf")
         case str() if DURATION.fullmatch(keep_alive):
             if keep_alive.startswith("-"):
                 return float("inf") if keep_alive != "-0" else 0.0

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from localllm.api.body import BadField, Strict, validated
 from localllm.api.ollama.bodies import seconds
 from localllm.embedding import Embeddings
@@ -18,7 +20,7 @@ MOST_INPUTS = 2048  # of one body
 
 
 class Options(Strict):
-    num_ctx: int | None = None
+    num_ctx: int | None = Field(None, ge=1)
 
 
 class EmbedBody(Strict):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from localllm.api import limits
 from localllm.api.body import BadField, Strict, validated
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -45,6 +46,7 @@ class Tool(Strict):
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
     """Raises BadField for a field that is unknown or of another type, for pictures, and a role that is none."""
+    limits.at_most(limits.MESSAGES, "messages", messages)
     read: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []  # name and id of calls that nothing answers yet
     for place, message in enumerate(messages):
@@ -90,6 +92,7 @@ def _answered(said: Said, waiting: list[tuple[str, str]]) -> dict[str, Any]:
 
 def read_tools(tools: list[Any] | None) -> list[dict[str, Any]] | None:
     """Functions as templates want them; None where there are none. Raises BadField."""
+    limits.at_most(limits.TOOLS, "tools", tools or ())
     found: list[dict[str, Any]] = []
     for place, tool in enumerate(tools or ()):
         at = f"tools.{place}"

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from localllm.api import limits
 from localllm.api.body import BadField
 from localllm.api.ollama.bodies import Asking, ChatBody, GenerateBody, read, seconds
 from localllm.api.ollama.messages import NO_SIGHT, read_messages, read_tools
-from localllm.errors import UsageError
+from localllm.errors import DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import checked, sampling
 from localllm.request import Grammar, GrammarKind, Request, SamplingParams
 from localllm.text.infill import infill, infill_ends, marks_of
 
 OLLAMA_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-MOST_TOP_LOGPROBS = 20
 
 
 class Model(Protocol):
@@ -107,8 +107,14 @@ class Generate(Wanted):
 
     def prepare(self, llm: Model) -> tuple[Any, Request]:
         """As `Chat.prepare`."""
-        if self.template:
-            llm = llm.edited(replace(llm.edition or Edition(""), template=self.template))
+        if not self.template:
+            return self._prepared(llm)
+        try:
+            return self._prepared(llm.edited(replace(llm.edition or Edition(""), template=self.template)))
+        except DamagedModel as error:  # of the body, and not of the model
+            raise BadField("template", error.message, "send another template") from error
+
+    def _prepared(self, llm: Model) -> tuple[Any, Request]:
         params = self.params(llm)
         if self.suffix:
             if marks_of(llm.tokenizer) is None:
@@ -158,15 +164,17 @@ def read_generate(body: Mapping[str, Any]) -> Generate:
 
 def _common(asked: Asking) -> dict[str, Any]:
     most = asked.top_logprobs or 0
-    if not 0 <= most <= MOST_TOP_LOGPROBS:
-        raise BadField("top_logprobs", f"top_logprobs must be between 0 and {MOST_TOP_LOGPROBS}")
+    if not 0 <= most <= limits.LOGPROBS:
+        raise BadField("top_logprobs", f"top_logprobs must be between 0 and {limits.LOGPROBS}")
     if most and not asked.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
+    options = checked(asked.options or {})
+    limits.check_stops("options.stop", options.get("stop", []))
     return {
         "model": asked.model,
         "stream": asked.stream is not False,
         "keep_alive": seconds(asked.keep_alive),
-        "options": checked(asked.options or {}),
+        "options": options,
         "grammar": read_format(asked.format),
         "think": _think(asked.think),
         "logprobs": most if asked.logprobs else None,

@@ -6,6 +6,7 @@ What a model says in one turn is several items here (thoughts, a message, calls)
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from localllm.api import limits
 from localllm.api.body import BadField, Shown, Strict, validated
 
 Message = dict[str, Any]
@@ -67,6 +68,7 @@ def messages_of(given: Any, instructions: str | None) -> list[Message]:
         return [*messages, {"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise BadField("input", "input is neither a text nor a list with an item in it", "send one of the two")
+    limits.at_most(limits.MESSAGES, "input", given)
     for place, item in enumerate(given):
         _add(messages, item, f"input.{place}")
     return messages
@@ -108,6 +110,7 @@ def _text(content: Any, at: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadField(at, f"{at} is no text", "send a string, or a list of parts that are texts")
+    limits.at_most(limits.PARTS, at, content)
     texts = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None

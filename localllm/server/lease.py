@@ -1,0 +1,101 @@
+"""A model in memory, and leases of it: it stays loaded for as long as somebody has one. `models.py` says which are
+loaded when. On the event loop."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import Protocol
+
+from localllm.api.tokens import TokenTexts
+from localllm.embedder import Embedder
+from localllm.embedding import Embeds
+from localllm.errors import UnsupportedModel
+from localllm.llm import LLM
+
+
+@dataclass(eq=False)
+class Loaded:
+    """A model in memory, and who uses it."""
+
+    key: str  # where it lies
+    name: str  # under which it was asked for first
+    llm: LLM | Embedder
+    keep_alive: float  # seconds after its last use; math.inf: for ever
+    since: float = field(default_factory=time.time)  # seconds since 1970
+    used_at: float = field(default_factory=time.time)
+    users: int = 0
+    texts: TokenTexts = field(init=False)
+    timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.texts = TokenTexts(self.llm.tokenizer)
+
+    @property
+    def expires_at(self) -> float:
+        """Seconds since 1970; math.inf: never."""
+        return self.used_at + self.keep_alive
+
+    @property
+    def is_broken(self) -> bool:
+        """Has its engine ended, though nobody let go of it?"""
+        return isinstance(self.llm, LLM) and self.llm.worker.closed
+
+    @property
+    def chatting(self) -> LLM:
+        """Raises UnsupportedModel for one that gives vectors alone."""
+        if isinstance(self.llm, Embedder):
+            raise UnsupportedModel(f'"{self.name}" does not support chat', "it gives vectors: ask for embeddings")
+        return self.llm
+
+    def hold(self, users: int = 1) -> None:
+        self.users += users
+        if self.timer and self.users:
+            self.timer.cancel()
+
+
+class Keeping(Protocol):
+    """Whoever lends models."""
+
+    def edited(self, loaded: Loaded, name: str) -> LLM: ...
+    def released(self, loaded: Loaded) -> None: ...
+
+
+class Lease:
+    """A model that stays loaded until the end of `with`, or `release`, which may be called again."""
+
+    def __init__(self, models: Keeping, loaded: Loaded, name: str):
+        """Takes over one of the model's users. name: as it was asked for."""
+        self.models = models
+        self.loaded = loaded
+        self.name = name
+        self.texts = loaded.texts
+        self.released = False
+
+    @cached_property
+    def llm(self) -> LLM:
+        """What answers to the name. Raises as `Loaded.chatting`."""
+        return self.models.edited(self.loaded, self.name)
+
+    @property
+    def embeds(self) -> Embeds:
+        return self.loaded.llm
+
+    def kept(self) -> "Lease":
+        """One more of the same, for what goes on after this one's end."""
+        self.loaded.hold()
+        return Lease(self.models, self.loaded, self.name)
+
+    def release(self) -> None:
+        if not self.released:
+            self.released = True
+            self.models.released(self.loaded)
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
