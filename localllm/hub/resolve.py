@@ -7,7 +7,7 @@ from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder
 from localllm.hub.folder import INDEX, SINGLE, missing_files
 from localllm.hub.gguf import choose, is_gguf, model_name, models_below, models_in
-from localllm.hub.names import RepoName, known_as, parse
+from localllm.hub.names import RepoName, is_path, known_as, parse
 from localllm.hub.store import cached_folder
 
 
@@ -32,7 +32,8 @@ def resolve(name: str, *, paths: bool = True) -> ModelRef:
         case CatalogEntry() as entry:
             return ModelRef(known_as(name), _boxed(entry))
         case Path() as path:
-            return _at_path(path, name)
+            found = _at_path(path, name)
+            return found if paths and is_path(name) else ModelRef(known_as(name), found.path)
 
 
 def downloaded(repo: RepoName, name: str) -> Path:
@@ -107,7 +108,7 @@ def _at_path(given: Path, name: str) -> ModelRef:
         raise ModelNotFound(f"there is no folder or file {name}", "`localllm list --all` shows the known names")
     if missing := missing_files(path):
         raise ModelNotFound(f"the folder {name} has no {', '.join(missing)}", "give the folder of a whole model")
-    return ModelRef(path.resolve().name, path)
+    return ModelRef(path.resolve().name if path.name in ("", "..") else path.name, path)
 
 
 def _only_model(folder: Path) -> Path:

@@ -204,11 +204,13 @@ class Models:
 
     def give(self, llm: LLM | Embedder, source: str) -> None:
         """A model that was loaded at the start, and stays: under its name, whatever it was loaded as. Raises
-        UsageError where another has that name."""
+        UsageError where another has that name, or it is here under another."""
         edition = None if isinstance(llm, Embedder) else llm.edition
         base = llm if isinstance(llm, Embedder) else llm.beneath or llm
+        if twice := self.loaded.get(str(resolve(source).path.resolve())):
+            raise UsageError(f"{source} is the model {twice.name}", "name it once")
         if llm.name in self.given or any(base.name == loaded.name for loaded in self.loaded.values()):
-            raise UsageError(f"two models are called {llm.name}", "name one of them")
+            raise UsageError(f"two models are called {llm.name}", "give one another name: `localllm cp`")
         if not edition:  # that of an edition goes before each lease
             self.given[llm.name] = source
         self.add(llm.name, base)

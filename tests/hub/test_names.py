@@ -2,6 +2,7 @@ import pytest
 from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound, UnsupportedModel
+from localllm.hub.aliases import set_alias
 from localllm.hub.catalog import PACKAGE, boxed_folder, catalog
 from localllm.hub.folder import missing_files
 from localllm.hub.names import RepoName, is_path, parse
@@ -24,6 +25,20 @@ def test_a_folder_is_named_by_its_last_part(tmp_path):
         ref = resolve(name)
         assert ref.name == "my-model"
         assert ref.path.resolve() == folder
+
+
+def test_a_link_to_a_folder_is_named_as_it_was_given(tmp_path, monkeypatch):
+    write_model(tmp_path / "folder")
+    (tmp_path / "mine").symlink_to(tmp_path / "folder")
+    assert resolve(str(tmp_path / "mine")).name == "mine"
+    monkeypatch.chdir(tmp_path / "folder")
+    assert (resolve(".").name, resolve("../folder/../mine").name) == ("folder", "mine")
+
+
+def test_a_name_that_a_person_gave_to_a_path_is_the_name_of_the_model(tmp_path, home):
+    set_alias("mine", str(write_model(tmp_path / "folder")))
+    assert (resolve("mine").name, resolve("mine", paths=False).name) == ("mine", "mine")
+    assert resolve("mine").path == tmp_path / "folder"
 
 
 def test_an_alias_finds_its_repository_in_the_cache(cache):

@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import shutil
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -245,8 +247,30 @@ def test_models_that_are_kept_for_ever_make_room_last():
         set_alias("third", str(shared("TinyStories-656K-hf").resolve()))
         (await models.lease("third")).release()
         assert {loaded.name for loaded in models.loaded.values()} == {"demo", "third"}
-        with pytest.raises(UsageError, match="two models are called demo"):
+        with pytest.raises(UsageError, match="demo is the model demo; name it once"):
             models.give(next(iter(models.loaded.values())).llm, "demo")
+
+    in_loop(scenario)
+
+
+def test_folders_with_one_name_are_served_together_under_names_that_a_person_gave(tmp_path):
+    folder = tmp_path / "stories260K"
+    folder.mkdir()
+    for file in Path(STORIES).iterdir():
+        shutil.copy(file, folder)
+    set_alias("mine", str(folder))
+
+    async def scenario(models, loads):
+        models.give(localllm.load(STORIES, context=256), STORIES)
+        with pytest.raises(UsageError, match="two models are called stories260K; give one another name"):
+            models.give(other := localllm.load(folder, context=256), str(folder))
+        other.close()
+        models.give(localllm.load("mine", context=256), "mine")
+        assert {loaded.name for loaded in models.loaded.values()} == {"stories260K", "mine"}
+        for name in ("stories260K", "mine"):
+            with await models.lease(name) as lease:
+                assert lease.llm.name == name
+        assert not loads.begun
 
     in_loop(scenario)
 
