@@ -16,7 +16,7 @@ CANCELLED, FAILED = "cancelled", "error"  # finish reasons of answers that did n
 class Sums(Protocol):
     """What adds up answers."""
 
-    def ended(self, model: str, why: str, metrics: Metrics | None, tokens: int) -> None: ...
+    def ended(self, model: str, why: str, prompt: int, metrics: Metrics | None, tokens: int) -> None: ...
 
 
 @dataclass
@@ -30,15 +30,17 @@ class Account:
     prompts: list[str] = field(default_factory=list)
     measured: list[Metrics] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    prompt_tokens: int = 0
     output_tokens: int = 0
 
-    def ended(self, model: str, why: str, metrics: Metrics | None = None, tokens: int = 0) -> None:
-        """tokens: of an answer without measurements, as it was left."""
+    def ended(self, model: str, why: str, prompt: int, metrics: Metrics | None = None, tokens: int = 0) -> None:
+        """prompt: its tokens; tokens: of an answer without measurements, as it was left."""
         self.model = model
         self.reasons.append(why)
         self.measured += [metrics] if metrics else []
+        self.prompt_tokens += prompt
         self.output_tokens += metrics.output_tokens if metrics else tokens
-        self.sums.ended(model, why, metrics, tokens)
+        self.sums.ended(model, why, prompt, metrics, tokens)
 
 
 CURRENT: ContextVar[Account | None] = ContextVar("account", default=None)

@@ -127,7 +127,7 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
         self.streams.pop(place).close()
         tokens = self.tokens.pop(place, 0)
         if self.account:
-            self.account.ended(self.llm.name, why, metrics, tokens)
+            self.account.ended(self.llm.name, why, len(self.requests[place].prompt_ids), metrics, tokens)
 
     def __enter__(self) -> "Answers":
         return self

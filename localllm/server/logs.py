@@ -140,7 +140,7 @@ def fields_of(scope: Scope, account: Account, status: int, seconds: float) -> di
     }
     if account.reasons:
         fields |= {
-            "prompt_tokens": sum(metrics.prompt_tokens for metrics in measured),
+            "prompt_tokens": account.prompt_tokens,
             "cached_tokens": sum(metrics.cached_tokens for metrics in measured),
             "output_tokens": account.output_tokens,
             "ttft": rounded(measured[0].ttft_s) if measured else None,

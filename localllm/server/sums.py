@@ -6,7 +6,7 @@ ones. The definitions of the times are those of `metrics.py`.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,7 +25,8 @@ WHOLES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 OTHER = "other"  # the route of what is not served
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
-Gauge = tuple[str, str, float]  # name, help, value
+Number = tuple[str, str, float]  # name, help, value
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
 class Sums:
@@ -57,14 +58,14 @@ class Sums:
         self.drafted = counter("draft_tokens", "Guesses that were verified.", "model")
         self.accepted = counter("accepted_tokens", "Of them, right.", "model")
 
-    def ended(self, model: str, why: str, metrics: Metrics | None, tokens: int) -> None:
+    def ended(self, model: str, why: str, prompt: int, metrics: Metrics | None, tokens: int) -> None:
         """An answer of an account."""
         self.answers.labels(model, why).inc()
+        self.prompt.labels(model).inc(prompt)
         if metrics is None:
             self.output.labels(model).inc(tokens)
             return
         for counter, count in (
-            (self.prompt, metrics.prompt_tokens),
             (self.cached, metrics.cached_tokens),
             (self.output, metrics.output_tokens),
             (self.drafted, metrics.draft_tokens),
@@ -95,13 +96,16 @@ class Sums:
     def collect(self) -> Iterator[Metric]:
         """What is now, and what engines and models count themselves."""
         loaded = list(self.models.loaded.values())
-        events = CounterMetricFamily("localllm_model_events", "Models loaded, unloaded ...", labels=["event"])
+        events = CounterMetricFamily(
+            "localllm_model_events", "What became of models: loaded, unloaded, resized, failed.", labels=["event"]
+        )
         for what, count in self.models.events.counts.items():
             events.add_metric([what], count)
         yield events
         yield GaugeMetricFamily("localllm_models_loaded", "Models in memory.", value=len(loaded))
         yield GaugeMetricFamily("localllm_models_loading", "Loads under way.", value=len(self.models.loads))
-        yield from of_each(loaded)
+        yield from of_each(loaded, gauges_of, GaugeMetricFamily)
+        yield from of_each(loaded, counters_of, CounterMetricFamily)
         free = GaugeMetricFamily("localllm_free_memory_bytes", "Free memory.", labels=["device"])
         for device in {"cpu"} | {one.llm.device for one in loaded}:
             free.add_metric([device], free_bytes(resolve_device(device)))
@@ -112,24 +116,31 @@ class Sums:
         return ()
 
 
-def of_each(loaded: Iterable[Loaded]) -> Iterator[Metric]:
-    """A gauge for every number, with a value for every model."""
-    families: dict[str, GaugeMetricFamily] = {}
+def of_each(
+    loaded: Iterable[Loaded], numbers: Callable[[Loaded], Iterator[Number]], kind: Family
+) -> Iterator[Metric]:
+    """A metric for every number, with a value for every model."""
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
     for one in loaded:
-        for name, text, value in gauges_of(one):
-            family = families.setdefault(name, GaugeMetricFamily(f"localllm_{name}", text, labels=["model"]))
+        for name, text, value in numbers(one):
+            family = families.setdefault(name, kind(f"localllm_{name}", text, labels=["model"]))
             family.add_metric([one.llm.name], value)
     yield from families.values()
 
 
-def gauges_of(one: Loaded) -> Iterator[Gauge]:
+def gauges_of(one: Loaded) -> Iterator[Number]:
     stats = one.llm.stats()
     yield "running", "Answers that bring tokens.", stats.running
     yield "waiting", "Answers that wait for their first step.", stats.waiting
     yield "kv_blocks", "Blocks of the cache.", stats.blocks
     yield "kv_blocks_used", "Of them, in use by answers.", stats.used_blocks
     yield "kv_blocks_cached", "Of them, kept for prompts that begin alike.", stats.cached_blocks
-    yield "kv_blocks_evicted", "Blocks whose content gave way since the model was loaded.", stats.evicted_blocks
-    yield "preemptions", "Answers put back since the model was loaded, to make room.", stats.preemptions
     yield "weight_bytes", "Memory of the weights.", one.llm.weight_bytes
     yield "context_tokens", "Room for prompt and answer.", one.llm.context
+
+
+def counters_of(one: Loaded) -> Iterator[Number]:
+    """Since the model was loaded."""
+    stats = one.llm.stats()
+    yield "kv_blocks_evicted", "Blocks of the cache whose content gave way.", stats.evicted_blocks
+    yield "preemptions", "Answers put back to make room.", stats.preemptions

@@ -55,6 +55,7 @@ def test_answers_are_added_up(url):
     assert found["kv_blocks", demo] > found["kv_blocks_used", demo] == 0
     assert found["running", demo] == found["waiting", demo] == 0
     assert found["models_loaded",] == 1
+    assert found["preemptions_total", demo] == found["kv_blocks_evicted_total", demo] == 0
 
 
 def test_an_answer_that_is_left_counts_with_what_it_had(url, demo):
@@ -71,6 +72,7 @@ def test_an_answer_that_is_left_counts_with_what_it_had(url, demo):
         time.sleep(0.02)
     assert left == 1
     assert 3 <= samples(url)["output_tokens_total", ("model", "demo")] < 900
+    assert samples(url)["prompt_tokens_total", ("model", "demo")] == len(demo.prepare(ASKED["prompt"]).prompt_ids)
 
 
 def test_strangers_make_no_new_labels(url):
