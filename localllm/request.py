@@ -139,6 +139,14 @@ def depth(content: Any) -> int:
     return levels
 
 
+class OutOfRange(UsageError):
+    """A field of SamplingParams: `name`."""
+
+    def __init__(self, name: str, message: str, remedy: str):
+        super().__init__(message, remedy)
+        self.name = name
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How the next token is drawn and when to stop.
@@ -219,7 +227,8 @@ class SamplingParams:
         self._check("temperature", number, 0, 1000)
         self._check("top_k", whole, 0, COUNT_LIMIT)
         if 0 < self.temperature < SMALLEST_TEMPERATURE:
-            raise UsageError(f"temperature is {self.temperature!r}", f"give 0, or at least {SMALLEST_TEMPERATURE}")
+            remedy = f"give 0, or at least {SMALLEST_TEMPERATURE}"
+            raise OutOfRange("temperature", f"temperature is {self.temperature!r}", remedy)
         self._check("top_p", number, 0, 1, above=True)
         self._check("min_p", number, 0, 1)
         self._check("repetition_penalty", number, 0.01, 100)
@@ -262,7 +271,8 @@ class SamplingParams:
             return
         if not _is_number(value, kinds, low, high) or (above and value == low):
             kind = "whole number" if kinds == (int,) else "number"
-            raise UsageError(
+            raise OutOfRange(
+                name,
                 f"{name} is {repr(value)[:60]}",
                 f"give a {kind} {'above' if above else 'from'} {low:,} to {high:,}",
             )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError
 
 from localllm.errors import UsageError
+from localllm.near import instead
 from localllm.request import depth
 
 MOST_NESTED = 256  # objects and lists; deeper ones end the stack of whoever walks through them later
@@ -81,7 +82,9 @@ def validated(kind: type[Model], fields: Mapping[str, Any], at: str = "") -> Mod
         param = ".".join(map(str, ([at] if at else []) + list(first["loc"])))
         match first["type"]:
             case "extra_forbidden":
-                raise BadField(param, f"{param} is not a field of this request", "leave it out") from None
+                known = [field.alias or name for name, field in kind.model_fields.items()]
+                remedy = instead(str(first["loc"][0]), known) if len(first["loc"]) == 1 else "leave it out"
+                raise BadField(param, f"{param} is not a field of this request", remedy) from None
             case "missing":
                 raise BadField(param, f"{param} is missing", "send it") from None
         wrong = first["msg"][:1].lower() + first["msg"][1:]

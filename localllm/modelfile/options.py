@@ -5,12 +5,12 @@ An option of another type than Ollama's, one that nobody knows, and one that wou
 is not there are refused by name. What only says how Ollama is to run a model is taken and has no effect.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from localllm.errors import UsageError
+from localllm.near import instead
 from localllm.request import SamplingParams
 
 Options = Mapping[str, Any]
@@ -50,9 +50,7 @@ def checked(options: Options) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
         if name not in KINDS:
-            near = difflib.get_close_matches(name, KINDS, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "leave it out"
-            raise UsageError(f'there is no option "{name[:80]}"', remedy)
+            raise UsageError(f'there is no option "{name[:80]}"', instead(name, KINDS))
         if value is not None:
             found[name] = _typed(name, value)
             if name in NEUTRAL and found[name] != NEUTRAL[name]:

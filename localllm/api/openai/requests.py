@@ -18,7 +18,7 @@ from localllm.api.body import BadField, validated
 from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
 from localllm.api.openai.messages import read_messages
 from localllm.api.openai.tool_use import read_tool_use
-from localllm.request import Grammar, GrammarKind, SamplingParams
+from localllm.request import Grammar, GrammarKind, OutOfRange, SamplingParams
 
 COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
 MOST_DIGITS = 10  # of a token's id
@@ -87,15 +87,14 @@ def _params(
     names += ("frequency_penalty", "seed", "ignore_eos")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
     limits.at_most(limits.STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
-    return replace(
-        defaults,
-        **given,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        logit_bias=_biases(asked.logit_bias or {}),
-        stop=_stop_strings(asked.stop),
-        stop_ids=tuple(asked.stop_token_ids or ()),
-    )
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(asked.logit_bias or {})}
+    given |= {"stop": _stop_strings(asked.stop), "stop_ids": tuple(asked.stop_token_ids or ())}
+    try:
+        return replace(defaults, **given)
+    except OutOfRange as error:
+        newer = error.name == "max_tokens" and getattr(asked, "max_completion_tokens", None) is not None
+        param = "max_completion_tokens" if newer else error.name
+        raise BadField(param, error.message, error.remedy) from None
 
 
 def _how_many(asked: CompletionBody, prompts: int) -> tuple[int, int | None]:

@@ -8,6 +8,7 @@ import pytest
 from localllm.api.body import BadField, parse
 from localllm.api.openai.bodies import ONLY, REFUSED, WITHOUT_EFFECT
 from localllm.api.openai.requests import read_chat, read_completion
+from localllm.api.openai.responses_api.requests import read_response
 from localllm.errors import UsageError
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
@@ -190,6 +191,23 @@ def test_values_beyond_their_range_are_refused() -> None:
     for fields in ({"temperature": 1e9}, {"seed": -1}, {"max_tokens": 10**30}, {"stop": ""}, {"top_p": 0}):
         with pytest.raises(UsageError, match=next(iter(fields)).split("_")[0]):
             chat(**fields)
+
+
+def test_values_beyond_their_range_name_their_field_as_it_was_called() -> None:
+    for name in ("temperature", "top_p", "max_tokens", "max_completion_tokens"):
+        with pytest.raises(BadField) as caught:
+            chat(**{name: -1})
+        assert caught.value.param == name
+    with pytest.raises(BadField) as caught:
+        read_response({"model": "demo", "input": "Hello", "max_output_tokens": -1}, OWN)
+    assert caught.value.param == "max_output_tokens"
+
+
+def test_a_slip_of_the_pen_gets_the_field_that_was_meant() -> None:
+    with pytest.raises(BadField, match=r"temprature is not a field of this request; did you mean temperature\?"):
+        chat(temprature=1)
+    with pytest.raises(BadField, match="wings is not a field of this request; leave it out"):
+        chat(wings=2)
 
 
 def test_tools_are_given_as_they_were_sent_and_none_calls_no_tool() -> None:
