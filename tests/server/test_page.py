@@ -1,5 +1,6 @@
 """The page at /ui in a real browser, talking with a real model."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from localllm import LLM
 from localllm.metrics import percentile
+from localllm.server.access import Access
 from tests.server.conftest import serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -355,13 +357,29 @@ def test_a_server_that_is_busy_or_asks_for_a_key_is_asked_again(page):
     page.route("**/v1/chat/completions", answer)
     send(page, "Hello")
     expect(page.locator(".trouble")).to_contain_text("512 requests wait Asking again in 1 s.")
-    expect(page.locator("#key")).to_be_visible()
+    expect(page.locator("#key")).to_contain_text("The server asks for a key")
     page.fill("#key-text", "secret")
     page.keyboard.press("Enter")
     with page.expect_request("**/v1/chat/completions") as sent:
         page.get_by_role("button", name="Try again").click()
     assert sent.value.headers["authorization"] == "Bearer secret"
     assert ended(page)["ended"] == "stop"
+
+
+def test_a_wrong_key_is_told_and_the_right_one_is_taken(browser: Browser, demo: LLM):
+    with (
+        browser.new_context() as context,
+        serving(demo, Access(keys=frozenset([hashlib.sha256(b"right").digest()]))) as url,
+    ):
+        page = context.new_page()
+        page.goto(f"{url}/ui")
+        expect(page.locator("#key-title")).to_have_text("The server asks for a key")
+        for key, then in (("wrong", "The server does not take this key"), ("right", "")):
+            page.fill("#key-text", key)
+            page.keyboard.press("Enter")
+            if then:
+                expect(page.locator("#key-title")).to_have_text(then)
+        expect(page.locator("#model")).to_have_value("demo")
 
 
 def test_a_server_that_is_gone_is_told_in_words(browser: Browser, demo: LLM):

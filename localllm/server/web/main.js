@@ -12,7 +12,7 @@ import { conversations, forget, keep, keepKey, NotKept, prefer, preference } fro
 import { help, listen } from "./keys.js";
 import { Palette } from "./palette.js";
 import { bodyOf, Senseless, SETTINGS } from "./request.js";
-import { models } from "./server.js";
+import { models, wantsKey } from "./server.js";
 import { Settings } from "./settings.js";
 import * as sides from "./sides.js";
 import { Strip } from "./strip.js";
@@ -53,7 +53,7 @@ const commands = [
   { name: "Save Markdown", run: () => exportAs("md") },
   { name: "Save JSON", run: () => exportAs("json") },
   { name: "Delete this chat", run: () => remove(shown) },
-  { name: "Key of the server", run: askKey },
+  { name: "Key of the server", run: () => askKey() },
 ];
 
 function fresh() {
@@ -147,7 +147,7 @@ async function answer(chat, place, body) {
     keptStill(chat);
     refresh();
   }
-  if (refusal?.status === 401) askKey();
+  if (refusal?.status === 401) askKey(wantsKey());
 }
 
 /** As `kept`, unless it was deleted meanwhile. */
@@ -209,7 +209,8 @@ function exportAs(end) {
   exported.save(exported.fileName(shown, end), text, kind);
 }
 
-function askKey() {
+function askKey(why = "Key of the server") {
+  byId("key-title").textContent = why;
   byId("key").showModal();
 }
 
@@ -220,7 +221,7 @@ async function offer() {
     offered = await models();
     settings.offer(offered);
   } catch (refusal) {
-    if (refusal.status === 401) askKey();
+    if (refusal.status === 401) askKey(wantsKey());
     else if (refusal.status) say(refusal.message);
   }
 }
@@ -240,7 +241,7 @@ byId("reset").addEventListener("click", () => {
   settings.show(shown.settings);
   settings.read();
 });
-byId("ask-key").addEventListener("click", askKey);
+byId("ask-key").addEventListener("click", () => askKey());
 byId("key").addEventListener("close", () => {
   if (byId("key").returnValue === "keep") keepKey(byId("key-text").value);
   byId("key-text").value = "";

@@ -56,9 +56,12 @@ async function ask(path, options = {}) {
   throw refused(told.error ?? {}, response.status, response.headers.get("Retry-After"));
 }
 
+/** What a server wants that refuses the key that is kept, or that there is none. */
+export const wantsKey = () => (key() ? "The server does not take this key" : "The server asks for a key");
+
 function refused(error, status, after) {
   const message = error.message ?? `The server answered with status ${status}.`;
-  if (status === 401) return new Refusal("The server asks for a key.", status);
+  if (status === 401) return new Refusal(`${wantsKey()}.`, status);
   if (BUSY.includes(status)) return new Refusal(`The server is busy: ${message}`, status, Number(after) || USUAL_WAIT);
   if (error.code === "context_length_exceeded") {
     const [prompt, context] = [error.n_prompt_tokens, error.n_ctx].map((count) => count.toLocaleString("en"));
