@@ -22,6 +22,7 @@ from localllm.hub.names import RepoName, is_path, known_as, parse, repo_of
 from localllm.hub.resolve import model_in_cache, resolve
 from localllm.hub.store import cached_models
 from localllm.modelfile.edition import to_json
+from localllm.modelfile.options import sampling
 from localllm.modelfile.parse import written
 from localllm.quality.report import Quality, as_dict, read
 from localllm.quantize.store import Kept, kept, kept_of, place
@@ -103,6 +104,9 @@ def show(model: options.ModelName, quant: options.OfQuant = None, as_json: optio
     if entry.fault:
         raise entry.fault
     edition = edition_of(entry.name)
+    if edition and entry.facts:
+        drawn = sampling(edition.parameters, entry.facts.sampling)
+        entry = dataclasses.replace(entry, facts=dataclasses.replace(entry.facts, sampling=drawn))
     if as_json:
         told = _as_json(entry) | {"edition": to_json(edition) if edition else None}
         out.write(json.dumps(told, indent=1) + "\n")
@@ -237,7 +241,7 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
         ("context", f"{entry.context} tokens" if entry.context else "-"),
     ]
     if facts := entry.facts:
-        sampling = _sampling(facts)
+        drawn = _sampling(facts)
         rows += [
             ("architecture", facts.architecture),
             ("hidden size", str(facts.hidden_size)),
@@ -251,7 +255,7 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
             ("quantization", facts.quantization or "none"),
             *([("does not run", str(facts.refused))] if facts.refused else []),
             ("chat template", ", ".join(facts.chat_templates) or f"none: it {without_chat(facts)}"),
-            ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
+            ("sampling", " ".join(f"{name}={value}" for name, value in drawn.items()) or "-"),
         ]
     elif entry.repo:
         size = [("download", units.rough_size(entry.download_bytes))] if entry.download_bytes else []

@@ -24,7 +24,9 @@ def test_an_edition_is_made_run_shown_copied_and_removed(tmp_path, real):
     assert real("run", "tom", "Hi")[1] == said
     assert {"mycat", "tom"} <= {model["name"] for model in json.loads(real("list", "--json")[1])}
     assert 'FROM demo\nSYSTEM """You are a cat."""\nPARAMETER temperature 0' in real("show", "tom")[1]
-    assert json.loads(real("show", "tom", "--json")[1])["edition"]["system"] == "You are a cat."
+    shown = json.loads(real("show", "tom", "--json")[1])
+    assert shown["edition"]["system"] == "You are a cat."
+    assert shown["sampling"]["temperature"] == 0.0
     assert real("rm", "tom", "mycat:latest")[0] == 0
     assert real("run", "tom", "Hi")[0] == 8
 
