@@ -26,8 +26,8 @@ CLIENT_CLOSED = 499  # nobody reads it; the logs of other servers have the numbe
 class NoSuchRoute(LocalLLMError):
     """A path or a method that is not served. `http_status` as the router has it."""
 
-    def __init__(self, message: str, http_status: int):
-        super().__init__(message)
+    def __init__(self, message: str, remedy: str, http_status: int):
+        super().__init__(message, remedy)
         self.http_status = http_status
 
 
@@ -74,8 +74,12 @@ async def refused(request: Request, error: Any) -> Response:
 
 
 async def not_routed(request: Request, error: Any) -> Response:
-    what = f"{request.method} {request.url.path} is not served here"
-    return answer_of(NoSuchRoute(what, error.status_code), request.url.path, error.headers)
+    path = request.url.path
+    if allowed := (error.headers or {}).get("Allow"):
+        what, remedy = f"{path} does not take {request.method}", f"send {allowed}"
+    else:
+        what, remedy = f"{request.method} {path} is not served here", "GET /openapi.json lists what is"
+    return answer_of(NoSuchRoute(what, remedy, error.status_code), path, error.headers)
 
 
 async def left(_: Request, error: Any) -> Response:

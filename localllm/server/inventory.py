@@ -15,6 +15,7 @@ from localllm.hub.made import edition_of, made_files
 from localllm.hub.names import is_path, known_as
 from localllm.hub.resolve import resolve
 from localllm.modelfile.edition import Edition
+from localllm.server.names import check_known
 from localllm.text.infill import marks_of
 from localllm.text.tokenizer import Tokenizer
 
@@ -79,6 +80,8 @@ class Inventory:
         try:
             if name not in self.given and is_path(name) and edition_of(name) is None:
                 raise ModelNotFound("it is a path", "ask for a name that the server lists")
+            if name not in self.given:
+                check_known(name)
             return resolve(self.given.get(name, name)).path
         except ModelNotFound as error:
             raise ModelNotFound(f"model '{asked}' not found", error.remedy) from error

@@ -26,6 +26,7 @@ from localllm.llm import LLM
 from localllm.modelfile.edition import Edition
 from localllm.server.events import Events
 from localllm.server.lease import Lease, Loaded
+from localllm.server.names import check_known
 from localllm.server.threads import in_thread
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class Models:
             return edition.source
         if name.startswith(PATHS):  # `parse` would advise to give one
             raise ModelNotFound(f"{name!r} is a path", "ask for one of the names that the server lists")
+        check_known(name)
         resolve(name, paths=False)  # says the same whether or not there is a file of that name
         if is_path(name):
             raise ModelNotFound(f"{name!r} is a path, too", "ask for one of those that the server lists")

@@ -314,6 +314,8 @@ def test_paths_and_names_that_nobody_knows_are_not_loaded():
                 await models.lease(name)
         with pytest.raises(ModelNotFound, match="is a path; ask for one of the names"):
             await models.lease("../models")
+        with pytest.raises(ModelNotFound, match=r"demoo; did you mean demo\? GET /v1/models lists the names"):
+            await models.lease("demoo")
         assert not loads.begun
 
     in_loop(scenario)
