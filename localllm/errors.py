@@ -2,6 +2,7 @@
 
     LocalLLMError            exit 1   500   a fault of ours
     ├── UsageError           exit 2   400   an option or a request that makes no sense
+    ├── PromptRefused        exit 2   400   the same of a prompt, some of whose words it may have
     ├── DoesNotFit           exit 3   507   not enough memory for the weights or the context
     ├── DiskFull             exit 3   507   not enough room on the disk for a download
     ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
@@ -38,6 +39,10 @@ class UsageError(LocalLLMError):
 
     exit_code = 2
     http_status = 400
+
+
+class PromptRefused(UsageError):
+    """Its message may have words of the prompt: whoever sent them is told, and no log."""
 
 
 class DoesNotFit(LocalLLMError):

@@ -32,6 +32,8 @@ class Account:
     reasons: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
+    error: str | None = None
+    """What the client was told went wrong."""
 
     def ended(self, model: str, why: str, prompt: int, metrics: Metrics | None = None, tokens: int = 0) -> None:
         """prompt: its tokens; tokens: of an answer without measurements, as it was left."""

@@ -136,6 +136,7 @@ def fields_of(scope: Scope, account: Account, status: int, seconds: float) -> di
         "path": scope["path"][:LONGEST],
         "status": status,
         "seconds": round(seconds, 4),
+        "error": account.error and account.error[:LONGEST],
         "model": account.model,
     }
     if account.reasons:

@@ -7,12 +7,17 @@ from starlette.responses import JSONResponse
 
 from localllm.api.anthropic import responses as anthropic
 from localllm.api.openai.responses import error_object
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, PromptRefused
+from localllm.server.account import current
 from localllm.wire import error_to_json
 
 
 def answer_of(error: LocalLLMError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """With Retry-After where the error knows when to ask again."""
+    """With Retry-After where the error knows when to ask again. The account of the request has it, too,
+    unless it is a fault of ours, or may have words of a prompt."""
+    account = current()
+    if account and 400 <= error.http_status < 500 and not isinstance(error, PromptRefused):
+        account.error = str(error)
     found = dict(headers or {})
     if after := getattr(error, "retry_after", None):
         found["Retry-After"] = str(after)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from localllm.errors import DamagedModel, LocalLLMError, UsageError
+from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, UsageError
 from localllm.text.control import Literals, RenderedChat, unused_characters
 from localllm.text.messages import with_arguments
 from localllm.text.sandbox import Sandbox
@@ -129,7 +129,7 @@ class ChatTemplate:
         if outcome == "refused":
             system = any(message.get("role") == "system" for message in messages)
             remedy = "it may know no system prompt: say it in the first question" if system else None
-            raise UsageError(f"the chat template refuses this conversation: {chat.text}", remedy)
+            raise PromptRefused(f"the chat template refuses this conversation: {chat.text}", remedy)
         raise self._fault(outcome, chat.text)
 
     def arguments(

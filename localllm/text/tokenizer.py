@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel, UsageError
+from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, UnsupportedModel, UsageError
 from localllm.files import TOKENIZER_FILES
 from localllm.text.control import RenderedChat
 from localllm.text.ends import ends_of_turn
@@ -179,7 +179,7 @@ class Tokenizer:
             words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
             ids = [token.id for word in words for token in self._backend.model.tokenize(word)]
         if not self._added.keys().isdisjoint(ids):
-            raise UsageError(f"this model's tokenizer cannot write {text!r} as text", "leave it out")
+            raise PromptRefused(f"this model's tokenizer cannot write {text!r} as text", "leave it out")
         return self._checked(ids)
 
     def _checked(self, ids: list[int]) -> list[int]:

@@ -19,6 +19,8 @@ from tests.server.conftest import refuse_to_load, serving
 
 SECRET = "the prompt that nobody must read"
 
+ODD = [{"role": "assistant", "content": SECRET}, {"role": "tool", "content": SECRET, "tool_call_id": "x"}]
+
 
 @pytest.fixture
 def lines(caplog):
@@ -54,12 +56,25 @@ def test_prompts_are_in_it_where_that_was_asked_for(demo, lines):
     assert SECRET in lines()[0]
 
 
+def test_a_refusal_that_has_words_of_the_prompt_is_not_in_it(demo, lines):
+    with serving(demo) as url:
+        answer = httpx2.post(f"{url}/v1/chat/completions", json={"model": "demo", "messages": ODD})
+    assert answer.status_code == 400 and "the chat template refuses" in answer.json()["error"]["message"]
+    assert "status=400" in lines()[0] and "error=" not in lines()[0]
+
+
 def test_requests_that_are_refused_or_not_routed_have_their_lines(demo, lines):
     with serving(demo) as url:
         httpx2.get(f"{url}/nowhere")
         httpx2.get(f"{url}/health", headers={"Host": "example.org"})
         httpx2.post(f"{url}/v1/completions", json={"model": "gpt-5", "prompt": "x"})
-    assert [json.loads(line)["status"] for line in lines(Format.JSON)] == [404, 403, 404]
+        httpx2.post(f"{url}/v1/completions", json={"model": "demo", "prompt": SECRET, 'x" status=200\n': 1})
+    found = [json.loads(line) for line in lines(Format.JSON)]
+    assert [line["status"] for line in found] == [404, 403, 404, 400]
+    assert found[0]["error"] == "GET /nowhere is not served here; GET /openapi.json lists what is"
+    assert found[2]["error"].startswith("no model is called gpt-5")
+    assert r'error="x\" status=200\n is not a field' in lines()[3] and lines()[3].isprintable()
+    assert SECRET not in "".join(lines())
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_the_error_says_what_was_wrong(template_of: Any):
             template_of(source).render(MESSAGES)
         return f"{type(caught.value).__name__}: {caught.value}"
 
-    assert "UsageError: the chat template refuses this conversation: only users" in error(
+    assert "PromptRefused: the chat template refuses this conversation: only users" in error(
         "{{ raise_exception('only users') }}"
     )
     assert "UsageError: the chat template cannot render this conversation (UndefinedError" in error("{{ a.b.c }}")
