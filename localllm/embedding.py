@@ -84,7 +84,9 @@ class Reads:
             return ids, 0
         if not truncate:
             more = f"give --context {len(ids)}" if len(ids) <= self.longest else f"the model reads {self.longest}"
-            raise ContextOverflow(len(ids), self.context, f"{more}; cut the text, or allow that it is truncated")
+            raise ContextOverflow(
+                len(ids), self.context, f"{more}; cut the text, or allow that it is truncated (--truncate)"
+            )
         last = ids[-1:] if ids[-1] in self.tokenizer.special_ids else []
         return ids[: self.context - len(last)] + last, over
 

@@ -106,7 +106,8 @@ class NetworkError(LocalLLMError):
 
 
 class AccessDenied(LocalLLMError):
-    """The hub wants a login, or that its page of the model is visited and terms are accepted."""
+    """The hub wants a login, or that its page of the model is visited and terms are accepted; a server of localllm
+    wants a key."""
 
     exit_code = 8
     http_status = 403

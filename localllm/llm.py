@@ -318,7 +318,9 @@ class LLM:
             return self.tokenizer.encode(prompt)
         if is_messages(prompt):
             if self.template is None:
-                raise UsageError(f"{self.name} has no chat template", "give the prompt as text, or --raw")
+                raise UsageError(
+                    f"{self.name} has no chat template", "give the prompt as text: --raw, or /v1/completions"
+                )
             said = list(cast(ListLike[Message], prompt))
             said = self.edition.before(said) if self.edition and alone else said
             messages = [checked(message) for message in said]

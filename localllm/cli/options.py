@@ -31,6 +31,8 @@ Server = Annotated[
     option(text="Ask this server, which loads the model if need be: HOST:PORT or a URL.", metavar="URL"),
 ]
 
+Running = Annotated[str | None, option("--server", text="The server: HOST:PORT or a URL.", metavar="URL")]
+
 Quant = Annotated[
     str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
 ]

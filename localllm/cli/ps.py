@@ -11,7 +11,7 @@ from localllm.client.server import Server, checked
 from localllm.units import seconds, size
 
 
-def ps(server: options.Server = None, as_json: options.Json = False) -> None:
+def ps(server: options.Running = None, as_json: options.Json = False) -> None:
     """List the models that a running server has loaded.
 
     UNTIL is when one is unloaded if nobody asks it; KV is how much of its cache answers use.
@@ -30,7 +30,7 @@ def ps(server: options.Server = None, as_json: options.Json = False) -> None:
     out.write(report.table([header, *rows]) + "\n")
 
 
-def stop(model: options.ModelName, server: options.Server = None) -> None:
+def stop(model: options.ModelName, server: options.Running = None) -> None:
     """Unload a model of a running server.
 
     MODEL is a name of `localllm ps`. Answers under way end first.

@@ -19,6 +19,7 @@ from localllm.cli.commands import Session, execute, unquote
 from localllm.cli.io import AnswerWriter, note
 from localllm.cli.model import Model
 from localllm.cli.report import metrics_block
+from localllm.client.model import ServedModel
 from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.request import FinishReason, SamplingParams
 from localllm.settings import Settings
@@ -39,7 +40,8 @@ def converse(
     home = Settings.from_environment().home
     session = Session(llm, Chat(llm, params, system, template_arguments), home / "chats", verbose)
     read = line_editor(home)
-    note(f"{llm.name} on {llm.device} in {llm.dtype}, context {llm.context} tokens")
+    at = f", at {llm.server.url}" if isinstance(llm, ServedModel) else ""
+    note(f"{llm.name} on {llm.device} in {llm.dtype}, context {llm.context} tokens{at}")
     if not llm.has_chat_template:
         note(f"note: {llm.name} has no chat template: it continues the text of this conversation")
     while True:

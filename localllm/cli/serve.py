@@ -1,4 +1,4 @@
-"""`localllm serve`: models behind an HTTP endpoint that speaks OpenAI's API."""
+"""`localllm serve`: models behind an HTTP endpoint that speaks the APIs of OpenAI, Ollama and Anthropic."""
 
 import math
 import os
@@ -73,7 +73,7 @@ def serve(
     log_prompts: Annotated[bool, options.switch("--log-prompts", text="Log what is asked, too.")] = False,
     verbose: Annotated[bool, options.switch("--verbose", text="Tell what loading takes.")] = False,
 ) -> None:
-    """Answer programs over HTTP, as OpenAI's API does.
+    """Answer programs over HTTP, as OpenAI, Ollama and Anthropic do.
 
     Each MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; one that is
     not on this machine is pulled first. These are loaded before the server listens, and stay. All others that
@@ -109,7 +109,11 @@ def serve(
         for model in models or []:
             served.give(load(model, None), model)
         app = create_app(served, access, with_prompts=log_prompts)
-        server = Server(app, listener, note, served.close, served.abandon, tls=tls)
+        names = [loaded.name for loaded in served.loaded.values()]
+        remark = (
+            note if log_format == Format.TEXT else (lambda words: None)
+        )  # who asks for JSON reads it by program
+        server = Server(app, listener, note, served.close, served.abandon, remark=remark, names=names, tls=tls)
         set_up(Format(log_format))
         server.run()
         if served.left_behind:

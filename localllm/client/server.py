@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from localllm.client.http import Answer, Connection
-from localllm.errors import LocalLLMError, UsageError
+from localllm.errors import AccessDenied, LocalLLMError, UsageError
 from localllm.settings import Settings
 from localllm.wire import NAME, error_from_json
 
@@ -68,10 +68,16 @@ class Server:
         try:
             answer = self.connection.ask("POST" if content else "GET", path, self.headers, content, within)
         except OSError as error:
+            if unproven := getattr(error, "verify_message", ""):  # of ssl's, which is not imported for its name
+                remedy = "name its certificate, or whose signed it, in SSL_CERT_FILE"
+                raise NoServer(f"the certificate of {self.url} is not trusted ({unproven})", remedy) from None
             why = error.strerror or str(error) or type(error).__name__
             raise NoServer(f"no server of localllm answers at {self.url} ({why})", START) from None
         if answer.status != 200:
-            raise refusal(b"".join(self.pieces(answer.pieces())), self.url)
+            error = refusal(b"".join(self.pieces(answer.pieces())), self.url)
+            if answer.status == 401 and not isinstance(error, OtherServer):
+                raise AccessDenied(error.message, "give one of its keys in LOCALLLM_API_KEY")
+            raise error
         return answer
 
     def pieces(self, come: Iterator[bytes]) -> Iterator[bytes]:

@@ -31,6 +31,7 @@ from localllm.server.threads import in_thread
 T = TypeVar("T")
 
 KEEP_ALIVE = 300.0  # seconds
+PATHS = ("/", "./", "../", "~")
 
 Load = Callable[[str, int | None], LLM | Embedder]
 """By name, with a context or as much as fits. Raises LocalLLMError."""
@@ -75,6 +76,8 @@ class Models:
         name = known_as(name)
         if edition := edition_of(name):
             return edition.source
+        if name.startswith(PATHS):  # `parse` would advise to give one
+            raise ModelNotFound(f"{name!r} is a path", "ask for one of the names that the server lists")
         resolve(name, paths=False)  # says the same whether or not there is a file of that name
         if is_path(name):
             raise ModelNotFound(f"{name!r} is a path, too", "ask for one of those that the server lists")

@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -38,11 +38,14 @@ class Server(uvicorn.Server):
         end: Callable[[], Awaitable[None]],
         abandon: Callable[[], object] = lambda: None,
         *,
+        remark: Callable[[str], object] = lambda words: None,
+        names: Sequence[str] = (),
         limits: Limits = Limits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
     ):
         """listener: as `bind` gives it; say: is told where it listens, once it does; end: is awaited once all
-        answers have ended; abandon: is called when answers under way have no time left, also those that wait."""
+        answers have ended; abandon: is called when answers under way have no time left, also those that wait;
+        remark: is told what else a person may want to know; names: of models that are loaded."""
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -61,6 +64,8 @@ class Server(uvicorn.Server):
         self.tls = tls
         self.listener = listener
         self.say = say
+        self.remark = remark
+        self.names = names
         self.end = end
         self.abandon = abandon
 
@@ -77,7 +82,9 @@ class Server(uvicorn.Server):
         self.listener.listen(BACKLOG)  # which asyncio takes for the number that it accepts in one go
         self.servers = [listening]
         self.started = True
-        self.say(f"listening on {address(self.listener, 'https' if self.tls else 'http')}")
+        url = address(self.listener, "https" if self.tls else "http")
+        self.say(f"listening on {url}")
+        self.remark(f"{', '.join(self.names) or 'no model'} loaded; a page to chat is at {url}/ui")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -105,6 +112,8 @@ class Server(uvicorn.Server):
             self.abandon()
             return
         self.should_exit = True
+        if answers := len(self.server_state.tasks):
+            self.remark(f"{answers} under way have {DRAIN_S} s to end; the next Ctrl-C or SIGTERM breaks them off")
         asyncio.get_running_loop().call_later(DRAIN_S, self.leave)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
 import pytest
+
+from tests.cli.test_terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow  # twenty processes, half of which import torch
@@ -258,3 +261,12 @@ def test_a_server_of_another_version_is_told_as_such(words, localllm):
         done = localllm(*words, host=f"127.0.0.1:{listener.getsockname()[1]}")
     assert (done.returncode, done.stdout) == (1, "")
     assert "is of another version of localllm; update the older" in done.stderr
+
+
+def test_a_conversation_says_which_server_hears_it(url):
+    chat = Terminal("run", "demo", program=(sys.executable, "-m", "localllm"), LOCALLLM_HOST=url)
+    with closing(chat):
+        chat.see(f"at {url}")
+        chat.see(">>> ")
+        chat.type("\x04")
+        assert chat.leave() == 0

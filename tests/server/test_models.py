@@ -288,6 +288,8 @@ def test_paths_and_names_that_nobody_knows_are_not_loaded():
         for name in (STORIES, "../models", "/etc", "no-such", "a/b/c/d", "", "\x00", "x" * 5000):
             with pytest.raises(ModelNotFound):
                 await models.lease(name)
+        with pytest.raises(ModelNotFound, match="is a path; ask for one of the names"):
+            await models.lease("../models")
         assert not loads.begun
 
     in_loop(scenario)

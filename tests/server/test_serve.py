@@ -58,7 +58,10 @@ def test_sigterm_lets_an_answer_end_and_takes_no_new_one(process):
         chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert process.wait(10) == 0
-    assert [what(line) for line in process.stderr] == ["request", "request", "unloaded"]
+    welcome, asked, waits, *log = process.stderr
+    assert welcome == f"demo loaded; a page to chat is at {url}/ui\n"
+    assert waits == "1 under way have 30 s to end; the next Ctrl-C or SIGTERM breaks them off\n"
+    assert [what(line) for line in (asked, *log)] == ["request", "request", "unloaded"]
 
 
 def what(line):
@@ -77,4 +80,4 @@ def test_a_second_signal_breaks_off_what_a_slow_reader_holds_up(process):
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
-    assert [what(line) for line in process.stderr] == ["request", "unloaded"]
+    assert [what(line) for line in process.stderr if "event=" in line] == ["request", "unloaded"]

@@ -1,0 +1,41 @@
+"""What keeps a server from answering its own client is told with the way out."""
+
+import subprocess
+from contextlib import closing
+
+import pytest
+
+from localllm.client.server import NoServer, Server
+from localllm.errors import AccessDenied
+from localllm.server.access_flags import tls_of
+from tests.server.attacks.wire import KEY, wide
+from tests.server.conftest import serving
+
+
+def test_a_missing_key_is_told_with_the_variable_that_takes_one(demo, monkeypatch):
+    monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
+    with serving(demo, wide(keys=(KEY,))) as url:
+        with pytest.raises(AccessDenied, match="asks for a key; give one of its keys in LOCALLLM_API_KEY"):
+            ask(url)
+        monkeypatch.setenv("LOCALLLM_API_KEY", KEY)
+        assert [model["name"] for model in ask(url)["models"]] == ["demo"]
+
+
+def test_a_certificate_that_nobody_vouches_for_is_told_with_the_variable_that_names_it(
+    demo, tmp_path, monkeypatch
+):
+    made, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made]
+    subprocess.run(command, check=True, capture_output=True)
+    with serving(demo, wide(keys=(KEY,), tls=tls_of(str(made), str(key)))) as url:
+        monkeypatch.setenv("LOCALLLM_API_KEY", KEY)
+        with pytest.raises(NoServer, match=r"is not trusted .* SSL_CERT_FILE"):
+            ask(url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(made))
+        assert ask(url)["server"] == "localllm"
+
+
+def ask(url):
+    with closing(Server(url)) as server:
+        return server.ask("/localllm/ps")
