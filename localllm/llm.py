@@ -6,7 +6,6 @@ print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 
 import contextlib
 import copy
-import math
 import secrets
 import sys
 import time
@@ -191,7 +190,7 @@ class LLM:
         """For work that nobody waits for token by token: any number of requests may wait, and steps are as large
         as is fastest for all together."""
         self.worker.most_waiting = sys.maxsize
-        self.worker.engine.chunk.patience_s = math.inf
+        self.worker.engine.chunk.unhurried()
 
     @property
     def has_chat_template(self) -> bool:

@@ -29,6 +29,7 @@ def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> 
             running, parts = [states[place] for place, _ in work], [list(part) for _, part in work]
             batch = Batch.of(running, parts, [], engine.runner.device, engine.pool.drain_copies())
             rows = engine.runner.hidden(batch).split([len(part) for part in parts])
+            engine.untimed()
             for (place, _), x in zip(work, rows, strict=True):
                 kept[place] = pool.gathered(kept[place], x)
             if any(state.length < len(text) for state, text in zip(states, texts, strict=True)):
@@ -47,8 +48,9 @@ def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> 
 
 def budget_of(engine: Engine) -> int:
     """Tokens of a piece: as few as those who wait for an answer meanwhile have patience for."""
-    waited_for = engine.scheduler.running and not engine.runner.asynchronous
-    return engine.chunk.budget() if waited_for else engine.scheduler.token_budget
+    if engine.runner.asynchronous or not engine.scheduler.running:
+        return engine.scheduler.token_budget
+    return engine.chunk.size(streaming=engine.scheduler.streaming > 0)
 
 
 def next_piece(
