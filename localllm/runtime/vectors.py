@@ -18,10 +18,10 @@ TokenIds = Sequence[int]
 def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> Generator[Tensor | None]:
     """None after each piece of the token budget but for the last: then [texts, hidden] float32 of length one.
 
-    Raises OutOfBlocks where the cache has no room for the tokens beside those of others.
+    Where the engine has other caches meanwhile, they begin anew. Raises OutOfBlocks where the cache has no room for
+    the tokens beside those of others.
     """
-    states = [SequenceState(engine.pool) for _ in texts]
-    kept: list[Tensor | None] = [None] * len(texts)
+    held, states, kept = engine.pool, *begun(engine, texts)
     try:
         while work := next_piece(texts, states, budget_of(engine)):
             for place, part in work:
@@ -34,6 +34,8 @@ def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> 
                 kept[place] = pool.gathered(kept[place], x)
             if any(state.length < len(text) for state, text in zip(states, texts, strict=True)):
                 yield None
+            if engine.pool is not held:  # with its caches, in which the pieces until now were
+                held, states, kept = engine.pool, *begun(engine, texts)
         sums = [x for x in kept if x is not None]
         yield pool.finished(torch.stack([pool.shared(x, len(ids)) for x, ids in zip(sums, texts, strict=True)]))
     except OutOfBlocks:
@@ -44,6 +46,11 @@ def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> 
     finally:
         for state in states:
             state.free()
+
+
+def begun(engine: Engine, texts: Sequence[TokenIds]) -> tuple[list[SequenceState], list[Tensor | None]]:
+    """Of each text nothing computed yet."""
+    return [SequenceState(engine.pool) for _ in texts], [None] * len(texts)
 
 
 def budget_of(engine: Engine) -> int:
