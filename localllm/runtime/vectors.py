@@ -18,8 +18,8 @@ TokenIds = Sequence[int]
 def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> Generator[Tensor | None]:
     """None after each piece of the token budget but for the last: then [texts, hidden] float32 of length one.
 
-    Where the engine has other caches meanwhile, they begin anew. Raises OutOfBlocks where the cache has no room for
-    the tokens beside those of others.
+    Where the engine has other caches meanwhile, they begin anew. Raises OutOfBlocks where the cache has no room
+    for the tokens beside those of others.
     """
     held, states, kept = engine.pool, *begun(engine, texts)
     try:
