@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+from threading import Thread
 from typing import Any
 
 import httpx2
@@ -77,6 +78,7 @@ def server(model: str, *flags: str) -> Iterator[tuple[str, psutil.Process]]:
         try:
             for line in process.stderr:
                 if found := re.search(r"listening on (\S+)", line):
+                    Thread(target=process.stderr.read, daemon=True).start()  # else its log would fill the pipe
                     yield found[1], psutil.Process(process.pid)
                     break
             else:

@@ -4,9 +4,7 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
-import contextlib
 import copy
-import math
 import secrets
 import sys
 import time
@@ -17,28 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
-from numpy import ndarray
 from torch import Tensor
 
 from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
-from localllm.arch.pooling import Pooling
 from localllm.device import dtype_name
-from localllm.embedding import (
-    Embeddings,
-    Input,
-    Reads,
-    batches,
-    check_dimensions,
-    check_wanted,
-    in_order,
-    never,
-    prefix_of,
-    shortened,
-)
-from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, LocalLLMError, UsageError
+from localllm.embedding import Embeddings, Input, Reads, never
+from localllm.errors import ContextOverflow, DoesNotFit, UsageError
+from localllm.hidden import Pooled, embeddings
 from localllm.hub.resolve import ModelRef
 from localllm.metrics import EngineStats, Metrics, Stopwatch
 from localllm.modelfile.edition import Edition
@@ -46,6 +32,7 @@ from localllm.modelfile.options import sampling
 from localllm.plan import expected, runs
 from localllm.plan.memory import Memory
 from localllm.plan.runs import Run
+from localllm.prompts import Prompt, Prompts, is_messages
 from localllm.request import (
     SEED_BITS,
     Completion,
@@ -54,40 +41,24 @@ from localllm.request import (
     Request,
     SamplingParams,
     ToolUse,
-    token_ids_of,
+    whole,
 )
 from localllm.room import Rooms
 from localllm.runtime.kernels.registry import used
-from localllm.runtime.pooling import Pool
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.state import OutOfBlocks
-from localllm.runtime.vectors import vectors_in_pieces
-from localllm.text.ends import ends_of_turn
 from localllm.text.grammar.compiled import Grammars
-from localllm.text.grammar.functions import calling, calling_of, without_strict
-from localllm.text.messages import Message, checked
+from localllm.text.grammar.functions import calling, calling_of
+from localllm.text.messages import Message
 from localllm.text.output.delta import PlainRouter, Router
 from localllm.text.output.formats import OutputFormat
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
+from localllm.voice import Voices
 from localllm.worker import Deliver, Stream, Worker
 
 PROMPT_TAIL = 16  # tokens
-MOST_VOICES = 8  # templates beside the model's own whose grammars are kept
-
-Pooled = Literal["last", "mean"]
-Prompt = str | ListLike[int] | ListLike[Message]
-
-
-@dataclass(frozen=True)
-class Voice:
-    """What a chat template decides: how conversations are written, and how answers are read."""
-
-    template: ChatTemplate
-    output: OutputFormat
-    grammars: Grammars
-    eos_ids: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -132,7 +103,7 @@ class LLM:
         self.output = output
         self.grammars = grammars
         self.worker = worker
-        self.memory = memory
+        self.planned = memory
         self.rooms = rooms
         self.weight_bytes = memory.weights.total
         self.device = str(worker.engine.runner.device)
@@ -143,7 +114,7 @@ class LLM:
         self.eos_ids = eos_ids
         self.edition: Edition | None = None
         self.renderer = template or ChatTemplate.of(tokenizer)  # of no template, it can render those of editions
-        self.voices: dict[str, Voice] = {}  # by template
+        self.voices = Voices(tokenizer, config.vocab_size, eos_ids, self.renderer)
         self.beneath: LLM | None = None
         self.load_s = origin.load_s
         self.load_phases = origin.load_phases
@@ -159,7 +130,12 @@ class LLM:
     @property
     def context(self) -> int:
         """Most tokens of prompt and answer together."""
-        return (self.beneath or self).memory.context
+        return self.memory.context
+
+    @property
+    def memory(self) -> Memory:
+        """As it is shared out now, whichever edition was asked to resize."""
+        return (self.beneath or self).planned
 
     @property
     def without_graphs(self) -> str:
@@ -173,13 +149,15 @@ class LLM:
         long end with ContextOverflow; the prefix cache is empty. Raises DoesNotFit and UsageError, with nothing
         changed.
         """
+        if self.beneath:
+            return self.beneath.resize(context)
 
         def anew() -> None:
             engine, old = self.worker.engine, self.memory
             new = self.rooms.plan(engine, old, context)
             self.worker.change(new.context, lambda: self.rooms.change(engine, old, new, self.default_params))
             self.worker.shortage = partial(self.rooms.shortage, new)
-            self.memory = new
+            self.planned = new
 
         self.worker.call(anew)
 
@@ -191,7 +169,11 @@ class LLM:
         """For work that nobody waits for token by token: any number of requests may wait, and steps are as large
         as is fastest for all together."""
         self.worker.most_waiting = sys.maxsize
-        self.worker.engine.chunk.patience_s = math.inf
+        self.worker.engine.chunk.unhurried()
+
+    @property
+    def prompts(self) -> Prompts:
+        return Prompts(self.name, self.tokenizer, self.template, self.config.vocab_size, self.edition)
 
     @property
     def has_chat_template(self) -> bool:
@@ -206,28 +188,14 @@ class LLM:
         """The same engine, with the edition's words, template and parameters before it. To close one is to close
         the other. Raises UsageError for parameters that make no sense together."""
         other = copy.copy(self)
-        other.beneath = self  # which must not end before it
+        other.beneath = self.beneath or self  # which must not end before it
         other.edition = edition
         other.default_params = sampling(edition.parameters, self.recommended)
         if edition.template:
-            voice = self.voice(edition.template)
+            voice = self.voices.of(edition.template)
             other.template, other.output = voice.template, voice.output
             other.grammars, other.eos_ids = voice.grammars, voice.eos_ids
         return other
-
-    def voice(self, source: str) -> Voice:
-        """Of a template that is not the model's own."""
-        if source not in self.voices:
-            templates = {"default": source}
-            output = OutputFormat.of(templates, self.tokenizer.added_tokens)
-            ends = self.tokenizer.ids_of(ends_of_turn(templates.values(), self.tokenizer.added_tokens))
-            grammars = Grammars(self.tokenizer, self.config.vocab_size, self.eos_ids | ends, output)
-            while len(self.voices) >= MOST_VOICES:
-                self.voices.pop(next(iter(self.voices)), None)
-            self.voices[source] = Voice(
-                self.renderer.with_templates(templates), output, grammars, self.eos_ids | ends
-            )
-        return self.voices[source]
 
     def prepare(
         self,
@@ -260,20 +228,9 @@ class LLM:
         if called and params.ignore_eos:
             raise UsageError("ignore_eos goes on where a call ends", "leave it out")
         unread = bool(tool_use and tool_use.must_call)
-        said = self.encode(prompt, tools, template_arguments, alone=not before, tools_unread=unread)
-        ids = self.after(before, said)
+        ids = self.prompts.token_ids(prompt, tools, template_arguments, before, tools_unread=unread)
         if context is None and self.edition:
             context = self.edition.context
-        if not ids:
-            raise UsageError("the prompt is empty", "give it at least one token")
-        beyond = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
-        if beyond is not None and (isinstance(prompt, str) or is_messages(prompt)):
-            raise DamagedModel(
-                f"the tokenizer knows a token {beyond} and the model only {self.config.vocab_size}",
-                "they are of two models, fetch this one again",
-            )
-        if beyond is not None:
-            raise self.no_token(beyond)
         forbidden = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
         if forbidden is not None:
             raise UsageError(f"logit_bias names the token {forbidden}", f"ids end at {self.config.vocab_size - 1}")
@@ -292,17 +249,6 @@ class LLM:
             self.grammars.compile(found, self.prompt_tail(request))
         return request
 
-    def after(self, before: ListLike[int], ids: list[int]) -> list[int]:
-        """A text's token ids behind others: what is put before every text stands at the begin alone."""
-        earlier = token_ids_of(before)
-        if strange := [token for token in earlier if not 0 <= token < self.config.vocab_size]:
-            raise self.no_token(strange[0])
-        begin = self.tokenizer.encode("")[:1] if earlier else []
-        return [*earlier, *(ids[1:] if begin and ids[:1] == begin else ids)]
-
-    def no_token(self, number: int) -> UsageError:
-        return UsageError(f"{number} is no token of this model", f"its ids are 0 to {self.config.vocab_size - 1}")
-
     def encode(
         self,
         prompt: Prompt,
@@ -314,22 +260,7 @@ class LLM:
     ) -> list[int]:
         """alone: nothing stands before the messages, so that those of the edition do; tools_unread: also where the
         template tells the model of no tools, as a call can be required anyway."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if is_messages(prompt):
-            if self.template is None:
-                raise UsageError(
-                    f"{self.name} has no chat template", "give the prompt as text: --raw, or /v1/completions"
-                )
-            said = list(cast(ListLike[Message], prompt))
-            said = self.edition.before(said) if self.edition and alone else said
-            messages = [checked(message) for message in said]
-            with_tools = bool(tools) and not tools_unread
-            arguments = self.template.arguments(template_arguments or {}, with_tools=with_tools)
-            told = [without_strict(tool) for tool in tools] if tools else tools
-            chat = self.template.render(messages, tools=told, arguments=arguments)
-            return self.tokenizer.encode_chat(chat)
-        return token_ids_of(prompt)
+        return self.prompts.encode(prompt, tools, template_arguments, alone=alone, tools_unread=tools_unread)
 
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
@@ -457,37 +388,18 @@ class LLM:
 
         A model that was not trained for it gives vectors that tell texts apart less well than an embedder's.
         """
-        check_dimensions(dimensions, self.config.hidden_size)
-        prefix = prefix_of({}, prompt, "")
-        read = Reads(self.tokenizer, self.config.vocab_size, self.context, self.config.max_context).token_ids(
-            inputs, prefix, truncate=truncate
+        c = self.config
+        return embeddings(
+            self.worker,
+            Reads(self.tokenizer, c.vocab_size, self.context, c.max_context),
+            c.hidden_size,
+            inputs,
+            dimensions=dimensions,
+            truncate=truncate,
+            prompt=prompt,
+            pooling=pooling,
+            gone=gone,
         )
-        lengths = [len(ids) for ids in read.token_ids]
-        if pooling not in get_args(Pooled):
-            raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(Pooled))}")
-        pool, budget = Pool(Pooling(pooling)), self.worker.engine.scheduler.token_budget
-        pieces = [
-            (places, self.vectors([read.token_ids[place] for place in places], pool, gone))
-            for places in batches(lengths, budget)
-        ]
-        vectors = shortened(in_order(pieces, len(lengths)), dimensions)
-        return Embeddings(vectors, tuple(lengths), read.left_out)
-
-    def vectors(self, texts: ListLike[ListLike[int]], pool: Pool, gone: Callable[[], bool]) -> ndarray:
-        """[texts, hidden_size] float32. Between two pieces the engine does whatever else there is to do."""
-        pieces = vectors_in_pieces(self.worker.engine, texts, pool)
-        try:
-            check_wanted(gone)
-            while (found := self.worker.call(lambda: next(pieces))) is None:
-                check_wanted(gone)
-        except OutOfBlocks:
-            raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
-        finally:
-            with contextlib.suppress(LocalLLMError):  # closed: its blocks went with the engine
-                self.worker.call(pieces.close)
-        if not found.isfinite().all():
-            raise LocalLLMError("the model computed NaN or infinity", "try --dtype float32")
-        return found.cpu().numpy()
 
     def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
         """Which model this is, and what it runs on, with and in, for receipts. Reads megabytes of its files."""
@@ -530,20 +442,6 @@ def shut(worker: Worker, template: ChatTemplate, guesser: DraftModel | None) -> 
     if guesser:
         guesser.free()
     template.close()
-
-
-def whole(name: str, value: object, least: int | None = None) -> int:
-    """Raises UsageError for what is no whole number, or less than `least`."""
-    if type(value) is not int or (least is not None and value < least):
-        raise UsageError(
-            f"{name} is {value!r}", "give a whole number" + ("" if least is None else f" from {least}")
-        )
-    return value
-
-
-def is_messages(prompt: object) -> bool:
-    parts = prompt if isinstance(prompt, list | tuple) else ()
-    return bool(parts) and all(isinstance(part, Mapping) for part in parts)
 
 
 def collect(request: Request, events: Iterable[GenerationEvent]) -> Completion:

@@ -20,7 +20,7 @@ from localllm.errors import UnsupportedModel, UsageError
 from localllm.hub.made import edition_of
 from localllm.hub.names import known_as
 from localllm.hub.resolve import ModelRef, resolve, to_pull
-from localllm.llm import LLM, Origin, whole
+from localllm.llm import LLM, Origin
 from localllm.metrics import Phases
 from localllm.plan import expected
 from localllm.plan.fit import Space, Wish, check
@@ -36,7 +36,7 @@ from localllm.quant.vectors import FORMS
 from localllm.quantize.keep import kept_or_made
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
-from localllm.request import Grammar, SamplingParams
+from localllm.request import Grammar, SamplingParams, whole
 from localllm.room import Room, Rooms, added
 from localllm.runtime.build import keep_kernels, load_decoder, warm_up
 from localllm.runtime.deterministic import check as check_deterministic

@@ -403,6 +403,15 @@ class Completion:
     stop_string: str | None = None  # the one of `stop` that ended it
 
 
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """Raises UsageError for what is no whole number, or less than `least`."""
+    if type(value) is not int or (least is not None and value < least):
+        raise UsageError(
+            f"{name} is {value!r}", "give a whole number" + ("" if least is None else f" from {least}")
+        )
+    return value
+
+
 def token_ids_of(prompt: object) -> list[int]:
     """Whole numbers of any kind (int, numpy, tensor) in whatever holds them, but no bytes and no truth values."""
     try:

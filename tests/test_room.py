@@ -1,14 +1,16 @@
 """Another context without loading again: answers under way go on to the letter, and what does not fit changes
 nothing."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tokenizers
 
 import localllm
-from localllm import SamplingParams
+from localllm import LLM, SamplingParams
 from localllm.errors import ContextOverflow, DoesNotFit, UsageError
+from localllm.modelfile.edition import Edition
 from tests.models.families import FAMILIES
 from tests.shared import shared
 from tests.test_worker import held
@@ -134,3 +136,35 @@ def test_logits_are_those_of_a_model_loaded_with_that_context(family: str, tmp_p
         large.resize(100)
         assert small.logits(ids).equal(of_large)
         assert large.logits(ids).equal(of_small)
+
+
+def test_whichever_edition_is_asked_all_of_them_have_the_new_context() -> None:
+    with localllm.load(shared("stories260K"), context=128) as llm:
+        edited = llm.edited(Edition("stories260K", system="Be brief."))
+        again = edited.edited(Edition("stories260K"))
+        again.resize(256)
+        assert {each.context for each in (llm, edited, again)} == {256}
+        assert llm.memory == edited.memory == again.memory
+
+
+def test_vectors_that_are_under_way_begin_anew_where_the_context_changes() -> None:
+    with localllm.load(shared("stories260K"), context=256, deterministic=True) as llm:
+        llm.worker.engine.scheduler.token_budget = 48
+        text = [5 + place % 200 for place in range(200)]
+        expected = llm.embed(text).vectors
+        assert (llm.embed(text, gone=resizing(llm, 512)).vectors == expected).all()
+        with pytest.raises(ContextOverflow, match="the context holds 100"):
+            llm.embed(text, gone=resizing(llm, 100))
+        llm.worker.call(llm.worker.engine.pool.check_idle)
+
+
+def resizing(llm: LLM, context: int) -> Callable[[], bool]:
+    """Asked between two pieces of vectors, it changes the context."""
+    asked = iter(range(3))
+
+    def change() -> bool:
+        if next(asked, 0) == 2:
+            llm.resize(context)
+        return False
+
+    return change

@@ -6,6 +6,7 @@ from typing import Any
 
 from localllm.cli import options, report
 from localllm.cli.io import AnswerWriter, note
+from localllm.client.model import unknown
 from localllm.client.server import Server, checked
 from localllm.units import seconds, size
 
@@ -21,8 +22,12 @@ def ps(server: options.Running = None, as_json: options.Json = False) -> None:
         out.write(json.dumps(found, indent=1) + "\n")
         return
     header = ("NAME", "SIZE", "DEVICE", "CONTEXT", "UNTIL", "RUNNING", "WAITING", "KV")
-    loading = [(name, *["-"] * 3, "loading", *["-"] * 3) for name in found["loading"]]
-    out.write(report.table([header, *map(_row, found["models"]), *loading]) + "\n")
+    try:
+        loading = [(name, *["-"] * 3, "loading", *["-"] * 3) for name in found["loading"]]
+        rows = [*map(_row, found["models"]), *loading]
+    except (LookupError, TypeError):
+        raise unknown(asked.url) from None
+    out.write(report.table([header, *rows]) + "\n")
 
 
 def stop(model: options.ModelName, server: options.Running = None) -> None:
@@ -30,8 +35,11 @@ def stop(model: options.ModelName, server: options.Running = None) -> None:
 
     MODEL is a name of `localllm ps`. Answers under way end first.
     """
-    users = Server(server).ask("/localllm/stop", {"model": model})["users"]
-    note(f"{model} is unloaded when its answers have ended" if users else f"{model} is unloaded")
+    asked = Server(server)
+    found = asked.ask("/localllm/stop", {"model": model})
+    if "users" not in found:
+        raise unknown(asked.url)
+    note(f"{model} is unloaded when its answers have ended" if found["users"] else f"{model} is unloaded")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

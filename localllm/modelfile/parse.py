@@ -55,10 +55,13 @@ def lines(text: str) -> Iterator[Line]:
         quote = next((quote for quote in (QUOTES, '"') if value.startswith(quote)), "")
         if quote:
             value = rows[begin][rows[begin].index(value) :] if value in rows[begin] else value
-            while not _ends(value, quote) and place < len(rows):
-                value += rows[place]
-                place += 1
-            if not _ends(value, quote):
+            ended = _ends(value, quote)
+            if not ended:
+                behind = range(place, len(rows))
+                place = 1 + next((at for at in behind if rows[at].rstrip().endswith(quote)), len(rows))
+                ended = place <= len(rows)
+                value += "".join(rows[begin + 1 : place])
+            if not ended:
                 raise UsageError(
                     f"line {begin + 1} of the Modelfile: its quotes do not end", f"write {quote} behind"
                 )

@@ -73,6 +73,7 @@ class Engine:
         self.scheduler = Scheduler(pool, token_budget, max_running)
         self.chunk = Chunk(token_budget)  # where the host waits for each step, and so can tell how long it takes
         self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
+        self.timed: tuple[int, float] | None = None  # tokens of prompts in the last step, and when it began
         self.in_flight: Launched | None = None
         self.read_at = time.perf_counter()  # when the last step was
         self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # so far
@@ -102,19 +103,31 @@ class Engine:
         self.pool = self.scheduler.pool = pool
 
     def step(self) -> list[TokenEvent]:
+        start = time.perf_counter()
+        if self.timed:
+            prompts, before = self.timed
+            self.chunk.stepped(prompts, start - before)
+        self.timed = None
         events = self.commit() if self.must_read_first() else []
         if self.drafter:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread and s.room > 0])
+        streaming = self.scheduler.streaming
         hurried = not self.runner.asynchronous and self.scheduler.hurried(LEAST)
-        start, work = time.perf_counter(), self.scheduler.next_work(self.chunk.budget() if hurried else None)
+        budget = streaming + self.chunk.size(streaming=streaming > 0) if hurried else None
+        work = self.scheduler.next_work(budget)
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
         self.steps += launched is not None
         events += self.commit()  # ... before the host reads n and waits for it
         self.in_flight = launched
         if launched and not self.runner.asynchronous:
             events += self.commit()
-            self.chunk.stepped(launched.tokens, time.perf_counter() - start)
+            self.timed = (max(0, launched.tokens - streaming), start) if self.busy else None
         return events
+
+    def untimed(self) -> None:
+        """Something else has come between two steps: for what is known of the time that steps take, with handing
+        out what they bring, it is no part of the last."""
+        self.timed = None
 
     def must_read_first(self) -> bool:
         """Does the next step depend on tokens that only the device knows?"""

@@ -108,6 +108,11 @@ class Scheduler:
         self.prompt_tokens += sequence.prompt_length
         self.cached_tokens += sequence.computed
 
+    @property
+    def streaming(self) -> int:
+        """Tokens of those who get their next one with each step, drafts among them."""
+        return sum(s.pending for s in self.running if s.pending <= 1 + len(s.drafts))
+
     def hurried(self, most: int) -> bool:
         """Has anybody no more than so many tokens to compute until the next of its answer?"""
         return any(s.pending <= most for s in (*self.running, *self.waiting[:PASSED]))

@@ -18,10 +18,10 @@ TokenIds = Sequence[int]
 def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> Generator[Tensor | None]:
     """None after each piece of the token budget but for the last: then [texts, hidden] float32 of length one.
 
-    Raises OutOfBlocks where the cache has no room for the tokens beside those of others.
+    Where the engine has other caches meanwhile, they begin anew. Raises OutOfBlocks where the cache has no room
+    for the tokens beside those of others.
     """
-    states = [SequenceState(engine.pool) for _ in texts]
-    kept: list[Tensor | None] = [None] * len(texts)
+    held, states, kept = engine.pool, *begun(engine, texts)
     try:
         while work := next_piece(texts, states, budget_of(engine)):
             for place, part in work:
@@ -29,10 +29,13 @@ def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> 
             running, parts = [states[place] for place, _ in work], [list(part) for _, part in work]
             batch = Batch.of(running, parts, [], engine.runner.device, engine.pool.drain_copies())
             rows = engine.runner.hidden(batch).split([len(part) for part in parts])
+            engine.untimed()
             for (place, _), x in zip(work, rows, strict=True):
                 kept[place] = pool.gathered(kept[place], x)
             if any(state.length < len(text) for state, text in zip(states, texts, strict=True)):
                 yield None
+            if engine.pool is not held:  # with its caches, in which the pieces until now were
+                held, states, kept = engine.pool, *begun(engine, texts)
         sums = [x for x in kept if x is not None]
         yield pool.finished(torch.stack([pool.shared(x, len(ids)) for x, ids in zip(sums, texts, strict=True)]))
     except OutOfBlocks:
@@ -45,10 +48,16 @@ def vectors_in_pieces(engine: Engine, texts: Sequence[TokenIds], pool: Pool) -> 
             state.free()
 
 
+def begun(engine: Engine, texts: Sequence[TokenIds]) -> tuple[list[SequenceState], list[Tensor | None]]:
+    """Of each text nothing computed yet."""
+    return [SequenceState(engine.pool) for _ in texts], [None] * len(texts)
+
+
 def budget_of(engine: Engine) -> int:
     """Tokens of a piece: as few as those who wait for an answer meanwhile have patience for."""
-    waited_for = engine.scheduler.running and not engine.runner.asynchronous
-    return engine.chunk.budget() if waited_for else engine.scheduler.token_budget
+    if engine.runner.asynchronous or not engine.scheduler.running:
+        return engine.scheduler.token_budget
+    return engine.chunk.size(streaming=engine.scheduler.streaming > 0)
 
 
 def next_piece(

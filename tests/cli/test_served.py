@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -244,6 +245,22 @@ def test_models_are_listed_loaded_on_demand_and_stopped(localllm, serve):
 def test_what_serve_cannot_do_is_told_before_it_listens(localllm, words):
     done = localllm("serve", *words, "--port", "0")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "listening" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["ps"], ["stop", "demo"]])
+def test_a_server_of_another_version_is_told_as_such(words, localllm):
+    body = b'{"server": "localllm", "models": [{}], "loading": []}'
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            with listener.accept()[0] as other:
+                other.recv(2**16)
+                other.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+        threading.Thread(target=answer, daemon=True).start()
+        done = localllm(*words, host=f"127.0.0.1:{listener.getsockname()[1]}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is of another version of localllm; update the older" in done.stderr
 
 
 def test_a_conversation_says_which_server_hears_it(url):

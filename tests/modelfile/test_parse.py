@@ -80,3 +80,8 @@ def test_a_system_prompt_of_the_conversation_stands_before_that_of_the_edition()
     dog = {"role": "system", "content": "dog"}
     assert edition.before([hi]) == [{"role": "system", "content": "cat"}, *shots, hi]
     assert edition.before([dog, hi]) == [dog, *shots, hi]
+
+
+def test_a_text_of_many_lines_takes_no_longer_for_each_than_one_of_few() -> None:
+    text = "a\n" * 400_000
+    assert parse(f'FROM demo\nLICENSE """{text}"""\nSYSTEM x').license == (text,)

@@ -1,0 +1,99 @@
+"""What a model is asked, as token ids: of a text, of token ids, or of messages through its chat template.
+
+Knows nothing of the engine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from localllm.errors import DamagedModel, UsageError
+from localllm.modelfile.edition import Edition
+from localllm.request import token_ids_of
+from localllm.text.grammar.functions import without_strict
+from localllm.text.messages import Message, checked
+from localllm.text.template import ChatTemplate
+from localllm.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Of one model, or of an edition of it."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocab_size: int
+    edition: Edition | None
+
+    def token_ids(
+        self,
+        prompt: Prompt,
+        tools: Sequence[Message] | None,
+        template_arguments: Mapping[str, Any] | None,
+        before: Sequence[int] = (),
+        *,
+        tools_unread: bool = False,
+    ) -> list[int]:
+        """As `encode`, behind `before`. Raises UsageError for none, or one that the model lacks."""
+        said = self.encode(prompt, tools, template_arguments, alone=not before, tools_unread=tools_unread)
+        ids = self.after(before, said)
+        if not ids:
+            raise UsageError("the prompt is empty", "give it at least one token")
+        beyond = self.beyond(ids)
+        if beyond is not None and (isinstance(prompt, str) or is_messages(prompt)):
+            raise DamagedModel(
+                f"the tokenizer knows a token {beyond} and the model only {self.vocab_size}",
+                "they are of two models, fetch this one again",
+            )
+        if beyond is not None:
+            raise self.no_token(beyond)
+        return ids
+
+    def encode(
+        self,
+        prompt: Prompt,
+        tools: Sequence[Message] | None,
+        template_arguments: Mapping[str, Any] | None,
+        *,
+        alone: bool = True,
+        tools_unread: bool = False,
+    ) -> list[int]:
+        """As `LLM.encode`. Raises UsageError for messages that are none, or where there is no template."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not is_messages(prompt):
+            return token_ids_of(prompt)
+        if self.template is None:
+            raise UsageError(
+                f"{self.name} has no chat template", "give the prompt as text: --raw, or /v1/completions"
+            )
+        said = list(cast(Sequence[Message], prompt))
+        said = self.edition.before(said) if self.edition and alone else said
+        messages = [checked(message) for message in said]
+        with_tools = bool(tools) and not tools_unread
+        arguments = self.template.arguments(template_arguments or {}, with_tools=with_tools)
+        told = [without_strict(tool) for tool in tools] if tools else tools
+        return self.tokenizer.encode_chat(self.template.render(messages, tools=told, arguments=arguments))
+
+    def after(self, before: Sequence[int], ids: list[int]) -> list[int]:
+        """A text's token ids behind others: what is put before every text stands at the begin alone."""
+        earlier = token_ids_of(before)
+        if (strange := self.beyond(earlier)) is not None:
+            raise self.no_token(strange)
+        begin = self.tokenizer.encode("")[:1] if earlier else []
+        return [*earlier, *(ids[1:] if begin and ids[:1] == begin else ids)]
+
+    def beyond(self, ids: Sequence[int]) -> int | None:
+        """The first that is no token of the model."""
+        return next((token for token in ids if not 0 <= token < self.vocab_size), None)
+
+    def no_token(self, number: int) -> UsageError:
+        return UsageError(f"{number} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
+
+
+def is_messages(prompt: object) -> bool:
+    parts = prompt if isinstance(prompt, list | tuple) else ()
+    return bool(parts) and all(isinstance(part, Mapping) for part in parts)
