@@ -322,12 +322,13 @@ def test_memory_that_is_missing_while_loading_is_told_with_the_plan(monkeypatch:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr("localllm.runtime.runner.make_caches", fail)
+    before = psutil.Process().children()  # of models that other tests share
     with pytest.raises(
         DoesNotFit, match=r"were planned: 1\.04 MB for weights, .* for a cache of 4096 tokens"
     ) as told:
         localllm.load(shared("stories260K"))
     assert told.value.exit_code == 3
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= set(before)
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,12 @@ def step_seconds(model: Model, context: int, batch: int, steps: int, drafts: int
     engine.drafter = Guesses(drafts) if drafts else None
     begun = min(steps, 8)
     assert begun + steps * WINDOWS < ANSWER
+    # No more than they can say: what is reserved for each decides how many run at once.
+    tokens = min(ANSWER, (begun + steps * WINDOWS) * (1 + drafts) + 1)
     prompts = [prompt_of(model, context, seed) for seed in range(batch)]
     for prompt in prompts:
         remember(model, prompt)
-    sequences = [ask(model, prompt, ANSWER) for prompt in prompts]
+    sequences = [ask(model, prompt, tokens) for prompt in prompts]
     until(engine, sequences, begun)
     times = []
     for _ in range(WINDOWS):

@@ -210,7 +210,7 @@ def test_a_key_that_must_be_there_is_named(llama: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "kind", "words"),
     [
-        ("general.architecture", "bert", UnsupportedModel, "'bert' is not supported"),
+        ("general.architecture", "t5", UnsupportedModel, "'t5' is not supported"),
         ("llama.block_count", 0, DamagedModel, "block_count"),
         ("llama.block_count", 4_000_000_000, DamagedModel, "block_count"),
         ("llama.block_count", 50_000, DamagedModel, "50000 layers"),

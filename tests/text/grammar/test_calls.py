@@ -150,13 +150,13 @@ def is_huge(deltas: list[Delta]) -> bool:
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_whatever_comes_are_valid_calls(name: str, as_text: bool) -> None:
     output, ended, use = OUTPUTS[name], 0, ToolUse(required=True)
-    for seed in range(8):
+    for seed in range(6):
         tools = tools_for(output, seed)
         deltas = said_by(output, tools, use, seed, as_text=as_text)
         if deltas and not is_huge(deltas):
             ended += 1
             assert are_right(deltas, tools, use), (deltas, tools)
-    assert ended >= 3
+    assert ended >= 2
 
 
 def test_a_mask_that_lets_one_wrong_token_come_is_found_out() -> None:
@@ -182,7 +182,7 @@ def begun(output: OutputFormat) -> str:
 def test_a_strict_function_is_held_to_once_a_call_has_begun(name: str, as_text: bool) -> None:
     """The function beside it may get anything, also what routers cannot read."""
     output, strict = OUTPUTS[name], 0
-    for seed in range(9):
+    for seed in range(6):
         first, second = tools_for(output, seed)
         tools = [tool("weather", first["function"]["parameters"], strict=True), second]
         deltas = said_by(output, tools, ToolUse(), seed, as_text=as_text, begun=begun(output))
