@@ -1,6 +1,6 @@
 """Many streams of one server at once, for minutes: of mixed lengths, some broken off, some that make no sense.
 
-    python -m bench.soak [--model demo] [--streams 64] [--seconds 300] [--deterministic] [--save]
+    python -m bench.soak [--model demo] [--streams 64] [--seconds 300] [--deterministic] [--no-overlong] [--save]
 
 Every text must be the one that the same request has alone, nothing may be left behind at the end, and memory must
 not grow. Gaps between pieces are measured here, at the client, which shares the machine with the server.
@@ -67,6 +67,7 @@ class Seen:
     gaps: list[float] = field(default_factory=list)  # seconds between the pieces of whole answers
     first: list[float] = field(default_factory=list)  # seconds until the first
     wrong: list[str] = field(default_factory=list)
+    senseless: list[tuple[Any, int]] = field(default_factory=list)  # what to send of these
 
 
 @contextmanager
@@ -144,16 +145,19 @@ async def user(
 
 
 async def send_senseless(client: httpx2.AsyncClient, model: str, seen: Seen, draw: random.Random) -> None:
-    body, status = draw.choice(SENSELESS_BODIES)
+    body, status = draw.choice(seen.senseless)
     answer = await client.post("/v1/completions", content=body.replace(b"MODEL", model.encode()))
     seen.counts["senseless"] += 1
     if answer.status_code != status:
         seen.wrong.append(f"{body[:60]!r} was answered with {answer.status_code}: {answer.text[:100]}")
 
 
-async def soak(url: str, model: str, streams: int, seconds: float, process: psutil.Process) -> dict[str, Any]:
-    """Raises AssertionError for a wrong text."""
+async def soak(
+    url: str, model: str, streams: int, seconds: float, process: psutil.Process, *, overlong: bool = True
+) -> dict[str, Any]:
+    """overlong: with prompts far beyond the context among those that make no sense."""
     bodies, seen, memory = requests(model, random.Random(1)), Seen(), list[int]()
+    seen.senseless = SENSELESS_BODIES if overlong else SENSELESS_BODIES[:-1]
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=streams)
     async with httpx2.AsyncClient(base_url=url, timeout=120, limits=limits, trust_env=False) as client:
         alone = ["".join([piece async for piece in pieces(client, body)]) for body in bodies]
@@ -174,6 +178,7 @@ async def soak(url: str, model: str, streams: int, seconds: float, process: psut
     return {
         "streams": streams,
         "seconds": seconds,
+        "overlong": overlong,
         "requests": dict(seen.counts),
         "wrong_texts": len(seen.wrong),
         "first_wrong": seen.wrong[:3],
@@ -204,6 +209,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--dtype")
+    parser.add_argument(
+        "--no-overlong", action="store_true", help="none of 135 KB, which take a core to be counted"
+    )
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     flags = [
@@ -212,7 +220,7 @@ def main() -> None:
     ]
     name = asked.name or asked.model.rstrip("/").rsplit("/", 1)[-1]
     with server(asked.model, *flags) as (url, process):
-        found = asyncio.run(soak(url, name, asked.streams, asked.seconds, process))
+        found = asyncio.run(soak(url, name, asked.streams, asked.seconds, process, overlong=not asked.no_overlong))
     finish("soak", {"model": name, "flags": flags, **found}, asked.save)
 
 
