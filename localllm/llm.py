@@ -255,12 +255,11 @@ class LLM:
         tools: ListLike[Message] | None,
         template_arguments: Mapping[str, Any] | None,
         *,
-        alone: bool = True,
         tools_unread: bool = False,
     ) -> list[int]:
-        """alone: nothing stands before the messages, so that those of the edition do; tools_unread: also where the
-        template tells the model of no tools, as a call can be required anyway."""
-        return self.prompts.encode(prompt, tools, template_arguments, alone=alone, tools_unread=tools_unread)
+        """Token ids as `prepare` has them. tools_unread: also where the template tells the model of no tools, as a
+        call can be required anyway."""
+        return self.prompts.encode(prompt, tools, template_arguments, tools_unread=tools_unread)
 
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False

@@ -9,15 +9,15 @@ from pathlib import Path
 from localllm.api.ollama.described import Described, shown
 from localllm.api.ollama.responses import Object
 from localllm.checkpoint.header import read_header
+from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import LocalLLMError, ModelNotFound
 from localllm.hub.installed import installed
 from localllm.hub.made import edition_of, made_files
-from localllm.hub.names import is_path, known_as
+from localllm.hub.names import known_as
 from localllm.hub.resolve import resolve
 from localllm.modelfile.edition import Edition
-from localllm.server.names import check_known
+from localllm.server.names import source_of
 from localllm.text.infill import marks_of
-from localllm.text.tokenizer import Tokenizer
 
 Seen = tuple[int, int]  # when a folder or file was changed, and its size: another model has others
 
@@ -78,20 +78,12 @@ class Inventory:
     def path_of(self, name: str, asked: str) -> Path:
         """Paths are for whoever starts the server, never for clients."""
         try:
-            if name not in self.given and is_path(name) and edition_of(name) is None:
-                raise ModelNotFound("it is a path", "ask for a name that the server lists")
-            if name not in self.given:
-                check_known(name)
-            return resolve(self.given.get(name, name)).path
+            return resolve(source_of(name, self.given)).path
         except ModelNotFound as error:
             raise ModelNotFound(f"model '{asked}' not found", error.remedy) from error
 
     def fills_gaps(self, path: Path) -> bool:
         """Was the model trained to? Builds its tokenizer, once."""
         if path not in self.fills:
-            header = read_header(path)
-            tokenizer = (
-                Tokenizer.from_folder(path) if header.gguf is None else Tokenizer.from_gguf(header.gguf, path)
-            )
-            self.fills[path] = marks_of(tokenizer) is not None
+            self.fills[path] = marks_of(read_tokenizer(read_header(path))) is not None
         return self.fills[path]

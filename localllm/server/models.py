@@ -20,19 +20,18 @@ from typing import TypeVar
 from localllm.embedder import Embedder
 from localllm.errors import Busy, DoesNotFit, LocalLLMError, ModelNotFound, UsageError
 from localllm.hub.made import edition_of
-from localllm.hub.names import is_path, known_as
+from localllm.hub.names import known_as
 from localllm.hub.resolve import resolve
 from localllm.llm import LLM
 from localllm.modelfile.edition import Edition
 from localllm.server.events import Events
 from localllm.server.lease import Lease, Loaded
-from localllm.server.names import check_known
+from localllm.server.names import source_of
 from localllm.server.threads import in_thread
 
 T = TypeVar("T")
 
 KEEP_ALIVE = 300.0  # seconds
-PATHS = ("/", "./", "../", "~")
 
 Load = Callable[[str, int | None], LLM | Embedder]
 """By name, with a context or as much as fits. Raises LocalLLMError."""
@@ -70,20 +69,8 @@ class Models:
         self.left_behind = False  # at the end, a load that cannot be broken off
 
     def source_of(self, name: str) -> str:
-        """What to load for a name that a client sent. Raises ModelNotFound for what is not on this machine: paths
-        are for whoever starts the server, and nothing is pulled unasked."""
-        if name in self.given:
-            return self.given[name]
-        name = known_as(name)
-        if edition := edition_of(name):
-            return edition.source
-        if name.startswith(PATHS):  # `parse` would advise to give one
-            raise ModelNotFound(f"{name!r} is a path", "ask for one of the names that the server lists")
-        check_known(name)
-        resolve(name, paths=False)  # says the same whether or not there is a file of that name
-        if is_path(name):
-            raise ModelNotFound(f"{name!r} is a path, too", "ask for one of those that the server lists")
-        return name
+        """What to load for a name that a client sent. Raises ModelNotFound as `names.source_of`."""
+        return source_of(name, self.given)
 
     def key_of(self, name: str) -> str:
         """Raises as `source_of`."""

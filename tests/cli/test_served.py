@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -154,7 +154,9 @@ def test_flags_of_loading_load_it_here(localllm, url):
     assert refused.returncode == 2 and "--context loads the model here" in refused.stderr
 
 
-def test_ctrl_c_ends_the_answer_at_the_server(url, home):
+@contextmanager
+def long_answer(url, home):
+    """A run whose answer has begun."""
     with subprocess.Popen(
         [sys.executable, "-m", "localllm", "run", "demo", *LONG],
         cwd=ROOT,
@@ -164,6 +166,11 @@ def test_ctrl_c_ends_the_answer_at_the_server(url, home):
         stderr=subprocess.PIPE,
     ) as process:
         assert process.stdout.read(1)
+        yield process
+
+
+def test_ctrl_c_ends_the_answer_at_the_server(url, home):
+    with long_answer(url, home) as process:
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
         assert process.stderr.read() == b""
@@ -171,15 +178,7 @@ def test_ctrl_c_ends_the_answer_at_the_server(url, home):
 
 
 def test_a_reader_who_has_enough_ends_the_answer_at_the_server(url, home):
-    with subprocess.Popen(
-        [sys.executable, "-m", "localllm", "run", "demo", *LONG],
-        cwd=ROOT,
-        env=os.environ | {"LOCALLLM_HOST": url, "LOCALLLM_HOME": str(home)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout.read(1)
+    with long_answer(url, home) as process:
         process.stdout.close()
         assert process.wait(10) == 0
         assert process.stderr.read() == b""

@@ -1,7 +1,7 @@
 """Servers of real models on loopback, in this process: their engines can be looked into."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -21,14 +21,15 @@ def refuse_to_load(name: str, context: int | None) -> LLM:
 
 
 @contextmanager
-def serving(
-    llm: LLM,
+def answering(
+    models: Models,
+    end: Callable[[], Awaitable[None]],
     access: Access = Access(),  # noqa: B008 - frozen, as the next
     limits: Limits = Limits(),  # noqa: B008
     *,
     with_prompts: bool = False,
 ) -> Iterator[str]:
-    """The address of a server of `llm`."""
+    """The address of a server of these models; end: as of `Server`."""
     ready, heard = threading.Event(), list[str]()
 
     def say(text: str) -> None:
@@ -36,16 +37,8 @@ def serving(
         ready.set()
 
     with bind("127.0.0.1", 0) as listener:
-        models = Models(refuse_to_load)
-        models.given[llm.name] = str(llm.path)
-        loaded = models.add(llm.name, llm)
-
-        async def keep() -> None:
-            """The test's own model, which others use after it."""
-            assert not loaded.users, "a lease was not given back"
-
         app = create_app(models, access, limits, with_prompts=with_prompts)
-        server = Server(app, listener, say, keep, limits=limits, tls=access.tls)
+        server = Server(app, listener, say, end, limits=limits, tls=access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -55,6 +48,27 @@ def serving(
             server.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
+
+
+@contextmanager
+def serving(
+    llm: LLM,
+    access: Access = Access(),  # noqa: B008
+    limits: Limits = Limits(),  # noqa: B008
+    *,
+    with_prompts: bool = False,
+) -> Iterator[str]:
+    """The address of a server of `llm`."""
+    models = Models(refuse_to_load)
+    models.given[llm.name] = str(llm.path)
+    loaded = models.add(llm.name, llm)
+
+    async def keep() -> None:
+        """The test's own model, which others use after it."""
+        assert not loaded.users, "a lease was not given back"
+
+    with answering(models, keep, access, limits, with_prompts=with_prompts) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -84,21 +98,6 @@ def stories_url(stories: LLM) -> Iterator[str]:
 @contextmanager
 def running() -> Iterator[str]:
     """The address of a server that loads what it is asked for."""
-    ready, heard = threading.Event(), list[str]()
-
-    def say(text: str) -> None:
-        heard.append(text)
-        ready.set()
-
-    with bind("127.0.0.1", 0) as listener:
-        models = Models(lambda source, context: localllm.load(source, context=context))
-        server = Server(create_app(models), listener, say, models.close)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            assert ready.wait(10)
-            yield heard[0].removeprefix("listening on ")
-        finally:
-            server.should_exit = True
-            thread.join(20)
-            assert not thread.is_alive()
+    models = Models(lambda source, context: localllm.load(source, context=context))
+    with answering(models, models.close) as url:
+        yield url
