@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, SupportsIndex, cast
 
 from localllm.errors import DamagedModel, UsageError
+from localllm.inspection import StepReport
 from localllm.metrics import Metrics
 
 SEED_LIMIT = 2**63
@@ -344,6 +345,9 @@ class Request:
 
     tool_use: ToolUse = ToolUse()
 
+    inspect: int | None = None
+    """Report every step, with so many candidates for each token; pieces of the prompt are reported as well."""
+
     id: int = field(default_factory=lambda: next(_ids))
 
     def another(self, place: int) -> "Request":
@@ -384,6 +388,7 @@ class GenerationEvent:
     drafted: int = 0  # draft tokens that the step of this token verified; with the first token of a step
     accepted: bool = False  # the token was one of them
     stop_string: str | None = None  # with the finish_reason: the one of `stop` that ended the answer
+    step: StepReport | None = None  # where the request asks for it; with the first piece of a step
 
 
 @dataclass(frozen=True)

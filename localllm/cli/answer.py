@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
 from localllm.cli.drafts import DraftLine
-from localllm.cli.model import Model
 from localllm.cli.report import metrics_block
 from localllm.errors import StoppedByLength, UsageError
+from localllm.model import Model
 from localllm.request import SEED_BITS, FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
 from localllm.settings import Settings
 

@@ -14,9 +14,9 @@ from localllm.cli.answer import Question, Show, answer
 from localllm.cli.constrain import FLAGS_OF_GRAMMAR, asked_grammar
 from localllm.cli.exits import bad_setting
 from localllm.cli.flags import parse_template_args, sampling_fields
-from localllm.cli.model import Model
 from localllm.cli.served import LOADING_FLAGS, served_model
 from localllm.errors import UsageError
+from localllm.model import Model
 from localllm.request import Grammar
 
 FLAGS_OF_ONE_ANSWER = {

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from localllm.chat import Chat
 from localllm.cli.flags import parse_logit_bias
-from localllm.cli.model import Model
 from localllm.cli.report import columns
+from localllm.conversation.chat import Chat
 from localllm.errors import UsageError
+from localllm.model import Model
 from localllm.request import SamplingParams
 from localllm.units import size
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.cli.io import note, status
-from localllm.cli.model import Model
 from localllm.cli.report import load_block
 from localllm.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve, to_pull
+from localllm.model import Model
 from localllm.plan.fit import Space, Wish
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find, recipe_of

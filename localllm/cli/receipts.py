@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from localllm import receipt
-from localllm.cli.model import Model
 from localllm.files import write_whole, writing
+from localllm.model import Model
 from localllm.params import params_to_json
 from localllm.receipt import Receipt
 from localllm.request import GenerationEvent, Kind, Request

@@ -13,14 +13,14 @@ from prompt_toolkit.application import get_app
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from localllm.chat import Chat
 from localllm.cli.answer import Parts, what_cut
 from localllm.cli.commands import Session, execute, unquote
 from localllm.cli.io import AnswerWriter, note
-from localllm.cli.model import Model
 from localllm.cli.report import metrics_block
 from localllm.client.model import ServedModel
+from localllm.conversation.chat import Chat
 from localllm.errors import ContextOverflow, LocalLLMError
+from localllm.model import Model
 from localllm.request import FinishReason, SamplingParams
 from localllm.settings import Settings
 

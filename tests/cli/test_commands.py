@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.chat import Chat
 from localllm.cli.commands import COMMANDS, Session, execute, unquote
+from localllm.conversation.chat import Chat
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from localllm.chat import Chat
+from localllm.conversation.chat import Chat
 from localllm.errors import ContextOverflow, UsageError
 from localllm.request import Grammar, GrammarKind, SamplingParams
 from tests.cli.fake_engine import FakeLLM

@@ -1,15 +1,38 @@
-"""What the command line needs of a model, whether it runs in this process or in a server."""
+"""What a conversation and the command line need of a model, whether it runs in this process or in a server."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from localllm.chat import ChatModel, Stream
 from localllm.metrics import Metrics
-from localllm.request import Request, SamplingParams
+from localllm.request import GenerationEvent, Request, SamplingParams
 
 if TYPE_CHECKING:
     from localllm import receipt  # only those who want one wait for what it needs
+
+
+class Stream(Iterator[GenerationEvent], Protocol):
+    def close(self) -> None: ...
+
+
+class ChatModel(Protocol):
+    """What a conversation needs of an LLM."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def has_chat_template(self) -> bool: ...
+    @property
+    def default_params(self) -> SamplingParams: ...
+    def stream(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Stream: ...
 
 
 class Tokenizer(Protocol):

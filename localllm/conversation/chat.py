@@ -1,54 +1,29 @@
-"""One conversation with a model: who said what, the parameters, how full the context is; on disk as JSON.
+"""One conversation with a model: a tree of turns, the parameters, how full the context is; on disk as JSON.
 
-Knows nothing of terminals. The model is anything shaped like an LLM.
+Every change of mind is a branch: nothing that was said is lost by editing, asking again or undoing, and what two
+branches share is found in the prefix cache, so that it is not computed again. Knows nothing of terminals.
 """
 
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from localllm.conversation.turn import Message, Turn
 from localllm.errors import UsageError
 from localllm.files import write_whole
 from localllm.metrics import Metrics
+from localllm.model import ChatModel
 from localllm.params import params_from_json, params_to_json
 from localllm.request import GenerationEvent, Kind, SamplingParams
 
 FILE_VERSION = 1
-Message = dict[str, str]
 Events = Generator[GenerationEvent, None, None]
 
 
-class Stream(Iterator[GenerationEvent], Protocol):
-    def close(self) -> None: ...
-
-
-class ChatModel(Protocol):
-    """What a conversation needs of an LLM."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def has_chat_template(self) -> bool: ...
-    @property
-    def default_params(self) -> SamplingParams: ...
-    def stream(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> Stream: ...
-
-
 class Chat:
-    """`messages` are the turns so far, without the system prompt; `system` stands before them when asked.
-
-    What the model thought stays with its answer as `reasoning_content`: templates say how much of it they want.
-    """
+    """`turns` are what was said on this branch, without the system prompt, which stands before it when asked."""
 
     def __init__(
         self,
@@ -61,47 +36,82 @@ class Chat:
         self.params = params or model.default_params
         self.system = system
         self.template_arguments = dict(template_arguments or {})
-        self.messages: list[Message] = []
-        self.last: Metrics | None = None  # of the last answer, if it came to its end
+        self.root = self.at = Turn("", None)  # at: the newest turn of this branch
 
-    def ask(self, text: str) -> Events:
-        """Stream the answer to `text`; both become part of the conversation.
+    @property
+    def turns(self) -> list[Turn]:
+        """Of this branch, oldest first."""
+        return self.at.path
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for turn in self.turns for message in turn.messages]
+
+    @property
+    def last(self) -> Metrics | None:
+        """Of the last answer, if it came to its end."""
+        return self.at.metrics
+
+    def ask(self, text: str, after: Turn | None = None) -> Events:
+        """Stream the answer to `text`, which becomes the newest turn; after: the turn that it follows, the newest
+        where it is None.
 
         Closing the iterator stops the answer, and what was said so far stays. A question that got no answer
         at all (an error, or stopped before the first word) leaves the conversation as it was.
         Raises UsageError for a system prompt without a chat template, and whatever the model raises.
         """
-        self.messages.append({"role": "user", "content": text})
-        self.last = None
+        before, parent = self.at, after or self.at
+        turn = self.at = Turn(text, parent, model=self.model.name)
+        parent.children.append(turn)
+        last, parent.chosen = parent.chosen, turn
         said, finished = dict.fromkeys(Kind, ""), False
         try:
             stream = self.model.stream(self._prompt(), self.params, template_arguments=self.template_arguments)
             with closing(stream) as events:
                 for event in events:
                     said[event.kind] += event.text
+                    turn.answer, turn.thoughts = said[Kind.CONTENT], said[Kind.REASONING]
+                    turn.finish_reason, turn.metrics = event.finish_reason, event.metrics
                     finished = finished or event.finish_reason is not None
-                    self.last = event.metrics or self.last
                     yield event
         finally:
-            if said[Kind.CONTENT] or finished:
-                thoughts = {"reasoning_content": said[Kind.REASONING]} if said[Kind.REASONING] else {}
-                self.messages.append({"role": "assistant", "content": said[Kind.CONTENT], **thoughts})
-            else:
-                self.messages.pop()
+            if not (turn.answer or finished):
+                parent.children.remove(turn)
+                self.at, parent.chosen = before, last
+
+    def edit(self, turn: Turn, text: str) -> Events:
+        """Ask something else in place of a turn of this branch: another branch from there. As `ask`."""
+        return self.ask(text, after=turn.parent)
+
+    def again(self, turn: Turn) -> Events:
+        """Another answer to the question of a turn of this branch: another branch from there. As `ask`."""
+        return self.ask(turn.question, after=turn.parent)
 
     def undo(self) -> str | None:
-        """Take back the last question and its answer; gives the question, or None if there is none."""
-        if not self.messages:
+        """Take back the last question and its answer, which `redo` brings back; gives the question, or None if
+        there is none."""
+        if self.at.parent is None:
             return None
-        question = self.messages[-2]["content"]
-        del self.messages[-2:]
-        self.last = None
+        question, self.at = self.at.question, self.at.parent
         return question
+
+    def redo(self) -> bool:
+        """Bring back what was taken back last; False where there is nothing."""
+        if self.at.chosen is None:
+            return False
+        self.at = self.at.chosen
+        return True
+
+    def switch(self, turn: Turn) -> None:
+        """Go on with the branch of this turn, from where it was left."""
+        for step in turn.path:
+            assert step.parent
+            step.parent.chosen = step
+        self.at = turn.last
 
     def clear(self) -> None:
         """Forget what was said; system prompt and parameters stay."""
-        self.messages.clear()
-        self.last = None
+        self.root = self.at = Turn("", None)
 
     @property
     def used_tokens(self) -> int | None:
@@ -145,17 +155,24 @@ class Chat:
             raise UsageError(f"{path} is a damaged conversation ({error!r})") from error
         if not (system is None or isinstance(system, str)):
             raise UsageError(f"{path} is a damaged conversation (system is no text)")
-        self.params, self.messages, self.system, self.last = params, messages, system, None
+        self.params, self.system = params, system
+        self.clear()
+        for question, answer in zip(messages[::2], messages[1::2], strict=True):
+            turn = Turn(question["content"], self.at, answer["content"], answer.get("reasoning_content", ""), name)
+            self.at.children.append(turn)
+            self.at.chosen = turn
+            self.at = turn
         return name
 
     def _prompt(self) -> str | list[Message]:
         if self.model.has_chat_template:
             system = [{"role": "system", "content": self.system}] if self.system else []
-            return [*system, *self.messages]
+            asked = self.at.messages[:1]
+            return [*system, *(m for turn in self.turns[:-1] for m in turn.messages), *asked]
         if self.system:
             raise UsageError(f"{self.model.name} has no chat template for a system prompt", "write it as text")
         # A model that only continues text gets the text so far.
-        return "\n".join(message["content"] for message in self.messages)
+        return "\n".join(message["content"] for message in self.messages[:-1])
 
 
 def _checked(messages: Any) -> list[Message]:

@@ -1,0 +1,53 @@
+"""One question and its answer, as a part of the tree that a conversation is."""
+
+from dataclasses import dataclass, field
+
+from localllm.metrics import Metrics
+from localllm.request import FinishReason
+
+Message = dict[str, str]
+
+
+@dataclass(eq=False)
+class Turn:
+    """Turns with one parent are other ways to go on from there: another question, or another answer."""
+
+    question: str
+    parent: "Turn | None"  # None: of the root, which stands before the first question and says nothing
+    answer: str = ""
+    thoughts: str = ""
+    model: str = ""  # who answered
+    finish_reason: FinishReason | None = None  # None: stopped, or still under way
+    metrics: Metrics | None = None  # if the answer came to its end
+    children: list["Turn"] = field(default_factory=list)
+    chosen: "Turn | None" = None  # of the children, the one that was last gone on with
+
+    @property
+    def ways(self) -> list["Turn"]:
+        """This turn and what stands in its place on other branches, in the order in which they were asked."""
+        return self.parent.children if self.parent else [self]
+
+    @property
+    def last(self) -> "Turn":
+        """The end of the branch that was last gone on with."""
+        turn = self
+        while turn.chosen:
+            turn = turn.chosen
+        return turn
+
+    @property
+    def path(self) -> "list[Turn]":
+        """From the first question to this turn; nothing for the root."""
+        turns, turn = [], self
+        while turn.parent:
+            turns.append(turn)
+            turn = turn.parent
+        return turns[::-1]
+
+    @property
+    def messages(self) -> list[Message]:
+        """As templates read them. What the model thought stays with its answer: templates say how much of it they
+        want."""
+        thoughts = {"reasoning_content": self.thoughts} if self.thoughts else {}
+        answer = {"role": "assistant", "content": self.answer, **thoughts}
+        return [{"role": "user", "content": self.question}, answer]

@@ -1,0 +1,46 @@
+"""What the engine did for one request, step by step, for whoever wants to watch: plain data."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token that could have come next."""
+
+    token_id: int
+    logprob: float  # natural logarithm, by the model's own distribution
+    chance: (
+        float  # of being drawn: after penalties, temperature, top_k, top_p and min_p; 0 where those left it out
+    )
+    cut_by: str = ""  # what left it out first: `grammar`, `logit_bias`, `top_k`, `top_p`, `min_p`
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step, as far as it was this request's. Times are seconds since the request arrived."""
+
+    began_s: float
+    ended_s: float
+    tokens: int  # that the request brought to it: a piece of its prompt, or 1 and its draft tokens
+    computed: int  # tokens of prompt and answer whose keys and values are in the cache after it
+    blocks: int  # of the KV cache that the request holds after it
+    found: int  # tokens of its prompt that were found in the cache
+    running: int  # requests that the engine worked on, this among them
+    waiting: int  # requests behind them
+    drafts: tuple[int, ...] = ()  # token ids that it verified
+    accepted: int = 0  # of these, the first so many were right
+    candidates: tuple[tuple[Candidate, ...], ...] = ()  # for each token that came, likeliest first
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a decode step of one request reads from memory, and how fast this machine reads: the roofline."""
+
+    weights: float  # bytes a step
+    per_token: float  # bytes a step for each token in the cache
+    kept_per_token: float  # bytes that the cache keeps for each token
+    bandwidth: float | None  # bytes a second, as measured; None where it was not
+
+    def fraction(self, steps_per_s: float, context: float) -> float | None:
+        """Of the measured bandwidth, what so many steps a second read with so many tokens in the cache."""
+        return (self.weights + self.per_token * context) * steps_per_s / self.bandwidth if self.bandwidth else None

@@ -1,0 +1,74 @@
+"""An answer on its way from a thread that waits for it to the screen, which must never wait.
+
+The engine may bring hundreds of tokens a second and a screen is drawn thirty times: what came since is handed over
+together, once a frame. Knows nothing of Textual.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from localllm.conversation.chat import Events
+from localllm.request import GenerationEvent
+
+Came = tuple[float, GenerationEvent]  # when, in seconds of `time.perf_counter()`
+
+
+@dataclass(frozen=True)
+class Ended:
+    """stopped: by the person; error: what ended it before its time."""
+
+    stopped: bool
+    error: Exception | None = None
+
+
+class Watcher(Protocol):
+    """A part of the screen that shows an answer under way, called on the screen's thread."""
+
+    def begin(self, began: float) -> None:
+        """began: in seconds of `time.perf_counter()`."""
+        ...
+
+    def follow(self, came: Sequence[Came]) -> None: ...
+    def end(self, ended: Ended) -> None: ...
+
+
+class Answering:
+    """One answer under way. `began` is in seconds of `time.perf_counter()`."""
+
+    def __init__(self, ask: Callable[[], Events]):
+        """ask: begins the answer, on this answer's own thread."""
+        self.ask = ask
+        self.began = time.perf_counter()
+        self.came: deque[Came] = deque()
+        self.ended: Ended | None = None
+        self.stopping = False
+        self.thread = threading.Thread(target=self.run, name="localllm-answer", daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        error: Exception | None = None
+        try:
+            events = self.ask()
+            try:
+                for event in events:
+                    self.came.append((time.perf_counter(), event))
+                    if self.stopping:
+                        break
+            finally:
+                events.close()
+        except Exception as fault:  # shown to the person, whatever it is
+            error = fault
+        self.ended = Ended(self.stopping, error)
+
+    def take(self) -> tuple[list[Came], Ended | None]:
+        """What came since the last call, and how it ended if it has: then nothing comes after."""
+        ended = self.ended  # first: what came before the end is then there
+        return [self.came.popleft() for _ in range(len(self.came))], ended
+
+    def stop(self) -> None:
+        """Before the next token; what was said stays."""
+        self.stopping = True
