@@ -9,9 +9,7 @@ class Candidate:
 
     token_id: int
     logprob: float  # natural logarithm, by the model's own distribution
-    chance: (
-        float  # of being drawn: after penalties, temperature, top_k, top_p and min_p; 0 where those left it out
-    )
+    chance: float  # of being drawn, after penalties, temperature, top_k, top_p and min_p; 0: left out by them
     cut_by: str = ""  # what left it out first: `grammar`, `logit_bias`, `top_k`, `top_p`, `min_p`
 
 
