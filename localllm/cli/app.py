@@ -25,6 +25,7 @@ from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
+from localllm.cli.top import top
 from localllm.errors import UsageError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -34,6 +35,7 @@ app.command()(run)
 app.command()(serve)
 app.command()(embed)
 app.command()(ps)
+app.command()(top)
 app.command()(stop)
 app.command()(replay)
 app.command()(pull)
