@@ -208,11 +208,13 @@ class LLM:
         before: ListLike[int] = (),
         priority: int = 0,
         context: int | None = None,
+        inspect: int | None = None,
     ) -> Request:
         """Text as it is, token ids as they are, or messages through the chat template.
 
         before: token ids that stand before the prompt; priority: who has more goes first where requests wait;
-        context: most tokens of this prompt and its answer, where that is to be less than the model is loaded for.
+        context: most tokens of this prompt and its answer, where that is to be less than the model is loaded for;
+        inspect: as Request.inspect.
         Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model,
         or a grammar, a required call or a strict function cannot be kept to.
         """
@@ -243,6 +245,7 @@ class LLM:
             whole("priority", priority),
             None if context is None else whole("context", context, least=1),
             tool_use or ToolUse(),
+            inspect,
         )
         self.most_tokens(request)
         if found := called or params.grammar:
@@ -335,9 +338,11 @@ class LLM:
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         tool_use: ToolUse | None = None,
+        *,
+        inspect: int | None = None,
     ) -> Stream:
         """`prepare` and `submit`."""
-        return self.submit(self.prepare(prompt, params, tools, template_arguments, tool_use))
+        return self.submit(self.prepare(prompt, params, tools, template_arguments, tool_use, inspect=inspect))
 
     def generate(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Completion:
         """Continue text or token ids, without a chat template."""
