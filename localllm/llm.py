@@ -157,9 +157,13 @@ class LLM:
     def block_tokens(self) -> int:
         return self.worker.engine.pool.block_size
 
-    @cached_property
+    @property
     def reads(self) -> Reads:
         """What a decode step reads, and how fast that was measured to be here: nothing is measured for it."""
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> Reads:
         runner, settings = self.worker.engine.runner, self.origin.settings
         measured = kept_rates(runner.device, runner.model.dtype, settings)
         known = runs.typical(runs.read(settings.home / "runs.jsonl", lambda text: None), self.origin.setup)

@@ -126,7 +126,8 @@ class Texts:
 
 
 class AnswerStream(Iterator[GenerationEvent]):
-    """The answer, piece by piece, as `worker.Stream` gives it. Closing it before its end cancels it there, too."""
+    """The answer, piece by piece, as `worker.Stream` gives it. Closing it before its end, from any thread, cancels
+    it there, too."""
 
     def __init__(self, server: Server, lines: Iterator[Object], texts: Texts):
         self.server = server
@@ -139,7 +140,11 @@ class AnswerStream(Iterator[GenerationEvent]):
             raise StopIteration
         try:
             event, texts = event_from_json(next(self.lines))
-        except (StopIteration, LookupError, TypeError, ValueError, AttributeError):
+        except (StopIteration, LookupError, TypeError, ValueError, AttributeError, LocalLLMError) as error:
+            if self.ended:  # closed meanwhile
+                raise StopIteration from None
+            if isinstance(error, LocalLLMError):
+                raise
             raise unknown(self.server.url) from None
         self.texts.known |= texts
         if event.finish_reason is not None:

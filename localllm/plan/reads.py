@@ -1,4 +1,4 @@
-"""What a decode step of a loaded model reads, for whoever shows it beside what this machine was measured to read."""
+"""What a decode step of a loaded model reads, for whoever shows it beside what this machine was measured to do."""
 
 from collections import Counter
 
