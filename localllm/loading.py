@@ -73,7 +73,7 @@ def load(
     deterministic: bool | None = False,
     max_queue: int = MOST_WAITING,
     on_phase: Callable[[str], object] = lambda name: None,
-    on_part: Callable[[int, int], object] = lambda done, total: None,
+    on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> LLM:
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
@@ -87,7 +87,7 @@ def load(
     one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
     bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
     (docs/determinism.md), on a CPU alone; None: where that holds; max_queue: where so many requests wait, one more
-    is refused with Busy; on_phase: told the name of each phase as it begins, one of `LLM.load_phases`; on_part: how
+    is refused with Busy; on_phase: told each phase as it begins, by its name in `LLM.load_phases`; on_part: how
     much of that phase is done of how much: bytes of weights that were read, parts that were quantized. What either
     raises ends the loading, and nothing stays of it in memory.
     An edition that somebody made is loaded as the model that it is of, and answers as its maker wants.

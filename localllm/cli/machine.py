@@ -1,5 +1,5 @@
-"""The models of this machine as the app asks for them, by the flags of the command line: one way to open a model, for
-the app and for a single answer."""
+"""The models of this machine by the flags of the command line: one way to open one, for the app and for a single
+answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -139,7 +139,7 @@ def weight_bytes(known: CatalogEntry, parameters: float | None, place: Place) ->
 
 
 def read_rate(place: Place) -> float | None:
-    """Bytes of weights a second that steps of decoding get through here, if that was measured; of plain matrices."""
+    """Bytes of plain weights a second that steps of decoding get through here, if that was measured."""
     from localllm.device import resolve_dtype
     from localllm.plan.measured import DECODING
     from localllm.rates import kept_rates

@@ -27,8 +27,8 @@ NO_FLAG = {"draft": None}  # the value of those that are not given, where it is 
 def served_model(flags: Mapping[str, Any], say: Callable[[str], object] = note) -> ServedModel | None:
     """The model in a server, if one that runs has it loaded; in the one that was named, also if it has not.
 
-    flags: those of `run`; say: takes a line for the person. Raises UsageError where they contradict each other, and where a server was named what
-    keeps it from answering.
+    flags: those of `run`; say: takes a line for the person. Raises UsageError where flags contradict each other,
+    and where a server was named what keeps it from answering.
     """
     name, named, verbose = flags["model"], flags["server"], flags["verbose"]
     settings = Settings.from_environment()

@@ -66,7 +66,7 @@ class Show(Protocol):
 
     def begin(self, order: Order) -> None: ...
     def advance(self, file: RemoteFile, count: int) -> None:
-        """`count` bytes came; if it is negative, so many have to come again; with 0 nothing came, and it goes on."""
+        """`count` bytes came; if it is negative, so many have to come again; 0: none did, and it goes on."""
         ...
 
     def finish(self, file: RemoteFile) -> None:

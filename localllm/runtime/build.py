@@ -21,7 +21,7 @@ from localllm.runtime.transfer import Transfer
 from localllm.runtime.ways import Streamed
 
 T = TypeVar("T")
-Part = Callable[[int, int], object]  # bytes of weights that are read, of how many
+Part = Callable[[int, int], None]  # bytes of weights that are read, of how many
 
 WARM_TOKENS = 64  # of a first step, which compiles the kernels of prompts
 
