@@ -14,7 +14,7 @@ from localllm.conversation.turn import Message, Turn
 from localllm.errors import UsageError
 from localllm.files import write_whole
 from localllm.metrics import Metrics
-from localllm.model import ChatModel
+from localllm.model import ChatModel, Stream
 from localllm.params import params_from_json, params_to_json
 from localllm.request import GenerationEvent, Kind, SamplingParams
 
@@ -37,6 +37,8 @@ class Chat:
         self.system = system
         self.template_arguments = dict(template_arguments or {})
         self.root = self.at = Turn("", None)  # at: the newest turn of this branch
+        self.inspect: int | None = None  # as Request.inspect, of what is asked next
+        self.under_way: Stream | None = None
 
     @property
     def turns(self) -> list[Turn]:
@@ -66,8 +68,11 @@ class Chat:
         last, parent.chosen = parent.chosen, turn
         said, finished = dict.fromkeys(Kind, ""), False
         try:
-            stream = self.model.stream(self._prompt(), self.params, template_arguments=self.template_arguments)
+            stream = self.model.stream(
+                self._prompt(), self.params, template_arguments=self.template_arguments, inspect=self.inspect
+            )
             with closing(stream) as events:
+                self.under_way = stream
                 for event in events:
                     said[event.kind] += event.text
                     turn.answer, turn.thoughts = said[Kind.CONTENT], said[Kind.REASONING]
@@ -75,9 +80,16 @@ class Chat:
                     finished = finished or event.finish_reason is not None
                     yield event
         finally:
+            self.under_way = None
             if not (turn.answer or finished):
                 parent.children.remove(turn)
                 self.at, parent.chosen = before, last
+
+    def stop(self) -> None:
+        """End the answer under way at once, from any thread: whoever reads it finds its end, and what was said so
+        far stays. Nothing where none is under way."""
+        if stream := self.under_way:
+            stream.close()
 
     def edit(self, turn: Turn, text: str) -> Events:
         """Ask something else in place of a turn of this branch: another branch from there. As `ask`."""
