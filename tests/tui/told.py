@@ -22,7 +22,7 @@ BLOCK = 16
 
 class Texts:
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
-        return "".join(text_of(token) for token in ids)
+        return "".join(text_of(token) for token in ids if not (skip_special and WORDS[token] == "<|end|>"))
 
 
 def text_of(token: int) -> str:
@@ -33,8 +33,8 @@ def text_of(token: int) -> str:
 class Told:
     """What a strip and an inspector ask of a model."""
 
-    name = "told"
     context = 4096
+    block_tokens = BLOCK
     reads = Reads(weights=1.2e9, per_token=65536, kept_per_token=65536, bandwidth=200e9)
     tokenizer = Texts()
 
@@ -70,7 +70,8 @@ def story(steps: int = 40, prompt: int = 600, found: int = 96, drafts: bool = Tr
         picked = tuple(candidates(token, place + n) for n, token in enumerate(came))
         blocks = -(-computed // BLOCK)
         return StepReport(
-            began, now, tokens, prompt, computed, blocks, found, 1, 0, tuple(guesses), accepted, picked
+            *(began, now, tokens, computed, blocks, found, 1, 0, tuple(guesses), accepted, picked),
+            prompt=prompt,
         )
 
     clock[0] = now

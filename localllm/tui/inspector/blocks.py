@@ -8,7 +8,6 @@ from textual.widget import Widget
 from localllm.inspection import StepReport
 from localllm.metrics import EngineStats
 from localllm.model import Model
-from localllm.plan.memory import BLOCK_SIZE
 from localllm.tui.inspector.lanes import DIM, Cell, painted
 from localllm.tui.inspector.record import Record
 from localllm.tui.sparkline import bar
@@ -39,7 +38,7 @@ class Blocks(Widget, can_focus=True):
     def render(self) -> Content:
         newest, width = self.record.newest, self.size.width
         lines = [Content.styled(ABOUT, DIM), self.counts(newest), Content()]
-        lines += grid(newest, self.model.context, width, max(self.size.height - LINES, 1))
+        lines += grid(newest, self.model.context, self.model.block_tokens, width, max(self.size.height - LINES, 1))
         lines += [Content(), self.legend()]
         if isinstance(self.model, Counted):
             lines.append(self.pool(self.model.stats()))
@@ -51,7 +50,7 @@ class Blocks(Widget, can_focus=True):
         reads = self.model.reads
         kept = f", {size(reads.kept_per_token * newest.computed)}" if reads else ""
         room = f"{newest.computed:,} of {self.model.context:,} tokens"
-        return Content(f"{newest.blocks:,} blocks of {BLOCK_SIZE} tokens, {room}{kept}")
+        return Content(f"{newest.blocks:,} blocks of {self.model.block_tokens} tokens, {room}{kept}")
 
     def legend(self) -> Content:
         parts = ((FOUND, "found in the cache"), (PROMPT, "prompt, computed"), (ANSWER, "answer"), (FREE, "free"))
@@ -66,22 +65,22 @@ class Blocks(Widget, can_focus=True):
         return Content.assemble(("pool ", DIM), Content.styled(bar(share, 16, "░"), "$primary"), (told, DIM))
 
 
-def grid(newest: StepReport | None, context: int, width: int, height: int) -> list[Content]:
+def grid(newest: StepReport | None, context: int, block_tokens: int, width: int, height: int) -> list[Content]:
     """A cell for each block of the context, as large as there is room; where there is too little, for several."""
-    tokens, blocks = BLOCK_SIZE, -(-context // BLOCK_SIZE)
+    tokens, blocks = block_tokens, -(-context // block_tokens)
     sizes = ((4, 2), (2, 2), (2, 1), (1, 1))  # columns of a cell, and the lines from one row to the next
     fitting = (one for one in sizes if rows_of(blocks, width, one[0]) * one[1] <= height)
     wide, tall = next(fitting, sizes[-1])
-    while rows_of(-(-context // tokens), width, wide) > height - (tokens > BLOCK_SIZE):
-        tokens += BLOCK_SIZE
+    while rows_of(-(-context // tokens), width, wide) > height - (tokens > block_tokens):
+        tokens += block_tokens
     across = max((width + 1) // (wide + 1), 1)
     cells = [drawn(begin, tokens, wide, newest) for begin in range(0, context, tokens)]
     lines: list[Content] = []
     for start in range(0, len(cells), across):
         row = [part for one in cells[start : start + across] for part in (*one, (" ", ""))]
         lines += [painted(row), *[Content()] * (tall - 1)]
-    if tokens > BLOCK_SIZE:
-        lines.append(Content.styled(f"each sign stands for {tokens // BLOCK_SIZE} blocks", DIM))
+    if tokens > block_tokens:
+        lines.append(Content.styled(f"each sign stands for {tokens // block_tokens} blocks", DIM))
     return lines
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, chop_cells
 
 from localllm.tui.inspector.record import Guess, Token
+from localllm.visible import VISIBLE
 
 SEEN = {" ": "·", "\t": "⇥", "\n": "↵"}
 MARKS = {Guess.RIGHT: "✓", Guess.WRONG: "✗", Guess.NONE: ""}
@@ -20,12 +21,12 @@ def visible(text: str) -> str:
 def _sign(character: str) -> str:
     if character in SEEN:
         return SEEN[character]
-    code, kind = ord(character), unicodedata.category(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
+    if ord(character) in VISIBLE:
+        return chr(VISIBLE[ord(character)])
+    kind = unicodedata.category(character)
     if kind in ("Mn", "Me"):
         return "◌" + character
-    return "�" if kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") else character
+    return "�" if kind in ("Cf", "Cs", "Co", "Cn", "Zl", "Zp") else character
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,16 @@ from localllm.tui.inspector.tokens import Tokens
 
 CANDIDATES = 8  # of each token
 FRAME_S = 0.1
-ABOUT = "Colour: how likely the model held each token. Choose one to see what else could have come."
-VIEWS = {"timeline": "Time line", "tokens": "Tokens", "blocks": "KV blocks"}
+ABOUT = Content.assemble(
+    "How likely each was: ",
+    ("≥90%", "$text-success"),
+    ("  ≥50%", "$text-warning"),
+    ("  ≥10%", "$warning"),
+    ("  <10%", "$text-error"),
+    "  ✓ right draft  ✗ rejected",
+)
+NAMES = {"timeline": "Time line", "tokens": "Tokens", "blocks": "KV blocks"}
+VIEWS: dict[str, type[TimeLine | Tokens | Blocks]] = {"timeline": TimeLine, "tokens": Tokens, "blocks": Blocks}
 
 
 class Tab(Static):
@@ -36,7 +44,7 @@ class Tab(Static):
             self.view = view
 
     def __init__(self, number: int, view: str):
-        super().__init__(Content(f"{number} {VIEWS[view]}"), id=f"tab-{view}")
+        super().__init__(Content(f"{number} {NAMES[view]}"), id=f"tab-{view}")
         self.view = view
 
     def on_click(self) -> None:
@@ -44,7 +52,8 @@ class Tab(Static):
 
 
 class Inspector(Widget):
-    """Hidden at first. `inspect` is what the next answer is to report for it."""
+    """Hidden at first. `inspect` is what the next answer is to report: steps, as the strip of numbers wants them,
+    and candidates while this is open."""
 
     DEFAULT_CSS = """
     Inspector {
@@ -63,7 +72,7 @@ class Inspector(Widget):
     def __init__(self, model: Model):
         super().__init__()
         self.model = model
-        self.record = Record(self.text_of)
+        self.record = Record(self.text_of, self.is_special)
         self.stale = False
 
     def compose(self) -> ComposeResult:
@@ -72,7 +81,7 @@ class Inspector(Widget):
         with ContentSwitcher(initial="timeline"):
             yield TimeLine(self.record)
             with Vertical(id="tokens"):
-                yield Static(Content(ABOUT), classes="about")
+                yield Static(ABOUT, classes="about")
                 yield Tokens(self.record)
                 yield Candidates(self.text_of)
             yield Blocks(self.record, self.model)
@@ -82,8 +91,9 @@ class Inspector(Widget):
         self.mark()
 
     @property
-    def inspect(self) -> int | None:
-        return CANDIDATES if self.display else None
+    def inspect(self) -> int:
+        """As `Request.inspect`."""
+        return CANDIDATES if self.display else 0
 
     @property
     def view(self) -> str:
@@ -111,14 +121,14 @@ class Inspector(Widget):
         self.query_one(Candidates).show(event.token)
 
     def focus_view(self) -> None:
-        self.query_one("#flow" if self.view == "tokens" else f"#{self.view}").focus(scroll_visible=False)
+        self.query_one(VIEWS[self.view]).focus(scroll_visible=False)
 
     def mark(self) -> None:
         for tab in self.query(Tab):
             tab.set_class(tab.view == self.view, "-chosen")
 
     def begin(self, began: float) -> None:
-        self.record = Record(self.text_of)
+        self.record = Record(self.text_of, self.is_special)
         self.stale = True
 
     def follow(self, came: Sequence[Came]) -> None:
@@ -132,14 +142,21 @@ class Inspector(Widget):
         """What is seen, if it is not as it was."""
         if self.stale and self.display:
             self.stale = False
-            shown = {"timeline": TimeLine, "tokens": Tokens, "blocks": Blocks}[self.view]
-            self.query_one(shown).show(self.record)
+            self.query_one(VIEWS[self.view]).show(self.record)
 
     def text_of(self, token: int) -> str:
-        """Behind another token, as some decoders leave out the space before a first one."""
+        """Behind another token, as some decoders leave out the space before a first one. "" where it is not known:
+        a server names the tokens that it reports, and no others."""
         decode = self.model.tokenizer.decode
         try:
             once = decode([token], skip_special=False)
             return decode([token, token], skip_special=False)[len(once) :] or once
-        except LookupError:  # a server names the tokens that it reports, and no others
-            return f"[{token}]"
+        except LookupError:
+            return ""
+
+    def is_special(self, token: int) -> bool:
+        """Is it left out of texts? Not known of a server's."""
+        try:
+            return not self.model.tokenizer.decode([token], skip_special=True) and bool(self.text_of(token))
+        except LookupError:
+            return False

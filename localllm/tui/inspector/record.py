@@ -29,6 +29,7 @@ class Token:
     text: str
     candidates: tuple[Candidate, ...] = ()  # likeliest first
     guess: Guess = Guess.NONE
+    special: bool = False  # no part of any text: an end, a mark of the template
 
     @property
     def probability(self) -> float:
@@ -56,8 +57,9 @@ class Step:
 class Record:
     """One answer. `pieces` are the steps that read the prompt, `steps` those that followed."""
 
-    def __init__(self, text_of: Callable[[int], str]):
-        self.text_of = text_of
+    def __init__(self, text_of: Callable[[int], str], is_special: Callable[[int], bool]):
+        self.text_of = text_of  # "" where it is not known
+        self.is_special = is_special
         self.pieces: list[Step] = []
         self.steps: list[Step] = []
         self.tokens: list[Token] = []
@@ -83,7 +85,7 @@ class Record:
             if event.step:
                 self.report(event.step)
             for token in event.token_ids:
-                self.token(token)
+                self.token(token, event.text)
             self.metrics = event.metrics or self.metrics
         if len(self.steps) > MOST + SPARE:
             self.gone_steps += len(self.steps) - MOST
@@ -105,7 +107,8 @@ class Record:
             self.step = Step(self.newest, self.output)
             (self.pieces if self.step.reads else self.steps).append(self.step)
 
-    def token(self, token: int) -> None:
+    def token(self, token: int, said: str) -> None:
+        """said: by the event that brought it."""
         place, candidates = 0, ()
         if self.step:
             place, drafts = self.step.came, self.step.report.drafts
@@ -120,5 +123,6 @@ class Record:
             guess = Guess.RIGHT if place < accepted else Guess.NONE
         else:
             guess = Guess.NONE
-        self.tokens.append(Token(self.output, token, self.text_of(token), candidates, guess))
+        text, special = self.text_of(token) or said, self.is_special(token)
+        self.tokens.append(Token(self.output, token, text, candidates, guess, special))
         self.output += 1

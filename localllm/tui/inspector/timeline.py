@@ -27,7 +27,7 @@ from localllm.tui.inspector.scale import Scale
 from localllm.tui.sparkline import nice_top
 from localllm.units import rate, seconds
 
-ABOUT = "Every step of the engine: ←→ choose one, + and - zoom; below, how long each took."
+ABOUT = "Every step of the engine, and how long each took. ← → choose one, + - zoom."
 MOST_ZOOM = 16
 
 
@@ -157,12 +157,9 @@ class TimeLine(Widget, can_focus=True):
         read_s = sum(piece.took_s for piece in record.pieces)
         tokens = sum(piece.report.tokens for piece in record.pieces)
         speed = rate(tokens / read_s if read_s > 0 else math.nan)
-        pieces = len(record.pieces)
-        prompt = f"prompt {newest.prompt:,} tokens, {newest.found:,} cached, {pieces} piece{'s'[: pieces > 1]}"
+        prompt = f"prompt {newest.prompt:,}, {newest.found:,} cached, {speed}"
         steps = record.gone_steps + len(record.steps)
-        return Content(
-            f"queue {seconds(record.queue_s)}  {prompt} at {speed}  {steps:,} steps, {record.output:,} tokens"
-        )
+        return Content(f"queue {seconds(record.queue_s)}  {prompt}  {steps:,} steps, {record.output:,} tokens")
 
     def told(self, place: int) -> Content:
         """Of one step, in a line: when, for how long, and what it brought."""
@@ -176,7 +173,8 @@ class TimeLine(Widget, can_focus=True):
             drafts = f", {report.accepted} of {len(report.drafts)} drafts right" if report.drafts else ""
             brought = Content(f"{step.came} token{'s'[: step.came != 1]}{drafts}  ")
         others = f"beside {report.running - 1} other requests  " if report.running > 1 else ""
-        texts = [spelled(token) for token in self.record.tokens_of(step)]
+        tokens = self.record.tokens_of(step)
+        texts = [spelled(token, before) for before, token in zip([None, *tokens], tokens, strict=False)]
         return Content.assemble((number + ran, DIM), brought, (others, DIM), *texts)
 
     def table(self, room: int) -> list[Content]:
@@ -191,7 +189,8 @@ class TimeLine(Widget, can_focus=True):
         return rows
 
 
-def spelled(token: Token) -> Content:
-    """As the view of tokens shows it."""
+def spelled(token: Token, before: Token | None) -> Content:
+    """As the view of tokens shows it: neighbours that were guessed alike have one mark together."""
     style = {Guess.RIGHT: RIGHT, Guess.WRONG: f"{WRONG} strike"}.get(token.guess, WRITES)
-    return Content.styled(MARKS[token.guess] + visible(token.text), style)
+    mark = "" if before and before.guess is token.guess else MARKS[token.guess]
+    return Content.styled(mark + visible(token.text), style)

@@ -24,6 +24,8 @@ BANDS = ((0.9, "sure"), (0.5, "likely"), (0.1, "unlikely"), (0.0, "rare"))  # fr
 def band(token: Token) -> str:
     if token.guess is Guess.WRONG:
         return "wrong"
+    if token.special:
+        return "special"
     if math.isnan(token.probability):
         return "unknown"
     return next(name for least, name in BANDS if token.probability >= least)
@@ -39,11 +41,11 @@ class Tokens(ScrollView, can_focus=True):
     Tokens > .tokens--unknown { color: $foreground; }
     Tokens > .tokens--wrong { color: $text-error 70%; text-style: strike dim; }
     Tokens > .tokens--right { background: $accent 25%; }
-    Tokens > .tokens--chosen { text-style: reverse; }
+    Tokens > .tokens--special { color: $text-secondary; text-style: bold italic; }
     """
     COMPONENT_CLASSES: ClassVar = {
         *(f"tokens--{name}" for _, name in BANDS),
-        *(f"tokens--{name}" for name in ("unknown", "wrong", "right", "chosen")),
+        *(f"tokens--{name}" for name in ("unknown", "special", "wrong", "right")),
     }
     BINDINGS: ClassVar = [
         Binding("left", "move(-1)", "token before", show=False),

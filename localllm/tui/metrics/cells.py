@@ -66,7 +66,8 @@ def speed(numbers: Numbers, width: int) -> Content:
 def reading(numbers: Numbers, width: int) -> Content:
     """How far the prompt is read; until the first piece of it is, how long it has been waited for."""
     if numbers.phase is Phase.WAITING:
-        return Content.assemble(Content.styled("waiting ", LABEL), seconds(max(numbers.elapsed_s, 0.0)))
+        queue = f"  place {numbers.place:,} in the queue, {numbers.running:,} running" if numbers.place else ""
+        return Content.assemble(("waiting ", LABEL), seconds(max(numbers.elapsed_s, 0.0)), queue)
     total, done = numbers.metrics.prompt_tokens, numbers.read_tokens
     fraction = done / total if total else 0.0
     told = f"{done:>{len(f'{total:,}')},} of {total:,} tokens"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from localllm.inspection import Reads
+from localllm.inspection import Reads, StepReport
 from localllm.metrics import Metrics, percentile
 from localllm.tui.answering import Came
 
@@ -44,6 +44,7 @@ class Numbers:
     roofline: float | None = None  # share of the measured bandwidth
     running: int = 0  # requests that the last step was for, this among them; 0: not known
     waiting: int = 0  # requests behind them
+    place: int = 0  # in the queue, counted from 1; 0: it is worked on, or that is not known
 
 
 NOTHING = Metrics(0, 0, 0, math.nan, 0.0, math.nan, math.nan, (), math.nan, 0)
@@ -60,7 +61,7 @@ class Live:
         self.scheduled = self.first = self.last = math.nan
         self.output = self.drafted = self.accepted = 0
         self.prompt: int | None = None  # tokens, once known
-        self.found = self.computed = self.running = self.waiting = 0
+        self.found = self.computed = self.running = self.waiting = self.place = 0
         self.has_steps = False
         self.times: deque[float] = deque(maxlen=MOST_DECODED)
         self.gaps: deque[float] = deque(maxlen=MOST_GAPS)
@@ -77,11 +78,7 @@ class Live:
             at = when - self.began
             if step := event.step:
                 at = step.ended_s
-                if not self.has_steps:
-                    self.has_steps, self.scheduled = True, step.began_s
-                self.prompt = step.prompt
-                self.found, self.computed = step.found, step.computed
-                self.running, self.waiting = step.running, step.waiting
+                self.reported(step)
             elif self.has_steps:
                 at = self.last  # another token of the same step
             for _ in event.token_ids:
@@ -89,6 +86,13 @@ class Live:
                 self.drafted += event.drafted
                 self.accepted += event.accepted
             self.ended = event.metrics or self.ended
+
+    def reported(self, step: StepReport) -> None:
+        if step.tokens and not self.has_steps:
+            self.has_steps, self.scheduled = True, step.began_s
+        self.prompt, self.place = step.prompt, step.place
+        self.found, self.computed = step.found, step.computed
+        self.running, self.waiting = step.running, step.waiting
 
     def token(self, at: float) -> None:
         if self.output:
@@ -141,6 +145,7 @@ class Live:
             self.roofline(rate, metrics, used),
             self.running,
             self.waiting,
+            self.place,
         )
 
     def final(self, metrics: Metrics) -> Numbers:
