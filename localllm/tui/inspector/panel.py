@@ -25,8 +25,10 @@ ABOUT = Content.assemble(
     "How likely each was: ",
     ("≥90%", "$text-success"),
     ("  ≥50%", "$text-warning"),
-    ("  ≥10%", "$warning"),
-    ("  <10%", "$text-error"),
+    "  ",
+    ("≥10%", "$warning underline"),
+    "  ",
+    ("<10%", "$text-error bold underline"),
     "  ✓ right draft  ✗ rejected",
 )
 NAMES = {"timeline": "Time line", "tokens": "Tokens", "blocks": "KV blocks"}

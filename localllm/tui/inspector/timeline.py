@@ -170,12 +170,12 @@ class TimeLine(Widget, can_focus=True):
         if step.reads:
             brought = Content(f"read {report.tokens:,} tokens, {rate(report.tokens / step.took_s)}  ")
         else:
-            drafts = f", {report.accepted} of {len(report.drafts)} drafts right" if report.drafts else ""
-            brought = Content(f"{step.came} token{'s'[: step.came != 1]}{drafts}  ")
-        others = f"beside {report.running - 1} other requests  " if report.running > 1 else ""
+            brought = Content(f"{step.came} token{'s'[: step.came != 1]}".ljust(10))
+        drafts = f"  {report.accepted} of {len(report.drafts)} drafts right" if report.drafts else ""
+        others = f"  {report.running - 1} other requests" if report.running > 1 else ""
         tokens = self.record.tokens_of(step)
         texts = [spelled(token, before) for before, token in zip([None, *tokens], tokens, strict=False)]
-        return Content.assemble((number + ran, DIM), brought, (others, DIM), *texts)
+        return Content.assemble((number + ran, DIM), brought, *texts, (drafts + others, DIM))
 
     def table(self, room: int) -> list[Content]:
         """The step that is looked at, and as many around it as there is room for."""
