@@ -3,17 +3,17 @@
 from typing import Protocol, runtime_checkable
 
 from textual.content import Content
-from textual.widget import Widget
 
 from localllm.inspection import StepReport
 from localllm.metrics import EngineStats
 from localllm.model import Model
+from localllm.tui.inspector.drawn import Drawn
 from localllm.tui.inspector.lanes import DIM, Cell, painted
 from localllm.tui.inspector.record import Record
 from localllm.tui.sparkline import bar
 from localllm.units import size
 
-ABOUT = "Keys and values of the tokens so far; what is found in the cache is not computed."
+ABOUT = "Keys and values so far, block by block; a found one is not computed again."
 FOUND, PROMPT, ANSWER, FREE = ("▒", "$success"), ("█", "$primary"), ("█", "$accent"), ("·", DIM)
 LINES = 6  # beside the grid
 
@@ -23,9 +23,7 @@ class Counted(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-class Blocks(Widget, can_focus=True):
-    DEFAULT_CSS = "Blocks { width: 1fr; height: 1fr; }"
-
+class Blocks(Drawn, can_focus=True):
     def __init__(self, record: Record, model: Model):
         super().__init__(id="blocks")
         self.record = record
@@ -35,14 +33,14 @@ class Blocks(Widget, can_focus=True):
         self.record = record
         self.refresh()
 
-    def render(self) -> Content:
+    def lines(self) -> list[Content]:
         newest, width = self.record.newest, self.size.width
         lines = [Content.styled(ABOUT, DIM), self.counts(newest), Content()]
         lines += grid(newest, self.model.context, self.model.block_tokens, width, max(self.size.height - LINES, 1))
         lines += [Content(), self.legend()]
         if isinstance(self.model, Counted):
             lines.append(self.pool(self.model.stats()))
-        return Content("\n").join(line.truncate(width) for line in lines)
+        return lines
 
     def counts(self, newest: StepReport | None) -> Content:
         if newest is None:
@@ -77,7 +75,7 @@ def grid(newest: StepReport | None, context: int, block_tokens: int, width: int,
     cells = [drawn(begin, tokens, wide, newest) for begin in range(0, context, tokens)]
     lines: list[Content] = []
     for start in range(0, len(cells), across):
-        row = [part for one in cells[start : start + across] for part in (*one, (" ", ""))]
+        row = [part for one in cells[start : start + across] for part in (*one, (" ", one[-1][1]))]
         lines += [painted(row), *[Content()] * (tall - 1)]
     if tokens > block_tokens:
         lines.append(Content.styled(f"each sign stands for {tokens // block_tokens} blocks", DIM))

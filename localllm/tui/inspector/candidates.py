@@ -32,7 +32,7 @@ def quoted(text: str, width: int) -> str:
 
 class Candidates(Widget):
     DEFAULT_CSS = """
-    Candidates { width: 1fr; height: auto; max-height: 60%; }
+    Candidates { width: 1fr; height: auto; max-height: 60%; text-wrap: nowrap; text-overflow: clip; }
     """
 
     def __init__(self, text_of: Callable[[int], str]):
@@ -61,7 +61,7 @@ class Candidates(Widget):
         lines = [head, Content.styled(names, DIM), *(self.line(one, token, room) for one in token.candidates)]
         rest = 1 - sum(math.exp(one.logprob) for one in token.candidates)
         lines.append(Content.styled(f"{'  all others':{TEXT + 2}}{share(max(rest, 0.0)):>{NUMBER}}", DIM))
-        return Content("\n").join(line.truncate(width) for line in lines)
+        return Content("\n").join(lines)
 
     def line(self, one: Candidate, token: Token, room: int) -> Content:
         own = math.exp(one.logprob)

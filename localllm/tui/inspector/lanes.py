@@ -1,6 +1,8 @@
 """The time line of an answer as rows of cells: its place in the queue and its prompt, its steps, its drafts."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from textual.content import Content
@@ -36,34 +38,49 @@ def prompt_row(record: Record, scale: Scale) -> list[Cell]:
         told = f"{piece.report.tokens:,}"
         text = told.center(len(covered)) if len(covered) >= len(told) + 2 else " " * len(covered)
         for column, character in zip(covered, text, strict=True):
-            shade = character if character != " " else "█▓"[place % 2]
-            style = PIECES[place % 2] + (" reverse bold" if character != " " else "")
-            row[column] = (shade, style)
+            shade = PIECES[place % 2]
+            is_number = character != " "
+            row[column] = (character, f"$foreground on {shade}") if is_number else ("█▓"[place % 2], shade)
     return row
 
 
-def step_rows(record: Record, scale: Scale, height: int) -> list[list[Cell]]:
-    """Tokens in each column of time: a tick a step where steps lie apart, else how many there were."""
-    tokens, styles = [0] * scale.width, [""] * scale.width
-    for step in [*record.pieces[-1:], *record.steps]:
-        column = scale.column(step.report.ended_s)
-        if 0 <= column < scale.width:
+@dataclass(frozen=True)
+class Bins:
+    """What the steps that ended in each column of time brought."""
+
+    tokens: list[int]
+    drafted: list[int]
+    accepted: list[int]
+
+    @classmethod
+    def of(cls, record: Record, scale: Scale) -> "Bins":
+        tokens, drafted, accepted = ([0] * scale.width for _ in range(3))
+        for step in [*within(record.pieces[-1:], scale), *within(record.steps, scale)]:
+            report = step.report
+            column = scale.column(report.ended_s)
             tokens[column] += step.came
-            drafted = step.report.drafts
-            styles[column] = RIGHT if step.report.accepted else styles[column] or (WRONG if drafted else WRITES)
-    rows = columns(tokens, height, max(tokens, default=0) or 1)
-    return [list(zip(row, styles, strict=True)) for row in rows]
+            if report.drafts:
+                drafted[column] += len(report.drafts)
+                accepted[column] += report.accepted
+        return cls(tokens, drafted, accepted)
+
+    def step_rows(self, height: int) -> list[list[Cell]]:
+        """A tick a step where steps lie apart, else as high as there were tokens."""
+        rows = columns(self.tokens, height, max(self.tokens, default=0) or 1)
+        counts = zip(self.drafted, self.accepted, strict=True)
+        styles = [RIGHT if accepted else WRONG if drafted else WRITES for drafted, accepted in counts]
+        return [list(zip(row, styles, strict=True)) for row in rows]
+
+    def draft_row(self) -> list[Cell]:
+        """✓ where all drafts of a column were right, ✗ where none was, else ± ."""
+        return [verdict(*counts) for counts in zip(self.drafted, self.accepted, strict=True)]
 
 
-def draft_row(record: Record, scale: Scale) -> list[Cell]:
-    """✓ where all drafts of a column were right, ✗ where none was, else ± ."""
-    drafted, accepted = [0] * scale.width, [0] * scale.width
-    for step in record.steps:
-        column = scale.column(step.report.ended_s)
-        if step.report.drafts and 0 <= column < scale.width:
-            drafted[column] += len(step.report.drafts)
-            accepted[column] += step.report.accepted
-    return [verdict(*counts) for counts in zip(drafted, accepted, strict=True)]
+def within(steps: Sequence[Step], scale: Scale) -> Sequence[Step]:
+    """Those that may be seen."""
+    first = bisect_left(steps, scale.start_s, key=lambda step: step.report.ended_s)
+    last = bisect_right(steps, scale.start_s + scale.span_s, key=lambda step: step.report.ended_s)
+    return steps[first:last]
 
 
 def verdict(drafted: int, accepted: int) -> Cell:

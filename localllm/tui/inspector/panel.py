@@ -20,7 +20,7 @@ from localllm.tui.inspector.timeline import TimeLine
 from localllm.tui.inspector.tokens import Tokens
 
 CANDIDATES = 8  # of each token
-FRAME_S = 0.1
+FRAME_S = 0.125
 ABOUT = Content.assemble(
     "How likely each was: ",
     ("≥90%", "$text-success"),

@@ -6,9 +6,9 @@ from typing import ClassVar
 from textual.binding import Binding
 from textual.content import Content
 from textual.events import Click, MouseScrollDown, MouseScrollUp
-from textual.widget import Widget
 
 from localllm.metrics import percentile
+from localllm.tui.inspector.drawn import Drawn
 from localllm.tui.inspector.flow import MARKS, visible
 from localllm.tui.inspector.lanes import (
     DIM,
@@ -16,11 +16,10 @@ from localllm.tui.inspector.lanes import (
     RIGHT,
     WRITES,
     WRONG,
+    Bins,
     chart,
-    draft_row,
     named,
     prompt_row,
-    step_rows,
 )
 from localllm.tui.inspector.record import Guess, Record, Step, Token
 from localllm.tui.inspector.scale import Scale
@@ -29,10 +28,10 @@ from localllm.units import rate, seconds
 
 ABOUT = "Every step of the engine, and how long each took. ← → choose one, + - zoom."
 MOST_ZOOM = 16
+TYPICAL = 512  # steps that the scale of their times is by
 
 
-class TimeLine(Widget, can_focus=True):
-    DEFAULT_CSS = "TimeLine { width: 1fr; height: 1fr; }"
+class TimeLine(Drawn, can_focus=True):
     BINDINGS: ClassVar = [
         Binding("left", "move(-1)", "step before", show=False),
         Binding("right", "move(1)", "step after", show=False),
@@ -129,24 +128,25 @@ class TimeLine(Widget, can_focus=True):
             return max(0, count - width)
         return max(0, min(self.place - width // 2, count - width))
 
-    def render(self) -> Content:
+    def lines(self) -> list[Content]:
         record, steps, scale, place = self.record, self.steps, self.scale, self.place
         chosen = steps[place] if steps else None
         lines = [Content.styled(ABOUT, DIM), self.summary()]
         labels = scale.labels() if steps else ""
         lines.append(named("", [(character, DIM) for character in labels]))
         lines.append(named("prompt", prompt_row(record, scale)))
-        rows = step_rows(record, scale, self.lane_lines)
+        bins = Bins.of(record, scale)
+        rows = bins.step_rows(self.lane_lines)
         lines += [named("" if n else "tokens", row) for n, row in enumerate(rows)]
-        lines += [named("drafts", draft_row(record, scale)), Content()]
+        lines += [named("drafts", bins.draft_row()), Content()]
         width, first = max(self.size.width - MARGIN, 1), self.first_charted
-        gaps = [step.took_s for step in record.steps]
-        top = nice_top(1.6 * percentile(gaps, 50))
+        typical = percentile([step.took_s for step in (record.steps or record.pieces)[-TYPICAL:]], 50)
+        top = nice_top(1.6 * typical)
         charted = chart(steps[first : first + width], self.chart_lines, top, chosen)
-        names = [f"{seconds(top):>{MARGIN - 1}} " if gaps else "", *[""] * (self.chart_lines - 2)]
+        names = [f"{seconds(top):>{MARGIN - 1}} " if steps else "", *[""] * (self.chart_lines - 2)]
         lines += [named(name, row) for name, row in zip([*names, "each"], charted, strict=False)]
         lines += self.table(self.size.height - len(lines))
-        return Content("\n").join(line.truncate(self.size.width) for line in lines)
+        return lines
 
     def summary(self) -> Content:
         record, newest = self.record, self.record.newest
@@ -161,11 +161,9 @@ class TimeLine(Widget, can_focus=True):
         steps = record.gone_steps + len(record.steps)
         return Content(f"queue {seconds(record.queue_s)}  {prompt}  {steps:,} steps, {record.output:,} tokens")
 
-    def told(self, place: int) -> Content:
-        """Of one step, in a line: when, for how long, and what it brought."""
-        step = self.steps[place]
+    def told(self, number: int, step: Step) -> Content:
+        """One step in a line: when, for how long, and what it brought."""
         report = step.report
-        number = f"{place + 1 + self.record.gone_steps:>{MARGIN - 1},} "
         ran = f"{seconds(report.began_s):>7} + {seconds(step.took_s):<7}  "
         if step.reads:
             brought = Content(f"read {report.tokens:,} tokens, {rate(report.tokens / step.took_s)}  ")
@@ -175,15 +173,14 @@ class TimeLine(Widget, can_focus=True):
         others = f"  {report.running - 1} other requests" if report.running > 1 else ""
         tokens = self.record.tokens_of(step)
         texts = [spelled(token, before) for before, token in zip([None, *tokens], tokens, strict=False)]
-        return Content.assemble((number + ran, DIM), brought, *texts, (drafts + others, DIM))
+        return Content.assemble((f"{number:>{MARGIN - 1},} {ran}", DIM), brought, *texts, (drafts + others, DIM))
 
     def table(self, room: int) -> list[Content]:
         """The step that is looked at, and as many around it as there is room for."""
-        if not self.steps:
-            return []
-        room = max(room, 1)
-        first = max(0, min(self.place - room // 2, len(self.steps) - room))
-        rows = [self.told(place) for place in range(first, min(first + room, len(self.steps)))]
+        steps, room = self.steps, max(room, 1)
+        first = max(0, min(self.place - room // 2, len(steps) - room))
+        number = first + 1 + self.record.gone_steps
+        rows = [self.told(number + n, step) for n, step in enumerate(steps[first : first + room])]
         if len(rows) > 1:
             rows[self.place - first] = rows[self.place - first].stylize("reverse", 0, MARGIN)
         return rows

@@ -23,6 +23,8 @@ class MetricsStrip(Widget):
     MetricsStrip {
         height: 2;
         padding: 0 1;
+        text-wrap: nowrap;
+        text-overflow: clip;
         &.-idle { text-style: dim; }
     }
     """

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from localllm.tui.inspector.lanes import chart, draft_row, prompt_row, step_rows, verdict
+from localllm.tui.inspector.lanes import Bins, chart, prompt_row, verdict
 from localllm.tui.inspector.record import Record
 from localllm.tui.inspector.scale import Scale
 from tests.tui.inspector.test_record import record_of
@@ -48,7 +48,7 @@ def test_the_prompt_row_has_the_queue_and_each_piece_with_its_tokens() -> None:
 
 def test_ticks_stand_apart_where_steps_do_and_gaps_are_seen() -> None:
     record = record_of(story(20, drafts=False))
-    (row,) = step_rows(record, whole(record, 600), 1)
+    (row,) = Bins.of(record, whole(record, 600)).step_rows(1)
     ticks = [column for column, (cell, _) in enumerate(row) if cell != " "]
     assert len(ticks) == 21  # the last piece of the prompt brings the first token
     between = [b - a for a, b in itertools.pairwise(ticks)]
@@ -59,7 +59,8 @@ def test_ticks_stand_apart_where_steps_do_and_gaps_are_seen() -> None:
 def test_few_and_many_steps_fill_the_same_room(steps: int) -> None:
     record = record_of(story(steps))
     scale = whole(record, 70)
-    rows = [prompt_row(record, scale), *step_rows(record, scale, 3), draft_row(record, scale)]
+    bins = Bins.of(record, scale)
+    rows = [prompt_row(record, scale), *bins.step_rows(3), bins.draft_row()]
     assert all(len(row) == 70 for row in rows)
     assert any(cell == "█" for row in rows for cell, _ in row)
 
@@ -67,7 +68,7 @@ def test_few_and_many_steps_fill_the_same_room(steps: int) -> None:
 def test_drafts_are_judged_column_by_column() -> None:
     assert [verdict(*counts)[0] for counts in ((0, 0), (4, 4), (4, 1), (4, 0))] == [" ", "✓", "±", "✗"]
     record = record_of(story(40))
-    signs = text(draft_row(record, whole(record, 300)))
+    signs = text(Bins.of(record, whole(record, 300)).draft_row())
     assert len(signs.replace(" ", "")) == sum(bool(step.report.drafts) for step in record.steps)
 
 

@@ -70,13 +70,13 @@ async def test_steps_are_chosen_by_keys_and_the_newest_is_followed_again() -> No
         app.begin()
         events = list(story(60))
         app.tell(events[:30])
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         newest = view.place
         assert view.chosen is None and newest == len(view.steps) - 1
         await pilot.press("left", "left")
         assert view.place == newest - 2
         app.tell(events[30:40])
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         assert view.place == newest - 2 < len(view.steps) - 3  # it stays where the person looks
         await pilot.press("home")
         assert view.place == 0 and "read 256 tokens" in shown(app)
@@ -86,7 +86,7 @@ async def test_steps_are_chosen_by_keys_and_the_newest_is_followed_again() -> No
         assert view.place == 1
         await pilot.press("end")
         app.tell(events[40:])
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         assert view.place == len(view.steps) - 1
 
 
@@ -94,7 +94,7 @@ async def test_zoom_by_keys_and_wheel_and_steps_by_mouse() -> None:
     app = Inspected(list(story(60)))
     async with app.run_test() as pilot:
         view = app.query_one(TimeLine)
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         before = view.scale
         await pilot.press("plus", "plus", "minus")
         assert view.scale.span_s == before.span_s / 2
@@ -162,16 +162,16 @@ async def test_the_tokens_follow_the_answer_unless_an_earlier_one_is_looked_at()
         view = app.query_one(Tokens)
         app.begin()
         app.tell(events[:300])
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         assert view.scroll_offset.y == view.max_scroll_y > 0
         await pilot.press("home")
         assert view.scroll_offset.y == 0
         app.tell(events[300:400])
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         assert view.scroll_offset.y == 0 and view.place == 0
         await pilot.press("end")
         app.tell(events[400:])
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         assert view.scroll_offset.y == view.max_scroll_y and view.token.special
 
 
@@ -181,7 +181,7 @@ async def test_a_resize_lays_the_tokens_out_anew() -> None:
         await pilot.press("2", "home")
         wide = len(app.query_one(Tokens).flow.lines)
         await pilot.resize_terminal(60, 20)
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         view = app.query_one(Tokens)
         assert len(view.flow.lines) > wide and view.flow.width <= 58 and view.place == 0
 
@@ -189,7 +189,7 @@ async def test_a_resize_lays_the_tokens_out_anew() -> None:
 async def test_another_answer_takes_the_place_of_the_last() -> None:
     app = Inspected(list(story(200)), list(story(3)))
     async with app.run_test() as pilot:
-        await pilot.pause(0.15)
+        await pilot.pause(0.25)
         assert "3 steps" in shown(app)
         await pilot.press("2")
         assert app.query_one(Tokens).place == len(app.inspector.record.tokens) - 1 < 10
@@ -202,7 +202,7 @@ async def test_views_fit_any_terminal_and_any_answer(size, steps) -> None:
     async with app.run_test(size=size) as pilot:
         for key in "123":
             await pilot.press(key)
-            await pilot.pause(0.15)
+            await pilot.pause(0.25)
             lines = shown(app).split("\n")
             assert len(lines) == size[1] and any(sign in shown(app) for sign in "█▶▊▌")
 
@@ -250,7 +250,7 @@ async def test_the_words_of_strangers_are_no_markup_and_no_control_codes() -> No
     async with app.run_test() as pilot:
         for key in "12":
             await pilot.press(key)
-            await pilot.pause(0.15)
+            await pilot.pause(0.25)
             assert "[red]␛[2J[/]" in shown(app) and "\x1b" not in shown(app)
 
 
@@ -296,7 +296,7 @@ async def test_the_model_in_the_box_is_inspected(demo, until) -> None:
             assert sum(one.chance for one in token.candidates) <= 1 + 1e-4
         for key in "123":
             await pilot.press(key)
-            await pilot.pause(0.15)
+            await pilot.pause(0.25)
         assert f"{demo.blocks:,} in use" in shown(app)
 
 
@@ -305,7 +305,7 @@ async def test_a_view_of_a_very_long_answer_is_drawn_soon() -> None:
     async with app.run_test(size=(160, 50)) as pilot:
         for key, view in (("1", TimeLine), ("2", Tokens), ("3", Blocks)):
             await pilot.press(key)
-            await pilot.pause(0.15)
+            await pilot.pause(0.25)
             shown_view = app.query_one(view)
             start = time.perf_counter()
             shown_view.show(app.inspector.record)
