@@ -68,9 +68,7 @@ class Connection:
         self.answer = self.socket = None
         if kept:
             with suppress(OSError):  # that it has ended already
-                socket.socket.shutdown(
-                    kept, socket.SHUT_RDWR
-                )  # not TLS's, which who reads is amid
+                socket.socket.shutdown(kept, socket.SHUT_RDWR)  # not TLS's, which who reads is amid
         if answer:
             answer.file.close()  # waits for who reads from it
         if kept:
