@@ -31,7 +31,7 @@ def prompt_row(record: Record, scale: Scale) -> list[Cell]:
     """The time in the queue, then each piece of the prompt with how many tokens it had, where there is room."""
     row: list[Cell] = [(" ", "")] * scale.width
     begun = record.queue_s if record.pieces else record.ended_s
-    for column in scale.columns(0.0, begun):
+    for column in scale.columns(0.0, begun) if begun else ():
         row[column] = ("░", DIM)
     for place, piece in enumerate(record.pieces):
         covered = scale.columns(piece.report.began_s, piece.report.ended_s)

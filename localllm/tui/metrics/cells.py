@@ -58,7 +58,7 @@ def speed(numbers: Numbers, width: int) -> Content:
     ]
     text = row(cells, width - LEAST_TICKS - len(GAP))
     room = width - text.cell_length - len(GAP)
-    top = nice_top(max(1.6 * numbers.itl_p50_s, numbers.itl_p95_s))
+    top = nice_top(2 * numbers.itl_p50_s or numbers.itl_p95_s)
     ticks = sparkline(numbers.gaps, room, top=top, style="$accent", above="$error")
     return Content.assemble(text, GAP, ticks)
 
