@@ -13,12 +13,13 @@ from prompt_toolkit.application import get_app
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from localllm.cli.answer import Parts, what_cut
+from localllm.cli.answer import Parts
 from localllm.cli.commands import Session, execute, unquote
 from localllm.cli.io import AnswerWriter, note
 from localllm.cli.report import metrics_block
 from localllm.client.model import ServedModel
 from localllm.conversation.chat import Chat
+from localllm.conversation.limits import what_cut
 from localllm.errors import ContextOverflow, LocalLLMError
 from localllm.model import Model
 from localllm.request import FinishReason, SamplingParams

@@ -1,5 +1,6 @@
-"""A conversation on the screen: what was said above, the measurements below it, the prompt at the bottom."""
+"""A conversation on the screen: what was said above, the prompt at the bottom, and what both do to it."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -8,19 +9,35 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import Footer, Static
 
 from localllm.conversation.chat import Chat, Events
+from localllm.conversation.turn import Turn
 from localllm.model import Model
 from localllm.tui.answering import Answering, Watcher
 from localllm.tui.prompt import Prompt
+from localllm.tui.transcript.markdown import visible
+from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
 
 FRAMES_PER_S = 30
+LEAVE_S = 2.0  # within which a second Ctrl-C leaves
 
 
 class ChatScreen(Screen[None]):
-    BINDINGS: ClassVar = [Binding("escape", "stop", "stop")]
+    BINDINGS: ClassVar = [
+        Binding("escape", "back", "stop", show=False),
+        Binding("ctrl+c", "interrupt", "stop", show=False, priority=True),
+        Binding("ctrl+d", "leave", "leave", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+    ]
+    DEFAULT_CSS = """
+    ChatScreen {
+        #head { height: 1; padding: 0 1; color: $text-muted; background: $boost; }
+        #middle { height: 1fr; }
+    }
+    """
 
     def __init__(self, model: Model, chat: Chat, home: Path):
         super().__init__()
@@ -28,34 +45,56 @@ class ChatScreen(Screen[None]):
         self.chat = chat
         self.home = home
         self.answering: Answering | None = None
+        self.question = ""  # of the answer under way
+        self.editing: Turn | None = None  # in whose place the next question is asked
         self.transcript = Transcript(chat)
+        self.prompt = Prompt(home / "history")
         self.watchers: list[Watcher] = [self.transcript]
+        self.interrupted_at = -LEAVE_S
 
     def compose(self) -> ComposeResult:
-        head = f"{self.model.name} on {self.model.device}, context {self.model.context}"
-        yield Static(head, id="head", markup=False)
+        yield Static(self.title_line, id="head", markup=False)
         with Horizontal(id="middle"):
             yield self.transcript
-        yield Prompt(self.home / "history")
+        yield self.prompt
+        yield Footer(compact=True, show_command_palette=False)
+
+    @property
+    def title_line(self) -> str:
+        return visible(f"{self.model.name} · {self.model.device} · context {self.model.context:,}")
 
     def on_mount(self) -> None:
-        self.set_interval(1 / FRAMES_PER_S, self.draw)
-        self.query_one(Prompt).focus()
+        self.set_interval(1 / FRAMES_PER_S, self.hand_over)
+        self.prompt.focus()
+        if not self.model.has_chat_template:
+            self.say(f"{self.model.name} has no chat template: it continues the text of this conversation")
+
+    def say(self, text: str, severity: str = "information") -> None:
+        self.notify(visible(text), severity=severity, markup=False)  # pyright: ignore[reportArgumentType]
+
+    # An answer
 
     def on_prompt_sent(self, sent: Prompt.Sent) -> None:
-        self.answer(sent.text, lambda: self.chat.ask(sent.text))
-
-    def answer(self, question: str, ask: Callable[[], Events]) -> None:
         if self.answering:
-            self.notify("an answer is under way; Escape stops it")
+            self.prompt.text = sent.text
+            self.say("an answer is under way; Escape stops it")
             return
-        self.transcript.ask(question)
+        turn, self.editing = self.editing, None
+        if turn:
+            self.answer(sent.text, lambda: self.chat.edit(turn, sent.text), turn.parent)
+        else:
+            self.answer(sent.text, lambda: self.chat.ask(sent.text), self.chat.at)
+
+    def answer(self, question: str, ask: Callable[[], Events], after: Turn | None) -> None:
+        """Show the question and its answer as it comes; after: the turn that they follow."""
+        self.question = question
+        self.transcript.ask(question, after or self.chat.root)
         self.answering = Answering(ask)
         for watcher in self.watchers:
             watcher.begin(self.answering.began)
 
-    def draw(self) -> None:
-        """Hand what came since the last frame to those who show it."""
+    def hand_over(self) -> None:
+        """What came since the last frame, to those who show it."""
         if not self.answering:
             return
         came, ended = self.answering.take()
@@ -65,7 +104,129 @@ class ChatScreen(Screen[None]):
             self.answering = None
             for watcher in self.watchers:
                 watcher.end(ended)
+            if self.transcript.failed and not self.prompt.text:
+                self.prompt.text = self.question
 
-    def action_stop(self) -> None:
+    # Leaving, stopping
+
+    def action_back(self) -> None:
+        """Escape: out of what is innermost."""
         if self.answering:
             self.answering.stop()
+        elif self.editing:
+            self.editing, self.prompt.text = None, ""
+        else:
+            self.prompt.focus()
+
+    def action_interrupt(self) -> None:
+        """Ctrl-C: copy what is selected, else stop, else clear the line; a second one leaves."""
+        selected = self.get_selected_text()
+        if selected:
+            self.copy(selected, "the selection is copied")
+            self.clear_selection()
+            return
+        again = time.monotonic() - self.interrupted_at < LEAVE_S
+        self.interrupted_at = time.monotonic()
+        if self.answering and not self.answering.stopping:
+            self.answering.stop()
+        elif self.prompt.text:
+            self.prompt.text = ""
+            self.editing = None
+        elif again:
+            self.app.exit(0)
+        else:
+            self.say("Ctrl-C again leaves, as Ctrl-D does")
+
+    def action_leave(self) -> None:
+        if not self.prompt.text:
+            self.app.exit(0)
+
+    def action_page(self, step: int) -> None:
+        (self.transcript.action_page_up if step < 0 else self.transcript.action_page_down)()
+
+    # What is done to the chosen turn
+
+    def chosen(self, *, may_wait: bool = False) -> TurnView | None:
+        """The chosen turn, else the newest; None, and a word about it, where there is none to act on now."""
+        if self.answering and not may_wait:
+            self.say("an answer is under way; Escape stops it")
+            return None
+        view = self.transcript.chosen or (self.transcript.views[-1] if self.transcript.views else None)
+        if view is None or view.turn is None:
+            self.say("nothing has been said yet")
+            return None
+        return view
+
+    def action_edit_turn(self) -> None:
+        view = self.chosen()
+        if view and view.turn:
+            self.editing = view.turn
+            self.prompt.text = view.turn.question
+            self.prompt.focus()
+            self.say("Enter asks this instead, on a branch of its own; Escape leaves it as it was")
+
+    def action_ask_again(self) -> None:
+        view = self.chosen()
+        if view and (turn := view.turn):
+            self.answer(turn.question, lambda: self.chat.again(turn), turn.parent)
+
+    def action_go_to_branch(self, step: int) -> None:
+        view = self.chosen()
+        if not view or not view.turn:
+            return
+        ways = view.turn.ways
+        if len(ways) < 2:
+            self.say("there is one branch here; e and r begin others")
+            return
+        turn = ways[(ways.index(view.turn) + step) % len(ways)]
+        self.chat.switch(turn)
+        self.transcript.show_branch(turn)
+
+    def action_undo(self) -> None:
+        if not self.chosen():
+            return
+        self.chat.undo()
+        self.transcript.show_branch()
+        self.say("taken back; U brings it back")
+
+    def action_redo(self) -> None:
+        if self.answering or not self.chat.redo():
+            self.say("there is nothing to bring back")
+            return
+        self.transcript.show_branch()
+
+    def action_fold_thoughts(self) -> None:
+        view = self.transcript.live or self.chosen(may_wait=True)
+        if view:
+            view.fold_thoughts()
+
+    # Copying
+
+    def copy(self, text: str, told: str) -> None:
+        self.app.copy_to_clipboard(text)
+        self.say(told)
+
+    def action_copy_answer(self) -> None:
+        view = self.chosen(may_wait=True)
+        if view and view.turn:
+            self.copy(visible(view.turn.answer), "the answer is copied")
+
+    def action_copy_address(self, address: str) -> None:
+        self.copy(visible(address), f"copied: {address}")
+
+    def action_choose_code(self, step: int) -> None:
+        view = self.chosen(may_wait=True)
+        code = view and view.choose_code(step)
+        if code:
+            self.transcript.scroll_to_widget(code, animate=False)
+
+    def action_copy_code(self) -> None:
+        view = self.chosen(may_wait=True)
+        code = view and view.choose_code(0)
+        if code:
+            self.copy(code.piece.content.plain, "the code is copied")
+        elif view:
+            self.say("there is no code in this answer")
+
+    def action_save_code(self) -> None:
+        self.say("not yet")

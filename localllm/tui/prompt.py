@@ -7,6 +7,14 @@ from textual.widgets import Input
 
 
 class Prompt(Input):
+    @property
+    def text(self) -> str:
+        return self.value
+
+    @text.setter
+    def text(self, text: str) -> None:
+        self.value = text
+
     class Sent(Message):
         def __init__(self, text: str):
             super().__init__()
