@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +132,16 @@ def rates_of(
         return rates
     finally:
         torch.set_num_threads(before)
+
+
+def kept_rates(
+    device: torch.device, dtype: torch.dtype, settings: Settings, note: Callable[[str], None]
+) -> Rates | None:
+    """Those that were measured earlier in this setup; None where there are none. Measures nothing."""
+    setup = Setup.of(device, dtype)
+    if settings.threads and setup.threads:
+        setup = replace(setup, threads=settings.threads)
+    return _read(settings.home / "rates.json", note).get(setup)
 
 
 def buffer_bytes(device: torch.device) -> int:
