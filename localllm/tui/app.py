@@ -3,71 +3,69 @@
 Knows the machine and its models by `Machine` alone.
 """
 
+import asyncio
+import signal
 from collections.abc import Callable
-from pathlib import Path
+from typing import ClassVar
 
-from textual.app import App, ComposeResult
-from textual.widgets import Static
+from textual.app import App
+from textual.binding import Binding
 
-from localllm.conversation.chat import Chat
-from localllm.hub.pull import Order, RemoteFile, Show
+from localllm.conversation.session import Session
 from localllm.model import Model
 from localllm.tui.chat_screen import ChatScreen
-from localllm.tui.machine import Machine, Offer
+from localllm.tui.load_screen import LoadScreen
+from localllm.tui.machine import Machine
 
-
-class Unwatched:
-    """A `Watch` that shows nothing."""
-
-    def __init__(self) -> None:
-        self.pull: Show = self
-
-    def about(self, offer: Offer) -> None: ...
-    def phase(self, name: str) -> None: ...
-    def part(self, done: int, total: int) -> None: ...
-    def note(self, text: str) -> None: ...
-    def begin(self, order: Order) -> None: ...
-    def advance(self, file: RemoteFile, count: int) -> None: ...
-    def finish(self, file: RemoteFile) -> None: ...
-    def say(self, text: str) -> None: ...
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ChatApp(App[int]):
-    """begin: the conversation with a model that has become ready; home: where history and chats are kept.
+    """begin: the conversation with a model that has become ready.
 
-    Gives its exit code; `fault` is what kept it from a conversation, for the terminal that it leaves.
+    `fault` is what kept it from a conversation, and `ended_by` the signal that ended it: both are for whoever has
+    the terminal after it.
     """
 
     TITLE = "localllm"
     CSS_PATH = "style.tcss"
+    BINDINGS: ClassVar = [Binding("ctrl+z", "suspend_process", show=False, priority=True)]
 
-    def __init__(self, machine: Machine, name: str, begin: Callable[[Model], Chat], home: Path):
+    def __init__(self, machine: Machine, name: str, begin: Callable[[Model], Session]):
         super().__init__()
         self.machine = machine
         self.name_of_model = name
         self.begin = begin
-        self.home = home
         self.model: Model | None = None
         self.fault: Exception | None = None
-
-    def compose(self) -> ComposeResult:
-        yield Static(f"loading {self.name_of_model} …", id="loading", markup=False)
+        self.ended_by: signal.Signals | None = None
 
     def on_mount(self) -> None:
-        self.run_worker(self.load, thread=True)
+        for number in ENDING:
+            asyncio.get_running_loop().add_signal_handler(number, self.end_by, number)
+        opening = LoadScreen(self.machine, self.name_of_model)
 
-    def load(self) -> None:
+        def opened(model: Model | None) -> None:
+            if model is None:
+                self.fault = opening.opening.fault
+                self.exit(return_code=1)
+            else:
+                self.hold(model)
+
+        self.push_screen(opening, opened)
+
+    def hold(self, model: Model) -> None:
+        """Begin to talk with a model."""
+        self.model = model
         try:
-            model = self.machine.open(self.name_of_model, Unwatched())
+            self.push_screen(ChatScreen(self.begin(model)))
         except Exception as fault:  # told where the terminal is a plain one again
             self.fault = fault
-            self.call_from_thread(self.exit, 1)
-            return
-        self.call_from_thread(self.ready, model)
+            self.exit(return_code=1)
 
-    def ready(self, model: Model) -> None:
-        self.model = model
-        self.push_screen(ChatScreen(model, self.begin(model), self.home))
+    def end_by(self, number: signal.Signals) -> None:
+        self.ended_by = number
+        self.exit()
 
     def on_unmount(self) -> None:
         if self.model:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -11,9 +10,11 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
-from localllm.conversation.chat import Chat, Events
+from localllm.conversation.chat import Events
+from localllm.conversation.commands import execute, unquote
+from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
-from localllm.model import Model
+from localllm.errors import LocalLLMError, UsageError
 from localllm.tui.answering import Answering, Watcher
 from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.markdown import visible
@@ -22,6 +23,7 @@ from localllm.tui.transcript.view import Transcript
 
 FRAMES_PER_S = 30
 LEAVE_S = 2.0  # within which a second Ctrl-C leaves
+LAST_WORDS_S = 5.0  # that an answer is given to end, when the app is left
 
 
 class ChatScreen(Screen[None]):
@@ -39,16 +41,15 @@ class ChatScreen(Screen[None]):
     }
     """
 
-    def __init__(self, model: Model, chat: Chat, home: Path):
+    def __init__(self, session: Session):
         super().__init__()
-        self.model = model
-        self.chat = chat
-        self.home = home
+        self.session = session
+        self.model = session.llm
+        self.chat = session.chat
         self.answering: Answering | None = None
-        self.question = ""  # of the answer under way
-        self.editing: Turn | None = None  # in whose place the next question is asked
-        self.transcript = Transcript(chat)
-        self.prompt = Prompt(home / "history")
+        self.question = ""  # of the answer under way, as it was typed
+        self.transcript = Transcript(session.chat)
+        self.prompt = Prompt(session.chats.parent / "history")
         self.watchers: list[Watcher] = [self.transcript]
         self.interrupted_at = -LEAVE_S
 
@@ -72,26 +73,60 @@ class ChatScreen(Screen[None]):
     def say(self, text: str, severity: str = "information") -> None:
         self.notify(visible(text), severity=severity, markup=False)  # pyright: ignore[reportArgumentType]
 
-    # An answer
+    # What was typed, and its answer
 
     def on_prompt_sent(self, sent: Prompt.Sent) -> None:
-        if self.answering:
-            self.prompt.text = sent.text
-            self.say("an answer is under way; Escape stops it")
+        if self.is_busy(sent.text):
             return
-        turn, self.editing = self.editing, None
-        if turn:
-            self.answer(sent.text, lambda: self.chat.edit(turn, sent.text), turn.parent)
-        else:
-            self.answer(sent.text, lambda: self.chat.ask(sent.text), self.chat.at)
+        if sent.text.startswith("/"):
+            self.command(sent.text)
+        elif text := unquote(sent.text):
+            editing = self.session.editing
+            self.answer(text, lambda: self.session.ask(text), editing.parent if editing else self.chat.at)
+
+    def is_busy(self, typed: str = "") -> bool:
+        """Is an answer under way? Says so, and what was typed stays where it was."""
+        if self.answering:
+            self.prompt.text = self.prompt.text or typed
+            self.say("an answer is under way; Escape stops it")
+        return self.answering is not None
+
+    def command(self, line: str) -> None:
+        """What begins with a slash."""
+        at = self.chat.at
+        try:
+            done = execute(self.session, line)
+        except EOFError:
+            self.app.exit(0)
+            return
+        except LocalLLMError as error:
+            self.prompt.text = line
+            self.say(str(error), "error")
+            return
+        if self.chat.at is not at:
+            self.transcript.show_branch()
+        if done.text:
+            self.transcript.tell(done.text)
+        if done.draft is not None:
+            self.prompt.text = done.draft
+        if done.ask:  # /edit TEXT or /regenerate: something else in place of the newest turn
+            words = line.split(maxsplit=1)[1:]
+            self.answer(unquote(words[0]) if words else at.question, done.ask, at.parent)
 
     def answer(self, question: str, ask: Callable[[], Events], after: Turn | None) -> None:
         """Show the question and its answer as it comes; after: the turn that they follow."""
         self.question = question
         self.transcript.ask(question, after or self.chat.root)
-        self.answering = Answering(ask)
+        self.answering = Answering(lambda: self.kept(ask))
         for watcher in self.watchers:
             watcher.begin(self.answering.began)
+
+    def kept(self, ask: Callable[[], Events]) -> Events:
+        """The answer, which is kept where it ends: on its own thread, as a file may take its time."""
+        try:
+            yield from ask()
+        finally:
+            self.session.keep()
 
     def hand_over(self) -> None:
         """What came since the last frame, to those who show it."""
@@ -104,8 +139,8 @@ class ChatScreen(Screen[None]):
             self.answering = None
             for watcher in self.watchers:
                 watcher.end(ended)
-            if self.transcript.failed and not self.prompt.text:
-                self.prompt.text = self.question
+            if self.transcript.failed:
+                self.prompt.text = self.prompt.text or self.question
 
     # Leaving, stopping
 
@@ -113,8 +148,8 @@ class ChatScreen(Screen[None]):
         """Escape: out of what is innermost."""
         if self.answering:
             self.answering.stop()
-        elif self.editing:
-            self.editing, self.prompt.text = None, ""
+        elif self.session.editing:
+            self.session.editing, self.prompt.text = None, ""
         else:
             self.prompt.focus()
 
@@ -131,7 +166,7 @@ class ChatScreen(Screen[None]):
             self.answering.stop()
         elif self.prompt.text:
             self.prompt.text = ""
-            self.editing = None
+            self.session.editing = None
         elif again:
             self.app.exit(0)
         else:
@@ -141,6 +176,12 @@ class ChatScreen(Screen[None]):
         if not self.prompt.text:
             self.app.exit(0)
 
+    def on_unmount(self) -> None:
+        """What was said so far is kept, however the app is left."""
+        if self.answering:
+            self.answering.stop()
+            self.answering.thread.join(LAST_WORDS_S)
+
     def action_page(self, step: int) -> None:
         (self.transcript.action_page_up if step < 0 else self.transcript.action_page_down)()
 
@@ -148,8 +189,7 @@ class ChatScreen(Screen[None]):
 
     def chosen(self, *, may_wait: bool = False) -> TurnView | None:
         """The chosen turn, else the newest; None, and a word about it, where there is none to act on now."""
-        if self.answering and not may_wait:
-            self.say("an answer is under way; Escape stops it")
+        if not may_wait and self.is_busy():
             return None
         view = self.transcript.chosen or (self.transcript.views[-1] if self.transcript.views else None)
         if view is None or view.turn is None:
@@ -160,8 +200,7 @@ class ChatScreen(Screen[None]):
     def action_edit_turn(self) -> None:
         view = self.chosen()
         if view and view.turn:
-            self.editing = view.turn
-            self.prompt.text = view.turn.question
+            self.prompt.text = self.session.edit(view.turn)
             self.prompt.focus()
             self.say("Enter asks this instead, on a branch of its own; Escape leaves it as it was")
 
@@ -181,19 +220,22 @@ class ChatScreen(Screen[None]):
         turn = ways[(ways.index(view.turn) + step) % len(ways)]
         self.chat.switch(turn)
         self.transcript.show_branch(turn)
+        self.keep()
 
     def action_undo(self) -> None:
-        if not self.chosen():
-            return
-        self.chat.undo()
-        self.transcript.show_branch()
-        self.say("taken back; U brings it back")
+        if not self.is_busy():
+            self.command("/undo")
 
     def action_redo(self) -> None:
-        if self.answering or not self.chat.redo():
-            self.say("there is nothing to bring back")
-            return
-        self.transcript.show_branch()
+        if not self.is_busy():
+            self.command("/redo")
+
+    def keep(self) -> None:
+        try:
+            if told := self.session.keep():
+                self.say(told)
+        except UsageError as error:
+            self.say(str(error), "error")
 
     def action_fold_thoughts(self) -> None:
         view = self.transcript.live or self.chosen(may_wait=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.conversation.chat import Chat
+from localllm.conversation.session import Session
 from localllm.metrics import Metrics
 from localllm.request import FinishReason, GenerationEvent, Kind, Request, SamplingParams
 from localllm.tui.app import ChatApp
@@ -114,4 +115,8 @@ class ScriptedMachine:
 
 def app_with(model, home: Path, system: str | None = None) -> ChatApp:
     """The app as `localllm run` starts it, with this model behind it."""
-    return ChatApp(ScriptedMachine(model), model.name, lambda model: Chat(model, system=system), home)
+    return ChatApp(
+        ScriptedMachine(model),
+        model.name,
+        lambda model: Session(model, Chat(model, system=system), home / "chats"),
+    )

@@ -10,7 +10,9 @@ from typing import ClassVar
 
 from textual.binding import Binding
 from textual.containers import VerticalScroll
+from textual.content import Content
 from textual.events import Click, Focus, Resize
+from textual.widgets import Static
 
 from localllm.conversation.chat import Chat
 from localllm.conversation.limits import what_cut
@@ -18,6 +20,7 @@ from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError
 from localllm.request import FinishReason
 from localllm.tui.answering import Came, Ended
+from localllm.tui.transcript.markdown import visible
 from localllm.tui.transcript.turn_view import TurnView
 
 BATCH_CHARACTERS, BATCH_TURNS = 6_000, 12  # that become widgets together
@@ -29,6 +32,7 @@ class Transcript(VerticalScroll):
     DEFAULT_CSS = """
     Transcript {
         padding: 1 1 0 0; scrollbar-size-vertical: 1;
+        .told { height: auto; margin: 0 0 1 3; color: $text-muted; }
         &:focus > TurnView.chosen { border-left: outer $primary; }
     }
     """
@@ -58,6 +62,7 @@ class Transcript(VerticalScroll):
         self.first = 0  # place of the first view's turn in the branch
         self.live: TurnView | None = None  # whose answer is under way
         self.failed: TurnView | None = None  # whose question got no answer
+        self.told: Static | None = None  # what a command had to say
         self.before = chat.at  # when the question under way was asked
         self.remarks: dict[Turn, tuple[str, str]] = {}
         self.chosen: TurnView | None = None
@@ -257,11 +262,19 @@ class Transcript(VerticalScroll):
             return f"cut by {limit}; {remedy}", "warning"
         return ("", "") if turn.answer else ("an answer of no words", "")
 
+    def tell(self, text: str) -> None:
+        """What a command has to say, until the next one or the next question."""
+        self.settle()
+        self.told = Static(Content(visible(text)), classes="told")
+        self.mount(self.told)
+        self.anchor()
+
     def settle(self) -> None:
-        """A question that was not answered goes, as it stands in the prompt again."""
-        if self.failed:
-            self.failed.remove()
-            self.failed = None
+        """What was told goes, and so does a question that was not answered, as it stands in the prompt again."""
+        for widget in (self.failed, self.told):
+            if widget:
+                widget.remove()
+        self.failed = self.told = None
 
 
 def _what_happened(ended: Ended) -> tuple[str, str]:
