@@ -16,8 +16,10 @@ from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError, UsageError
 from localllm.tui.answering import Answering, Watcher
+from localllm.tui.dialogs import Ask, Confirm
 from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.markdown import visible
+from localllm.tui.transcript.saving import check_path, name_for, path_of, write_code
 from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
 
@@ -27,12 +29,14 @@ LAST_WORDS_S = 5.0  # that an answer is given to end, when the app is left
 
 
 class ChatScreen(Screen[None]):
+    BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar = [
-        Binding("escape", "back", "stop", show=False),
-        Binding("ctrl+c", "interrupt", "stop", show=False, priority=True),
-        Binding("ctrl+d", "leave", "leave", show=False),
-        Binding("pageup", "page(-1)", show=False),
-        Binding("pagedown", "page(1)", show=False),
+        Binding("escape", "back", "stop, back", key_display="esc"),
+        Binding("tab", "app.focus_next", "to what was said"),
+        Binding("ctrl+c", "interrupt", "copy, stop, clear, leave", show=False, priority=True),
+        Binding("ctrl+d", "leave", "leave"),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
     ]
     DEFAULT_CSS = """
     ChatScreen {
@@ -160,16 +164,15 @@ class ChatScreen(Screen[None]):
             self.copy(selected, "the selection is copied")
             self.clear_selection()
             return
-        again = time.monotonic() - self.interrupted_at < LEAVE_S
-        self.interrupted_at = time.monotonic()
         if self.answering and not self.answering.stopping:
             self.answering.stop()
         elif self.prompt.text:
             self.prompt.text = ""
             self.session.editing = None
-        elif again:
+        elif time.monotonic() - self.interrupted_at < LEAVE_S:
             self.app.exit(0)
         else:
+            self.interrupted_at = time.monotonic()
             self.say("Ctrl-C again leaves, as Ctrl-D does")
 
     def action_leave(self) -> None:
@@ -271,4 +274,26 @@ class ChatScreen(Screen[None]):
             self.say("there is no code in this answer")
 
     def action_save_code(self) -> None:
-        self.say("not yet")
+        view = self.chosen(may_wait=True)
+        code = view and view.choose_code(0)
+        if code:
+            self.run_worker(self.save(code.piece.content.plain, name_for(code.piece.language)))
+        elif view:
+            self.say("there is no code in this answer")
+
+    async def save(self, code: str, name: str) -> None:
+        """Ask where to, and for leave where there is something already."""
+        written = await self.app.push_screen_wait(Ask("Save the code as", name, check_path))
+        if written is None:
+            return
+        path = path_of(written)
+        if path.exists() and not await self.app.push_screen_wait(
+            Confirm(f"{path} exists. Replace it?", "Replace")
+        ):
+            return
+        try:
+            write_code(path, code)
+        except UsageError as error:
+            self.say(str(error), "error")
+        else:
+            self.say(f"saved as {path}")

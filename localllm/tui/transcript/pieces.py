@@ -76,7 +76,10 @@ class Code(Vertical):
     DEFAULT_CSS = """
     Code {
         height: auto;
-        .head { height: 1; color: $text-muted; padding: 0 1; background: $boost; }
+        .head {
+            height: 1; color: $text-muted; padding: 0 1; background: $boost;
+            link-style: none; link-color: $text-muted;
+        }
         .code { height: auto; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: fold; }
         &.chosen > .head { color: $primary; text-style: bold; }
     }
@@ -91,11 +94,8 @@ class Code(Vertical):
 
     @property
     def title(self) -> Content:
-        actions = [
-            Content.styled(f"  {verb}", Style.from_meta({"@click": f"screen.{verb}_code"}))
-            for verb in ("copy", "save")
-        ]
-        return Content.assemble(self.piece.language or "code", *actions)
+        verbs = [(verb, Style.from_meta({"@click": f"screen.{verb}_code"})) for verb in ("copy", "save")]
+        return Content.assemble(self.piece.language or "code", *(part for verb in verbs for part in ("  ", verb)))
 
     def compose(self) -> ComposeResult:
         yield self.head

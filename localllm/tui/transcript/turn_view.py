@@ -20,6 +20,7 @@ class TurnView(Vertical):
         height: auto; margin-bottom: 1; border-left: blank;
         .asked { height: auto; }
         .question { width: 1fr; height: auto; color: $primary; text-style: bold; }
+        .branch, .thoughts { link-style: none; link-color: $text-muted; }
         .branch { width: auto; color: $text-muted; margin-left: 1; display: none; }
         .thoughts { height: auto; color: $text-muted; margin: 1 0 0 2; display: none; }
         .note { height: auto; color: $text-muted; margin: 1 0 0 2; display: none; }

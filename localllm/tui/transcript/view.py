@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.binding import Binding
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Click, Focus, Resize
 from textual.widgets import Static
@@ -31,32 +31,36 @@ REST = 3  # times that drawing a piece of an answer took are left to the keys af
 class Transcript(VerticalScroll):
     DEFAULT_CSS = """
     Transcript {
-        padding: 1 1 0 0; scrollbar-size-vertical: 1;
+        scrollbar-size-vertical: 1; scrollbar-color: $surface-lighten-1; scrollbar-background: $background;
+        & > Vertical { height: auto; min-height: 100%; padding: 1 1 0 0; }
         .told { height: auto; margin: 0 0 1 3; color: $text-muted; }
-        &:focus > TurnView.chosen { border-left: outer $primary; }
+        &:focus TurnView.chosen { border-left: outer $primary; }
     }
     """
+    BINDING_GROUP_TITLE = "Conversation"
     BINDINGS: ClassVar = [
-        Binding("up,k", "choose(-1)", "choose", key_display="↑↓"),
-        Binding("down,j", "choose(1)", "choose", show=False),
-        Binding("home,g", "first", show=False),
-        Binding("end,G", "last", show=False),
+        Binding("up,k", "choose(-1)", "turn before", show=False),
+        Binding("down,j", "choose(1)", "turn after", show=False),
         Binding("e", "screen.edit_turn", "edit"),
-        Binding("r", "screen.ask_again", "regenerate"),
+        Binding("r", "screen.ask_again", "again"),
         Binding("left", "screen.go_to_branch(-1)", "branch", key_display="←→"),
-        Binding("right", "screen.go_to_branch(1)", "branch", show=False),
+        Binding("right", "screen.go_to_branch(1)", "next branch", show=False),
         Binding("u", "screen.undo", "undo"),
-        Binding("U,ctrl+r", "screen.redo", "redo", show=False),
+        Binding("U,ctrl+r", "screen.redo", "bring back", show=False),
         Binding("c", "screen.copy_answer", "copy"),
         Binding("y", "screen.copy_code", "copy code"),
         Binding("s", "screen.save_code", "save code"),
-        Binding("n", "screen.choose_code(1)", show=False),
-        Binding("N", "screen.choose_code(-1)", show=False),
+        Binding("n", "screen.choose_code(1)", "next code", show=False),
+        Binding("N", "screen.choose_code(-1)", "code before", show=False),
         Binding("t", "screen.fold_thoughts", "thoughts"),
+        Binding("home,g", "first", "beginning", show=False),
+        Binding("end,G", "last", "end", show=False),
     ]
 
     def __init__(self, chat: Chat):
-        super().__init__(id="transcript")
+        # Of at least the window's height, as Textual would else hang few turns at its bottom.
+        self.turns = Vertical()
+        super().__init__(self.turns, id="transcript")
         self.chat = chat
         self.views: list[TurnView] = []
         self.first = 0  # place of the first view's turn in the branch
@@ -124,7 +128,7 @@ class Transcript(VerticalScroll):
         new = [view for view in views if not view.is_attached]
         if new:
             # New ones stand on one side of those that stay, or there are none that stay.
-            self.mount_all(new, before=0 if views[-1] not in new else self.failed)
+            self.turns.mount_all(new, before=0 if views[-1] not in new and self.turns.children else self.failed)
         self.views, self.first = views, first
 
     def view_of(self, turn: Turn) -> TurnView:
@@ -205,7 +209,7 @@ class Transcript(VerticalScroll):
         self.show(turns, max(0, _start(turns, len(turns))), len(turns))
         self.before = self.chat.at
         self.live = TurnView(question, None, "…")
-        self.mount(self.live)
+        self.turns.mount(self.live)
         self.anchor()
 
     def begin(self, began: float) -> None:
@@ -266,7 +270,7 @@ class Transcript(VerticalScroll):
         """What a command has to say, until the next one or the next question."""
         self.settle()
         self.told = Static(Content(visible(text)), classes="told")
-        self.mount(self.told)
+        self.turns.mount(self.told)
         self.anchor()
 
     def settle(self) -> None:
