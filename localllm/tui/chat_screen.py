@@ -32,7 +32,7 @@ class ChatScreen(Screen[None]):
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar = [
         Binding("escape", "back", "stop, back", key_display="esc"),
-        Binding("tab", "app.focus_next", "to what was said"),
+        Binding("tab", "app.focus_next", "turns"),
         Binding("ctrl+c", "interrupt", "copy, stop, clear, leave", show=False, priority=True),
         Binding("ctrl+d", "leave", "leave"),
         Binding("pageup", "page(-1)", "page up", show=False),
@@ -261,23 +261,22 @@ class ChatScreen(Screen[None]):
 
     def action_choose_code(self, step: int) -> None:
         view = self.chosen(may_wait=True)
-        code = view and view.choose_code(step)
-        if code:
-            self.transcript.scroll_to_widget(code, animate=False)
+        if view and not view.choose_code(step):
+            self.say("there is no code in this answer")
 
-    def action_copy_code(self) -> None:
+    def action_copy_code(self, place: int | None = None) -> None:
         view = self.chosen(may_wait=True)
-        code = view and view.choose_code(0)
+        code = view and view.choose_code(0, place)
         if code:
-            self.copy(code.piece.content.plain, "the code is copied")
+            self.copy(code.text, "the code is copied")
         elif view:
             self.say("there is no code in this answer")
 
-    def action_save_code(self) -> None:
+    def action_save_code(self, place: int | None = None) -> None:
         view = self.chosen(may_wait=True)
-        code = view and view.choose_code(0)
+        code = view and view.choose_code(0, place)
         if code:
-            self.run_worker(self.save(code.piece.content.plain, name_for(code.piece.language)))
+            self.run_worker(self.save(code.text, name_for(code.piece.language)))
         elif view:
             self.say("there is no code in this answer")
 

@@ -8,8 +8,9 @@ from textual.widgets import Static
 
 from localllm.conversation.turn import Turn
 from localllm.tui.transcript.answer import Answer
+from localllm.tui.transcript.block import Block
+from localllm.tui.transcript.hanging import Hanging
 from localllm.tui.transcript.markdown import visible
-from localllm.tui.transcript.pieces import Code, Hanging
 
 
 class TurnView(Vertical):
@@ -40,7 +41,7 @@ class TurnView(Vertical):
         self.answer = Answer(turn.answer if turn else "")
         self.note = Static(classes="note")
         self.thoughts_open = False
-        self.chosen_code: Code | None = None
+        self.chosen_code: int | None = None
         self.answer.set_class(bool(self.answer.source), "shown")
         self.say(note, kind)
         self.show_thoughts()
@@ -100,14 +101,14 @@ class TurnView(Vertical):
         self.thoughts_open = not self.thoughts_open
         self.show_thoughts()
 
-    def choose_code(self, step: int) -> Code | None:
-        """Go on to the next block of code or the one before; 0: the one that is chosen, else the last."""
+    def choose_code(self, step: int, place: int | None = None) -> Block | None:
+        """Go on to the next block of code or the one before; 0: the one that is chosen, else the last; place: this
+        one."""
         codes = self.answer.codes
         if not codes:
             return None
-        place = codes.index(self.chosen_code) if self.chosen_code in codes else len(codes) - 1 - max(step, 0)
-        for code in codes:
-            code.remove_class("chosen")
-        self.chosen_code = codes[(place + step) % len(codes)]
-        self.chosen_code.add_class("chosen")
-        return self.chosen_code
+        if place is None:
+            place = len(codes) - 1 - max(step, 0) if self.chosen_code is None else self.chosen_code
+        self.chosen_code = (place + step) % len(codes)
+        self.answer.choose_code(self.chosen_code)
+        return codes[self.chosen_code]
