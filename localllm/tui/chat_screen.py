@@ -121,7 +121,7 @@ class ChatScreen(Screen[None]):
         """Show the question and its answer as it comes; after: the turn that they follow."""
         self.question = question
         self.transcript.ask(question, after or self.chat.root)
-        self.answering = Answering(lambda: self.kept(ask))
+        self.answering = Answering(lambda: self.kept(ask), self.chat.stop)
         for watcher in self.watchers:
             watcher.begin(self.answering.began)
 
