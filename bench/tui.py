@@ -51,7 +51,7 @@ def show(rate: float, turns: int, model: str | None) -> None:
     from tests.tui.scripted import ScriptedMachine, ScriptedModel, saying
 
     class Playing(ScriptedModel):
-        def stream(self, prompt, params=None, tools=None, template_arguments=None):
+        def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
             due = time.perf_counter()
             for step in itertools.cycle(saying(ANSWER)[:-1]):
                 due += 1 / rate
