@@ -1,5 +1,7 @@
-"""Which model? Those that are here and those of the catalogue, with what this machine makes of each. Gives the name of
-the chosen one, or None to leave."""
+"""Which model? Those that are here and those of the catalogue, with what this machine makes of each.
+
+Gives the name of the chosen one, or None to leave.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar
