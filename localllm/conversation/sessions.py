@@ -184,14 +184,18 @@ def _hit(summary: Summary, conversation: Kept, wanted: Sequence[str]) -> Hit | N
     turn, part, text, word = place
     found = re.search(re.escape(word), text, re.IGNORECASE)
     begin, end = found.span() if found else (0, 0)
-    before, after = text[max(0, begin - AROUND) : begin], text[end : end + AROUND]
-    before = ("…" if begin > AROUND else "") + " ".join(f"|{before}|".split())[1:-1]
-    after = " ".join(f"|{after}|".split())[1:-1] + ("…" if end + AROUND < len(text) else "")
-    return Hit(summary, turn.depth if turn else 0, part, before, " ".join(text[begin:end].split()), after)
+    before, after = _squeezed(text[max(0, begin - AROUND) : begin]), _squeezed(text[end : end + AROUND])
+    before = before if begin <= AROUND else f"…{before.lstrip()}"
+    after = after if end + AROUND >= len(text) else f"{after.rstrip()}…"
+    return Hit(summary, turn.depth if turn else 0, part, before, text[begin:end], after)
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
 
 
 def _texts(conversation: Kept) -> Iterator[tuple[Turn | None, str, str]]:
-    yield None, "title", conversation.title
+    """As a rule the title is the first question, which says more of the place: it comes last."""
     yield None, "system", conversation.system or ""
     for turn in conversation.root.descendants:
         yield turn, "question", turn.question
@@ -199,3 +203,4 @@ def _texts(conversation: Kept) -> Iterator[tuple[Turn | None, str, str]]:
         yield turn, "thoughts", turn.thoughts
         for file in turn.attached:
             yield turn, "file", f"{file.name}\n{file.text}"
+    yield None, "title", conversation.title

@@ -110,6 +110,55 @@ def test_a_conversation_from_hello_to_goodbye(terminal, model, tmp_path):
     assert history.stat().st_mode & 0o77 == 0
 
 
+def test_a_conversation_is_kept_by_itself_and_gone_on_with(terminal, model, tmp_path):
+    chat = terminal("run", model)
+    chat.see(">>> ")
+    chat.type("one\r")
+    chat.see("1:one\n")
+    chat.see(">>> ")
+    chat.type("slowly " * 50 + "\r")
+    chat.see("3:slowly")
+    chat.type(CTRL_C)
+    chat.see("(stopped)")
+    chat.see(">>> ")
+    chat.process.kill()
+    (name,) = (path.stem for path in (tmp_path / "home" / "chats").glob("*.json"))
+    chat = terminal("run", model, "--resume", "last", "--temperature", "0")
+    chat.see(f"note: this goes on with {name}, 'one', after 2 questions")
+    chat.see(">>> ")
+    chat.type("/edit\r")
+    chat.see("slowly slowly")
+    chat.type("\x01two \x0b\r")
+    chat.see("3:two")
+    chat.see(">>> ")
+    chat.type("/regenerate\r")
+    chat.see("3:two")
+    chat.see(">>> ")
+    chat.type("/branch\r")
+    chat.see("* 3")
+    chat.see(">>> ")
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+    saved = json.loads((tmp_path / "home" / "chats" / f"{name}.json").read_text())
+    assert [turn["question"].strip()[:6] for turn in saved["turns"]] == ["one", "slowly", "two", "two"]
+    assert saved["params"]["temperature"] == 0
+
+
+def test_files_are_brought_in_and_dropped(terminal, model, tmp_path):
+    (tmp_path / "two words.txt").write_text("text of it")
+    chat = terminal("run", model)
+    chat.see(">>> ")
+    chat.type(f"\x1b[200~{tmp_path}/two\\ words.txt\x1b[201~what?\r")
+    chat.see("text of it")
+    chat.see("what?\n")
+    chat.see(">>> ")
+    chat.type(f"@{tmp_path}\r")
+    chat.see("is a folder; name a file in it")
+    chat.see(">>> ")
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+
+
 def test_thoughts_are_dim_and_stand_before_the_answer(terminal, model):
     chat = terminal("run", model, NO_COLOR="", TERM="xterm")
     chat.see(">>> ")
