@@ -96,7 +96,7 @@ def step_to_json(step: StepReport) -> Object:
 
 def step_from_json(found: Mapping[str, Any]) -> StepReport:
     times = {name: float(found.get(name, 0)) for name in ("began_s", "ended_s")}
-    counted = ("tokens", "computed", "blocks", "found", "running", "waiting", "accepted", "place")
+    counted = ("tokens", "computed", "blocks", "found", "running", "waiting", "accepted", "place", "prompt")
     counts = {name: int(found.get(name, 0)) for name in counted}
     drafts = tuple(map(int, found.get("drafts", ())))
     candidates = tuple(tuple(map(_candidate_from_json, one)) for one in found.get("candidates", ()))
