@@ -21,6 +21,7 @@ import tempfile
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PARAGRAPH = "Sorting is *stable* when equals keep their order, which `sorted` promises and **many** rely on. "
@@ -48,15 +49,18 @@ def show(rate: float, turns: int, model: str | None) -> None:
     from localllm.conversation.session import Session
     from localllm.conversation.turn import Turn
     from localllm.tui.app import ChatApp
-    from tests.tui.scripted import ScriptedMachine, ScriptedModel, saying
+    from tests.tui.scripted import Played, ScriptedMachine, ScriptedModel, saying
+
+    def paced():
+        due = time.perf_counter()
+        for step in itertools.cycle(saying(ANSWER)[:-1]):
+            due += 1 / rate
+            time.sleep(max(0.0, due - time.perf_counter()))
+            yield step
 
     class Playing(ScriptedModel):
         def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
-            due = time.perf_counter()
-            for step in itertools.cycle(saying(ANSWER)[:-1]):
-                due += 1 / rate
-                time.sleep(max(0.0, due - time.perf_counter()))
-                yield step
+            return Played(paced())
 
     def begin(loaded):
         chat = Chat(loaded)
@@ -73,7 +77,8 @@ def show(rate: float, turns: int, model: str | None) -> None:
         loaded = localllm.load(model)
     else:
         loaded = Playing()
-    ChatApp(ScriptedMachine(loaded), loaded.name, begin).run()
+    machine: Any = ScriptedMachine(loaded)
+    ChatApp(machine, loaded.name, begin, Path(tempfile.mkdtemp())).run()
 
 
 class Terminal:

@@ -12,6 +12,7 @@ from localllm.cli.machine import ThisMachine
 from localllm.conversation.session import Session
 from localllm.errors import LocalLLMError, UsageError
 from localllm.model import Model
+from localllm.settings import Settings
 
 COLUMNS, LINES = 40, 12  # the smallest window that the app is of use in
 PLAIN = "--plain talks line by line"
@@ -38,7 +39,7 @@ def converse(flags: Mapping[str, Any], begin: Callable[[Model], Session]) -> Non
     check_terminal()
     from localllm.tui.app import ChatApp  # 0.2 s that whoever cannot see it need not wait for
 
-    app = ChatApp(ThisMachine(flags), flags["model"], begin)
+    app = ChatApp(ThisMachine(flags), flags["model"], begin, Settings.from_environment().home)
     app.run()
     if app.ended_by:
         signal.signal(app.ended_by, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""A conversation on the screen: what was said above, the prompt at the bottom, and what both do to it."""
+"""A conversation on the screen: what was said above, the numbers below it, the prompt at the bottom."""
 
 import time
 from collections.abc import Callable
@@ -7,66 +7,69 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal
-from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from localllm.conversation.chat import Events
-from localllm.conversation.commands import execute, unquote
+from localllm.conversation.commands import execute, offers, unquote
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError, UsageError
 from localllm.tui.answering import Answering, Watcher
-from localllm.tui.dialogs import Ask, Confirm
+from localllm.tui.inspector.panel import Inspector
+from localllm.tui.machine import Machine
+from localllm.tui.metrics.strip import MetricsStrip
 from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.markdown import visible
-from localllm.tui.transcript.saving import check_path, name_for, path_of, write_code
-from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
+from localllm.tui.turn_screen import TurnScreen
+from localllm.tui.wishes import CommandChosen, SessionChosen
 
 FRAMES_PER_S = 30
 LEAVE_S = 2.0  # within which a second Ctrl-C leaves
 LAST_WORDS_S = 5.0  # that an answer is given to end, when the app is left
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(TurnScreen):
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar = [
-        Binding("escape", "back", "stop, back", key_display="esc"),
-        Binding("tab", "app.focus_next", "turns"),
-        Binding("ctrl+c", "interrupt", "copy, stop, clear, leave", show=False, priority=True),
-        Binding("ctrl+d", "leave", "leave"),
-        Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("f3", "inspector", "Inspector"),
+        Binding("tab", "app.focus_next", "Turns"),
+        Binding("escape", "back", "Stop, back", show=False),
+        Binding("ctrl+c", "interrupt", "Copy, stop, clear, leave", show=False, priority=True),
+        Binding("ctrl+d", "leave", "Leave", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
     ]
     DEFAULT_CSS = """
     ChatScreen {
-        #head { height: 1; padding: 0 1; color: $text-muted; background: $boost; }
+        #head { height: 1; padding: 0 1; color: $text-muted; }
         #middle { height: 1fr; }
+        Transcript { width: 1fr; }
+        Inspector { border-left: solid $panel; }
     }
     """
 
-    def __init__(self, session: Session):
+    def __init__(self, session: Session, machine: Machine):
         super().__init__()
-        self.session = session
-        self.model = session.llm
-        self.chat = session.chat
+        self.session, self.machine = session, machine
+        self.model, self.chat = session.llm, session.chat
         self.answering: Answering | None = None
         self.question = ""  # of the answer under way, as it was typed
-        self.transcript = Transcript(session.chat)
-        self.prompt = Prompt(session.chats.parent / "history")
-        self.watchers: list[Watcher] = [self.transcript]
+        self.transcript = Transcript(self.chat)
+        self.inspector = Inspector(self.model)
+        self.strip = MetricsStrip(self.model)
+        self.prompt = Prompt(session.chats.parent / "history", offers())
+        self.side = Horizontal(self.transcript, self.inspector, id="middle")
+        self.watchers: list[Watcher] = [self.transcript, self.inspector, self.strip]
         self.interrupted_at = -LEAVE_S
 
     def compose(self) -> ComposeResult:
-        yield Static(self.title_line, id="head", markup=False)
-        with Horizontal(id="middle"):
-            yield self.transcript
+        told = visible(f"{self.model.name} · {self.model.device} · context {self.model.context:,}")
+        yield Static(told, id="head", markup=False)
+        yield self.side
+        yield self.strip
         yield self.prompt
         yield Footer(compact=True, show_command_palette=False)
-
-    @property
-    def title_line(self) -> str:
-        return visible(f"{self.model.name} · {self.model.device} · context {self.model.context:,}")
 
     def on_mount(self) -> None:
         self.set_interval(1 / FRAMES_PER_S, self.hand_over)
@@ -74,29 +77,31 @@ class ChatScreen(Screen[None]):
         if not self.model.has_chat_template:
             self.say(f"{self.model.name} has no chat template: it continues the text of this conversation")
 
-    def say(self, text: str, severity: str = "information") -> None:
-        self.notify(visible(text), severity=severity, markup=False)  # pyright: ignore[reportArgumentType]
-
     # What was typed, and its answer
 
     def on_prompt_sent(self, sent: Prompt.Sent) -> None:
-        if self.is_busy(sent.text):
-            return
         if sent.text.startswith("/"):
             self.command(sent.text)
+        elif self.is_busy():
+            self.prompt.text = sent.text
         elif text := unquote(sent.text):
             editing = self.session.editing
             self.answer(text, lambda: self.session.ask(text), editing.parent if editing else self.chat.at)
 
-    def is_busy(self, typed: str = "") -> bool:
-        """Is an answer under way? Says so, and what was typed stays where it was."""
+    def on_prompt_help_wanted(self) -> None:
+        self.action_help()
+
+    def is_busy(self) -> bool:
+        """Is an answer under way? Says so."""
         if self.answering:
-            self.prompt.text = self.prompt.text or typed
             self.say("an answer is under way; Escape stops it")
         return self.answering is not None
 
     def command(self, line: str) -> None:
         """What begins with a slash."""
+        if self.is_busy():
+            self.prompt.text = line
+            return
         at = self.chat.at
         try:
             done = execute(self.session, line)
@@ -117,10 +122,28 @@ class ChatScreen(Screen[None]):
             words = line.split(maxsplit=1)[1:]
             self.answer(unquote(words[0]) if words else at.question, done.ask, at.parent)
 
+    def on_command_chosen(self, chosen: CommandChosen) -> None:
+        self.prompt.focus()
+        if chosen.is_whole:
+            self.command(chosen.line)
+        else:
+            self.prompt.text = f"{chosen.line} "
+
+    def on_session_chosen(self, chosen: SessionChosen) -> None:
+        if self.is_busy():
+            return
+        try:
+            self.session.load(chosen.id)
+        except UsageError as error:
+            self.say(str(error), "error")
+        self.transcript.show_branch()
+
     def answer(self, question: str, ask: Callable[[], Events], after: Turn | None) -> None:
         """Show the question and its answer as it comes; after: the turn that they follow."""
         self.question = question
+        self.chat.inspect = self.inspector.inspect
         self.transcript.ask(question, after or self.chat.root)
+        self.prompt.busy = True
         self.answering = Answering(lambda: self.kept(ask), self.chat.stop)
         for watcher in self.watchers:
             watcher.begin(self.answering.began)
@@ -145,26 +168,39 @@ class ChatScreen(Screen[None]):
                 watcher.end(ended)
             if self.transcript.failed:
                 self.prompt.text = self.prompt.text or self.question
+            self.prompt.busy = False
 
-    # Leaving, stopping
+    # Panels, stopping, leaving
 
-    def action_back(self) -> None:
+    async def action_inspector(self) -> None:
+        """Open it beside the conversation, or close it."""
+        await self.close_settings()
+        self.inspector.toggle()
+        if not self.inspector.display:
+            self.prompt.focus()
+
+    async def action_settings(self) -> None:
+        if self.inspector.display:
+            self.inspector.toggle()
+        await super().action_settings()
+
+    async def action_back(self) -> None:
         """Escape: out of what is innermost."""
         if self.answering:
             self.answering.stop()
         elif self.session.editing:
             self.session.editing, self.prompt.text = None, ""
-        else:
+        elif not await self.close_settings():
+            if self.inspector.display and not self.transcript.has_focus:
+                self.inspector.toggle()
             self.prompt.focus()
 
     def action_interrupt(self) -> None:
-        """Ctrl-C: copy what is selected, else stop, else clear the line; a second one leaves."""
-        selected = self.get_selected_text()
-        if selected:
+        """Ctrl-C: copy what is selected, else stop, else clear the line, else a second one leaves."""
+        if selected := self.get_selected_text():
             self.copy(selected, "the selection is copied")
             self.clear_selection()
-            return
-        if self.answering and not self.answering.stopping:
+        elif self.answering and not self.answering.stopping:
             self.answering.stop()
         elif self.prompt.text:
             self.prompt.text = ""
@@ -179,120 +215,11 @@ class ChatScreen(Screen[None]):
         if not self.prompt.text:
             self.app.exit(0)
 
+    def action_page(self, step: int) -> None:
+        (self.transcript.action_page_up if step < 0 else self.transcript.action_page_down)()
+
     def on_unmount(self) -> None:
         """What was said so far is kept, however the app is left."""
         if self.answering:
             self.answering.stop()
             self.answering.thread.join(LAST_WORDS_S)
-
-    def action_page(self, step: int) -> None:
-        (self.transcript.action_page_up if step < 0 else self.transcript.action_page_down)()
-
-    # What is done to the chosen turn
-
-    def chosen(self, *, may_wait: bool = False) -> TurnView | None:
-        """The chosen turn, else the newest; None, and a word about it, where there is none to act on now."""
-        if not may_wait and self.is_busy():
-            return None
-        view = self.transcript.chosen or (self.transcript.views[-1] if self.transcript.views else None)
-        if view is None or view.turn is None:
-            self.say("nothing has been said yet")
-            return None
-        return view
-
-    def action_edit_turn(self) -> None:
-        view = self.chosen()
-        if view and view.turn:
-            self.prompt.text = self.session.edit(view.turn)
-            self.prompt.focus()
-            self.say("Enter asks this instead, on a branch of its own; Escape leaves it as it was")
-
-    def action_ask_again(self) -> None:
-        view = self.chosen()
-        if view and (turn := view.turn):
-            self.answer(turn.question, lambda: self.chat.again(turn), turn.parent)
-
-    def action_go_to_branch(self, step: int) -> None:
-        view = self.chosen()
-        if not view or not view.turn:
-            return
-        ways = view.turn.ways
-        if len(ways) < 2:
-            self.say("there is one branch here; e and r begin others")
-            return
-        turn = ways[(ways.index(view.turn) + step) % len(ways)]
-        self.chat.switch(turn)
-        self.transcript.show_branch(turn)
-        self.keep()
-
-    def action_undo(self) -> None:
-        if not self.is_busy():
-            self.command("/undo")
-
-    def action_redo(self) -> None:
-        if not self.is_busy():
-            self.command("/redo")
-
-    def keep(self) -> None:
-        try:
-            if told := self.session.keep():
-                self.say(told)
-        except UsageError as error:
-            self.say(str(error), "error")
-
-    def action_fold_thoughts(self) -> None:
-        view = self.transcript.live or self.chosen(may_wait=True)
-        if view:
-            view.fold_thoughts()
-
-    # Copying
-
-    def copy(self, text: str, told: str) -> None:
-        self.app.copy_to_clipboard(text)
-        self.say(told)
-
-    def action_copy_answer(self) -> None:
-        view = self.chosen(may_wait=True)
-        if view and view.turn:
-            self.copy(visible(view.turn.answer), "the answer is copied")
-
-    def action_copy_address(self, address: str) -> None:
-        self.copy(visible(address), f"copied: {address}")
-
-    def action_choose_code(self, step: int) -> None:
-        view = self.chosen(may_wait=True)
-        if view and not view.choose_code(step):
-            self.say("there is no code in this answer")
-
-    def action_copy_code(self, place: int | None = None) -> None:
-        view = self.chosen(may_wait=True)
-        code = view and view.choose_code(0, place)
-        if code:
-            self.copy(code.text, "the code is copied")
-        elif view:
-            self.say("there is no code in this answer")
-
-    def action_save_code(self, place: int | None = None) -> None:
-        view = self.chosen(may_wait=True)
-        code = view and view.choose_code(0, place)
-        if code:
-            self.run_worker(self.save(code.text, name_for(code.piece.language)))
-        elif view:
-            self.say("there is no code in this answer")
-
-    async def save(self, code: str, name: str) -> None:
-        """Ask where to, and for leave where there is something already."""
-        written = await self.app.push_screen_wait(Ask("Save the code as", name, check_path))
-        if written is None:
-            return
-        path = path_of(written)
-        if path.exists() and not await self.app.push_screen_wait(
-            Confirm(f"{path} exists. Replace it?", "Replace")
-        ):
-            return
-        try:
-            write_code(path, code)
-        except UsageError as error:
-            self.say(str(error), "error")
-        else:
-            self.say(f"saved as {path}")

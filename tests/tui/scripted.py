@@ -3,7 +3,7 @@
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class ScriptedTokenizer:
 class Played(Iterator[GenerationEvent]):
     """An answer that ends at once where it is closed, also from another thread."""
 
-    def __init__(self, steps: Sequence[Step]):
+    def __init__(self, steps: Iterable[Step]):
         self.steps = iter(steps)
         self.closed = False
 
@@ -146,4 +146,5 @@ def app_with(model, home: Path, system: str | None = None) -> ChatApp:
         ScriptedMachine(model),
         model.name,
         lambda model: Session(model, Chat(model, system=system), home / "chats"),
+        home,
     )
