@@ -18,6 +18,10 @@ from localllm.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
+def unchecked(text: str) -> None:
+    """It may be of any length."""
+
+
 @dataclass(frozen=True)
 class Prompts:
     """Of one model, or of an edition of it."""
@@ -100,10 +104,6 @@ class Prompts:
 
     def no_token(self, number: int) -> UsageError:
         return UsageError(f"{number} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
-
-
-def unchecked(text: str) -> None:
-    """It may be of any length."""
 
 
 def is_messages(prompt: object) -> bool:

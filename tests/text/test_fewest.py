@@ -26,7 +26,16 @@ FILES = (
 REAL = ("demo", *FOLDERS, *FILES, "llama2-tokenizer.model")
 # What normalizers compose or put ASCII for, what vocabularies lack, and what added tokens swallow.
 STRANGE = [
-    *("e\u0301", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "\u212a", "\u037e", "\u2126", "\ufb03", "\u0130"),
+    *(
+        "e\u0301",
+        "\u1100\u1161\u11a8",
+        "\u03b1\u0313\u0300\u0345",
+        "\u212a",
+        "\u037e",
+        "\u2126",
+        "\ufb03",
+        "\u0130",
+    ),
     *("\U0001f9a5", "\u2581", "\ufdfa", "\u00ad", "\x00", "\r\n", "\t", " " * 60, "\n" * 40, "-" * 90, "=" * 70),
     *("<|end|>", "</s>", "<|im_start|>", "<|endoftext|>  ", "    </s>   "),
 ]
