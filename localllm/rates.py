@@ -135,12 +135,14 @@ def rates_of(
         torch.set_num_threads(before)
 
 
-def kept_rates(device: torch.device, dtype: torch.dtype, settings: Settings) -> Rates | None:
-    """Those of a device as `rates_of` keeps them; None where it was not measured so far."""
+def kept_rates(
+    device: torch.device, dtype: torch.dtype, settings: Settings, note: Callable[[str], None] = lambda text: None
+) -> Rates | None:
+    """Those that were measured earlier in this setup; None where there are none. Measures nothing."""
     setup = Setup.of(device, dtype)
-    if setup.threads is not None and settings.threads:
+    if settings.threads and setup.threads:
         setup = replace(setup, threads=settings.threads)
-    return _read(settings.home / FILE, lambda text: None).get(setup)
+    return _read(settings.home / FILE, note).get(setup)
 
 
 def buffer_bytes(device: torch.device) -> int:
