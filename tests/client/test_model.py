@@ -164,7 +164,7 @@ def test_a_server_from_before_steps_were_told_is_of_another_version(demo_url):
                 ServedModel(server, {key: value for key, value in facts.items() if key != name})
         for told in ({}, {"weights": "x"}, [], None, facts["reads"] | {"windows": [1]}):
             with pytest.raises(LocalLLMError, match="another version of localllm"):
-                ServedModel(server, facts | {"reads": told})
+                _ = ServedModel(server, facts | {"reads": told}).reads
 
 
 def reading(stream):
