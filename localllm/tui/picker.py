@@ -44,7 +44,7 @@ class Rows(OptionList):
             color: $block-cursor-foreground;
             text-style: bold;
         }
-        &:nocolor > .option-list--option-highlighted { text-style: reverse; }
+        &:nocolor > .option-list--option-highlighted { text-style: bold underline; }
     }
     """
 

@@ -111,6 +111,18 @@ async def test_words_of_strangers_are_no_markup_and_no_codes(tmp_path, until):
         assert app.given == [EVIL]
 
 
+async def test_without_colors_none_is_sent_and_the_cursor_is_seen(tmp_path, until, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = stage(tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: listed(app))
+        await pilot.pause()
+        segments = [segment for strip in app.screen._compositor.render_strips() for segment in strip]
+        styles = [segment.style for segment in segments if segment.style]
+        assert all(color is None or color.is_default for style in styles for color in (style.color, style.bgcolor))
+        assert [s.text.split()[1] for s in segments if s.style and s.style.underline] == ["demo"]
+
+
 async def test_a_fault_stands_in_place_of_the_list(tmp_path, until):
     app = stage(tmp_path, Machine(NetworkError("the [hub] is away", "come back later")))
     async with app.run_test(size=(80, 24)) as pilot:
