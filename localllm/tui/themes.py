@@ -65,7 +65,7 @@ LIGHT = _theme(
 
 
 def native_colors() -> bool | None:
-    """`ansi_color` of an app: with NO_COLOR it sends no colour at all, where Textual by itself would send greys."""
+    """`ansi_color` of an app: with NO_COLOR it sends none at all, where Textual by itself sends greys."""
     return True if os.environ.get("NO_COLOR") else None
 
 
