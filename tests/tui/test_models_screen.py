@@ -44,6 +44,18 @@ async def test_the_screen_lives_while_offers_are_looked_for(tmp_path, until):
         assert machine.asked == 1
 
 
+async def test_who_leaves_before_the_offers_are_there_harms_nothing(tmp_path, until):
+    machine = Machine()
+    machine.go.clear()
+    app = stage(tmp_path, machine)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: machine.asked)
+        await pilot.press("escape")
+        machine.go.set()
+        await pilot.pause(0.2)
+        assert app.given == [None] and app.is_running
+
+
 async def test_typing_filters_and_enter_chooses(tmp_path, until):
     app = stage(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
