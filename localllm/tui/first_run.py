@@ -1,5 +1,5 @@
-"""Which model? Those that are here and those of the catalogue, with what this machine makes of each. Gives the name of
-the chosen one, or None to leave."""
+"""Which model? Those that are here and those of the catalogue, with what this machine makes of each. Gives the
+name of the chosen one, or None to leave."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -14,20 +14,20 @@ from textual.widgets.option_list import Option
 
 from localllm.errors import LocalLLMError
 from localllm.tui.machine import Machine, Offer
-from localllm.tui.offered import fit_of, kind_of
+from localllm.tui.offered import fit_of, kind_of, rate
 from localllm.units import size
 from localllm.visible import one_line
 
 LOOKING = "looking at this machine …"
 NOTHING_HERE = (
-    "No model is downloaded yet. The one you choose comes from the Hugging Face Hub, once, and is\n"
-    "verified; then it runs on this machine alone. `demo` is here already and needs no network."
+    "A model is downloaded once, from the Hugging Face Hub, and verified.\n"
+    "Then it runs on this machine alone. `demo` is here and needs no network."
 )
-SOME_HERE = "Models on this machine come first; any other is downloaded from the Hugging Face Hub, once."
-WHY = "recommended: the strongest that fits with memory to spare and answers faster than one reads"
+SOME_HERE = "Models that are here come first. Another is downloaded once, and verified."
+WHY = "recommended: the strongest that fits with room to spare, faster than one reads"
 KEYS = "↑↓ choose   Enter run   type to filter   Esc leave"
 BOXED = "demo"
-NAME, PARAMETERS, DOWNLOAD, FIT = 30, 9, 11, 11  # characters of a row; the licence has what is left
+NAME, PARAMETERS, DOWNLOAD, FIT = 30, 7, 9, 15  # characters of a row; the licence has what is left
 
 
 class FirstRunScreen(Screen[str | None]):
@@ -134,7 +134,9 @@ def row(offer: Offer) -> Text:
     style = "dim" if offer.fits is False else ""
     name = ("★ " if offer.recommended else "  ") + one_line(offer.name)
     nbytes = "here" if offer.is_here else f"{size(offer.bytes)}" if offer.bytes else "-"
-    fits = "" if offer.fits is None else "fits" if offer.fits else "too large"
+    fits = {True: "fits", False: "too large", None: ""}[offer.fits]
+    if offer.fits and offer.tokens_per_s:
+        fits = f"~{rate(offer.tokens_per_s)}"
     parameters = offer.parameters.partition(",")[0]
     told = f"{name:{NAME}} {parameters:>{PARAMETERS}} {nbytes:>{DOWNLOAD}}  {fits:{FIT}}"
     return Text(f"{told}{one_line(offer.license or '-')}", style, no_wrap=True, overflow="ellipsis")

@@ -16,7 +16,14 @@ def fit_of(offer: Offer) -> str:
 
 
 def speed_of(offer: Offer) -> str:
-    return f"about {max(1, round(offer.tokens_per_s))} tokens/s" if offer.tokens_per_s else ""
+    if not offer.tokens_per_s:
+        return ""
+    return f"about {rate(offer.tokens_per_s)}"
+
+
+def rate(tokens_per_s: float) -> str:
+    """Of a guess: no digits that nobody knows."""
+    return f"{tokens_per_s:.0f} tokens/s" if tokens_per_s >= 2 else f"{tokens_per_s:.1f} tokens/s"
 
 
 def kind_of(offer: Offer) -> str:
