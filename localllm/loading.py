@@ -214,6 +214,7 @@ def load(
         time.perf_counter() - start,
         phases.seconds,
         read_bytes_per_s,
+        settings,
     )
     llm = LLM(
         origin,

@@ -143,7 +143,7 @@ def read_rate(place: Place) -> float | None:
     from localllm.rates import kept_rates
 
     dtype = resolve_dtype(place.wish.dtype, "BF16", place.device)
-    kept = kept_rates(place.device, dtype, place.settings, lambda text: None)
+    kept = kept_rates(place.device, dtype, place.settings)
     return DECODING * kept.read if kept else None
 
 

@@ -73,10 +73,10 @@ class LoadScreen(ModalScreen[Model | None]):
         now = self.clock()
         if opening.fault or now - opening.began >= UNSEEN_S:
             self.remove_class("unseen")
-        told = self.query_one("#load_page", Static)
+        keys, told = self.keys_now, self.query_one("#load_page", Static)
         width = told.size.width or min(MOST_WIDTH, self.size.width * 9 // 10) - BORDERS  # none before it is seen
         told.update(page(opening, now, width))
-        self.query_one("#load_keys", Static).update(Text(self.keys_now))
+        self.query_one("#load_keys", Static).update(Text(keys))
 
     @property
     def keys_now(self) -> str:
