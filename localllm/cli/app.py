@@ -9,6 +9,7 @@ import typer
 from localllm import __version__
 from localllm.cli.batch import batch
 from localllm.cli.bench import bench
+from localllm.cli.chats import chats
 from localllm.cli.completion import completion
 from localllm.cli.create import create
 from localllm.cli.diff import diff
@@ -31,6 +32,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 app.command()(run)
+app.command()(chats)
 app.command()(serve)
 app.command()(embed)
 app.command()(ps)

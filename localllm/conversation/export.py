@@ -6,7 +6,6 @@ One branch, or every turn of the tree. Knows nothing of files and terminals.
 import json
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from localllm.conversation.attach import LANGUAGE
@@ -16,6 +15,7 @@ from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.params import params_to_json
 from localllm.request import SamplingParams
+from localllm.units import utc
 
 FORMATS = ("md", "json")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
@@ -35,8 +35,8 @@ def as_json(conversation: Kept, turns: list[Turn]) -> str:
     content = {
         "title": conversation.title,
         "model": conversation.model,
-        "began": _time(conversation.began),
-        "changed": _time(conversation.changed),
+        "began": utc(conversation.began),
+        "changed": utc(conversation.changed),
         "system": conversation.system,
         "params": params_to_json(conversation.params),
         "template_arguments": conversation.template_arguments,
@@ -67,7 +67,7 @@ def _turn(turn: Turn, places: dict[Turn, int]) -> dict[str, Any]:
         "thoughts": turn.thoughts,
         "answer": turn.answer,
         "model": turn.model,
-        "asked": _time(turn.asked),
+        "asked": None if turn.asked is None else utc(turn.asked),
         "finish_reason": turn.finish_reason,
         "metrics": metrics,
     }
@@ -85,7 +85,7 @@ def _front_matter(conversation: Kept) -> str:
     values = {
         "title": conversation.title,
         "model": conversation.model,
-        "date": _time(conversation.began),
+        "date": utc(conversation.began),
         "parameters": changed,
     }
     # JSON is YAML, and needs no rule of its own for quotes and colons.
@@ -127,9 +127,3 @@ def _closed(text: str) -> str:
         elif marks.startswith(fence) and not rest.strip():
             fence = ""
     return f"{text.strip(chr(10))}\n{fence}" if fence else text.strip("\n")
-
-
-def _time(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""A conversation as a person holds it: kept by itself after each answer, gone on with later, its messages with files.
+"""A conversation as a person holds it: kept after each answer, gone on with later, its messages with files.
 
 Both the line editor and the app have one. Knows nothing of terminals.
 """
@@ -101,9 +101,11 @@ class Session:
         self.kept = text_of(Kept.of(self.chat, self.title, self.began, self.began))
         return found
 
-    def begin(self) -> None:
-        """A new conversation; the one so far stays kept."""
+    def begin(self) -> str | None:
+        """A new conversation; gives the name that the one so far stays kept under, if it is."""
         self.keep()
+        before = self.id
         self.chat.clear()
         self.id, self.stamp, self.editing, self.title, self.kept = None, None, None, "", ""
         self.began = time.time()
+        return before

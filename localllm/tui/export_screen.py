@@ -11,7 +11,7 @@ from textual.widgets import Button, Input, Label, RadioButton, RadioSet, Static
 
 from localllm.conversation.export import FORMATS, exported
 from localllm.conversation.kept import Kept
-from localllm.errors import LocalLLMError, UsageError
+from localllm.errors import LocalLLMError
 from localllm.files import write_whole
 from localllm.tui.dialogs import Confirm, Dialog
 from localllm.visible import VISIBLE, one_line

@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from localllm.conversation.commands import COMMANDS
-from localllm.tui.columns import left
+from localllm.tui.cells import left
 from localllm.tui.keys import keys_of
 
 NAMES = 30  # cells of the column of keys and commands

@@ -1,5 +1,6 @@
-"""What every key does where one is, read from the bindings themselves. Those of Textual's widgets are left out: they
-edit text and move in lists as everywhere."""
+"""What every key does where one is, read from the bindings themselves. Those of Textual's widgets are left out:
+they edit text and move in lists as everywhere.
+"""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from localllm.tui.columns import cut, left, right
+from localllm.tui.cells import cut, left, right
 from localllm.tui.dialogs import Confirm
 from localllm.tui.machine import Machine, Offer
 from localllm.tui.picker import Picker
@@ -74,7 +74,12 @@ class ModelsScreen(Picker[Offer, str]):
             self.dismiss(row.name)
             return
         question = f"{cut(row.name, 200)} {fit(row)}. Try it all the same?"
-        self.app.push_screen(Confirm(question, "Try", "No"), lambda yes: self.dismiss(row.name) if yes else None)
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.dismiss(row.name)
+
+        self.app.push_screen(Confirm(question, "Try", "No"), answered)
 
 
 def fit(offer: Offer) -> str:

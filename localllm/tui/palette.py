@@ -13,8 +13,9 @@ from textual.message import Message
 from textual.screen import Screen
 
 from localllm.conversation.commands import COMMANDS
+from localllm.conversation.kept import Head
 from localllm.conversation.sessions import Sessions
-from localllm.tui.columns import cut
+from localllm.tui.cells import cut
 from localllm.tui.keys import keys_of
 from localllm.tui.machine import Machine
 from localllm.tui.models_screen import fit
@@ -102,24 +103,19 @@ class Models(Entries):
 class Conversations(Entries):
     async def collect(self) -> Iterable[Entry]:
         kept = await asyncio.to_thread(self.held.sessions.list)
-        return [
-            Entry(
-                cut(one.title, LONGEST),
-                f"conversation with {cut(one.head.model, LONGEST)}",
-                self.wish(SessionChosen(one.id)),
-            )
-            for one in kept
-            if one.head
-        ]
+        return [self.entry(one.id, one.title, one.head) for one in kept if one.head]
+
+    def entry(self, id: str, title: str, head: Head) -> Entry:
+        told = f"conversation with {cut(head.model, LONGEST)}"
+        return Entry(cut(title, LONGEST), told, self.wish(SessionChosen(id)))
 
 
 class Themes(Entries):
     async def collect(self) -> Iterable[Entry]:
-        names = sorted(self.app.available_themes)
-        return [
-            Entry(f"theme {name}", "colours of the app", partial(setattr, self.app, "theme", name))
-            for name in names
-        ]
+        return [self.entry(name) for name in sorted(self.app.available_themes)]
+
+    def entry(self, name: str) -> Entry:
+        return Entry(f"theme {name}", "colours of the app", lambda: setattr(self.app, "theme", name))
 
 
 def begun(usage: str) -> tuple[str, bool]:

@@ -1,5 +1,6 @@
-"""The screen of a conversation, as far as it opens others: settings beside it; help, models, kept conversations and
-the export above it. What a person chooses there is told by messages, to whoever knows what to do about it."""
+"""The screen of a conversation, as far as it opens others: settings beside it; help, models, kept conversations
+and the export above it. What a person chooses there is told by messages, to whoever knows what to do about it.
+"""
 
 from collections.abc import Callable
 from typing import ClassVar

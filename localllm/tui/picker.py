@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.content import Content
+from textual.events import Resize
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, Input, OptionList, Static
@@ -55,7 +56,6 @@ class Rows(OptionList):
 
 
 class Picker(Screen[Chosen], Generic[Row, Chosen]):
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (WIDE, "-wide")]
     AUTO_FOCUS: ClassVar[str | None] = "Search"
     BINDING_GROUP_TITLE = "Lists"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -120,6 +120,9 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
             with VerticalScroll(id="details", can_focus=False):
                 yield Static(markup=False)
         yield Footer(show_command_palette=False)
+
+    def on_resize(self, event: Resize) -> None:
+        self.set_class(event.size.width >= WIDE, "-wide")
 
     def on_mount(self) -> None:
         self.list.loading = True

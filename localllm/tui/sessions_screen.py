@@ -1,4 +1,6 @@
-"""The conversations that are kept, newest first: searched by what was said, gone on with, renamed, deleted, exported."""
+"""The conversations that are kept, newest first: searched by what was said, gone on with, renamed, deleted,
+exported.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,14 +14,15 @@ from textual.worker import get_current_worker
 
 from localllm.conversation.sessions import Hit, Sessions, Summary, as_title
 from localllm.errors import LocalLLMError
-from localllm.tui.columns import cut, left, right
+from localllm.tui.cells import cut, left, right
 from localllm.tui.dialogs import Ask, Confirm
 from localllm.tui.export_screen import ExportScreen
 from localllm.tui.picker import MOST_ROWS, Picker
 from localllm.units import size
 from localllm.visible import one_line
 
-WIDTHS = (18, 5, 18)  # of the time, the number of questions, the model
+WIDTHS = (17, 5, 18)  # of the time, the number of questions, the model
+PLACES = (left, right, left)
 
 
 @dataclass(frozen=True)
@@ -56,23 +59,16 @@ class SessionsScreen(Picker[Found, str]):
 
     def columns(self, width: int) -> str:
         changed, questions, model = WIDTHS
-        return left("changed", changed) + right("asked", questions) + "  " + left("model", model) + "title"
+        return left("changed", changed) + right("asked", questions) + "  " + left("model", model) + " title"
 
     def line(self, row: Found, width: int) -> Content:
-        changed, questions, model = WIDTHS
-        head, rest = row.summary.head, width - sum(WIDTHS) - 2
-        if head is None:
-            return Content(
-                left("-", changed) + right("-", questions) + "  " + left("-", model) + row.summary.title
-            )
-        begin = (
-            left(_moment(head.changed), changed)
-            + right(str(head.questions), questions)
-            + "  "
-            + left(head.model, model - 1)
-            + " "
+        head = row.summary.head
+        facts = (_moment(head.changed), str(head.questions), head.model) if head else ("-", "-", "-")
+        changed, questions, model = (
+            place(text, cells) for place, text, cells in zip(PLACES, facts, WIDTHS, strict=True)
         )
-        return Content(begin + cut(head.title, rest))
+        begin = changed + questions + "  " + model + " "
+        return Content(begin + cut(row.summary.title, width - sum(WIDTHS) - 3))
 
     def details(self, row: Found) -> Content:
         summary, head = row.summary, row.summary.head

@@ -1,5 +1,8 @@
-"""The settings of a conversation beside it: system prompt, thinking, how tokens are drawn. What is typed counts from
-the next answer on; what makes no sense is told beside its field, and the last sensible value stays."""
+"""The settings of a conversation beside it: system prompt, thinking, how tokens are drawn.
+
+What is typed counts from the next answer on; what makes no sense is told beside its field, and the last sensible
+value stays.
+"""
 
 import dataclasses
 import shlex

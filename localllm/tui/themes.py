@@ -14,20 +14,23 @@ LONGEST_NAME = 64
 OF_16_COLORS = "ansi-dark"  # the terminal's own colours, which are readable on its own ground
 
 
-def _theme(name: str, *, dark: bool, accent: str, on_accent: str, muted: str, **colors: str) -> Theme:
+def _theme(
+    name: str, *, dark: bool, accent: str, on_accent: str, muted: str, background: str, **colors: Any
+) -> Theme:
     """One accent for all that is chosen, focused or pressed. Everything is readable on ground and panels."""
     return Theme(
         name,
         primary=accent,
         secondary=accent,
         accent=accent,
+        background=background,
         dark=dark,
         variables={
             "text-muted": muted,
             "foreground-muted": muted,
             "block-cursor-foreground": on_accent,
             "button-color-foreground": on_accent,
-            "scrollbar-background": colors["background"],
+            "scrollbar-background": background,
         },
         **colors,
     )
