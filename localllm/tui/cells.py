@@ -8,7 +8,9 @@ from localllm.visible import one_line
 def cut(text: str, width: int) -> str:
     """At most `width` cells; what was left out is an ellipsis at the end."""
     text = one_line(text)
-    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)).rstrip() + "…"
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + "…" if width > 0 else ""
 
 
 def left(text: str, width: int) -> str:

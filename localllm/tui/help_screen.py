@@ -1,8 +1,10 @@
 """All keys of the screen below and all slash commands, each with what it does; type to search."""
 
+import textwrap
 from collections.abc import Iterable
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,7 +17,7 @@ from localllm.conversation.commands import COMMANDS
 from localllm.tui.cells import left
 from localllm.tui.keys import keys_of
 
-NAMES = 30  # cells of the column of keys and commands
+NAMES = 28  # cells of the column of keys and commands
 Section = tuple[str, list[tuple[str, str]]]
 
 
@@ -57,9 +59,16 @@ class HelpScreen(Screen[None]):
 
     @on(Input.Changed)
     def search(self) -> None:
-        words = self.query_one(Input).value.casefold().split()
-        self.query_one("VerticalScroll > Static", Static).update(page(self.sections, words))
         self.query_one(VerticalScroll).scroll_home(animate=False)
+        self.draw()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.draw)
+
+    def draw(self) -> None:
+        words, region = self.query_one(Input).value.casefold().split(), self.query_one(VerticalScroll).size
+        shown = page(self.sections, words, max(region.width - 2, NAMES + 20))
+        self.query_one("VerticalScroll > Static", Static).update(shown)
 
     def action_scroll(self, how: str) -> None:
         getattr(self.query_one(VerticalScroll), f"scroll_{how}")(animate=False)
@@ -74,16 +83,19 @@ def sections(screen: Screen) -> list[Section]:
     return [*found.items(), ("Commands", commands)]
 
 
-def page(sections: Iterable[Section], words: list[str]) -> Content:
-    """What has all the words, under its headings."""
+def page(sections: Iterable[Section], words: list[str], width: int) -> Content:
+    """What has all the words, under its headings, in so many cells."""
     lines: list[Content] = []
     for heading, rows in sections:
         kept = [row for row in rows if all(word in f"{heading} {row[0]} {row[1]}".casefold() for word in words)]
         if kept:
-            lines += [Content.styled(heading, "bold $primary"), *(_line(*row) for row in kept), Content("")]
+            lines += [Content.styled(heading, "bold $primary"), *(_line(*row, width) for row in kept), Content("")]
     return Content("\n").join(lines or [Content("nothing is called that")])
 
 
-def _line(name: str, meaning: str) -> Content:
-    name = left(name, NAMES) if len(name) <= NAMES else f"{name}\n{' ' * NAMES}  "
-    return Content.assemble("  ", (name, "bold"), meaning)
+def _line(name: str, meaning: str, width: int) -> Content:
+    """The meaning beside the name, or below it where that is long."""
+    indent = " " * NAMES
+    lines = textwrap.wrap(meaning, width - NAMES) or [""]
+    beside = left(name, NAMES) if cell_len(name) < NAMES else f"{name}\n{indent}"
+    return Content.assemble((beside, "bold"), f"\n{indent}".join(lines))

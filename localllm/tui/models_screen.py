@@ -1,5 +1,6 @@
 """The models that could be talked to: those here, then the catalogue's, with what each takes and gives here."""
 
+import threading
 from collections.abc import Sequence
 
 from textual.content import Content
@@ -27,10 +28,12 @@ class ModelsScreen(Picker[Offer, str]):
         super().__init__()
         self.machine = machine
         self.offers: Sequence[Offer] | None = None
+        self.asking = threading.Lock()  # more may be typed before they are there
 
     def find(self, query: str) -> Sequence[Offer]:
-        if self.offers is None:
-            self.offers = self.machine.offers()
+        with self.asking:
+            if self.offers is None:
+                self.offers = self.machine.offers()
         words = query.casefold().split()
         return [offer for offer in self.offers if all(word in _said(offer) for word in words)]
 

@@ -95,9 +95,27 @@ class Commands(Entries):
 
 
 class Models(Entries):
+    """They take a moment, for which nobody waits: they are found as soon as they are there."""
+
     async def collect(self) -> Iterable[Entry]:
-        offers = await asyncio.to_thread(self.held.machine.offers)
+        self.coming = asyncio.create_task(asyncio.to_thread(self.offered))
+        return ()
+
+    def offered(self) -> Sequence[Entry]:
+        try:
+            offers = self.held.machine.offers()
+        except Exception:  # the screen of models says what is wrong
+            return ()
         return [Entry(f"model {cut(o.name, LONGEST)}", fit(o), self.wish(ModelChosen(o.name))) for o in offers]
+
+    async def search(self, query: str) -> Hits:
+        if self.coming.done():
+            self.entries = self.coming.result()
+        async for hit in super().search(query):
+            yield hit
+
+    async def shutdown(self) -> None:
+        self.coming.cancel()
 
 
 class Conversations(Entries):

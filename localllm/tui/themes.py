@@ -14,9 +14,7 @@ LONGEST_NAME = 64
 OF_16_COLORS = "ansi-dark"  # the terminal's own colours, which are readable on its own ground
 
 
-def _theme(
-    name: str, *, dark: bool, accent: str, on_accent: str, muted: str, background: str, **colors: Any
-) -> Theme:
+def _theme(name: str, accent: str, on_accent: str, muted: str, background: str, **rest: Any) -> Theme:
     """One accent for all that is chosen, focused or pressed. Everything is readable on ground and panels."""
     return Theme(
         name,
@@ -24,7 +22,6 @@ def _theme(
         secondary=accent,
         accent=accent,
         background=background,
-        dark=dark,
         variables={
             "text-muted": muted,
             "foreground-muted": muted,
@@ -32,7 +29,7 @@ def _theme(
             "button-color-foreground": on_accent,
             "scrollbar-background": background,
         },
-        **colors,
+        **rest,
     )
 
 
