@@ -23,9 +23,7 @@ def utc(monkeypatch):
 def chats(tmp_path):
     """The folder of three conversations, the oldest first."""
     folder = tmp_path / "chats"
-    keep(
-        folder, 1, ("Why is the sky blue?", "Short waves are scattered more."), ("And at dusk?", "Then it is red.")
-    )
+    keep(folder, 1, ("Why is the sky blue?", "Short waves are scattered more."), ("And at dusk?", "It is red."))
     keep(folder, 2, (EVIL, f"An answer to {EVIL}"))
     keep(folder, 3, ("Tell me a story", "Once upon a time there was a [bold]fox[/bold]."))
     return folder
