@@ -26,6 +26,7 @@ from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
+from localllm.cli.top import top
 from localllm.errors import UsageError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -36,6 +37,7 @@ app.command()(chats)
 app.command()(serve)
 app.command()(embed)
 app.command()(ps)
+app.command()(top)
 app.command()(stop)
 app.command()(replay)
 app.command()(pull)

@@ -16,7 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 
 from localllm.cli.answer import Parts, what_cut
-from localllm.cli.io import VISIBLE, AnswerWriter, note
+from localllm.cli.io import AnswerWriter, note
 from localllm.cli.report import metrics_block
 from localllm.client.model import ServedModel
 from localllm.conversation.attach import dropped
@@ -25,6 +25,7 @@ from localllm.conversation.commands import execute, unquote
 from localllm.conversation.session import Session
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
 from localllm.request import FinishReason
+from localllm.visible import VISIBLE
 
 LOCAL_MODES = 3  # place of c_lflag in what tcgetattr gives
 OPENS_QUOTES = re.compile(r'\s*(/system\s+)?"""')

@@ -8,8 +8,9 @@ from textual.content import Content
 from localllm.tui.cells import cut, left, right
 from localllm.tui.dialogs import Confirm
 from localllm.tui.machine import Machine, Offer
+from localllm.tui.offered import fit_of, kind_of
 from localllm.tui.picker import Picker
-from localllm.units import rate, size, three_digits
+from localllm.units import size, three_digits
 
 HERE, TO_FETCH = "●", "↓"
 LICENSE_FROM = 96  # cells of the list from which there is room for the licence
@@ -57,20 +58,13 @@ class ModelsScreen(Picker[Offer, str]):
         )
 
     def details(self, row: Offer) -> Content:
-        here = "on this machine" if row.is_here else "to be fetched"
-        files = "" if row.bytes is None else f", {size(row.bytes)}"
-        facts = [f"{row.parameters} parameters{files}, {here}"]
-        facts += [f"about {rate(row.tokens_per_s)} here"] if row.tokens_per_s is not None else []
-        facts += [f"licence: {row.license}"] if row.license else []
         best = " · recommended for this machine" if row.recommended else ""
-        return Content("\n").join(
-            [
-                Content.assemble((cut(row.name, 200), "bold"), best),
-                *([Content(cut(row.about, 1000))] if row.about else []),
-                Content.styled(f"It {fit(row)}", "$error" if row.fits is False else ""),
-                Content(cut("; ".join(facts), 1000)),
-            ]
-        )
+        files = "" if row.bytes is None else f" · {size(row.bytes)}"
+        where = "on this machine" if row.is_here else "to be downloaded"
+        lines = [Content.assemble((cut(row.name, 200), "bold"), best), Content(cut(row.about, 1000))]
+        lines.append(Content.styled(fit(row), "$error" if row.fits is False else ""))
+        lines.append(Content(cut(f"{kind_of(row)}{files}, {where}", 1000)))
+        return Content("\n").join(line for line in lines if line)
 
     def choose(self, row: Offer) -> None:
         if row.fits is not False:
@@ -86,14 +80,13 @@ class ModelsScreen(Picker[Offer, str]):
 
 
 def fit(offer: Offer) -> str:
-    """Whether it fits, with how much of how much memory, as a part of a sentence."""
-    if offer.fits is None:
-        return "may fit or not: what it takes of memory is not known"
-    verb = "fits" if offer.fits else "does not fit"
-    if offer.needs_bytes is None:
-        return verb
-    free = "" if offer.free_bytes is None else f" of the {size(offer.free_bytes)} that are free"
-    return f"{verb}: with its context it takes {size(offer.needs_bytes)}{free}"
+    """Whether it fits, with how much of how much memory, and how fast it would be."""
+    unmeasured = {
+        True: "fits",
+        False: "does not fit",
+        None: "may fit or not: what it takes of memory is not known",
+    }
+    return fit_of(offer) if offer.needs_bytes is not None else unmeasured[offer.fits]
 
 
 def _memory(offer: Offer) -> str:

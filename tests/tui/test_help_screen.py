@@ -55,4 +55,4 @@ async def test_typing_searches_in_keys_meanings_and_headings(tmp_path):
 
 
 def test_picture(snap_compare, tmp_path):
-    assert snap_compare(talk(tmp_path), terminal_size=(80, 24), press=["f1"])
+    assert snap_compare(talk(tmp_path), terminal_size=(80, 24), press=["f1", *"undo"])

@@ -90,7 +90,7 @@ async def test_what_does_not_fit_is_explained_and_asked_about(tmp_path, until, a
         await until(pilot, lambda: listed(app))
         await pilot.press(*"giant")
         await until(pilot, lambda: len(listed(app)) == 1)
-        assert "It does not fit: with its context it takes 143 GB of the 23.5 GB that are free" in said(app)
+        assert "does not fit: 143 GB needed, 23.5 GB are free" in said(app)
         await pilot.press("enter")
         await pilot.pause()
         assert "Try it all the same?" in said(app)
