@@ -29,6 +29,9 @@ class ChatModel(Protocol):
     def has_chat_template(self) -> bool: ...
     @property
     def default_params(self) -> SamplingParams: ...
+    def template_arguments(
+        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
+    ) -> dict[str, Any]: ...
     def stream(
         self,
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
@@ -65,9 +68,6 @@ class Model(ChatModel, Protocol):
     def reads(self) -> Reads: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
-    def template_arguments(
-        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
-    ) -> dict[str, Any]: ...
     def prepare(
         self,
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
