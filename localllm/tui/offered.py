@@ -11,14 +11,8 @@ def fit_of(offer: Offer) -> str:
     if offer.needs_bytes is not None and offer.free_bytes is not None:
         needs, free = size(offer.needs_bytes), size(offer.free_bytes)
         said = f"fits: {needs} of {free}" if offer.fits else f"does not fit: {needs} needed, {free} are free"
-    speed = speed_of(offer)
+    speed = f"about {rate(offer.tokens_per_s)}" if offer.tokens_per_s else ""
     return f"{said}; {speed}" if said and speed else said or speed
-
-
-def speed_of(offer: Offer) -> str:
-    if not offer.tokens_per_s:
-        return ""
-    return f"about {rate(offer.tokens_per_s)}"
 
 
 def rate(tokens_per_s: float) -> str:

@@ -121,7 +121,7 @@ def test_the_choice_of_a_first_model(snap_compare, size):
     async def settled(pilot):
         for _ in range(500):
             await pilot.pause(0.01)
-            if pilot.app.screen.shown:
+            if pilot.app.screen.rows_shown:
                 break
         await pilot.pause(0.2)
 
