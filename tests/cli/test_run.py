@@ -32,9 +32,8 @@ def test_a_prompt_may_begin_with_a_dash(localllm, model):
 def test_without_a_model_a_pipe_is_told_how_to_name_one(localllm, engine):
     code, out, err = localllm("run", piped=b"Hello")
     assert (code, out, engine.loaded) == (2, "", [])
-    assert err == (
-        "error: no model is named; name one: `localllm list --all` shows them, `localllm run demo` needs no download\n"
-    )
+    assert "error: no model is named; name one: " in err
+    assert "`localllm run demo` needs no download\n" in err
 
 
 @pytest.mark.parametrize("piped", [b"", b"\n", b" \n\t\n"])
