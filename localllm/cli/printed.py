@@ -1,0 +1,405 @@
+"""What each command prints with `--json`, as types. `tools/json_docs.py` makes the JSON schemas of docs/schemas of
+them, with the comments as descriptions; what bench prints is in `printed_bench.py`.
+
+No command imports this: the tests hold what commands print against it.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
+
+from typing_extensions import TypedDict  # Pydantic takes no other before Python 3.12
+
+from localllm import receipt
+from localllm.checkpoint.facts import Format
+from localllm.cli.examination import Examination
+from localllm.cli.models import State
+from localllm.cli.printed_bench import FLAT, Benchmark, LoadTest, Measurements
+from localllm.cli.remedies import Finding
+from localllm.hub import verify
+from localllm.modelfile.edition import Edition
+from localllm.plan.speed import Speed
+from localllm.quality.report import Quality
+from localllm.replay import Replayed
+from localllm.server.events import Event
+
+
+class ToolCall(TypedDict):
+    id: str
+    name: str
+    arguments: dict[str, Any]  # as the model gave them
+
+
+class Likely(TypedDict):
+    token_id: int
+    token: str  # its text
+    logprob: float | None  # null: it cannot be
+
+
+class Logprob(Likely):
+    top: list[Likely]  # the N likeliest
+
+
+class Receipt(TypedDict):
+    """What `localllm replay` needs to compute the answer again: docs/receipts.md."""
+
+    version: int
+    receipt: Annotated[receipt.Receipt, FLAT]
+
+
+class Answer(TypedDict):
+    """One answer."""
+
+    model: str
+    device: str  # cpu, cuda:0
+    dtype: str  # it computed in
+    kv_dtype: str  # of keys and values
+    context: int  # tokens that it had room for
+    text: str  # the answer
+    reasoning: str  # what the model thought before; "" where it did not
+    tool_calls: list[ToolCall]
+    token_ids: list[int]  # all that the model said, thoughts and markup too
+    finish_reason: Literal["stop", "length"]  # `length`: --max-tokens or the context cut it
+    seed: int | None  # that was used, given or drawn
+    metrics: Measurements | None
+    receipt: Receipt
+    logprobs: NotRequired[list[Logprob]]  # with --logprobs, one a token
+    prompt_logprobs: NotRequired[list[Logprob]]  # with --prompt-logprobs, of each token but the first
+
+
+class Vector(TypedDict):
+    """One text."""
+
+    index: int  # of the text, from 0
+    tokens: int
+    truncated: int  # tokens that were cut off
+    embedding: list[float]
+
+
+class Loaded(TypedDict):
+    name: str
+    path: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    context: int  # tokens
+    bytes: int  # weights and cache
+    since: float  # seconds since 1970
+    until: float | None  # when it is unloaded if nobody asks, in seconds since 1970; null: never
+    users: int
+    running: int  # answers under way
+    waiting: int  # requests
+    blocks: int  # of the cache
+    used_blocks: int
+    cached_blocks: int  # whose content later requests would find
+
+
+class Served(TypedDict):
+    """What a server has loaded."""
+
+    server: str
+    version: str
+    models: list[Loaded]
+    loading: list[str]  # names
+    events: list[Event]
+
+
+class Stopped(TypedDict):
+    """A model that was told to go."""
+
+    name: str
+    users: int  # whose answers end first
+
+
+class Replay(TypedDict):
+    """An answer that was computed again."""
+
+    identical: bool
+    replayed: Annotated[Replayed, FLAT]
+    margin: float | None  # how much likelier the token of then is, in natural logarithms
+
+
+class File(TypedDict):
+    path: str
+    bytes: int
+    here: int  # bytes of it
+
+
+class Begin(TypedDict):
+    event: Literal["begin"]
+    repo: str
+    commit: str
+    bytes: int  # of all files
+    missing: int  # bytes
+    files: list[File]
+
+
+class Progress(TypedDict):
+    event: Literal["progress"]
+    path: str
+    done: int  # bytes
+
+
+class Note(TypedDict):
+    event: Literal["note"]
+    text: str  # what is tried again, who is waited for
+
+
+class Verified(TypedDict):
+    event: Literal["verified"]
+    path: str
+    bytes: int
+
+
+class Pulled(TypedDict):
+    event: Literal["done"]
+    path: str  # of the model
+
+
+class Part(TypedDict):
+    event: Literal["part"]
+    part: str
+    done: int
+    of: int
+
+
+class Report(TypedDict):
+    """How far a model is from another: docs/quality.md."""
+
+    version: int
+    quality: Annotated[Quality, FLAT]
+
+
+class Quantized(TypedDict):
+    event: Literal["done"]
+    path: str  # of what was written
+    quality: Report | None  # null where memory does not hold both
+
+
+class Layers(TypedDict):
+    kind: str
+    count: int
+
+
+class Listed(TypedDict):
+    """A model; null where nothing is known."""
+
+    name: str
+    state: State
+    path: str | None
+    repo: str | None
+    license: str | None
+    stated_parameters: str | None  # by the catalogue
+    context: int | None  # tokens
+    download_bytes: int | None  # about, by the catalogue
+    architecture: str | None
+    layers: list[Layers] | None
+    hidden_size: int | None
+    vocab_size: int | None
+    parameters: int | None  # by the description
+    active_parameters: int | None  # that one token meets
+    kv_bytes_per_token: int | None  # in 16 bits
+    state_bytes: int | None  # what recurrent layers keep of a sequence
+    dimensions: int | None  # of an embedder's vectors
+    formats: list[Format] | None
+    weight_bytes: int | None
+    quantization: str | None
+    chat_templates: list[str] | None  # names
+    sampling: dict[str, Any] | None  # what the model recommends that is not neutral anyway
+    quality: Report | None
+
+
+class Shown(Listed):
+    edition: Edition | None  # of a name that `create` made
+
+
+class Place(TypedDict):
+    name: str
+    kind: Literal["cpu", "cuda"]
+    memory_bytes: int
+    bandwidth: float  # bytes a second
+    flops: float  # operations a second
+    measured: bool
+    source: str
+
+
+class Choice(TypedDict):
+    quant: str | None
+    dtype: str
+    weight_bytes: int
+    fits: bool
+    most_context: int  # tokens
+    ceiling: Speed
+
+
+class Planned(TypedDict):
+    """What a model takes, and how fast it would run: docs/plan.md."""
+
+    model: str
+    device: Place
+    stored_as: str | None
+    quant: str | None
+    dtype: str
+    kv_dtype: str
+    context: int  # tokens of prompt and answer of each user
+    max_context: int
+    users: int
+    prompt: int  # tokens that TTFT is told of
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_token_in_8_bits: int
+    kv_bytes_per_sequence: int
+    kv_bytes_read: int
+    kv_bytes: int
+    state_bytes_per_sequence: int
+    state_bytes: int
+    activation_bytes: int
+    total_bytes: int
+    allocated_bytes: int | None
+    fits: bool
+    refusal: str | None  # why not
+    remedy: str | None
+    most_context: int
+    most_users: int
+    engine_users: int
+    ceiling: Speed  # that memory and arithmetic allow
+    expected: Speed | None
+    expectation: str | None  # what that is drawn from
+    quantizations: list[Choice]
+    best: str | None
+
+
+class Summary(TypedDict):
+    """What a batch came to: tokens and times are of this run, lines of the whole file."""
+
+    lines: int
+    ok: int
+    failed: int
+    kept: int  # answered by an earlier run
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float | None
+    answer_tokens: int
+    seconds: float
+    tokens_per_s: float | None
+    lines_per_s: float | None
+    steps: int
+    tokens_per_step: float | None
+
+
+class KeptFile(TypedDict):
+    path: str
+    bytes: int
+    why: str
+
+
+class Removed(TypedDict):
+    """A model of the cache."""
+
+    name: str
+    repo: str
+    revision: str | None
+    files: list[str]  # paths that went
+    unfinished: int  # downloads that were broken off and went
+    freed_bytes: int  # that the disk has back
+    kept: list[KeptFile]
+    dry_run: bool  # nothing was removed
+
+
+class RemovedName(TypedDict):
+    """A name that `cp` gave."""
+
+    name: str
+    alias_of: str
+    freed_bytes: Literal[0]
+    dry_run: bool
+
+
+class RemovedQuant(TypedDict):
+    """What `--quant` made of a model."""
+
+    name: str
+    quant: str
+    paths: list[str]
+    freed_bytes: int
+    dry_run: bool
+
+
+class CheckedFile(TypedDict):
+    path: str
+    bytes: int
+    state: verify.State
+    fetched_again: bool
+
+
+class Checked(TypedDict):
+    """A model of the cache, compared with its digests."""
+
+    name: str
+    repo: str
+    revision: str | None
+    commit: str
+    path: str
+    files: list[CheckedFile]
+
+
+class Named(TypedDict):
+    """A name that was given."""
+
+    name: str
+    source: str  # what it stands for
+
+
+class Created(TypedDict):
+    """An edition that was made."""
+
+    name: str
+    edition: Edition
+
+
+class Token(TypedDict):
+    id: int
+    text: str
+    kind: Literal["control", "added", "text"]  # `added`: matched as a whole
+
+
+class Prompt(TypedDict):
+    """The prompt that a conversation becomes."""
+
+    prompt: str
+    token_ids: list[int]
+    tokens: list[Token]
+
+
+class Health(TypedDict):
+    """What a machine has and lacks."""
+
+    fine: bool  # nothing is broken that `localllm run` needs
+    seen: Annotated[Examination, FLAT]
+    findings: list[Finding]
+
+
+class Form(NamedTuple):
+    stdout: Literal["object", "array", "lines"]  # `lines`: an object each
+    type: Any  # of the object, or of each
+
+
+PRINTED = {
+    "run": Form("object", Answer),
+    "embed": Form("lines", Vector),
+    "ps": Form("object", Served),
+    "stop": Form("object", Stopped),
+    "replay": Form("object", Replay),
+    "pull": Form("lines", Begin | Progress | Note | Verified | Pulled),
+    "list": Form("array", Listed),
+    "show": Form("object", Shown),
+    "plan": Form("object", Planned),
+    "bench": Form("object", Benchmark | LoadTest),
+    "quantize": Form("lines", Part | Quantized),
+    "diff": Form("object", Report),
+    "batch": Form("object", Summary),
+    "rm": Form("array", Removed | RemovedName | RemovedQuant),
+    "verify": Form("array", Checked),
+    "cp": Form("object", Named),
+    "create": Form("object", Created),
+    "template": Form("object", Prompt),
+    "doctor": Form("object", Health),
+}
