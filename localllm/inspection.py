@@ -31,6 +31,26 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """A request that an engine has, for whoever looks at all of them. Numbers of different moments of one step."""
+
+    id: int
+    age_s: float  # since it arrived
+    prompt_tokens: int
+    found: int  # of them, in the cache
+    computed: int  # tokens of prompt and answer whose keys and values are in the cache
+    output_tokens: int
+    blocks: int  # of the KV cache
+    first_s: float | None  # since its first token came; None before
+    waiting: bool  # it has not begun, or was put back
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of its answer, up to now; None before there is a gap to tell by."""
+        return (self.output_tokens - 1) / self.first_s if self.first_s and self.output_tokens > 1 else None
+
+
+@dataclass(frozen=True)
 class Reads:
     """What a decode step of one request reads from memory, and how fast this machine reads: the roofline."""
 

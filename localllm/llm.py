@@ -26,6 +26,7 @@ from localllm.embedding import Embeddings, Input, Reads, never
 from localllm.errors import ContextOverflow, DoesNotFit, UsageError
 from localllm.hidden import Pooled, embeddings
 from localllm.hub.resolve import ModelRef
+from localllm.inspection import Slot
 from localllm.metrics import EngineStats, Metrics, Stopwatch
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import sampling
@@ -164,6 +165,10 @@ class LLM:
     def stats(self) -> EngineStats:
         """What the engine is doing, and what it has done so far: from any thread, and for nothing."""
         return self.worker.stats()
+
+    def slots(self) -> list[Slot]:
+        """The requests that it has: from any thread, and for nothing."""
+        return self.worker.slots()
 
     def unhurried(self) -> None:
         """For work that nobody waits for token by token: any number of requests may wait, and steps are as large

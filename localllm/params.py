@@ -1,9 +1,10 @@
 """SamplingParams as JSON and back, for saved chats and receipts. A field that is added there travels by itself."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
+from localllm.errors import UsageError
 from localllm.request import SamplingParams
 
 
@@ -22,6 +23,18 @@ def params_from_json(fields: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(
         **{**fields, **parts, "logit_bias": {int(token): float(value) for token, value in bias.items()}}
     )
+
+
+def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
+    """`["42=-inf", "7=1.5"]` as a mapping. Raises UsageError where one is not ID=BIAS."""
+    biases = {}
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError as error:
+            raise UsageError(f"logit bias {pair!r} is not ID=BIAS", "write for example 42=-inf") from error
+    return biases
 
 
 def _parts() -> dict[str, type]:

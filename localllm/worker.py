@@ -15,6 +15,7 @@ import torch
 
 from localllm.device import on, peak_bytes, release
 from localllm.errors import Busy, ContextOverflow, LocalLLMError
+from localllm.inspection import Slot
 from localllm.metrics import EngineStats
 from localllm.request import FinishReason, GenerationEvent, Kind, ToolCall
 from localllm.runtime.engine import Engine, TokenEvent
@@ -251,6 +252,10 @@ class Worker:
             finished=dict(self.finished),
         )
 
+    def slots(self) -> list[Slot]:
+        """Requests that it has, as they are: from any thread, at no cost to the engine's."""
+        return [slot_of(sequence) for sequence in list(self.replies)]
+
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the engine's thread between two steps. Raises LocalLLMError after `close`."""
         future: Future[T] = Future()
@@ -385,3 +390,18 @@ class Worker:
         if out_of_memory(error):
             return self.shortage()
         return broken(error) if gpu_failed(error) else error
+
+
+def slot_of(sequence: Sequence) -> Slot:
+    watch, state, now = sequence.stopwatch, sequence.state, sequence.stopwatch.clock()
+    return Slot(
+        id=sequence.request.id,
+        age_s=now - watch.arrival,
+        prompt_tokens=sequence.prompt_length,
+        found=sequence.cached_tokens or 0,
+        computed=state.length if state else 0,
+        output_tokens=len(watch.token_times),
+        blocks=len(state.table) if state else 0,
+        first_s=now - watch.token_times[0] if watch.token_times else None,
+        waiting=state is None,
+    )

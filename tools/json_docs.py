@@ -72,7 +72,7 @@ class Described(GenerateJsonSchema):
             else:
                 properties[name] = field
                 required += [name] if name in found.get("required", ()) else []
-        return found | {"properties": properties, "required": required}
+        return found | {"properties": properties, "required": [*dict.fromkeys(required)]}
 
 
 def comments(kind: type) -> dict[str, str]:

@@ -9,6 +9,7 @@ import typer
 from localllm import __version__
 from localllm.cli.batch import batch
 from localllm.cli.bench import bench
+from localllm.cli.chats import chats
 from localllm.cli.completion import completion
 from localllm.cli.create import create
 from localllm.cli.diff import diff
@@ -26,6 +27,7 @@ from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.store import cp, rm, verify
 from localllm.cli.template import template
+from localllm.cli.top import top
 from localllm.errors import UsageError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -33,9 +35,11 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
 COMMANDS = {
     "run": run,
+    "chats": chats,
     "serve": serve,
     "embed": embed,
     "ps": ps,
+    "top": top,
     "stop": stop,
     "replay": replay,
     "pull": pull,

@@ -47,12 +47,14 @@ def ask(flags: Mapping[str, Any]) -> None:
         raise UsageError("--no-draft guesses nothing, and --draft-model guesses", "leave out one of them")
     if not flags["prompt"] and io.both_ends_are_terminals():
         _refuse_flags_of_one_answer(flags)
-        from localllm.cli.repl import converse  # prompt_toolkit: 0.1 s that one answer need not wait for
+        from localllm.cli.held import session_of  # 0.1 s, with prompt_toolkit, that one answer need not wait for
+        from localllm.cli.repl import converse
 
         with closing(_model(flags, None)) as llm:
-            arguments = llm.template_arguments(arguments, think=think)
-            converse(llm, dataclasses.replace(llm.default_params, **given), system, arguments, verbose=verbose)
+            converse(session_of(llm, flags, given, llm.template_arguments(arguments, think=think)))
         return
+    if flags["resume"]:
+        raise UsageError("--resume goes on with a conversation, and here is one question", "leave out one of them")
     if (flags["logprobs"], flags["prompt_logprobs"]) != (None, None) and not flags["as_json"]:
         raise UsageError("log probabilities are part of the JSON output", "add --json")
     functions = io.read_tools(tools) if tools else None

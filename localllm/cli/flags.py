@@ -6,6 +6,7 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.files import strict_json
+from localllm.params import parse_logit_bias
 from localllm.request import SamplingParams
 
 
@@ -20,18 +21,6 @@ def sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
         fields["logit_bias"] = parse_logit_bias(fields["logit_bias"])
     SamplingParams(**fields)
     return fields
-
-
-def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
-    """`["42=-inf", "7=1.5"]` as a mapping. Raises UsageError where one is not ID=BIAS."""
-    biases = {}
-    for pair in pairs:
-        token, _, bias = pair.partition("=")
-        try:
-            biases[int(token)] = float(bias)
-        except ValueError as error:
-            raise UsageError(f"logit bias {pair!r} is not ID=BIAS", "write for example 42=-inf") from error
-    return biases
 
 
 def parse_template_args(pairs: Iterable[str]) -> dict[str, Any]:

@@ -11,11 +11,9 @@ from typing import Any, TextIO
 
 from localllm.errors import UsageError
 from localllm.files import strict_json
+from localllm.visible import VISIBLE
 
 NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
-# On a terminal, the text of a stranger must not move the cursor or set the title: ESC is shown as ␛ and so on.
-VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
-VISIBLE |= {code: 0xFFFD for code in range(0x80, 0xA0)}
 DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 

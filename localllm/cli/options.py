@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from localllm.meanings import MEANINGS, THINK
+
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
 
 
@@ -60,7 +62,7 @@ Think = Annotated[
     bool | None,
     typer.Option(
         "--think/--no-think",
-        help="Let the model think first, or not, if its template has a switch.",
+        help=THINK,
         show_default=False,
     ),
 ]
@@ -82,34 +84,24 @@ GrammarFile = Annotated[
 ]
 Choice = Annotated[str | None, option(text="Answer with one of these; or a JSON array of texts.", metavar="A,B,C")]
 
-Temperature = Annotated[float | None, option(text="0 takes the likeliest token; more varies more.", metavar="X")]
-TopK = Annotated[int | None, option(text="Keep the K likeliest tokens; 0 keeps all.", metavar="K")]
-TopP = Annotated[float | None, option(text="Keep the likeliest tokens that add up to P.", metavar="P")]
-MinP = Annotated[
-    float | None, option(text="Keep tokens at least P times as likely as the likeliest.", metavar="P")
-]
-RepetitionPenalty = Annotated[
-    float | None, option(text="Make tokens seen before X times less likely; 1 is off.", metavar="X")
-]
-RepeatLastN = Annotated[int | None, option(text="How many last tokens that looks at; -1 is all.", metavar="N")]
-PresencePenalty = Annotated[
-    float | None, option(text="Subtract X from tokens already in the answer.", metavar="X")
-]
-FrequencyPenalty = Annotated[
-    float | None, option(text="Subtract X for each time a token is in the answer.", metavar="X")
-]
+Temperature = Annotated[float | None, option(text=MEANINGS["temperature"], metavar="X")]
+TopK = Annotated[int | None, option(text=MEANINGS["top_k"], metavar="K")]
+TopP = Annotated[float | None, option(text=MEANINGS["top_p"], metavar="P")]
+MinP = Annotated[float | None, option(text=MEANINGS["min_p"], metavar="P")]
+RepetitionPenalty = Annotated[float | None, option(text=MEANINGS["repetition_penalty"], metavar="X")]
+RepeatLastN = Annotated[int | None, option(text=MEANINGS["repeat_last_n"], metavar="N")]
+PresencePenalty = Annotated[float | None, option(text=MEANINGS["presence_penalty"], metavar="X")]
+FrequencyPenalty = Annotated[float | None, option(text=MEANINGS["frequency_penalty"], metavar="X")]
 LogitBias = Annotated[
     list[str] | None,
-    option(text="Add BIAS to the logit of token ID; -inf forbids it. Repeatable.", metavar="ID=BIAS"),
+    option(text=MEANINGS["logit_bias"], metavar="ID=BIAS"),
 ]
-Seed = Annotated[int | None, option(text="Same seed, same text.", metavar="N")]
+Seed = Annotated[int | None, option(text=MEANINGS["seed"], metavar="N")]
 
-MaxTokens = Annotated[
-    int | None, option(text="Most tokens of the answer; else until the context is full.", metavar="N")
-]
-Stop = Annotated[list[str] | None, option(text="End before this text. Repeatable.", metavar="TEXT")]
-StopIds = Annotated[list[int] | None, option("--stop-id", text="End at this token. Repeatable.", metavar="ID")]
-IgnoreEos = Annotated[bool | None, switch("--ignore-eos", text="Go on past the model's end tokens.")]
+MaxTokens = Annotated[int | None, option(text=MEANINGS["max_tokens"], metavar="N")]
+Stop = Annotated[list[str] | None, option(text=MEANINGS["stop"], metavar="TEXT")]
+StopIds = Annotated[list[int] | None, option("--stop-id", text=MEANINGS["stop_ids"], metavar="ID")]
+IgnoreEos = Annotated[bool | None, switch("--ignore-eos", text=MEANINGS["ignore_eos"])]
 
 Logprobs = Annotated[
     int | None,

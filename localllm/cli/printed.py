@@ -20,6 +20,7 @@ from localllm.plan.speed import Speed
 from localllm.quality.report import Quality
 from localllm.replay import Replayed
 from localllm.server.events import Event
+from localllm.tui.top.glance import Glance, Pace, Seen
 
 
 class ToolCall(TypedDict):
@@ -65,6 +66,37 @@ class Answer(TypedDict):
     prompt_logprobs: NotRequired[list[Logprob]]  # with --prompt-logprobs, of each token but the first
 
 
+class Talk(TypedDict):
+    """A kept conversation; null where its file is damaged."""
+
+    id: str
+    title: str | None
+    model: str | None
+    began: str | None  # UTC
+    changed: str | None  # UTC
+    questions: int | None
+    bytes: int
+    fault: str | None  # why it cannot be read
+
+
+class Spot(TypedDict):
+    question: int  # from 1; 0: the title or the system prompt
+    part: str  # title, system, question, file, thoughts or answer
+    before: str
+    match: str
+    after: str
+
+
+class FoundTalk(Talk):
+    place: Spot
+
+
+class Deleted(TypedDict):
+    """A conversation that --rm deleted."""
+
+    id: str
+
+
 class Vector(TypedDict):
     """One text."""
 
@@ -100,6 +132,18 @@ class Served(TypedDict):
     models: list[Loaded]
     loading: list[str]  # names
     events: list[Event]
+
+
+class Watched(TypedDict):
+    seen: Annotated[Seen, FLAT]
+    pace: Pace | None  # null: it was loaded meanwhile
+
+
+class Looked(TypedDict):
+    """A server, looked at."""
+
+    glance: Annotated[Glance, FLAT]
+    models: list[Watched]
 
 
 class Stopped(TypedDict):
@@ -384,8 +428,10 @@ class Form(NamedTuple):
 
 PRINTED = {
     "run": Form("object", Answer),
+    "chats": Form("array", Talk | FoundTalk | Deleted),
     "embed": Form("lines", Vector),
     "ps": Form("object", Served),
+    "top": Form("object", Looked),
     "stop": Form("object", Stopped),
     "replay": Form("object", Replay),
     "pull": Form("lines", Begin | Progress | Note | Verified | Pulled),

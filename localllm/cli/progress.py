@@ -25,10 +25,11 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from localllm.cli.io import VISIBLE, AnswerWriter, is_live, note
+from localllm.cli.io import AnswerWriter, is_live, note
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import Order, Show
 from localllm.units import seconds, size
+from localllm.visible import VISIBLE
 
 MOST_BARS = 8  # of files that are done stay in sight
 LINE_EVERY_S = 10.0  # in a log

@@ -3,55 +3,57 @@
 import re
 import sys
 import termios
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 
 from localllm.cli.answer import Parts, what_cut
-from localllm.cli.commands import Session, execute, unquote
 from localllm.cli.io import AnswerWriter, note
 from localllm.cli.report import metrics_block
 from localllm.client.model import ServedModel
-from localllm.conversation.chat import Chat
-from localllm.errors import ContextOverflow, LocalLLMError
-from localllm.model import Model
-from localllm.request import FinishReason, SamplingParams
-from localllm.settings import Settings
+from localllm.conversation.attach import dropped
+from localllm.conversation.chat import Events
+from localllm.conversation.commands import execute, unquote
+from localllm.conversation.session import Session
+from localllm.errors import ContextOverflow, LocalLLMError, UsageError
+from localllm.request import FinishReason
+from localllm.visible import VISIBLE
 
 LOCAL_MODES = 3  # place of c_lflag in what tcgetattr gives
 OPENS_QUOTES = re.compile(r'\s*(/system\s+)?"""')
 
 
-def converse(
-    llm: Model,
-    params: SamplingParams,
-    system: str | None,
-    template_arguments: Mapping[str, Any],
-    *,
-    verbose: bool,
-) -> None:
+def converse(session: Session) -> None:
     """Hold a conversation until the person leaves."""
-    home = Settings.from_environment().home
-    session = Session(llm, Chat(llm, params, system, template_arguments), home / "chats", verbose)
-    read = line_editor(home)
+    llm, read, draft = session.llm, line_editor(session.chats.parent), ""
     at = f", at {llm.server.url}" if isinstance(llm, ServedModel) else ""
     note(f"{llm.name} on {llm.device} in {llm.dtype}, context {llm.context} tokens{at}")
     if not llm.has_chat_template:
         note(f"note: {llm.name} has no chat template: it continues the text of this conversation")
+    if session.chat.turns:
+        note(f"note: this goes on with {session.id}, {session.title!r}, after {len(session.chat.turns)} questions")
     while True:
         try:
-            line = read()
+            line, draft = read(draft), ""
             if line.startswith("/"):
-                print(execute(session, line))
+                done = execute(session, line)
+                if done.text:
+                    print(done.text.translate(VISIBLE))
+                if done.ask:
+                    answer(session, done.ask)
+                draft = done.draft or ""
             elif text := unquote(line):
-                answer(session, text)
+                answer(session, partial(session.ask, text))
         except KeyboardInterrupt:
+            session.editing = None
             note("(/bye or Ctrl-D leaves)")
         except EOFError:
             return
@@ -61,11 +63,11 @@ def converse(
             note(f"error: {error}")
 
 
-def answer(session: Session, text: str) -> None:
-    """Show the answer to one message as it comes; Ctrl-C stops it and keeps what was said."""
+def answer(session: Session, ask: Callable[[], Events]) -> None:
+    """Show an answer as it comes, and keep it; Ctrl-C stops it and keeps what was said."""
     shown, tokens, last = Parts(AnswerWriter()), 0, None
     try:
-        with closing(session.chat.ask(text)) as events, unseen_keys():
+        with closing(ask()) as events, unseen_keys():
             try:
                 for event in events:
                     shown.write(event)
@@ -75,12 +77,24 @@ def answer(session: Session, text: str) -> None:
                 shown.finish()
     except KeyboardInterrupt:
         note("(stopped)")
+        keep(session)
         return
     if last and last.finish_reason == FinishReason.LENGTH:
         limit, remedy = what_cut(session.llm, session.chat.params, tokens)
         note(f"note: the answer was cut by {limit}; {remedy}")
     if last and last.metrics and session.verbose:
         note(metrics_block(last.metrics, last.seed))
+    keep(session)
+
+
+def keep(session: Session) -> None:
+    """Where it cannot be, once is enough to hear of it."""
+    try:
+        if told := session.keep():
+            note(f"note: {told}")
+    except UsageError as error:
+        session.keeps = False
+        note(f"note: {error}; what is said from now on is not kept")
 
 
 @contextmanager
@@ -97,16 +111,31 @@ def unseen_keys() -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
-def line_editor(home: Path) -> Callable[[], str]:
-    """A function that reads one message: with history, and over several lines between triple quotes."""
+def line_editor(home: Path) -> Callable[[str], str]:
+    """A function that reads one message, beginning with the text it is given: with history, and over several lines
+    between triple quotes."""
     # With `multiline` Enter begins a new line instead of sending; so it does while quotes are open.
     editor: PromptSession[str] = PromptSession(
         history=history(home / "history"),
         multiline=Condition(lambda: has_open_quotes(get_app().current_buffer.text)),
         prompt_continuation="... ",
         placeholder=[("ansibrightblack", "Say something, or /? for help")],
+        key_bindings=files_that_are_dropped(),
     )
-    return lambda: editor.prompt(">>> ")
+    return lambda draft: editor.prompt(">>> ", default=draft)
+
+
+def files_that_are_dropped() -> KeyBindings:
+    """A path that is pasted becomes `@path`; any other paste stays what it is."""
+    keys = KeyBindings()
+
+    @keys.add(Keys.BracketedPaste)
+    def paste(event: KeyPressEvent) -> None:
+        # Terminals paste line ends as the Enter key sends them.
+        text = event.data.replace("\r\n", "\n").replace("\r", "\n")
+        event.current_buffer.insert_text(dropped(text) or text)
+
+    return keys
 
 
 def has_open_quotes(text: str) -> bool:

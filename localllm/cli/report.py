@@ -1,14 +1,17 @@
 """What a person reads about an answer: the block that `--verbose` prints, and facts in columns."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from localllm.columns import columns, table
 from localllm.metrics import Metrics
 from localllm.units import rate, seconds, size
 
 if TYPE_CHECKING:
     from localllm.plan.memory import Memory
+
+__all__ = ["columns", "load_block", "metrics_block", "table"]
 
 
 def metrics_block(metrics: Metrics, seed: int | None) -> str:
@@ -62,15 +65,3 @@ def load_block(
             *([("graphs", f"no: {without_graphs}")] if without_graphs else []),
         ]
     )
-
-
-def columns(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values, aligned."""
-    return table([(f"{name} ", value) for name, value in rows])
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, the same in a terminal and in a pipe."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in padded)

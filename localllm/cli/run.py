@@ -16,6 +16,10 @@ def run(
         str | None,
         options.option(text="System prompt: how the model should behave.", metavar="TEXT"),
     ] = None,
+    resume: Annotated[
+        str | None,
+        options.option(text="Go on with a conversation of `localllm chats`; `last` is the newest.", metavar="ID"),
+    ] = None,
     raw: Annotated[
         bool,
         options.switch("--raw", text="Continue the prompt as it is, without chat template."),

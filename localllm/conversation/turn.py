@@ -1,7 +1,9 @@
 """One question and its answer, as a part of the tree that a conversation is."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from localllm.conversation.attach import Attachment, prompt
 from localllm.metrics import Metrics
 from localllm.request import FinishReason
 
@@ -12,13 +14,15 @@ Message = dict[str, str]
 class Turn:
     """Turns with one parent are other ways to go on from there: another question, or another answer."""
 
-    question: str
+    question: str  # as it was written
     parent: "Turn | None"  # None: of the root, which stands before the first question and says nothing
     answer: str = ""
     thoughts: str = ""
     model: str = ""  # who answered
     finish_reason: FinishReason | None = None  # None: stopped, or still under way
     metrics: Metrics | None = None  # if the answer came to its end
+    attached: tuple[Attachment, ...] = ()
+    asked: float | None = None  # in seconds since 1970; None: not known
     children: list["Turn"] = field(default_factory=list)
     chosen: "Turn | None" = None  # of the children, the one that was last gone on with
 
@@ -26,6 +30,20 @@ class Turn:
     def ways(self) -> list["Turn"]:
         """This turn and what stands in its place on other branches, in the order in which they were asked."""
         return self.parent.children if self.parent else [self]
+
+    @property
+    def depth(self) -> int:
+        """The number of its question on its branch, from 1; 0 of the root."""
+        return len(self.path)
+
+    @property
+    def descendants(self) -> "Iterator[Turn]":
+        """All turns behind this one, each after its parent, in the order in which they were asked."""
+        left = self.children[::-1]
+        while left:
+            turn = left.pop()
+            yield turn
+            left.extend(turn.children[::-1])
 
     @property
     def last(self) -> "Turn":
@@ -50,4 +68,4 @@ class Turn:
         want."""
         thoughts = {"reasoning_content": self.thoughts} if self.thoughts else {}
         answer = {"role": "assistant", "content": self.answer, **thoughts}
-        return [{"role": "user", "content": self.question}, answer]
+        return [{"role": "user", "content": prompt(self.question, self.attached)}, answer]

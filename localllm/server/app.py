@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import admin, anthropic, embeddings, ollama, openai, own, responses, store, web
+from localllm.server import admin, anthropic, embeddings, ollama, openai, overview, own, responses, store, web
 from localllm.server.access import Access
 from localllm.server.guard import Guard
 from localllm.server.inventory import Inventory
@@ -60,6 +60,7 @@ def create_app(
     app.include_router(store.router(models, inventory))
     app.include_router(admin.router(models, sums))
     app.include_router(own.router(models))
+    app.include_router(overview.router(models, sums.recent))
     app.include_router(web.router())
     serve_document(app)
     app.add_exception_handler(LocalLLMError, refused)

@@ -1,9 +1,8 @@
-"""What localllm's own client asks (`localllm run`, `ps`, `stop`): `/localllm/...`. It may change with any version,
+"""What localllm's own client asks (`localllm run`, `stop`): `/localllm/...`. It may change with any version,
 as both are of one."""
 
 import asyncio
 import json
-import math
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -67,17 +66,6 @@ def router(models: Models) -> APIRouter:
             model, setup = await asyncio.to_thread(lease.llm.provenance)
             return {"model": asdict(model), "setup": asdict(setup), "kernels": lease.llm.kernels()}
 
-    @routes.get("/ps")
-    async def ps() -> Object:
-        loaded = sorted(models.loaded.values(), key=lambda one: one.since)
-        return {
-            "server": NAME,
-            "version": __version__,
-            "models": [state_of(one) for one in loaded],
-            "loading": [load.name for load in models.loads.values()],
-            "events": [asdict(event) for event in models.events],
-        }
-
     @routes.post("/stop")
     async def stop(request: Request) -> Object:
         """Unload it, at once or when its answers have ended."""
@@ -110,27 +98,6 @@ def described(name: str, llm: LLM) -> Object:
         "deterministic": llm.deterministic,
         "has_chat_template": llm.has_chat_template,
         "default_params": params_to_json(llm.default_params),
-    }
-
-
-def state_of(one: Loaded) -> Object:
-    stats = one.llm.stats()
-    return {
-        "name": one.name,
-        "path": str(one.llm.path),
-        "device": one.llm.device,
-        "dtype": one.llm.dtype,
-        "kv_dtype": one.llm.kv_dtype,
-        "context": one.llm.context,
-        "bytes": one.llm.weight_bytes + one.llm.memory.cache_bytes,
-        "since": one.since,
-        "until": None if one.keep_alive == math.inf else one.expires_at,
-        "users": one.users,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "blocks": stats.blocks,
-        "used_blocks": stats.used_blocks,
-        "cached_blocks": stats.cached_blocks,
     }
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from localllm.device import free_bytes, resolve_device
 from localllm.metrics import Metrics
 from localllm.server.lease import Loaded
 from localllm.server.models import Models
+from localllm.server.overview import free_memory
+from localllm.server.recent import Recent
 
 disable_created_metrics()  # a series of times beside each count, which nobody asked for
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,6 +35,7 @@ class Sums:
 
     def __init__(self, models: Models):
         self.models = models
+        self.recent = Recent()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -80,6 +82,7 @@ class Sums:
         ):
             if not math.isnan(seconds):
                 histogram.labels(model).observe(seconds)
+        self.recent.ended(model, metrics)
         gaps = self.itl.labels(model)
         for gap in metrics.itl_s:
             gaps.observe(gap)
@@ -107,8 +110,8 @@ class Sums:
         yield from of_each(loaded, gauges_of, GaugeMetricFamily)
         yield from of_each(loaded, counters_of, CounterMetricFamily)
         free = GaugeMetricFamily("localllm_free_memory_bytes", "Free memory.", labels=["device"])
-        for device in {"cpu"} | {one.llm.device for one in loaded}:
-            free.add_metric([device], free_bytes(resolve_device(device)))
+        for device, count in free_memory(loaded).items():
+            free.add_metric([device], count)
         yield free
 
     def describe(self) -> Iterable[Metric]:

@@ -8,6 +8,9 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from localllm.cli.app import COMMANDS
 from localllm.cli.printed import PRINTED
+from localllm.conversation.chat import Chat
+from localllm.conversation.session import Session
+from localllm.request import SamplingParams
 from tests.cli.test_quantize import texts, tiny  # noqa: F401 (fixtures)
 from tests.hub.downloaded import download
 from tests.hub.folders import write_model
@@ -95,6 +98,15 @@ def test_what_needs_no_answer(checked, tmp_path, monkeypatch):
     checked("rm", "mine")
 
 
+def test_conversations(checked, demo, tmp_path):  # noqa: F811
+    session = Session(demo, Chat(demo, SamplingParams(max_tokens=3)), tmp_path / "home" / "chats")
+    assert [*session.chat.ask("Hello there")]
+    session.keep()
+    assert checked("chats")[0][0]["questions"] == 1
+    assert checked("chats", "hello")[0][0]["place"]["match"] == "Hello"
+    checked("chats", "--rm", "last")
+
+
 @pytest.mark.slow
 def test_this_machine(checked):
     checked("doctor", code=0)
@@ -131,6 +143,7 @@ def test_a_batch(checked, tmp_path):
 def test_a_server(checked, demo):  # noqa: F811
     with serving(demo) as url:
         checked("ps", "--server", url)
+        checked("top", "--server", url, "--every", "0.2s")
         load = ("--requests", "4", "--prompt", "8", "--output", "3", "--repeat", "1", "--slo", "ttft=5s")
         checked("bench", "--against", url, *load)
 

@@ -104,7 +104,7 @@ def test_a_conversation_from_hello_to_goodbye(terminal, model, tmp_path):
     chat.type(CTRL_D)
     assert chat.leave() == 0
     saved = json.loads((tmp_path / "home" / "chats" / "one.json").read_text())
-    assert [m["content"] for m in saved["messages"]][::2] == ["hello", "first\nsecond"]
+    assert [turn["question"] for turn in saved["turns"]] == ["hello", "first\nsecond"]
     history = tmp_path / "home" / "history"
     assert "+hello" in history.read_text()
     assert history.stat().st_mode & 0o77 == 0

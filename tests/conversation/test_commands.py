@@ -2,8 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli.commands import COMMANDS, Session, execute, unquote
+from localllm.conversation import commands
 from localllm.conversation.chat import Chat
+from localllm.conversation.commands import COMMANDS, unquote
+from localllm.conversation.session import Session
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
 
@@ -14,8 +16,13 @@ def session(tmp_path):
     return Session(llm, Chat(llm), tmp_path / "chats")
 
 
+def execute(session, line):
+    """What the command shows."""
+    return commands.execute(session, line).text
+
+
 def talk(session, text="hello"):
-    return "".join(event.text for event in session.chat.ask(text))
+    return "".join(event.text for event in session.ask(text))
 
 
 @pytest.mark.parametrize(
@@ -27,9 +34,9 @@ def test_an_unknown_command_is_an_error_and_never_sent(session, line):
     assert session.llm.asked == []
 
 
-def test_near_names_are_given():
+def test_near_names_are_given(session):
     with pytest.raises(UsageError, match=r"did you mean /help\?"):
-        execute(None, "/hepl")
+        execute(session, "/hepl")
 
 
 def test_help_names_every_command(session):
@@ -142,7 +149,7 @@ def test_a_conversation_is_saved_and_loaded_by_name(session):
     other = Session(FakeLLM("other"), Chat(FakeLLM("other")), session.chats)
     assert execute(other, "/load monday") == "loaded 2 messages (it was held with demo)"
     assert other.chat.params.temperature == 0.1
-    with pytest.raises(UsageError, match="no conversation is saved as tuesday; saved are: monday"):
+    with pytest.raises(UsageError, match="no conversation is kept as tuesday; `localllm chats` lists them"):
         execute(other, "/load tuesday")
 
 

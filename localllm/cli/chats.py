@@ -1,0 +1,116 @@
+"""`localllm chats`: kept conversations are listed, searched, exported and deleted."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from localllm.cli import options
+from localllm.cli.io import AnswerWriter, note
+from localllm.conversation.export import exported
+from localllm.conversation.keeping import listed, shown
+from localllm.conversation.sessions import Hit, Sessions, Summary
+from localllm.errors import UsageError
+from localllm.settings import Settings
+from localllm.units import utc
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="WORD", hidden=True)]
+Export = Annotated[str | None, options.option("--export", text="Print this conversation.", metavar="ID")]
+Form = Annotated[
+    str | None,
+    options.option("--format", text="Of --export: md or json; else as FILE ends.", metavar="FORMAT"),
+]
+Output = Annotated[
+    str | None, options.option("--output", "-o", text="Of --export: write it to a file.", metavar="FILE")
+]
+Everything = Annotated[bool, options.switch("--all", text="Of --export: every branch, not the last one alone.")]
+Remove = Annotated[list[str] | None, options.option("--rm", text="Delete this one. Repeatable.", metavar="ID")]
+
+
+def chats(
+    word: Words = None,
+    export: Export = None,
+    form: Form = None,
+    output: Output = None,
+    everything: Everything = False,
+    remove: Remove = None,
+    as_json: options.JsonList = False,
+) -> None:
+    """List kept conversations, or those in which every WORD was said.
+
+    The newest come first. ID is a name of the list, the begin of one, or `last` for the newest. `localllm run
+    MODEL --resume ID` goes on with one.
+    """
+    sessions = Sessions(Settings.from_environment().home / "chats")
+    if sum(map(bool, (word, export, remove))) > 1:
+        raise UsageError("WORDs, --export and --rm are each for themselves", "leave out all but one")
+    if not export and (form or output or everything):
+        raise UsageError("--format, --output and --all are for --export", "add --export ID")
+    if export:
+        if as_json:
+            raise UsageError("--json lists conversations", "write --export ID --format json")
+        _export(sessions, export, form, output, everything)
+        return
+    out = AnswerWriter()
+    if remove:
+        names = [sessions.find(name) for name in remove]  # before anything is removed
+        for name in dict.fromkeys(names):
+            sessions.delete(name)
+        deleted = [{"id": name} for name in dict.fromkeys(names)]
+        lines = "".join(f"removed {name['id']}\n" for name in deleted)
+        out.write(json.dumps(deleted, indent=1) + "\n" if as_json else lines)
+    elif word:
+        hits = list(sessions.search(" ".join(word)))
+        found = json.dumps([_hit(hit) for hit in hits], indent=1, ensure_ascii=False) + "\n"
+        out.write(found if as_json else "".join(f"{shown(hit)}\n" for hit in hits))
+        if not hits and not as_json:
+            note("no conversation has all of these words")
+    else:
+        found = sessions.list()
+        out.write(
+            json.dumps([_as_json(one) for one in found], indent=1) + "\n" if as_json else f"{listed(found)}\n"
+        )
+        for one in found:
+            if one.fault:
+                note(f"note: {one.fault}")
+
+
+def _export(sessions: Sessions, name: str, form: str | None, output: str | None, everything: bool) -> None:
+    conversation, _ = sessions.read(sessions.find(name))
+    path = Path(output).expanduser() if output else None
+    ending = path.suffix.removeprefix(".") if path else ""
+    text = exported(conversation, form or ("json" if ending == "json" else "md"), everything=everything)
+    if path is None:
+        AnswerWriter().write(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{output} cannot be written: {error}", "name another file") from error
+
+
+def _as_json(one: Summary) -> dict[str, Any]:
+    """The fields are described in docs/cli.md."""
+    head = one.head
+    return {
+        "id": one.id,
+        "title": head.title if head else None,
+        "model": head.model if head else None,
+        "began": utc(head.began) if head else None,
+        "changed": utc(head.changed) if head else None,
+        "questions": head.questions if head else None,
+        "bytes": one.nbytes,
+        "fault": one.fault or None,
+    }
+
+
+def _hit(hit: Hit) -> dict[str, Any]:
+    place = {
+        "question": hit.question,
+        "part": hit.part,
+        "before": hit.before,
+        "match": hit.match,
+        "after": hit.after,
+    }
+    return _as_json(hit.summary) | {"place": place}

@@ -1,0 +1,55 @@
+"""`localllm top`: a running server, looked at again and again."""
+
+import json
+import time
+from contextlib import closing
+from dataclasses import asdict
+from typing import Annotated
+
+from localllm.cli import options
+from localllm.cli.io import AnswerWriter, both_ends_are_terminals
+from localllm.client.server import Server
+from localllm.errors import UsageError
+from localllm.tui.top.board import plain
+from localllm.tui.top.glance import look, pace
+from localllm.units import duration
+
+LEAST_S = 0.1
+
+
+def top(
+    server: options.Running = None,
+    every: Annotated[
+        str, options.option("--every", text="Between two looks, like 0.5s or 1m.", metavar="TIME")
+    ] = "1s",
+    as_json: options.Json = False,
+) -> None:
+    """Watch a running server: models, requests, speeds, latencies, cache.
+
+    Where stdout is no terminal, or with --json, it tells once what happened within the time of --every. decode and
+    prefill are tokens a second of all requests together; TTFT, ITL and queue are of answers that ended in the last
+    minutes.
+    """
+    between = duration(every)
+    if between < LEAST_S:
+        raise UsageError(f"--every {every} is too often", f"give at least {LEAST_S:g}s")
+    asked = Server(server)
+    with closing(asked):
+        first = look(asked)  # what is wrong is said where the terminal is a plain one
+        if both_ends_are_terminals() and not as_json:
+            from localllm.tui.top.app import TopApp
+
+            TopApp(lambda: look(asked), asked.url, between).run()
+            return
+        out = AnswerWriter()
+        time.sleep(between)
+        now = look(asked)
+        paces = [pace(first, now, model.name) for model in now.models]
+        if as_json:
+            models = [
+                asdict(model) | {"pace": speed and asdict(speed)}
+                for model, speed in zip(now.models, paces, strict=True)
+            ]
+            out.write(json.dumps(asdict(now) | {"models": models}, indent=1) + "\n")
+            return
+        out.write(plain(now, asked.url, paces) + "\n")

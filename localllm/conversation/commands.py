@@ -1,0 +1,229 @@
+"""The slash commands of a conversation, the same in the line editor and in the app.
+
+Each takes its words and gives what is to be done about it: a text to show, an answer to stream, a text to go on
+typing with. Knows nothing of terminals. Leaving is EOFError, as Ctrl-D is.
+"""
+
+import difflib
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from localllm.columns import columns, table
+from localllm.conversation import keeping
+from localllm.conversation.chat import Events
+from localllm.conversation.parameters import PARAMETERS, with_parameter
+from localllm.conversation.session import Session
+from localllm.conversation.turn import Turn
+from localllm.errors import UsageError
+from localllm.request import SamplingParams
+from localllm.units import size
+
+WIDTH = 50  # characters of a question in a list
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command leaves to be done."""
+
+    text: str = ""  # to be shown
+    ask: Callable[[], Events] | None = None  # an answer to be streamed
+    draft: str | None = None  # what the next message begins as: it is changed, and sent
+
+
+class Command(NamedTuple):
+    usage: str
+    help: str
+    act: Callable[[Session, str], Done | str]
+
+
+def execute(session: Session, line: str) -> Done:
+    """Do what a line that begins with a slash says. Raises UsageError with a remedy, EOFError to leave."""
+    session.editing = None
+    name, *rest = line.split(maxsplit=1)
+    command = COMMANDS.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.6)
+        guess = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UsageError(
+            f"there is no command {name}",
+            f"{guess or '/help shows all; '}a space before the / sends it as text",
+        )
+    done = command.act(session, rest[0].strip() if rest else "")
+    done = Done(done) if isinstance(done, str) else done
+    told = session.keep() if session.id and not done.ask else ""
+    return replace(done, text=f"{done.text}\n{told}") if told else done
+
+
+def offers() -> list[tuple[str, str]]:
+    """Every command and what it does, as a prompt offers them."""
+    return [(name, command.help) for name, command in COMMANDS.items()]
+
+
+def unquote(text: str) -> str:
+    """Without the triple quotes that let a text run over several lines."""
+    text = text.strip()
+    return text[3:-3].strip("\n") if text.startswith('"""') and text.endswith('"""') and len(text) >= 6 else text
+
+
+def _help(session: Session, rest: str) -> str:
+    rows = [(command.usage, command.help) for command in COMMANDS.values()]
+    keys = [
+        ("/set verbose, /set quiet", "measurements after each answer, or none"),
+        ("/set think, /set nothink", "let the model think before it answers, or not"),
+        ("/set history, /set nohistory", "keep what is said from now on, or not"),
+        ("@FILE", "bring in a text file; \\@ is a plain @"),
+        ('"""', "begin and end a text of several lines"),
+        ("Ctrl-C", "stop the answer, or clear the line"),
+        ("Ctrl-D", "leave"),
+    ]
+    return columns([*dict.fromkeys(rows), *keys])
+
+
+def _set(session: Session, rest: str) -> str:
+    try:
+        what, *words = shlex.split(rest) or [""]
+    except ValueError as error:
+        raise UsageError(f"cannot read {rest!r} ({error})", "close the quotes") from error
+    if what in ("verbose", "quiet") and not words:
+        session.verbose = what == "verbose"
+        return f"{what}: {'measurements' if session.verbose else 'nothing'} after each answer"
+    if what in ("think", "nothink") and not words:
+        switch = session.llm.template_arguments({}, think=what == "think")
+        session.chat.template_arguments |= switch
+        return f"{what}: the model {'thinks' if what == 'think' else 'does not think'} before it answers"
+    if what in ("history", "nohistory") and not words:
+        session.keeps = what == "history"
+        return f"{what}: what is said from now on is {'kept' if session.keeps else 'not kept'}"
+    if what == "parameter" and len(words) >= 2:
+        session.chat.params = with_parameter(session.chat.params, words[0], words[1:])
+        return f"{words[0]} = {getattr(session.chat.params, words[0])}"
+    if what == "parameter" and not words:
+        return _parameters(session.chat.params)
+    raise UsageError(
+        f"/set {rest} is not known or not complete" if rest else "/set needs to know what",
+        "/set parameter NAME VALUE, verbose or quiet, think or nothink, history or nohistory",
+    )
+
+
+def _parameters(params: SamplingParams) -> str:
+    return columns([(name, str(getattr(params, name))) for name in PARAMETERS])
+
+
+def _show(session: Session, rest: str) -> str:
+    llm, chat = session.llm, session.chat
+    neutral = SamplingParams()
+    set_to = [
+        f"{name}={getattr(chat.params, name)}"
+        for name in PARAMETERS
+        if getattr(chat.params, name) != getattr(neutral, name)
+    ]
+    used = "not known before the next answer" if chat.messages else "nothing said yet"
+    kept = f", keys and values in {llm.kv_dtype}" if llm.kv_dtype != llm.dtype else ""
+    if chat.used_tokens is not None:
+        used = f"{chat.used_tokens} tokens used"
+    return columns(
+        [
+            ("model", llm.name),
+            ("runs on", f"{llm.device} in {llm.dtype}, {size(llm.weight_bytes)} of weights{kept}"),
+            ("context", f"{used}, {llm.context} at most"),
+            ("messages", str(len(chat.messages))),
+            ("parameters", " ".join(set_to) or "all at their neutral values"),
+            ("system", chat.system or "-"),
+            ("template", " ".join(f"{name}={value}" for name, value in chat.template_arguments.items()) or "-"),
+        ]
+    )
+
+
+def _clear(session: Session, rest: str) -> str:
+    before = session.begin()
+    kept = f"the one before is kept, /load {before} goes on with it" if before else "the one before is forgotten"
+    return f"a new conversation, with this system prompt and these parameters; {kept}"
+
+
+def _edit(session: Session, rest: str) -> Done:
+    turn = _newest(session, "to edit")
+    if not rest:
+        return Done(draft=session.edit(turn))
+    session.edit(turn)
+    return Done(ask=lambda: session.ask(unquote(rest)))
+
+
+def _regenerate(session: Session, rest: str) -> Done:
+    turn = _newest(session, "to answer again")
+    return Done(ask=lambda: session.chat.again(turn))
+
+
+def _undo(session: Session, rest: str) -> str:
+    question = session.chat.undo()
+    if question is None:
+        raise UsageError("there is nothing to take back")
+    return f"taken back: {question.splitlines()[0] if question else ''}"
+
+
+def _redo(session: Session, rest: str) -> str:
+    if not session.chat.redo():
+        raise UsageError("there is nothing to bring back")
+    return f"brought back: {_short(session.chat.at.question)}"
+
+
+def _branch(session: Session, rest: str) -> str:
+    branches = session.chat.branches
+    if not branches:
+        raise UsageError("nothing was said yet")
+    if not rest:
+        here = session.chat.at.last
+        rows = [
+            (f"{'*' if end is here else ' '} {number}", str(end.depth), _short(end.question), _short(end.answer))
+            for number, end in enumerate(branches, 1)
+        ]
+        return table([("  BRANCH", "QUESTIONS", "LAST QUESTION", "ANSWER"), *rows])
+    if not (rest.isdecimal() and 1 <= int(rest[:9]) <= len(branches)):
+        raise UsageError(f"there is no branch {rest}", f"/branch lists them, 1 to {len(branches)}")
+    session.chat.switch(branches[int(rest) - 1])
+    return f"on branch {rest}, after: {_short(session.chat.at.question)}"
+
+
+def _newest(session: Session, what: str) -> Turn:
+    if session.chat.at.parent is None:
+        raise UsageError(f"there is no question {what}")
+    return session.chat.at
+
+
+def _short(text: str) -> str:
+    words = " ".join(text[: 4 * WIDTH].split())
+    return words if len(words) <= WIDTH else words[: WIDTH - 1] + "…"
+
+
+def _system(session: Session, rest: str) -> str:
+    if not rest:
+        return session.chat.system or "no system prompt; /system TEXT sets one"
+    session.chat.system = None if rest == "none" else unquote(rest)
+    return "system prompt removed" if rest == "none" else "system prompt set"
+
+
+def _leave(session: Session, rest: str) -> str:
+    raise EOFError
+
+
+COMMANDS = {
+    "/help": Command("/help, /?", "this list", _help),
+    "/set": Command("/set parameter [NAME VALUE]", "how to draw the next token", _set),
+    "/show": Command("/show", "model, parameters, system prompt, context in use", _show),
+    "/system": Command("/system [TEXT | none]", "say how the model should behave", _system),
+    "/edit": Command("/edit [TEXT]", "ask something else in place of the last question", _edit),
+    "/regenerate": Command("/regenerate", "another answer to the last question", _regenerate),
+    "/undo": Command("/undo", "take back the last question and its answer", _undo),
+    "/redo": Command("/redo", "bring back what was taken back", _redo),
+    "/branch": Command("/branch [NUMBER]", "list the branches, or go on with one", _branch),
+    "/clear": Command("/clear, /new", "begin a new conversation", _clear),
+    "/title": Command("/title [TEXT]", "what the conversation is called in lists", keeping.title),
+    "/sessions": Command("/sessions", "kept conversations, the newest first", keeping.sessions),
+    "/search": Command("/search WORDS", "find kept conversations by what was said", keeping.search),
+    "/save": Command("/save NAME", "keep the conversation under a name", keeping.save),
+    "/load": Command("/load ID | NAME | last", "go on with a kept one", keeping.load),
+    "/export": Command("/export [all] FILE.md | FILE.json", "write this branch, or all, out", keeping.export),
+    "/bye": Command("/bye, /exit", "leave", _leave),
+}
+COMMANDS |= {"/?": COMMANDS["/help"], "/new": COMMANDS["/clear"], "/exit": COMMANDS["/bye"]}

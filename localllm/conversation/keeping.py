@@ -1,0 +1,82 @@
+"""The commands that keep conversations and find them again, and how these are listed as text."""
+
+import time
+from itertools import islice
+from pathlib import Path
+
+from localllm.columns import table
+from localllm.conversation.export import FORMATS, exported
+from localllm.conversation.session import Session
+from localllm.conversation.sessions import Hit, Summary, as_title
+from localllm.errors import UsageError
+
+MOST_LISTED = 20  # conversations: a person reads no more of them in passing
+
+
+def title(session: Session, rest: str) -> str:
+    if rest:
+        session.title = as_title(rest)
+    return session.record.title or "no title yet: the first question is one"
+
+
+def save(session: Session, rest: str) -> str:
+    session.save(rest)
+    return f"saved, also what will be said; /load {rest} brings it back"
+
+
+def load(session: Session, rest: str) -> str:
+    held_with = session.load(rest).model
+    other = f" (it was held with {held_with})" if held_with != session.llm.name else ""
+    return f"loaded {len(session.chat.messages)} messages{other}"
+
+
+def sessions(session: Session, rest: str) -> str:
+    found = session.sessions.list()
+    if not found:
+        return "no conversation is kept yet"
+    more = f"\n{len(found) - MOST_LISTED} more: `localllm chats`" if len(found) > MOST_LISTED else ""
+    return f"{listed(found[:MOST_LISTED])}{more}\n/load ID goes on with one"
+
+
+def listed(found: list[Summary]) -> str:
+    """Conversations as a list shows them."""
+    rows = [(one.id, *_facts(one)) for one in found]
+    return table([("ID", "CHANGED", "QUESTIONS", "MODEL", "TITLE"), *rows])
+
+
+def _facts(one: Summary) -> tuple[str, ...]:
+    if one.head is None:
+        return "-", "-", "-", one.title
+    changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.head.changed))
+    return changed, str(one.head.questions), one.head.model, one.title
+
+
+def search(session: Session, rest: str) -> str:
+    if not rest:
+        raise UsageError("/search needs to know what", "/search WORDS")
+    found = list(islice(session.sessions.search(rest), MOST_LISTED))
+    return "\n".join(map(shown, found)) if found else "no conversation has all of these words"
+
+
+def shown(hit: Hit) -> str:
+    """A conversation that was found, with the place, in two lines."""
+    where = f"question {hit.question}, {hit.part}" if hit.question else hit.part
+    return f"{hit.summary.id}  {hit.summary.title}\n    {where}: {hit.before}{hit.match}{hit.after}"
+
+
+def export(session: Session, rest: str) -> str:
+    everything, name = rest.startswith("all "), rest.removeprefix("all ").strip()
+    path = Path(name).expanduser()
+    form = path.suffix.removeprefix(".")
+    if form not in FORMATS:
+        raise UsageError("/export needs a file of Markdown or JSON", "/export [all] FILE.md or FILE.json")
+    if not session.chat.turns and not everything:
+        raise UsageError("nothing was said yet")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(exported(session.record, form, everything=everything))
+    except FileExistsError as error:
+        raise UsageError(f"{name} is there already", "name another file") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{name} cannot be written: {error}") from error
+    return f"exported to {name}"

@@ -1,0 +1,201 @@
+"""Conversations that are kept in a folder, one file each: listed, found again, searched, renamed, deleted.
+
+Several processes may use the folder at once. Names are such that they sort by the time a conversation began, or
+were given by a person; none is ever a path.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localllm.conversation import kept
+from localllm.conversation.kept import Head, Kept
+from localllm.conversation.turn import Turn
+from localllm.errors import UsageError
+from localllm.near import instead
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+AUTOMATIC = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+NEWEST = "last"  # names the one that changed last
+AROUND = 40  # characters on each side of a word that was found
+TITLE_LIMIT = 200  # characters
+Stamp = tuple[int, int]  # which file it is, and when it was written
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A conversation in a list."""
+
+    id: str
+    head: Head | None  # None where the file is damaged
+    nbytes: int
+    fault: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.head.title if self.head else "(damaged)"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A conversation that has every word that was looked for, and the place that has most of them."""
+
+    summary: Summary
+    question: int  # on its branch, from 1; 0: the title or the system prompt
+    part: str  # title, system, question, file, thoughts or answer
+    before: str
+    match: str
+    after: str
+
+
+class Sessions:
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def list(self) -> list[Summary]:
+        """Newest first; of each file the first line is read."""
+        found = []
+        for path in self.folder.glob("*.json") if self.folder.is_dir() else ():
+            try:
+                status = path.stat()
+            except OSError:  # deleted meanwhile
+                continue
+            try:
+                if not NAME.fullmatch(path.stem):
+                    raise UsageError(f"{path.name!r} is no name for a conversation")
+                summary = Summary(path.stem, kept.read_head(path), status.st_size)
+            except UsageError as error:
+                summary = Summary(path.stem, None, status.st_size, error.message)
+            found.append((summary.head.changed if summary.head else status.st_mtime, path.stem, summary))
+        return [summary for *_, summary in sorted(found, key=lambda one: one[:2], reverse=True)]
+
+    def find(self, name: str) -> str:
+        """The whole name of the conversation that is called so, or alone begins so; `last` is the newest. Raises
+        UsageError."""
+        if name == NEWEST and not self.path(name).exists():
+            newest = next((summary.id for summary in self.list() if summary.head), None)
+            if newest is None:
+                raise UsageError("no conversation is kept yet", "begin one with `localllm run MODEL`")
+            return newest
+        if self.path(name).exists():
+            return name
+        names = sorted(path.stem for path in self.folder.glob("*.json"))
+        begins = [other for other in names if other.startswith(name)]
+        if len(begins) == 1:
+            return begins[0]
+        if begins:
+            raise UsageError(f"{len(begins)} conversations begin with {name}", f"they are {', '.join(begins[:5])}")
+        remedy = instead(name, names) if names else "none is kept yet"
+        raise UsageError(
+            f"no conversation is kept as {name}", remedy.replace("leave it out", "`localllm chats` lists them")
+        )
+
+    def path(self, name: str) -> Path:
+        """Raises UsageError for what is no name."""
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is no name for a conversation", "use letters, digits, dots and dashes")
+        return self.folder / f"{name}.json"
+
+    def read(self, name: str) -> tuple[Kept, Stamp | None]:
+        """A conversation by its whole name, and which state of it that is. Raises UsageError."""
+        stamp = self.stamp(name)
+        return kept.read(self.path(name)), stamp
+
+    def stamp(self, name: str) -> Stamp | None:
+        try:
+            status = self.path(name).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def keep(self, conversation: Kept, name: str | None, stamp: Stamp | None) -> tuple[str, Stamp | None]:
+        """Write it under its name, and give that; under a new one where it has none yet, or where another process
+        has gone on with it: then stamp, that of the state this process knows, is another than the file's.
+
+        Raises UsageError where it cannot be written.
+        """
+        from filelock import FileLock, Timeout  # 10 ms that those who only read need not wait for
+
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with FileLock(self.folder / ".lock", timeout=5, mode=0o600):
+                if name is None or self.stamp(name) not in (stamp, None):
+                    name = self._new_name(conversation.began)
+                kept.write(self.path(name), conversation)
+                return name, self.stamp(name)
+        except (OSError, Timeout) as error:
+            raise UsageError(f"the conversation cannot be saved: {error}") from error
+
+    def rename(self, name: str, title: str) -> None:
+        """Give it another title. Raises UsageError."""
+        conversation, stamp = self.read(self.find(name))
+        self.keep(replace(conversation, title=as_title(title)), self.find(name), stamp)
+
+    def delete(self, name: str) -> str:
+        """Gives its whole name. Raises UsageError."""
+        name = self.find(name)
+        try:
+            self.path(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise UsageError(f"the conversation cannot be deleted: {error}") from error
+        return name
+
+    def search(self, words: str) -> Iterator[Hit]:
+        """Conversations that have every word anywhere, as part of one or in capitals too; newest first, as they
+        are found. Damaged files hold no words."""
+        wanted = [word.lower() for word in words.split()]
+        for summary in self.list() if wanted else ():
+            if summary.head:
+                try:
+                    conversation = kept.read(self.path(summary.id))
+                except UsageError:  # damaged behind its first line, or deleted meanwhile
+                    continue
+                if hit := _hit(summary, conversation, wanted):
+                    yield hit
+
+    def _new_name(self, began: float) -> str:
+        moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(began))
+        while self.path(name := f"{moment}-{secrets.token_hex(3)}").exists():
+            pass
+        return name
+
+
+def as_title(text: str) -> str:
+    """One line. Raises UsageError where nothing is left, or too much."""
+    title = " ".join(text.split())
+    if not title or len(title) > TITLE_LIMIT:
+        raise UsageError(f"a title has 1 to {TITLE_LIMIT} characters")
+    return title
+
+
+def _hit(summary: Summary, conversation: Kept, wanted: Sequence[str]) -> Hit | None:
+    missing, best, place = set(wanted), 0, None
+    for turn, part, text in _texts(conversation):
+        low = text.lower()
+        here = [word for word in wanted if word in low]
+        missing.difference_update(here)
+        if len(here) > best:
+            best, place = len(here), (turn, part, text, here[0])
+    if missing or place is None:
+        return None
+    turn, part, text, word = place
+    found = re.search(re.escape(word), text, re.IGNORECASE)
+    begin, end = found.span() if found else (0, 0)
+    before, after = text[max(0, begin - AROUND) : begin], text[end : end + AROUND]
+    before = ("…" if begin > AROUND else "") + " ".join(f"|{before}|".split())[1:-1]
+    after = " ".join(f"|{after}|".split())[1:-1] + ("…" if end + AROUND < len(text) else "")
+    return Hit(summary, turn.depth if turn else 0, part, before, " ".join(text[begin:end].split()), after)
+
+
+def _texts(conversation: Kept) -> Iterator[tuple[Turn | None, str, str]]:
+    yield None, "title", conversation.title
+    yield None, "system", conversation.system or ""
+    for turn in conversation.root.descendants:
+        yield turn, "question", turn.question
+        yield turn, "answer", turn.answer
+        yield turn, "thoughts", turn.thoughts
+        for file in turn.attached:
+            yield turn, "file", f"{file.name}\n{file.text}"

@@ -1,0 +1,145 @@
+"""`localllm top` on a terminal: a running server, looked at again and again."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widgets import Footer, Static
+
+from localllm.errors import LocalLLMError
+from localllm.tui.sparkline import nice_top, sparkline
+from localllm.tui.top import board
+from localllm.tui.top.glance import Glance, Pace, Seen, pace
+from localllm.units import rate
+
+HISTORY = 512  # looks
+MOST_SLOTS = 12
+TICKS = 28  # of the speeds before, at 80 columns
+WIDE = 120
+
+Look = Callable[[], Glance]
+
+
+class ModelBoard(Static):
+    """What one model does."""
+
+    DEFAULT_CSS = "ModelBoard { padding: 1 1 0 1; }"
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+        self.decode: deque[float] = deque(maxlen=HISTORY)
+        self.prefill: deque[float] = deque(maxlen=HISTORY)
+
+    def follow(self, model: Seen, now: Pace | None) -> None:
+        if now:
+            self.decode.append(now.output_per_s)
+            self.prefill.append(now.prefill_per_s)
+        title = Content.styled(board.title(model, time.time()), "bold")
+        slots = board.slots(model.slots, MOST_SLOTS)
+        rows = [title, *self.speeds(), board.load(model), *board.times(model), *board.cache(model), "", *slots]
+        self.update(Content("\n").join([Content(row) if isinstance(row, str) else row for row in rows]))
+
+    def speeds(self) -> list[Content]:
+        lines: list[Content] = []
+        ticks = TICKS if self.app.size.width < WIDE else TICKS * 2
+        for name, values in (("decode", self.decode), ("prefill", self.prefill)):
+            shown = list(values)[-ticks:]
+            now = rate(shown[-1]) if shown else "-"
+            drawn = sparkline(shown, ticks, top=nice_top(max(shown, default=0.0)), style="$accent")
+            lines.append(Content.assemble(f"{name:<8}{now:<18}", drawn))
+        return lines
+
+
+class TopApp(App[int]):
+    """look: asks the server, from a thread; every: seconds between two looks. Gives its exit code."""
+
+    CSS = """
+    #head { dock: top; height: 1; padding: 0 1; background: $panel; }
+    #trouble { padding: 1; color: $error; }
+    """
+    BINDINGS: ClassVar = [
+        Binding("q,escape", "quit", "quit"),
+        Binding("space", "pause", "pause"),
+        Binding("plus,equals_sign", "faster", "more often", key_display="+"),
+        Binding("minus", "slower", "less often", key_display="-"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+    FASTEST_S, SLOWEST_S = 0.25, 16.0
+
+    def __init__(self, look: Look, url: str, every: float = 1.0):
+        super().__init__()
+        self.look = look
+        self.url = url
+        self.every = every
+        self.before: Glance | None = None
+        self.boards: dict[str, ModelBoard] = {}
+        self.paused = False
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"asking {self.url} …", id="head", markup=False)
+        with VerticalScroll(id="boards"):
+            yield Static("", id="trouble", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#trouble").display = False
+        self.again()
+
+    def again(self) -> None:
+        """One look at a time: a server that is slow to answer is not asked twice."""
+        self.run_worker(self.ask, thread=True)
+
+    def ask(self) -> None:
+        try:
+            glance = None if self.paused else self.look()
+        except LocalLLMError as error:
+            self.call_from_thread(self.trouble, str(error))
+        else:
+            if glance:
+                self.call_from_thread(self.follow, glance)
+        self.call_from_thread(self.set_timer, self.every, self.again)
+
+    def trouble(self, text: str) -> None:
+        """It is asked again: a server may come back."""
+        shown = self.query_one("#trouble", Static)
+        shown.update(text)
+        shown.display = True
+
+    def follow(self, glance: Glance) -> None:
+        self.query_one("#trouble").display = False
+        paused = "   paused" if self.paused else ""
+        self.query_one("#head", Static).update(board.head(glance, self.url) + paused)
+        column = self.query_one("#boards")
+        for gone in self.boards.keys() - {model.name for model in glance.models}:
+            self.boards.pop(gone).remove()
+        for model in glance.models:
+            if model.name not in self.boards:
+                self.boards[model.name] = ModelBoard()
+                column.mount(self.boards[model.name])
+            self.boards[model.name].follow(model, pace(self.before, glance, model.name))
+        if not glance.models:
+            loading = ", ".join(glance.loading)
+            self.trouble(f"{loading} is being loaded" if loading else "no model is loaded: whoever asks loads one")
+        self.before = glance
+
+    def action_pause(self) -> None:
+        self.paused = not self.paused
+        self.notify("paused" if self.paused else "goes on", timeout=1)
+
+    def action_faster(self) -> None:
+        self.pace_of_looks(self.every / 2)
+
+    def action_slower(self) -> None:
+        self.pace_of_looks(self.every * 2)
+
+    def pace_of_looks(self, every: float) -> None:
+        self.every = min(max(every, self.FASTEST_S), self.SLOWEST_S)
+        self.notify(f"every {self.every:g} s", timeout=1)
+
+    async def action_quit(self) -> None:
+        self.exit(0)

@@ -1,0 +1,73 @@
+"""`/localllm/top`: what a server does, as its engine does it."""
+
+import time
+from contextlib import closing
+
+import httpx2
+import pytest
+
+from localllm import SamplingParams
+from localllm.client.server import Server
+from localllm.server.lease import Loaded
+from localllm.server.overview import state_of
+from localllm.tui.top.glance import look, pace
+from tests.server.conftest import serving
+
+LONG = SamplingParams(temperature=0, ignore_eos=True, max_tokens=300)
+ASKED = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture
+def url(demo):
+    """Of a server that nobody has asked anything."""
+    with serving(demo) as url:
+        yield url
+
+
+@pytest.fixture
+def server(url):
+    with closing(Server(url)) as server:
+        yield server
+
+
+def test_requests_are_shown_as_they_are(demo, server):
+    stream = demo.stream("A fox", LONG)
+    for _ in range(5):
+        next(stream)
+    seen = look(server).models[0]
+    slot = next(slot for slot in seen.slots if slot.id == stream.reply.sequence.request.id)
+    prompt = len(stream.reply.sequence.request.prompt_ids)
+    assert seen.running == 1 and not slot.waiting
+    assert slot.prompt_tokens == prompt
+    assert slot.output_tokens >= 5 and prompt <= slot.computed <= prompt + 300  # with drafts under way
+    assert slot.blocks >= slot.computed / demo.stats().block_tokens
+    assert slot.tokens_per_s and slot.age_s > 0
+    stream.close()
+    while look(server).models[0].slots:
+        time.sleep(0.01)
+
+
+def test_two_looks_tell_the_pace(url, server):
+    before = look(server)
+    assert pace(None, before, "demo") is None
+    assert httpx2.post(f"{url}/v1/completions", json=ASKED).status_code == 200
+    now = look(server)
+    found = pace(before, now, "demo")
+    assert found and found.output_per_s * (now.at - before.at) == pytest.approx(12)
+    idle = pace(now, look(server), "demo")
+    assert idle and idle.output_per_s == 0 and idle.found is None
+
+
+def test_the_newest_answers_are_measured(url, server):
+    for _ in range(2):
+        httpx2.post(f"{url}/v1/completions", json=ASKED)
+    seen = look(server).models[0]
+    assert seen.recent["answers"] == 2
+    p50, p95, p99 = seen.percentiles("ttft")
+    assert 0 < p50 <= p95 <= p99
+    assert seen.percentiles("itl")[0] > 0
+
+
+def test_one_model_is_told_alike_by_both(demo, url):
+    told = httpx2.get(f"{url}/localllm/top").json()["models"][0]
+    assert told.keys() > state_of(Loaded("key", "demo", demo, 1.0)).keys()

@@ -1,0 +1,80 @@
+"""Tests of the app in a terminal: those that are coroutines are run, and each waits for what it wants to see."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+import localllm
+from localllm import LLM
+from localllm.tui.app import ChatApp
+from localllm.tui.chat_screen import ChatScreen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path, monkeypatch):
+    """No chat, history, theme or colour of the person who runs the tests."""
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("TEXTUAL_THEME", raising=False)
+
+
+class Kept:
+    """A model that further tests want as well: closing it does nothing."""
+
+    def __init__(self, model: LLM):
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Kept]:
+    """The model in the box."""
+    with localllm.load("demo") as loaded:
+        yield Kept(loaded)
+
+
+@pytest.fixture
+def until():
+    """Waits until something is true, while the app lives on."""
+
+    async def wait(pilot, condition: Callable[[], object], seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "what the test waits for does not come true"
+            await pilot.pause(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def opened(until):
+    """`async with opened(app) as pilot`: the app with its model ready and the cursor in the prompt."""
+
+    @asynccontextmanager
+    async def start(app: ChatApp, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Pilot]:
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: isinstance(app.screen, ChatScreen) and app.focused)
+            yield pilot
+
+    return start

@@ -1,0 +1,117 @@
+"""A model that plays what it is given, event by event, so that a test knows each moment of an answer."""
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from localllm.conversation.chat import Chat
+from localllm.metrics import Metrics
+from localllm.request import FinishReason, GenerationEvent, Kind, Request, SamplingParams
+from localllm.tui.app import ChatApp
+
+Step = GenerationEvent | threading.Event | Exception  # an Event is waited for, an Exception raised
+
+METRICS = Metrics(
+    prompt_tokens=12,
+    cached_tokens=4,
+    output_tokens=8,
+    queue_s=0.001,
+    load_s=0.0,
+    prefill_s=0.049,
+    ttft_s=0.05,
+    itl_s=(0.02,) * 7,
+    e2e_s=0.19,
+    peak_bytes=300_000_000,
+)
+
+
+def saying(text: str, thoughts: str = "", finish_reason: FinishReason = FinishReason.STOP) -> list[Step]:
+    """A whole answer, a word a token."""
+    steps: list[Step] = []
+    for kind, whole in ((Kind.REASONING, thoughts), (Kind.CONTENT, text)):
+        words = re.findall(r"\s*\S+\s*$|\s*\S+", whole)
+        steps += [GenerationEvent(1, word, (number,), kind=kind) for number, word in enumerate(words)]
+    return [*steps, GenerationEvent(1, finish_reason=finish_reason, metrics=METRICS, seed=7)]
+
+
+class ScriptedTokenizer:
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+
+class ScriptedModel:
+    """Its answers in their order, the last one again and again; `asked` is what it was asked."""
+
+    name = "scripted"
+    context = 4096
+    device = "cpu"
+    dtype = "float32"
+    kv_dtype = "float32"
+    weight_bytes = 12_000_000
+    deterministic = True
+    has_chat_template = True
+    tokenizer = ScriptedTokenizer()
+    default_params = SamplingParams(temperature=0.7)
+
+    def __init__(self, *answers: Sequence[Step]):
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+        self.params: list[SamplingParams | None] = []
+        self.closed = False
+
+    def stream(self, prompt, params=None, tools=None, template_arguments=None) -> Iterator[GenerationEvent]:
+        steps = self.answers[min(len(self.asked), len(self.answers) - 1)]
+        self.asked.append(prompt)
+        self.params.append(params)
+        for step in steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, threading.Event):
+                assert step.wait(20), "nobody let the script go on"
+            else:
+                yield step
+
+    def template_arguments(self, given, *, think=None, with_tools=False) -> dict[str, Any]:
+        return dict(given) | ({} if think is None else {"enable_thinking": think})
+
+    def prepare(self, prompt, params=None, tools=None, template_arguments=None) -> Request:
+        raise NotImplementedError
+
+    def submit(self, request):
+        raise NotImplementedError
+
+    def provenance(self):
+        raise NotImplementedError
+
+    def kernels(self):
+        raise NotImplementedError
+
+    def record(self, metrics, home, note) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ScriptedMachine:
+    """A machine that has one model, which is ready; `opened` are the names that were asked for."""
+
+    def __init__(self, model):
+        self.model = model
+        self.opened: list[str] = []
+
+    def offers(self):
+        return []
+
+    def open(self, name, watch):
+        self.opened.append(name)
+        return self.model
+
+
+def app_with(model, home: Path, system: str | None = None) -> ChatApp:
+    """The app as `localllm run` starts it, with this model behind it."""
+    return ChatApp(ScriptedMachine(model), model.name, lambda model: Chat(model, system=system), home)

@@ -1,0 +1,125 @@
+"""`localllm top` on a screen, of a server whose words are given."""
+
+import dataclasses
+
+from localllm.client.server import NoServer
+from localllm.inspection import Slot
+from localllm.tui.top.app import ModelBoard, TopApp
+from localllm.tui.top.glance import Glance, Seen
+
+COUNTS = {
+    "steps": 100,
+    "prompt_tokens": 1000,
+    "cached_tokens": 620,
+    "output_tokens": 500,
+    "draft_tokens": 50,
+    "accepted_tokens": 20,
+}
+TIMES = {"p50_s": 0.0123, "p95_s": 0.25, "p99_s": 1.5}
+RECENT = {"window_s": 300.0, "answers": 42, "ttft": TIMES, "itl": TIMES, "queue": TIMES}
+SLOTS = (
+    Slot(7, 12.5, 4096, 1024, 4400, 305, 276, 7.6, False),
+    Slot(8, 1.25, 4096, 0, 1024, 0, 64, None, False),
+    Slot(9, 0.2, 12, 0, 0, 0, 0, None, True),
+)
+MODEL = Seen(
+    "qwen3:8b", "cpu", "bfloat16", 8192, 5_200_000_000, None, 3, 2, 1, 1024, 440, 512, COUNTS, RECENT, SLOTS
+)
+
+
+class Playing:
+    """A server that is further on at each look, and gone where `gone` says so."""
+
+    def __init__(self, model=MODEL, *others):
+        self.models = (model, *others)
+        self.looks = 0
+        self.gone = False
+
+    def __call__(self):
+        if self.gone:
+            raise NoServer("no server answers", "start one")
+        self.looks += 1
+        return self.at(self.looks)
+
+    def at(self, second):
+        further = {"output_tokens": 40 * second**2 % 700, "prompt_tokens": 300 * second}
+        counts = {name: count + further.get(name, 0) for name, count in COUNTS.items()}
+        models = tuple(dataclasses.replace(model, counts=counts) for model in self.models)
+        return Glance("0.1.0", float(second), {"cpu": 18_000_000_000}, models, ())
+
+
+def app_of(look):
+    return TopApp(look, "http://127.0.0.1:11434", every=0.01)
+
+
+async def settle(pilot):
+    """Thirty looks, whatever the clock has brought before."""
+    app = pilot.app
+    app.paused = True
+    await pilot.pause(0.1)
+    board = app.query_one(ModelBoard)
+    board.decode.clear()
+    board.prefill.clear()
+    app.before = None
+    for second in range(30):
+        app.follow(app.look.at(second))
+
+
+def test_at_80_columns(snap_compare):
+    assert snap_compare(app_of(Playing()), terminal_size=(80, 24), run_before=settle)
+
+
+async def test_what_it_does_is_shown(until):
+    app = app_of(Playing())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.query(ModelBoard))
+        shown = str(app.query_one(ModelBoard).render())
+        for part in ("qwen3:8b", "running 2, waiting 1", "12.3 ms", "43% of 1,024", "prefill 25%", "waiting"):
+            assert part in shown
+
+
+async def test_a_server_that_has_gone_is_told_and_asked_again(until):
+    look = Playing()
+    app = app_of(look)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: app.query(ModelBoard))
+        look.gone = True
+        await until(pilot, lambda: app.query_one("#trouble").display)
+        look.gone = False
+        await until(pilot, lambda: not app.query_one("#trouble").display)
+
+
+async def test_models_come_and_go(until):
+    look = Playing()
+    app = app_of(look)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: len(app.query(ModelBoard)) == 1)
+        look.models = (MODEL, dataclasses.replace(MODEL, name="[bold]other"))
+        await until(pilot, lambda: len(app.query(ModelBoard)) == 2)
+        look.models = ()
+        await until(pilot, lambda: not app.query(ModelBoard) and app.query_one("#trouble").display)
+
+
+async def test_it_pauses_and_changes_its_pace(until):
+    look = Playing()
+    app = app_of(look)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: look.looks > 2)
+        await pilot.press("space")
+        await pilot.pause(0.1)
+        looks = look.looks
+        await pilot.pause(0.1)
+        assert look.looks == looks
+        await pilot.press("space")
+        await until(pilot, lambda: look.looks > looks)
+        await pilot.press("minus")
+        assert app.every > 0.01
+        await pilot.press("q")
+    assert app.return_value == 0
+
+
+async def test_a_wide_screen_has_more_room(until):
+    app = app_of(Playing())
+    async with app.run_test(size=(160, 50)) as pilot:
+        await until(pilot, lambda: app.query(ModelBoard) and len(app.query_one(ModelBoard).decode) > 50)
+        assert max(map(len, str(app.query_one(ModelBoard).render()).splitlines())) > 80
