@@ -41,12 +41,17 @@ def words() -> str:
     commands = {
         name: {
             "help": command.get_short_help_str(100),
-            "arguments": [p.metavar for p in command.params if p.param_type_name == "argument"],
+            "arguments": [argument(p) for p in command.params if p.param_type_name == "argument"],
             "options": options(command),
         }
         for name, command in program.commands.items()
     }
     return json.dumps({"options": options(program), "commands": commands}, indent=1, default=str) + "\n"
+
+
+def argument(place: Any) -> str:
+    """As the help calls it, with dots where several may be given."""
+    return place.metavar if place.nargs == 1 else place.metavar.removesuffix("...") + "..."
 
 
 def options(command: Any) -> dict[str, Any]:

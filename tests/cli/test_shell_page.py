@@ -1,4 +1,4 @@
-"""docs/shell.md: every block is run as it stands there, in one shell from top to bottom, and says what it says there."""
+"""docs/shell.md: every block is run as it stands, in one shell from top to bottom, and says what it says there."""
 
 import os
 import re
@@ -29,7 +29,9 @@ def page(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "bin").mkdir()
     program = folder / "bin" / "localllm"
-    program.write_text(f'#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {shlex.quote(sys.executable)} -m localllm "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {shlex.quote(sys.executable)} -m localllm "$@"\n'
+    )
     program.chmod(0o755)
     for n, (block, _) in enumerate(BLOCKS):
         (folder / f"block-{n}.sh").write_text(block)
