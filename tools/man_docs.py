@@ -82,9 +82,15 @@ def options(command: Any) -> str:
     for option in command.get_params(context):
         if option.param_type_name == "option":
             value = "" if option.is_flag else rf" \fI{plain(option.metavar or 'VALUE')}\fR"
-            names = ", ".join(bold(name) + value for name in (*option.opts, *option.secondary_opts))
+            names = ", ".join(bold(name) + value for name in names_of(option))
             found.append(f".TP\n{names}\n{text(option.help)}")
     return "\n".join(found)
+
+
+def names_of(option: Any) -> list[str]:
+    """As they are declared; those of help come in any order."""
+    names = [*option.opts, *option.secondary_opts]
+    return sorted(names, key=len) if option.name == "help" else names
 
 
 def table(heading: str) -> str:

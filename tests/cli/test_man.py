@@ -32,7 +32,7 @@ def test_groff_has_nothing_to_warn_of():
 def test_man_shows_flags_that_can_be_copied():
     done = subprocess.run(["man", "-l", FOLDER / "localllm-run.1"], capture_output=True, text=True, check=True)
     assert "--temperature X" in done.stdout
-    assert "MODEL [PROMPT ...]" in done.stdout
+    assert "[PROMPT ...]" in done.stdout
 
 
 @pytest.mark.parametrize(
