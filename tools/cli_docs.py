@@ -1,5 +1,6 @@
-"""`python tools/cli_docs.py` writes the commands' help into docs/cli.md, and their words for the Tab key into
-localllm/cli/words.json; a test fails when either is stale."""
+"""`python tools/cli_docs.py` writes the commands' help into docs/cli.md, their words for the Tab key into
+localllm/cli/words.json, the schemas of their JSON into docs/schemas, and the manual into man. A test fails where
+one of them is stale."""
 
 import json
 import re
@@ -14,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from localllm.cli.app import app  # noqa: E402 (this tree, installed or not)
 from localllm.cli.complete import WORDS  # noqa: E402
+from tools import json_docs, man_docs  # noqa: E402
 
 PAGE = ROOT / "docs" / "cli.md"
 SECTION = re.compile(r"(<!-- help: (?P<command>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -39,12 +41,17 @@ def words() -> str:
     commands = {
         name: {
             "help": command.get_short_help_str(100),
-            "arguments": [p.metavar for p in command.params if p.param_type_name == "argument"],
+            "arguments": [argument(p) for p in command.params if p.param_type_name == "argument"],
             "options": options(command),
         }
         for name, command in program.commands.items()
     }
     return json.dumps({"options": options(program), "commands": commands}, indent=1, default=str) + "\n"
+
+
+def argument(place: Any) -> str:
+    """As the help calls it, with dots where several may be given."""
+    return place.metavar if place.nargs == 1 else place.metavar.removesuffix("...") + "..."
 
 
 def options(command: Any) -> dict[str, Any]:
@@ -75,3 +82,5 @@ def kind(option: Any) -> str:
 if __name__ == "__main__":
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     WORDS.write_text(words(), encoding="utf-8")
+    json_docs.write()
+    man_docs.write()
