@@ -1,6 +1,5 @@
 """`python -m localllm` and the console script `localllm`."""
 
-import gc
 import os
 import sys
 
@@ -10,19 +9,22 @@ COMPLETE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
 
 def main() -> int:
     """Ctrl-C ends the program without a word also while it is still being read."""
-    gc.disable()  # what is imported stays: looking through it for garbage takes a seventh of the time
     try:
         if COMPLETE in os.environ:  # a shell asks
             from localllm.cli.complete import answer
 
             return answer(os.environ[COMPLETE])
-        from localllm.cli.door import flags_of
+        from localllm.cli.door import flags_of, page_of
 
+        if page := page_of(sys.argv[1:]):
+            from localllm.cli.exits import exit_code
+            from localllm.cli.io import AnswerWriter
+
+            return exit_code(lambda: AnswerWriter().write(page))
         if flags := flags_of(sys.argv[1:]):
             from localllm.cli.asking import ask
             from localllm.cli.exits import exit_code
 
-            gc.enable()
             return exit_code(lambda: ask(flags))
         from localllm.cli.app import main
     except KeyboardInterrupt:
@@ -33,7 +35,6 @@ def main() -> int:
         told = bad_setting(error)
         print(f"error: {told}", file=sys.stderr)
         return told.exit_code
-    gc.enable()
     return main()
 
 

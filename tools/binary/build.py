@@ -14,8 +14,6 @@ import sys
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-import torch
-
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -26,8 +24,8 @@ from tools.binary.pack import pack  # noqa: E402
 ARGUMENTS = ("-I", "-X", "utf8", "-m", "localllm")  # nothing from outside, and UTF-8 in every locale
 SOURCES = ("launcher.c", "payload.c", "parts.c", "unpack.c")
 STRIPPED = (PROGRAM.parent, LIBRARY / "lib-dynload", PurePosixPath("lib"), PACKAGES / "llvmlite/binding")
-"""Folders in which symbols for debuggers are taken out. Libraries that were rewritten when their wheel was repaired,
-as numpy's, do not survive it."""
+"""Folders in which symbols for debuggers are taken out. Libraries that were rewritten for their wheel, as numpy's,
+do not survive it."""
 
 
 def build_launcher(to: Path) -> None:
@@ -37,11 +35,12 @@ def build_launcher(to: Path) -> None:
     try:
         subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", to, *sources, "-llzma"], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise CannotBuild(f"the launcher does not compile ({error}); install gcc, libc6-dev and liblzma-dev") from error
+        remedy = "install gcc, libc6-dev and liblzma-dev"
+        raise CannotBuild(f"the launcher does not compile ({error}); {remedy}") from error
 
 
 def fill(tree: Path, files: Files) -> None:
-    """Copies, stripped, with the libraries that they need and compiled Python whose sources' times do not count."""
+    """Copies, stripped, with the libraries that they need, and Python compiled for good."""
     if tree.exists():
         shutil.rmtree(tree)
     for path, source in files.items():
@@ -69,7 +68,8 @@ def tell_sizes(tree: Path, target: Path) -> None:
     for name, size in sizes.most_common(16):
         print(f"{size / 1e6:8.1f} MB  {name}")
     count = sum(1 for path in tree.rglob("*") if path.is_file())
-    print(f"{sum(sizes.values()) / 1e6:8.1f} MB  in {count} files; {target} has {target.stat().st_size / 1e6:.1f} MB")
+    print(f"{sum(sizes.values()) / 1e6:8.1f} MB  in {count} files")
+    print(f"{target.stat().st_size / 1e6:8.1f} MB  {target}")
 
 
 def part_of(path: PurePosixPath) -> str:
@@ -83,9 +83,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "dist" / "localllm")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "binary", help="a folder for what is packed")
-    parser.add_argument("--preset", type=int, default=8, help="of xz: 0 packs in seconds, 8 in minutes")
+    parser.add_argument("--preset", type=int, default=8, help="of xz, 0 to 9")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
+    import torch
+
     try:
         if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
             raise CannotBuild("the one file is for Linux on x86-64; build it there")

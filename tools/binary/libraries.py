@@ -49,7 +49,7 @@ def add_libraries(tree: Path, came_from: dict[Path, Path]) -> Iterator[Path]:
 
 def point_at(library: Path, paths: list[Path]) -> None:
     """Have those of the paths that need something in the folder look there, by an entry that also counts for what
-    they load in turn, and before LD_LIBRARY_PATH. Absolute entries, of the machine that built them, are dropped."""
+    they load in turn, and before LD_LIBRARY_PATH. Absolute entries are of other machines and dropped."""
     there = {path.name for path in library.iterdir() if path.is_file()}
     for path in paths:
         entries = [entry for line in RPATH.findall(output("readelf", "-d", path)) for entry in line.split(":")]
