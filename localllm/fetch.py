@@ -24,8 +24,17 @@ LOG = logging.getLogger("localllm")
 FindSpace = Callable[[], Space]  # asked late: it may have to import torch
 
 
-def fetch(repo: RepoName, show: Show, memory: FindSpace, wish: Wish, *, force: bool) -> Path:
-    """Pull what is missing or new; nothing that does not run here, unless forced.
+def fetch(
+    repo: RepoName,
+    show: Show,
+    memory: FindSpace,
+    wish: Wish,
+    *,
+    force: bool,
+    on_header: Callable[[Order, Header], object] = lambda job, header: None,
+) -> Path:
+    """Pull what is missing or new; nothing that does not run here, unless forced. on_header: told what is to come
+    and what it is, before it is checked whether that runs.
 
     Raises DoesNotFit and UnsupportedModel before the weights come, and what `hub.pull` raises.
     """
@@ -35,7 +44,9 @@ def fetch(repo: RepoName, show: Show, memory: FindSpace, wish: Wish, *, force: b
     job = order(repo, show.say)
     if job.missing_bytes:
         try:
-            check_runs(remote_header(job, show.say), memory, wish, str(repo))
+            header = remote_header(job, show.say)
+            on_header(job, header)
+            check_runs(header, memory, wish, str(repo))
         except (DoesNotFit, UnsupportedModel) as error:
             if not force:
                 anyway = "--force downloads it all the same"

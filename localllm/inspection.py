@@ -10,12 +10,15 @@ class Candidate:
     token_id: int
     logprob: float  # natural logarithm, by the model's own distribution
     chance: float  # of being drawn, after penalties, temperature, top_k, top_p and min_p; 0: left out by them
-    cut_by: str = ""  # what left it out first: `grammar`, `logit_bias`, `top_k`, `top_p`, `min_p`
+    cut_by: str = ""  # what left it out first: `grammar`, `logit_bias`, `temperature`, `top_k`, `top_p`, `min_p`
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, as far as it was this request's. Times are seconds since the request arrived."""
+    """One step, as far as it was this request's. Times are seconds since the request arrived.
+
+    A request that waits brings no tokens: it is told of its place, when it comes and whenever that changes.
+    """
 
     began_s: float
     ended_s: float
@@ -27,7 +30,8 @@ class StepReport:
     waiting: int  # requests behind them
     drafts: tuple[int, ...] = ()  # token ids that it verified
     accepted: int = 0  # of these, the first so many were right
-    candidates: tuple[tuple[Candidate, ...], ...] = ()  # for each token that came, likeliest first
+    candidates: tuple[tuple[Candidate, ...], ...] = ()  # of each token that came, itself among them
+    place: int = 0  # in the queue, counted from 1; 0: it is being worked on
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,17 @@ class Slot:
 class Reads:
     """What a decode step of one request reads from memory, and how fast this machine reads: the roofline."""
 
-    weights: float  # bytes a step
-    per_token: float  # bytes a step for each token in the cache
+    weights: float  # bytes a step, recurrent states among them
+    per_token: float  # bytes a step for each token in the cache, of the layers that see all of them
     kept_per_token: float  # bytes that the cache keeps for each token
     bandwidth: float | None  # bytes a second, as measured; None where it was not
+    windows: tuple[tuple[int, float], ...] = ()  # layers that see no more tokens, and bytes a step for each
+
+    def step(self, context: float) -> float:
+        """Bytes that a step reads with so many tokens in the cache."""
+        windows = sum(size * min(window, context) for window, size in self.windows)
+        return self.weights + self.per_token * context + windows
 
     def fraction(self, steps_per_s: float, context: float) -> float | None:
         """Of the measured bandwidth, what so many steps a second read with so many tokens in the cache."""
-        return (self.weights + self.per_token * context) * steps_per_s / self.bandwidth if self.bandwidth else None
+        return self.step(context) * steps_per_s / self.bandwidth if self.bandwidth else None

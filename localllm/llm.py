@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,18 +22,21 @@ from torch import Tensor
 from localllm import provenance, receipt
 from localllm.arch.config import ModelConfig
 from localllm.device import dtype_name
-from localllm.embedding import Embeddings, Input, Reads, never
+from localllm.embedding import Embeddings, Input, never
+from localllm.embedding import Reads as TextReads
 from localllm.errors import ContextOverflow, DoesNotFit, UsageError
 from localllm.hidden import Pooled, embeddings
 from localllm.hub.resolve import ModelRef
-from localllm.inspection import Slot
+from localllm.inspection import Reads, Slot
 from localllm.metrics import EngineStats, Metrics, Stopwatch
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import sampling
 from localllm.plan import expected, runs
 from localllm.plan.memory import Memory
+from localllm.plan.reads import reads
 from localllm.plan.runs import Run
 from localllm.prompts import Prompt, Prompts, is_messages
+from localllm.rates import kept_rates
 from localllm.request import (
     SEED_BITS,
     Completion,
@@ -49,6 +52,7 @@ from localllm.runtime.kernels.registry import used
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.state import OutOfBlocks
+from localllm.settings import Settings
 from localllm.text.grammar.compiled import Grammars
 from localllm.text.grammar.functions import calling, calling_of
 from localllm.text.messages import Message
@@ -75,6 +79,7 @@ class Origin:
     load_s: float
     load_phases: Mapping[str, float]  # seconds, in their order: docs/cli.md has what each is
     read_bytes_per_s: float | None  # of the weights' files, on their way to a GPU; None: mapped
+    settings: Settings
 
 
 class LLM:
@@ -142,6 +147,30 @@ class LLM:
     def without_graphs(self) -> str:
         """Why no step is captured as a graph, where that could be."""
         return "" if self.device == "cpu" else self.worker.engine.runner.without_graphs
+
+    @property
+    def blocks(self) -> int:
+        """Of the cache."""
+        return self.worker.engine.pool.count
+
+    @property
+    def block_tokens(self) -> int:
+        return self.worker.engine.pool.block_size
+
+    @property
+    def reads(self) -> Reads:
+        """What a decode step reads, and how fast that was measured to be here: nothing is measured for it."""
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> Reads:
+        runner, settings = self.worker.engine.runner, self.origin.settings
+        measured = kept_rates(runner.device, runner.model.dtype, settings)
+        known = runs.typical(runs.read(settings.home / "runs.jsonl", lambda text: None), self.origin.setup)
+        # As a plan has it: what answers have reached can be reached.
+        bandwidth = max(measured.read, known.bandwidth if known else 0) if measured else None
+        kept = self.memory.block_bytes / self.block_tokens
+        return reads(self.config, self.memory.weights, self.dtype, self.kv_dtype, kept, bandwidth)
 
     def resize(self, context: int | None) -> None:
         """Another most length of prompt and answer, None for as many tokens as fit, without reading weights again.
@@ -213,11 +242,13 @@ class LLM:
         before: ListLike[int] = (),
         priority: int = 0,
         context: int | None = None,
+        inspect: int | None = None,
     ) -> Request:
         """Text as it is, token ids as they are, or messages through the chat template.
 
         before: token ids that stand before the prompt; priority: who has more goes first where requests wait;
-        context: most tokens of this prompt and its answer, where that is to be less than the model is loaded for.
+        context: most tokens of this prompt and its answer, where that is to be less than the model is loaded for;
+        inspect: as Request.inspect.
         Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model,
         or a grammar, a required call or a strict function cannot be kept to.
         """
@@ -248,6 +279,7 @@ class LLM:
             whole("priority", priority),
             None if context is None else whole("context", context, least=1),
             tool_use or ToolUse(),
+            inspect,
         )
         self.most_tokens(request)
         if found := called or params.grammar:
@@ -340,9 +372,11 @@ class LLM:
         tools: ListLike[Message] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         tool_use: ToolUse | None = None,
+        *,
+        inspect: int | None = None,
     ) -> Stream:
         """`prepare` and `submit`."""
-        return self.submit(self.prepare(prompt, params, tools, template_arguments, tool_use))
+        return self.submit(self.prepare(prompt, params, tools, template_arguments, tool_use, inspect=inspect))
 
     def generate(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Completion:
         """Continue text or token ids, without a chat template."""
@@ -395,7 +429,7 @@ class LLM:
         c = self.config
         return embeddings(
             self.worker,
-            Reads(self.tokenizer, c.vocab_size, self.context, c.max_context),
+            TextReads(self.tokenizer, c.vocab_size, self.context, c.max_context),
             c.hidden_size,
             inputs,
             dimensions=dimensions,

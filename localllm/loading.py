@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,8 @@ def load(
     grammar: Grammar | None = None,
     deterministic: bool | None = False,
     max_queue: int = MOST_WAITING,
+    on_phase: Callable[[str], object] = lambda name: None,
+    on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> LLM:
     """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
 
@@ -84,7 +87,9 @@ def load(
     one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
     bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
     (docs/determinism.md), on a CPU alone; None: where that holds; max_queue: where so many requests wait, one more
-    is refused with Busy.
+    is refused with Busy; on_phase: told each phase as it begins, by its name in `LLM.load_phases`; on_part: how
+    much of that phase is done of how much: bytes of weights that were read, parts that were quantized. What either
+    raises ends the loading, and nothing stays of it in memory.
     An edition that somebody made is loaded as the model that it is of, and answers as its maker wants.
     Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
     refused before its weights are read where that can be known.
@@ -112,7 +117,7 @@ def load(
 
             own = wish if name is model else replace(wish, context=None, quant=None)
             fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), own, force=force)
-    start, phases = time.perf_counter(), Phases()
+    start, phases = time.perf_counter(), Phases(on_begin=on_phase)
     with phases("header"):
         ref = resolve(str(model))
         source, header = ref.path, read_header(ref.path)
@@ -120,9 +125,13 @@ def load(
         if quant is not None:
             check_source(header, INSTEAD)
             check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
-            with phases("quantize"):
-                ref = ModelRef(f"{ref.name} in {quant.upper()}", kept_or_made(header, quant, settings.home))
-            header, wish = read_header(ref.path), replace(wish, quant=None)
+    if quant is not None:
+        with phases("quantize"):
+            made = kept_or_made(header, quant, settings.home, lambda part, done, total: on_part(done, total))
+        ref, wish = ModelRef(f"{ref.name} in {quant.upper()}", made), replace(wish, quant=None)
+    with phases("header"):
+        if quant is not None:
+            header = read_header(ref.path)
         config = describe(header.config)
         if config.encoder:
             raise UnsupportedModel(
@@ -172,7 +181,9 @@ def load(
             template.warm_up()  # its process starts while the weights are read
         with torch.inference_mode(), on(place), telling(short):
             with phases("weights"):
-                decoder, read_bytes_per_s = load_decoder(header, config, place, kind, memory.context, phases)
+                decoder, read_bytes_per_s = load_decoder(
+                    header, config, place, kind, memory.context, phases, on_part
+                )
             graphs = settings.graphs and triton_runs_on(place)
             room = Room(fit.needs, place, kind, kept, graphs, deterministic)
             with phases("cache"):
@@ -203,6 +214,7 @@ def load(
         time.perf_counter() - start,
         phases.seconds,
         read_bytes_per_s,
+        settings,
     )
     llm = LLM(
         origin,

@@ -138,14 +138,22 @@ class Phases:
     """Seconds that each part of a longer task took, in their order. Of a part inside another only the inner one
     counts; any may come again."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        on_begin: Callable[[str], object] = lambda name: None,
+    ):
+        """on_begin: told of each part that is not inside another; what it raises ends the task."""
         self.seconds: dict[str, float] = {}
+        self.on_begin = on_begin
         self.clock = clock
         self.under_way: list[str] = []
         self.since = 0.0
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        if not self.under_way:
+            self.on_begin(name)
         self.note()
         self.under_way.append(name)
         self.seconds.setdefault(name, 0.0)

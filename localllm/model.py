@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from localllm.inspection import Reads
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request, SamplingParams
 
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class Stream(Iterator[GenerationEvent], Protocol):
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Cancels it, from any thread: whoever waits for a piece finds the end at once."""
+        ...
 
 
 class ChatModel(Protocol):
@@ -32,6 +35,8 @@ class ChatModel(Protocol):
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        inspect: int | None = None,
     ) -> Stream: ...
 
 
@@ -53,6 +58,12 @@ class Model(ChatModel, Protocol):
     @property
     def deterministic(self) -> bool: ...
     @property
+    def blocks(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def reads(self) -> Reads: ...
+    @property
     def tokenizer(self) -> Tokenizer: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
@@ -63,6 +74,8 @@ class Model(ChatModel, Protocol):
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        inspect: int | None = None,
     ) -> Request: ...
     def submit(self, request: Request) -> Stream: ...
     def provenance(self) -> "tuple[receipt.Model, receipt.Setup]": ...

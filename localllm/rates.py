@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ MANY = {"cpu": 512, "cuda": 8192}  # rows of the other factor, as in a step of a
 REPEATS = 5  # the median of them counts, after one that warms up
 PATIENCE_S = 0.1  # on a slow machine fewer repeats do
 QUIET = 0.9  # share of the cores below which rates are those of a busy machine: noted, not kept
+FILE = "rates.json"  # in the home folder
 MOST_KEPT = 64  # setups in the file, the oldest of them forgotten
 
 Run = Callable[[], object]
@@ -112,7 +113,7 @@ def rates_of(
     """The kept rates of a device, else measured and kept; `anew` and `note` as in `this_machine`."""
     import torch
 
-    file, before = settings.home / "rates.json", torch.get_num_threads()
+    file, before = settings.home / FILE, torch.get_num_threads()
     torch.set_num_threads(settings.threads or before)
     try:
         setup = Setup.of(device, dtype)
@@ -132,6 +133,16 @@ def rates_of(
         return rates
     finally:
         torch.set_num_threads(before)
+
+
+def kept_rates(
+    device: torch.device, dtype: torch.dtype, settings: Settings, note: Callable[[str], None] = lambda text: None
+) -> Rates | None:
+    """Those that were measured earlier in this setup; None where there are none. Measures nothing."""
+    setup = Setup.of(device, dtype)
+    if settings.threads and setup.threads:
+        setup = replace(setup, threads=settings.threads)
+    return _read(settings.home / FILE, note).get(setup)
 
 
 def buffer_bytes(device: torch.device) -> int:

@@ -346,9 +346,14 @@ class Request:
     tool_use: ToolUse = ToolUse()
 
     inspect: int | None = None
-    """Report every step, with so many candidates for each token; pieces of the prompt are reported as well."""
+    """Report every step, with so many candidates for each token; pieces of the prompt are reported as well.
+    None: nothing is told."""
 
     id: int = field(default_factory=lambda: next(_ids))
+
+    def __post_init__(self) -> None:
+        if self.inspect is not None and not _is_number(self.inspect, (int,), 0, TOP_LOGPROBS_LIMIT):
+            raise UsageError(f"inspect is {self.inspect!r}", f"give a whole number up to {TOP_LOGPROBS_LIMIT}")
 
     def another(self, place: int) -> "Request":
         """The same asked once more, for the answer at `place`, with a seed that follows from this one's."""

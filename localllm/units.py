@@ -54,6 +54,11 @@ def count(value: float) -> str:
     return str(value)
 
 
+def parameters_of(stated: str) -> float:
+    """Of `135M` or `1.24B`, as `count` writes them. Raises ValueError for another text."""
+    return float(stated[:-1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[stated[-1]]
+
+
 def three_digits(value: float) -> str:
     decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:.{min(decimals, 2)}f}"

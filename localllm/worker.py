@@ -48,7 +48,7 @@ class Reply:
         self.detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids, shown=shown)
         self.router = router
         self.stops = StopStrings(sequence.request.params.stop)
-        self.events: queue.SimpleQueue[GenerationEvent | BaseException] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[GenerationEvent | BaseException | None] = queue.SimpleQueue()
         self.deliver = deliver or self.events.put
         self.calls = 0
         self.ids: set[str] = set()  # of calls
@@ -97,6 +97,7 @@ class Reply:
             event.drafted if event else 0,
             event is not None and event.accepted,
             self.stops.found if reason else None,
+            event.step if event else None,
         )
 
     def with_id(self, call: ToolCall) -> ToolCall:
@@ -129,7 +130,8 @@ class Reply:
 class Stream(Iterator[GenerationEvent]):
     """The answer, piece by piece; the last piece carries finish_reason and metrics. Raises what went wrong.
 
-    Closing it, or letting it go, cancels the request: its memory is free before the next step.
+    Closing it, from any thread, or letting it go cancels the request: whoever waits for a piece waits no longer,
+    and its memory is free before the next step.
     """
 
     def __init__(self, worker: "Worker", reply: Reply, owner: object):
@@ -142,6 +144,8 @@ class Stream(Iterator[GenerationEvent]):
         if self.ended:
             raise StopIteration
         event = self.reply.events.get()
+        if event is None or self.ended:  # closed meanwhile
+            raise StopIteration
         if isinstance(event, BaseException):
             self.ended = True
             raise event
@@ -150,6 +154,7 @@ class Stream(Iterator[GenerationEvent]):
 
     def close(self) -> None:
         ended, self.ended = self.ended, True
+        self.reply.events.put(None)  # wakes the reader
         if not ended and not self.worker.closed:  # at exit, when modules are gone, it is
             with contextlib.suppress(LocalLLMError):  # closed meanwhile: nothing is left to cancel
                 self.worker.put(lambda: self.worker.cancel(self.reply.sequence))
@@ -206,7 +211,8 @@ class Worker:
             with self.gate:
                 self.coming -= 1
             self.replies[sequence] = reply
-            self.engine.submit(sequence)
+            for event in self.engine.submit(sequence):
+                self.deliver(event)
             self.confine(sequence)  # there may be less context than when it was prepared
 
         with self.gate:

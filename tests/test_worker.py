@@ -10,6 +10,7 @@ import pytest
 import localllm
 from localllm import LLM, SamplingParams
 from localllm.errors import Busy, ContextOverflow, UsageError
+from localllm.request import GenerationEvent
 from tests.shared import shared
 
 PROMPT = "Once upon a time"
@@ -58,6 +59,33 @@ def test_one_more_than_may_wait_is_refused_at_once_and_the_others_are_answered(l
     assert len(texts) == 1
     assert llm.generate(PROMPT, SHORT).text in texts  # there is room again
     assert llm.stats().waiting == 0
+
+
+def test_closing_from_another_thread_ends_who_reads_at_once_whatever_the_engine_does(llm: LLM) -> None:
+    streaming = llm.stream(PROMPT, SamplingParams(temperature=0, ignore_eos=True))
+    next(streaming)
+    read = dict[str, list[GenerationEvent]]()
+    with held(llm):
+        streams = {"said something": streaming, "waits": llm.stream(PROMPT, SHORT)}
+
+        def collect(name: str) -> None:
+            read[name] = list(streams[name])
+
+        threads = [threading.Thread(target=collect, args=(name,)) for name in streams]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        assert all(thread.is_alive() for thread in threads)
+        start = time.perf_counter()
+        for stream in streams.values():
+            stream.close()
+        for thread in threads:
+            thread.join(10)
+        assert time.perf_counter() - start < 0.5
+    assert read["waits"] == []
+    assert not any(event.finish_reason for event in read["said something"])
+    llm.worker.call(lambda: None)
+    assert (llm.stats().running, llm.stats().waiting, llm.stats().used_blocks) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("most", [0, -1, True, "many"])

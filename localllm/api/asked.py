@@ -25,6 +25,7 @@ class Preparing(Protocol):
         tool_use: ToolUse | None = None,
         *,
         priority: int = 0,
+        inspect: int | None = None,
     ) -> Request: ...
     def encode(
         self,
@@ -68,6 +69,9 @@ class Asked:
     priority: int = 0
     """Who has more goes first where requests wait."""
 
+    inspect: int | None = None
+    """As Request.inspect."""
+
     stream: bool = False
     include_usage: bool = False
     timings: bool = False
@@ -89,7 +93,9 @@ class Asked:
             params = replace(params, stop_ids=(*params.stop_ids, *infill_ends(llm.tokenizer)))
         arguments = self._arguments(llm)
         first = [
-            llm.prepare(prompt, params, self.tools, arguments, self.tool_use, priority=self.priority)
+            llm.prepare(
+                prompt, params, self.tools, arguments, self.tool_use, priority=self.priority, inspect=self.inspect
+            )
             for prompt in prompts
         ]
         return [request.another(place) if place else request for request in first for place in range(self.each)]

@@ -37,6 +37,7 @@ class AnswerBody(Strict):
     params: dict[str, Any]
     tools: list[dict[str, Any]] | None
     template_arguments: dict[str, Any]
+    inspect: int | None = None
 
 
 def read_answer(body: Mapping[str, Any]) -> Asked:
@@ -56,6 +57,7 @@ def read_answer(body: Mapping[str, Any]) -> Asked:
         tools=asked.tools,
         template_arguments=asked.template_arguments,
         stream=True,
+        inspect=asked.inspect,
     )
 
 

@@ -1,6 +1,6 @@
 """A checkpoint's tensors, read one at a time from a memory map, by their names in `arch.layout`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -30,12 +30,19 @@ class Weights:
     shape is an error that names it. `under(name)` is a view of the names below a prefix."""
 
     def __init__(
-        self, header: Header, prefix: str = "", shared: "Weights | None" = None, reader: Reader | None = None
+        self,
+        header: Header,
+        prefix: str = "",
+        shared: "Weights | None" = None,
+        reader: Reader | None = None,
+        on_read: Callable[[int], object] = lambda count: None,
     ):
-        """reader: of tensors that are not to be mapped, but read to where it says."""
+        """reader: of tensors that are not to be mapped, but read to where it says; on_read: told the bytes of each
+        tensor that is taken, before it is."""
         self.header = header
         self.prefix = prefix
         self.reader = shared.reader if shared else reader
+        self.on_read = shared.on_read if shared else on_read
         self.left: set[str] = shared.left if shared else set(header.tensors)
         self.files: dict[Path, SafeTensors | GGUFTensors] = shared.files if shared else {}
 
@@ -77,6 +84,7 @@ class Weights:
                 f"in this place {', '.join(dtypes)} can be used",
             )
         self.left.remove(full)
+        self.on_read(entry.nbytes)
         return self.read(entry)
 
     def read(self, entry: TensorHeader) -> Tensor:

@@ -12,12 +12,9 @@ from typing import Any
 from localllm.cli import io
 from localllm.cli.answer import Question, Show, answer
 from localllm.cli.constrain import FLAGS_OF_GRAMMAR, asked_grammar
-from localllm.cli.exits import bad_setting
 from localllm.cli.flags import parse_template_args, sampling_fields
-from localllm.cli.served import LOADING_FLAGS, served_model
+from localllm.cli.machine import open_model
 from localllm.errors import UsageError
-from localllm.model import Model
-from localllm.request import Grammar
 
 FLAGS_OF_ONE_ANSWER = {
     **FLAGS_OF_GRAMMAR,
@@ -50,7 +47,7 @@ def ask(flags: Mapping[str, Any]) -> None:
         from localllm.cli.held import session_of  # 0.1 s, with prompt_toolkit, that one answer need not wait for
         from localllm.cli.repl import converse
 
-        with closing(_model(flags, None)) as llm:
+        with closing(open_model(flags)) as llm:
             converse(session_of(llm, flags, given, llm.template_arguments(arguments, think=think)))
         return
     if flags["resume"]:
@@ -62,24 +59,10 @@ def ask(flags: Mapping[str, Any]) -> None:
     out = io.AnswerWriter()
     receipt = io.path_for_receipt(flags["receipt"]) if flags["receipt"] else None
     show = Show(raw, flags["as_json"], verbose, flags["fail_on_length"], receipt, bool(flags["draft"]))
-    with closing(_model(flags, given.get("grammar"))) as llm:
+    with closing(open_model(flags, given.get("grammar"))) as llm:
         arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
         question = Question(text, system, functions, arguments)
         answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
-
-
-def _model(flags: Mapping[str, Any], grammar: Grammar | None) -> Model:
-    if served := served_model(flags):
-        return served
-    try:
-        from localllm.cli.loading import load_model
-    except ValueError as error:
-        raise bad_setting(error) from error
-
-    where = {name: flags[name] for name in LOADING_FLAGS}
-    draft = where.pop("draft")
-    where["draft"] = None if draft is None else "lookup" if draft else "off"
-    return load_model(flags["model"], **where, verbose=flags["verbose"], grammar=grammar)
 
 
 def _refuse_flags_of_one_answer(flags: Mapping[str, Any]) -> None:

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.cli.io import note, status
 from localllm.cli.report import load_block
+from localllm.cli.watching import OnStderr
 from localllm.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve, to_pull
 from localllm.model import Model
@@ -15,9 +17,12 @@ from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find, recipe_of
 from localllm.request import Grammar
 from localllm.settings import Settings
+from localllm.tui.machine import Watch
 
 if TYPE_CHECKING:
+    from localllm.checkpoint.header import Header
     from localllm.embedding import Embeddings
+    from localllm.hub.pull import Order
     from localllm.llm import LLM
 
 
@@ -40,9 +45,10 @@ def load_model(
     grammar: Grammar | None = None,
     threads: int | None = None,
     draft_model: str | None = None,
+    watch: Watch | None = None,
 ) -> Model:
-    """Load a model, with a sign of life on a terminal, and pull and quantize it first where that is to be done;
-    verbose: tell what it takes and how long each phase took.
+    """Load a model, and pull and quantize it first where that is to be done; verbose: tell what it takes and how
+    long each phase took; watch: follows all of it, None: with signs of life on a terminal.
 
     None leaves a choice to the settings, which also know better where they name threads. A grammar is checked
     before anything is pulled, and compiled before the weights are read. Raises what `fetch`, `resolve` and the
@@ -56,14 +62,15 @@ def load_model(
         checked(grammar)
     if quant:
         recipe_of(quant)  # a wrong name is told before a model is pulled
-    missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-    fetch_missing(name, settings, device=device, force=force, **missing)
-    if draft_model:
-        own = {"dtype": dtype, "kv_dtype": kv_dtype, "context": None}
-        fetch_missing(draft_model, settings, device=device, force=force, **own)
-    if quant:
-        quantize_missing(name, quant, settings)
-    with status(f"loading {name}"):
+    with nullcontext(watch) if watch else OnStderr(name) as told:
+        missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
+        fetch_missing(name, settings, device=device, force=force, **missing, watch=told)
+        if draft_model:
+            own = {"dtype": dtype, "kv_dtype": kv_dtype, "context": None}
+            fetch_missing(draft_model, settings, device=device, force=force, **own, watch=told)
+        if quant:
+            quantize_missing(name, quant, settings, told)
+        told.phase("import")
         start = time.perf_counter()
         from localllm.loading import load
 
@@ -71,10 +78,12 @@ def load_model(
         where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}
         where |= {"kv_dtype": kv_dtype or "auto", "force": force, "deterministic": deterministic}
         where |= {"quant": quant, "draft": draft or "auto", "draft_model": draft_model}
+        where |= {"on_phase": told.phase, "on_part": told.part}
         llm = load(name, settings=settings, context=context, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
-        note(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
+        say = watch.note if watch else note
+        say(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
     return llm
 
 
@@ -128,31 +137,41 @@ def fetch_missing(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
+    watch: Watch | None = None,
 ) -> None:
     """Pull a model that is not here. Raises what `fetch` and `resolve` raise."""
     if repo := to_pull(name):
-        from localllm.cli.progress import shown
+        from localllm.cli.offers import Place, offer_of
         from localllm.fetch import fetch
 
         wish = Wish(context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype)
-        with shown() as show:
-            fetch(repo, show, lambda: free_memory(device or settings.device), wish, force=force)
+        where = device or settings.device
+        with nullcontext(watch) if watch else OnStderr(name) as told:
+            told.phase("download")
+
+            def on_header(job: "Order", header: "Header") -> None:
+                told.about(offer_of(name, header, Place.of(wish, where, settings), nbytes=job.total_bytes))
+
+            fetch(repo, told.pull, lambda: free_memory(where), wish, force=force, on_header=on_header)
     resolve(name)  # a wrong name is told at once, before torch takes its second to import
 
 
-def quantize_missing(name: str, quant: str, settings: Settings) -> None:
+def quantize_missing(name: str, quant: str, settings: Settings, watch: Watch | None = None) -> None:
     """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
     from localllm.checkpoint.header import read_header
-    from localllm.cli.progress import parts
 
     header = read_header(resolve(name).path)
     check_source(header, INSTEAD)
     if find(settings.home, header.path, quant) is None:
-        note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
-        with parts() as show:
+        with nullcontext(watch) if watch else OnStderr(name) as told:
+            told.note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
+            told.phase("quantize")
             from localllm.quantize.keep import kept_or_made
 
-            kept_or_made(header, quant, settings.home, show.part, note)
+            def on_part(part: str, done: int, count: int) -> None:
+                told.part(done, count)
+
+            kept_or_made(header, quant, settings.home, on_part, told.note)
 
 
 def free_memory(device: str) -> Space:

@@ -81,7 +81,7 @@ def list_models(
 ) -> None:
     """List the models on this machine, or all that are known by name."""
     out = AnswerWriter()
-    found = sorted(_models(), key=lambda entry: not entry.is_here)
+    found = sorted(known_models(), key=lambda entry: not entry.is_here)
     own = {*aliases(), *made_files()}
     models = [entry for entry in found if everything or entry.state is not State.ABSENT or entry.name in own]
     if as_json:
@@ -144,7 +144,8 @@ def _kept_as_it_is(model: str, quant: str) -> Kept:
     return next((one for one in found if one.path == current), found[-1])
 
 
-def _models() -> Iterator[Entry]:
+def known_models() -> Iterator[Entry]:
+    """Those of the catalogue, here or not, and what else is here. Reads headers."""
     known = [_from_catalog(entry) for entry in entries()]
     yield from known
     shown = {entry.path for entry in known}

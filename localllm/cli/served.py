@@ -1,7 +1,7 @@
 """Whether a running server answers instead of a model of this process."""
 
 import os.path
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from localllm.cli.io import note
@@ -24,11 +24,11 @@ LOADING_FLAGS = {  # what they say is settled when a model is loaded
 NO_FLAG = {"draft": None}  # the value of those that are not given, where it is not false
 
 
-def served_model(flags: Mapping[str, Any]) -> ServedModel | None:
+def served_model(flags: Mapping[str, Any], say: Callable[[str], object] = note) -> ServedModel | None:
     """The model in a server, if one that runs has it loaded; in the one that was named, also if it has not.
 
-    flags: those of `run`. Raises UsageError where they contradict each other, and where a server was named what
-    keeps it from answering.
+    flags: those of `run`; say: takes a line for the person. Raises UsageError where flags contradict each other,
+    and where a server was named what keeps it from answering.
     """
     name, named, verbose = flags["model"], flags["server"], flags["verbose"]
     settings = Settings.from_environment()
@@ -39,22 +39,22 @@ def served_model(flags: Mapping[str, Any]) -> ServedModel | None:
         other = "--local" if flags["local"] else loading[0]
         raise UsageError(f"{other} loads the model here, and --server asks another", "leave out one of them")
     if named:
-        return told(open_model(Server(named), name, path=None, load=True), verbose)
+        return told(open_model(Server(named), name, path=None, load=True), verbose, say)
     if loading or flags["local"] or settings.deterministic:
         return None
     server = Server()
     try:
-        return told(open_model(server, name, path=path_of(name), load=False), verbose)
+        return told(open_model(server, name, path=path_of(name), load=False), verbose, say)
     except LocalLLMError as error:
         if settings.host or (verbose and not isinstance(error, NoServer)):
-            note(f"note: {error.message}; so it runs in this process")
+            say(f"note: {error.message}; so it runs in this process")
         return None
 
 
-def told(model: ServedModel, verbose: bool) -> ServedModel:
+def told(model: ServedModel, verbose: bool, say: Callable[[str], object]) -> ServedModel:
     if verbose:
         runs = f"{model.name} on {model.device} in {model.dtype}, context {model.context} tokens"
-        note(f"the server at {model.server.url} (localllm {model.version}) answers: {runs}")
+        say(f"the server at {model.server.url} (localllm {model.version}) answers: {runs}")
     return model
 
 

@@ -6,6 +6,7 @@ Answers are read as they come, in chunks, by their length or up to the end. What
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 MOST_LINE = 2**16  # bytes of a line of the head
 MOST_HEADERS = 200
@@ -59,12 +60,19 @@ class Connection:
 
         return ssl.create_default_context().wrap_socket(made, server_hostname=self.host)
 
-    def close(self) -> None:
-        if self.answer:
-            self.answer.file.close()
-        if self.socket:
-            self.socket.close()
-        self.socket = self.answer = None
+    def close(self, of: "Answer | None" = None) -> None:
+        """From any thread: whoever reads an answer finds it broken off. of: only while this is the newest."""
+        answer, kept = self.answer, self.socket
+        if of is not None and of is not answer:
+            return
+        self.answer = self.socket = None
+        if kept:
+            with suppress(OSError):  # that it has ended already
+                socket.socket.shutdown(kept, socket.SHUT_RDWR)  # not TLS's, which who reads is amid
+        if answer:
+            answer.file.close()  # waits for who reads from it
+        if kept:
+            kept.close()
 
 
 class Answer:
@@ -96,7 +104,8 @@ class Answer:
         return line.rstrip(b"\r\n")
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it comes. Raises Broken where it ends before its end, and OSError."""
+        """The body as it comes. Raises Broken where it ends before its end, OSError, and ValueError where it was
+        closed."""
         with self.file:
             if self.headers.get("transfer-encoding", "").lower() != "chunked":
                 yield self.exactly(self.length(self.headers.get("content-length", "0"), 10))

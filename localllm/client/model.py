@@ -10,7 +10,7 @@ from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.params import params_from_json, params_to_json
 from localllm.request import GenerationEvent, Request, SamplingParams
-from localllm.wire import event_from_json
+from localllm.wire import event_from_json, reads_from_json
 
 if TYPE_CHECKING:
     from localllm import receipt  # only those who want one wait for what it needs
@@ -35,6 +35,9 @@ class ServedModel:
             self.deterministic = bool(facts["deterministic"])
             self.has_chat_template = bool(facts["has_chat_template"])
             self.default_params = params_from_json(facts["default_params"])
+            self.blocks = int(facts["blocks"])
+            self.block_tokens = int(facts["block_tokens"])
+            self.reads = reads_from_json(facts["reads"])
         except (LookupError, TypeError, ValueError, AttributeError, LocalLLMError):
             raise unknown(server.url) from None
 
@@ -56,18 +59,20 @@ class ServedModel:
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        inspect: int | None = None,
     ) -> Request:
         """As `LLM.prepare`. The server begins to answer, too, so that `submit` need not ask again."""
         params = params or self.default_params
         asked: Object = {"model": self.name, "prompt": prompt, "params": params_to_json(params)}
-        asked |= {"tools": tools, "template_arguments": template_arguments or {}}
+        asked |= {"tools": tools, "template_arguments": template_arguments or {}, "inspect": inspect}
         lines = self.server.stream("/localllm/answer", asked)
         try:
             ids = tuple(map(int, next(lines)["prompt_ids"]))
         except (StopIteration, LookupError, TypeError, ValueError):
             raise unknown(self.server.url) from None
         is_chat = not isinstance(prompt, str) and any(isinstance(part, Mapping) for part in prompt)
-        request = Request(ids, params, 0.0, is_chat, tuple(tools or ()))
+        request = Request(ids, params, 0.0, is_chat, tuple(tools or ()), inspect=inspect)
         self.answering = AnswerStream(self.server, lines, self.tokenizer)
         return request
 
@@ -83,8 +88,10 @@ class ServedModel:
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        inspect: int | None = None,
     ) -> "AnswerStream":
-        return self.submit(self.prepare(prompt, params, tools, template_arguments))
+        return self.submit(self.prepare(prompt, params, tools, template_arguments, inspect=inspect))
 
     def provenance(self) -> "tuple[receipt.Model, receipt.Setup]":
         from localllm.receipt import provenance_from_json
@@ -109,7 +116,7 @@ class ServedModel:
 
 
 class Texts:
-    """The texts of those tokens that the server has named."""
+    """The texts of those tokens that the server has named: beside log probabilities, drafts and candidates."""
 
     def __init__(self) -> None:
         self.known: dict[int, str] = {}
@@ -119,7 +126,8 @@ class Texts:
 
 
 class AnswerStream(Iterator[GenerationEvent]):
-    """The answer, piece by piece, as `worker.Stream` gives it. Closing it before its end cancels it there, too."""
+    """The answer, piece by piece, as `worker.Stream` gives it. Closing it before its end, from any thread, cancels
+    it there, too."""
 
     def __init__(self, server: Server, lines: Iterator[Object], texts: Texts):
         self.server = server
@@ -132,7 +140,11 @@ class AnswerStream(Iterator[GenerationEvent]):
             raise StopIteration
         try:
             event, texts = event_from_json(next(self.lines))
-        except (StopIteration, LookupError, TypeError, ValueError, AttributeError):
+        except (StopIteration, LookupError, TypeError, ValueError, AttributeError, LocalLLMError) as error:
+            if self.ended:  # closed meanwhile
+                raise StopIteration from None
+            if isinstance(error, LocalLLMError):
+                raise
             raise unknown(self.server.url) from None
         self.texts.known |= texts
         if event.finish_reason is not None:

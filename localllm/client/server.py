@@ -53,11 +53,13 @@ class Server:
 
         body: None to get; within: seconds, None to wait as long as it takes.
         """
-        return whole(b"".join(self.pieces(self.send(path, body, within).pieces())), self.url)
+        answer = self.send(path, body, within)
+        return whole(b"".join(self.pieces(answer, answer.pieces())), self.url)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[Object]:
         """One JSON object a line, as they come. Raises as `ask`; NoServer where it breaks off."""
-        for text in self.pieces(self.send(path, body, None).lines()):
+        answer = self.send(path, body, None)
+        for text in self.pieces(answer, answer.lines()):
             found = whole(text, self.url)
             if "error" in found:
                 raise error_from_json(found)
@@ -74,17 +76,17 @@ class Server:
             why = error.strerror or str(error) or type(error).__name__
             raise NoServer(f"no server of localllm answers at {self.url} ({why})", START) from None
         if answer.status != 200:
-            error = refusal(b"".join(self.pieces(answer.pieces())), self.url)
+            error = refusal(b"".join(self.pieces(answer, answer.pieces())), self.url)
             if answer.status == 401 and not isinstance(error, OtherServer):
                 raise AccessDenied(error.message, "give one of its keys in LOCALLLM_API_KEY")
             raise error
         return answer
 
-    def pieces(self, come: Iterator[bytes]) -> Iterator[bytes]:
+    def pieces(self, answer: Answer, come: Iterator[bytes]) -> Iterator[bytes]:
         try:
             yield from come
         except OSError:
-            self.close()
+            self.connection.close(answer)
             raise NoServer(f"the server at {self.url} broke off its answer", "its log may say why") from None
 
     def close(self) -> None:

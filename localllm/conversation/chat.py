@@ -13,7 +13,7 @@ from localllm.conversation.attach import Attachment
 from localllm.conversation.turn import Message, Turn
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
-from localllm.model import ChatModel
+from localllm.model import ChatModel, Stream
 from localllm.request import GenerationEvent, Kind, SamplingParams
 
 Events = Generator[GenerationEvent, None, None]
@@ -34,6 +34,8 @@ class Chat:
         self.system = system
         self.template_arguments = dict(template_arguments or {})
         self.root = self.at = Turn("", None)  # at: the newest turn of this branch
+        self.inspect: int | None = None  # as Request.inspect, of what is asked next
+        self.under_way: Stream | None = None
 
     @property
     def turns(self) -> list[Turn]:
@@ -68,8 +70,11 @@ class Chat:
         last, parent.chosen = parent.chosen, turn
         said, finished = dict.fromkeys(Kind, ""), False
         try:
-            stream = self.model.stream(self._prompt(), self.params, template_arguments=self.template_arguments)
+            stream = self.model.stream(
+                self._prompt(), self.params, template_arguments=self.template_arguments, inspect=self.inspect
+            )
             with closing(stream) as events:
+                self.under_way = stream
                 for event in events:
                     said[event.kind] += event.text
                     turn.answer, turn.thoughts = said[Kind.CONTENT], said[Kind.REASONING]
@@ -77,9 +82,16 @@ class Chat:
                     finished = finished or event.finish_reason is not None
                     yield event
         finally:
+            self.under_way = None
             if not (turn.answer or finished):
                 parent.children.remove(turn)
                 self.at, parent.chosen = before, last
+
+    def stop(self) -> None:
+        """End the answer under way at once, from any thread: whoever reads it finds its end, and what was said so
+        far stays. Nothing where none is under way."""
+        if stream := self.under_way:
+            stream.close()
 
     def edit(self, turn: Turn, text: str, attached: tuple[Attachment, ...] = ()) -> Events:
         """Ask something else in place of a turn: another branch from there. As `ask`."""

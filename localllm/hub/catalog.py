@@ -28,6 +28,7 @@ class CatalogEntry:
     revision: str = "main"
     quant: str | None = None  # which files of a GGUF repository: "Q4_K_M"
     parameters: str | None = None  # of the part that reads text: "1.23B"
+    active: str | None = None  # of those that one token meets, where they are fewer: "3.35B"
     context: int | None = None  # tokens
     bytes: int | None = None  # of the download, in two digits
     gated: bool = False  # known to ask for consent to its terms

@@ -61,11 +61,12 @@ class Order:
 
 
 class Show(Protocol):
-    """Follows a pull; its methods are called from several threads."""
+    """Follows a pull; its methods are called from several threads. What one raises ends the pull, and what came is
+    kept."""
 
     def begin(self, order: Order) -> None: ...
     def advance(self, file: RemoteFile, count: int) -> None:
-        """`count` bytes came; if it is negative, so many have to come again."""
+        """`count` bytes came; if it is negative, so many have to come again; 0: none did, and it goes on."""
         ...
 
     def finish(self, file: RemoteFile) -> None:

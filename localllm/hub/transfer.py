@@ -36,7 +36,8 @@ class Transfer:
     listing: Listing
     connections: Executor
     end: Event  # set to break off
-    advanced: Callable[[RemoteFile, int], None]  # bytes that came; negative ones have to come again
+    # Bytes that came; negative ones have to come again; none: it goes on. What it raises ends the pull.
+    advanced: Callable[[RemoteFile, int], None]
     say: Say
 
     def fetch(self, file: RemoteFile) -> Path:
@@ -74,6 +75,7 @@ class Transfer:
                     self.say(f"{file.path}: another process is fetching it, waiting for that one")
                 told_so = True
                 self.check_end()
+                self.advanced(file, 0)
 
     def _fill(self, partial: Partial, file: RemoteFile) -> None:
         for attempt in ("first", "last"):
@@ -97,6 +99,7 @@ class Transfer:
                 future.result()
                 for content in partial.read(part):
                     self.check_end()
+                    self.advanced(file, 0)  # of a file that is here the most part nothing else would tell
                     digest.update(content)
         except (Interrupted, CancelledError):
             raise first_fault(coming) or Interrupted from None

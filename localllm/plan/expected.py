@@ -18,14 +18,14 @@ from localllm.device import device_name, dtype_name, resolve_device, resolve_dty
 from localllm.hardware import Hardware
 from localllm.metrics import Metrics
 from localllm.plan import runs
-from localllm.plan.fit import Wish, fit
-from localllm.plan.measured import measure
+from localllm.plan.fit import Fit, Wish, fit
+from localllm.plan.measured import DECODING, measure
 from localllm.plan.memory import TOKEN_BUDGET
 from localllm.plan.plan import Expectation
 from localllm.plan.speed import prefill
 from localllm.plan.weights import main_matrix, stored_dtype
 from localllm.quant.packing import ELEMENT_BYTES, kv_bytes
-from localllm.rates import this_machine
+from localllm.rates import kept_rates, this_machine
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,6 +62,27 @@ def here(
     # What was reached can be reached: the machine's rates may have been measured while it was busy.
     bandwidth, rate = max(hardware.bandwidth, reached.bandwidth), max(hardware.flops, reached.flops)
     return replace(hardware, bandwidth=bandwidth, flops=rate), reached
+
+
+def known_rate(header: Header, found: Fit, device: torch.device, settings: Settings, *, name: str) -> float | None:
+    """About how many tokens a second one user would get while the cache is empty, by what is kept of this machine:
+    answers of models like it, else its rates. None where neither is known. Measures nothing.
+    """
+    from localllm.runtime.kernels.threads import threads_for
+
+    config = describe(header.config)
+    kind = resolve_dtype(found.dtype, stored_dtype(header, device.type), device)
+    alone, kv = (Share(1, 1),), kv_bytes(found.kv_dtype)
+    read = bytes_read(config, found.weights, alone, kind.itemsize, kv)
+    threads = threads_for(found.weights.total, settings.threads)
+    known = None
+    if found.quant is None:
+        like = setup(name, header, kind, device, threads, read)
+        known = runs.typical(runs.read(settings.home / "runs.jsonl", lambda text: None), like)
+    if known:
+        return known.bandwidth / read
+    rates = kept_rates(device, kind, settings, lambda text: None)
+    return DECODING * rates.read / read if rates else None
 
 
 def expectation(

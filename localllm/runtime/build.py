@@ -21,16 +21,23 @@ from localllm.runtime.transfer import Transfer
 from localllm.runtime.ways import Streamed
 
 T = TypeVar("T")
+Part = Callable[[int, int], None]  # bytes of weights that are read, of how many
 
 WARM_TOKENS = 64  # of a first step, which compiles the kernels of prompts
 
 
 def load_decoder(
-    header: Header, config: ModelConfig, device: torch.device, dtype: torch.dtype, context: int, phases: Phases
+    header: Header,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    context: int,
+    phases: Phases,
+    on_part: Part = lambda done, total: None,
 ) -> tuple[Decoder, float | None]:
     """And how many bytes were read a second, as `read`."""
     spare = ("lm_head.weight",) if config.tie_embeddings else ()
-    return read(header, device, dtype, phases, spare, lambda source: Decoder(config, source, context))
+    return read(header, device, dtype, phases, spare, lambda source: Decoder(config, source, context), on_part)
 
 
 def load_encoder(
@@ -59,16 +66,28 @@ def read(
     phases: Phases,
     spare: Collection[str],
     build: Callable[[Source], T],
+    on_part: Part = lambda done, total: None,
 ) -> tuple[T, float | None]:
     """On a CPU of mapped files, on a GPU of what is read ahead; and how many bytes were read a second, if any.
-    spare: names of tensors that are not needed."""
-    if device.type == "cpu":
-        return build(Source(Weights(header), device, dtype, phases)), None
+    spare: names of tensors that are not needed; on_part: told before each tensor, and what it raises ends it."""
     tensors = {name: tensor for name, tensor in header.tensors.items() if name not in spare}
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    taken = 0
+
+    def on_read(count: int) -> None:
+        nonlocal taken
+        on_part(taken, total)
+        taken += count
+
+    if device.type == "cpu":
+        built = build(Source(Weights(header, on_read=on_read), device, dtype, phases))
+        on_part(total, total)
+        return built, None
     with Transfer(tensors, Streamed(device), phases=phases) as transfer:
-        built = build(Source(Weights(header, reader=transfer), device, dtype, phases))
+        built = build(Source(Weights(header, reader=transfer, on_read=on_read), device, dtype, phases))
         transfer.check_unchanged()
         torch.cuda.synchronize(device)
+    on_part(total, total)
     return built, transfer.bytes_per_s
 
 

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from localllm.errors import LocalLLMError, UsageError
+from localllm.inspection import StepReport
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
 from localllm.runtime.chunk import LEAST, Chunk
+from localllm.runtime.reports import Look, Reports
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, log_probabilities
 from localllm.runtime.scheduler import Scheduler, Work
@@ -48,6 +50,7 @@ class TokenEvent:
     is_end: bool = False  # the token says that the answer ends here, and is no part of it
     drafted: int = 0  # draft tokens that its step verified; with the first token of a step
     accepted: bool = False  # it was one of them
+    step: StepReport | None = None  # with the first token of a step, or without one, for those who ask
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Launched:
     drawn: Drawn  # its choices in the order of `sampling`, behind the newest token of each and behind its drafts
     prompts: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
     ended: list[Sequence]  # prompts that are computed and want no answer
+    looks: dict[Sequence, Look]  # of those who ask to be told of each step
 
 
 class Engine:
@@ -71,6 +75,7 @@ class Engine:
         self.pool = pool
         self.drafter = drafter
         self.scheduler = Scheduler(pool, token_budget, max_running)
+        self.reports = Reports(self.scheduler)
         self.chunk = Chunk(token_budget)  # where the host waits for each step, and so can tell how long it takes
         self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
         self.timed: tuple[int, float] | None = None  # tokens of prompts in the last step, and when it began
@@ -82,8 +87,14 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.in_flight or self.scheduler.running or self.scheduler.waiting)
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequence: Sequence) -> list[TokenEvent]:
+        """Events for those who ask at which place they wait."""
         self.scheduler.add(sequence)
+        self.reports.watch(sequence)
+        return self.waits()
+
+    def waits(self) -> list[TokenEvent]:
+        return [TokenEvent(sequence, step=report) for sequence, report in self.reports.waits()]
 
     def cancel(self, sequence: Sequence) -> None:
         """Its blocks are free before the next step; no further event will name it."""
@@ -115,6 +126,7 @@ class Engine:
         hurried = not self.runner.asynchronous and self.scheduler.hurried(LEAST)
         budget = streaming + self.chunk.size(streaming=streaming > 0) if hurried else None
         work = self.scheduler.next_work(budget)
+        events += self.waits()
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
         self.steps += launched is not None
         events += self.commit()  # ... before the host reads n and waits for it
@@ -155,7 +167,9 @@ class Engine:
         for sequence in sampling:
             if sequence.row < 0:
                 sequence.row = self.free_rows.pop()
-        drawn = self.runner.run(self.make_step(work, starts, logit_index, sampling))
+        step = self.make_step(work, starts, logit_index, sampling)
+        looks = self.reports.look(work, step.draws, sampling)
+        drawn = self.runner.run(step)
         for sequence in sampling:
             sequence.unread = 1
         told = drawn.others.split([len(positions) for _, positions in prompts])
@@ -167,6 +181,7 @@ class Engine:
             drawn=drawn,
             prompts=[(s, positions, part) for (s, positions), part in zip(prompts, told, strict=True)],
             ended=[s for s, _ in newest if not s.wants_answer],
+            looks=looks,
         )
 
     def make_step(self, work: Work, starts: list[int], logit_index: list[int], sampling: list[Sequence]) -> Step:
@@ -180,7 +195,7 @@ class Engine:
             draws=[row for s in sampling for row in s.rows()],
             rows=[s.row for s in sampling],
             unread=[(end - 1, s.row) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_unread],
-            keeps_logits=any(s.request.params.logprobs is not None for s in sampling),
+            keeps_logits=any(s.request.params.logprobs is not None or s.request.inspect for s in sampling),
             copies=self.pool.drain_copies(),
         )
 
@@ -194,8 +209,14 @@ class Engine:
             for s, positions, logits in launched.prompts
             if not s.finished
         ]
+        begin = self.read_at
+        events += self.read(launched, begin)
+        events += [
+            TokenEvent(s, step=self.reports.report(s, look, begin))
+            for s, look in launched.looks.items()
+            if not (look.rows or s.finished)
+        ]
         events += [TokenEvent(s, finish_reason=FinishReason.LENGTH) for s in launched.ended if not s.finished]
-        events += self.read(launched)
         # What was guessed wrongly is forgotten by now, and nothing is let go that another could find.
         for sequence in launched.sequences:
             if sequence.state:
@@ -205,22 +226,29 @@ class Engine:
                 self.retire(event.sequence)
         return events
 
-    def read(self, launched: Launched) -> list[TokenEvent]:
-        """What was drawn: a token of each sequence, or several where drafts were right."""
+    def read(self, launched: Launched, begin: float) -> list[TokenEvent]:
+        """What was drawn: a token of each sequence, or several where drafts were right. begin: when the step
+        before it was read."""
         choices, logits = launched.drawn.choices.wait(), launched.drawn.logits
         self.tell_time(launched)
         drawn = [1 + drafts for drafts in launched.drafts]
         logprobs: list[TokenLogprob] = []
-        if logits is not None:
+        if logits is not None and any(s.request.params.logprobs is not None for s in launched.sampling):
             wanted = [s.request.params.logprobs or 0 for s in launched.sampling]
             counts = [n for n, rows in zip(wanted, drawn, strict=True) for _ in range(rows)]
             logprobs = log_probabilities(logits, choices.clamp(min=0).to(logits.device), counts)
         events, tokens, end = [], choices.tolist(), 0
         for sequence, count in zip(launched.sampling, drawn, strict=True):
-            begin, end = end, end + count
+            first, end = end, end + count
             if not sequence.finished:
-                told = logprobs[begin:end] if sequence.request.params.logprobs is not None else [None] * count
-                events += self.accept(sequence, tokens[begin:end], told)
+                told = logprobs[first:end] if sequence.request.params.logprobs is not None else [None] * count
+                look, found = launched.looks.get(sequence), ()
+                if look and logits is not None:
+                    found = self.reports.candidates(sequence, look, tokens[first:end], logits[first:end])
+                came = self.accept(sequence, tokens[first:end], told)
+                if look:
+                    came[0] = replace(came[0], step=self.reports.report(sequence, look, begin, len(came), found))
+                events += came
         return events
 
     def tell_time(self, launched: Launched) -> None:
@@ -280,6 +308,7 @@ class Engine:
         sequence.finished = True
         if self.drafter:
             self.drafter.forget(sequence)
+        self.reports.forget(sequence)
         self.scheduler.retire(sequence)
         if sequence.row >= 0:
             self.free_rows.append(sequence.row)

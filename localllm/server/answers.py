@@ -141,4 +141,7 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
 
 def weight(said: Said) -> int:
     """About how much memory it takes, in log probabilities; those of the prompt come once and are not counted."""
-    return PIECE + sum(len(entry.top) for entry in said.logprobs) if isinstance(said, GenerationEvent) else 0
+    if not isinstance(said, GenerationEvent):
+        return 0
+    told = said.step.candidates if said.step else ()
+    return PIECE + sum(len(entry.top) for entry in said.logprobs) + sum(map(len, told))

@@ -41,7 +41,7 @@ def router(models: Models) -> APIRouter:
         if name is None or not (loaded or asked.load):
             raise ModelNotFound(f"{name or asked.path} is not loaded here", "`localllm ps` shows what is")
         with await models.lease(name) as lease:
-            return described(lease.name, lease.llm)
+            return await asyncio.to_thread(described, lease.name, lease.llm)
 
     @routes.post("/template-arguments")
     async def template_arguments(request: Request) -> Object:
@@ -98,6 +98,9 @@ def described(name: str, llm: LLM) -> Object:
         "deterministic": llm.deterministic,
         "has_chat_template": llm.has_chat_template,
         "default_params": params_to_json(llm.default_params),
+        "blocks": llm.blocks,
+        "block_tokens": llm.block_tokens,
+        "reads": asdict(llm.reads),
     }
 
 

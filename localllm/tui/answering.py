@@ -39,9 +39,11 @@ class Watcher(Protocol):
 class Answering:
     """One answer under way. `began` is in seconds of `time.perf_counter()`."""
 
-    def __init__(self, ask: Callable[[], Events]):
-        """ask: begins the answer, on this answer's own thread."""
+    def __init__(self, ask: Callable[[], Events], stop: Callable[[], None]):
+        """ask: begins the answer, on this answer's own thread; stop: ends it at once, from any thread, as far as
+        it has begun."""
         self.ask = ask
+        self.end = stop
         self.began = time.perf_counter()
         self.came: deque[Came] = deque()
         self.ended: Ended | None = None
@@ -54,10 +56,8 @@ class Answering:
         try:
             events = self.ask()
             try:
-                for event in events:
+                while not self.stopping and (event := next(events, None)):
                     self.came.append((time.perf_counter(), event))
-                    if self.stopping:
-                        break
             finally:
                 events.close()
         except Exception as fault:  # shown to the person, whatever it is
@@ -67,8 +67,11 @@ class Answering:
     def take(self) -> tuple[list[Came], Ended | None]:
         """What came since the last call, and how it ended if it has: then nothing comes after."""
         ended = self.ended  # first: what came before the end is then there
+        if self.stopping and ended is None:
+            self.end()  # it may have begun just after it was stopped
         return [self.came.popleft() for _ in range(len(self.came))], ended
 
     def stop(self) -> None:
-        """Before the next token; what was said stays."""
+        """At once; what was said stays."""
         self.stopping = True
+        self.end()

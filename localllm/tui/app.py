@@ -13,7 +13,7 @@ from localllm.conversation.chat import Chat
 from localllm.hub.pull import Order, RemoteFile, Show
 from localllm.model import Model
 from localllm.tui.chat_screen import ChatScreen
-from localllm.tui.machine import Machine
+from localllm.tui.machine import Machine, Offer
 
 
 class Unwatched:
@@ -22,6 +22,7 @@ class Unwatched:
     def __init__(self) -> None:
         self.pull: Show = self
 
+    def about(self, offer: Offer) -> None: ...
     def phase(self, name: str) -> None: ...
     def part(self, done: int, total: int) -> None: ...
     def note(self, text: str) -> None: ...

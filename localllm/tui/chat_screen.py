@@ -50,7 +50,7 @@ class ChatScreen(Screen[None]):
             self.notify("an answer is under way; Escape stops it")
             return
         self.transcript.ask(question)
-        self.answering = Answering(ask)
+        self.answering = Answering(ask, self.chat.stop)
         for watcher in self.watchers:
             watcher.begin(self.answering.began)
 

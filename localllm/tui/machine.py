@@ -28,14 +28,21 @@ class Offer:
 class Watch(Protocol):
     """Follows a model on its way, from several threads. Raises Cancelled in any of its methods to break off."""
 
-    pull: Show
+    @property
+    def pull(self) -> Show:
+        """Follows the download, which is the phase of that name."""
+        ...
+
+    def about(self, offer: Offer) -> None:
+        """What it is, before it is downloaded."""
+        ...
 
     def phase(self, name: str) -> None:
         """`download`, `quantize`, or one of docs/cli.md's phases of loading has begun."""
         ...
 
     def part(self, done: int, total: int) -> None:
-        """Of the phase: bytes of weights that were read, layers that were quantized."""
+        """Of the phase: bytes of weights that were read, parts of the model that were quantized."""
         ...
 
     def note(self, text: str) -> None: ...

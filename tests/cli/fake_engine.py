@@ -66,7 +66,7 @@ class FakeLLM:
             raise UsageError(f"the chat template does not read {', '.join(unknown)}")
         return given | ({} if think is None else {"enable_thinking": think})
 
-    def prepare(self, prompt, params=None, tools=None, template_arguments=None):
+    def prepare(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
         ids = tuple(map(ord, str(prompt)))
         request = Request(ids, params or self.default_params, time.perf_counter(), tools=tuple(tools or ()))
         self.prepared[request.id] = (prompt, params, tools, template_arguments)
@@ -81,7 +81,7 @@ class FakeLLM:
     def kernels(self):
         return {"linear": ("fake",)}
 
-    def stream(self, prompt, params=None, tools=None, template_arguments=None):
+    def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
         params = params or self.default_params
         self.asked.append((prompt, params))
         self.given.append((tools, template_arguments))

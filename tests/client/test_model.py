@@ -12,6 +12,7 @@ from localllm import LLM, SamplingParams
 from localllm.client.model import ServedModel, open_model
 from localllm.client.server import NoServer, OtherServer, Server, url_of
 from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound, UsageError
+from localllm.params import params_to_json
 from localllm.request import Grammar, GrammarKind
 
 MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is a cat?"}]
@@ -40,6 +41,7 @@ def test_it_says_what_it_is(served: ServedModel, demo: LLM):
     for name in ("name", "device", "dtype", "kv_dtype", "context", "weight_bytes", "deterministic"):
         assert getattr(served, name) == getattr(demo, name)
     assert (served.has_chat_template, served.default_params) == (True, demo.default_params)
+    assert (served.blocks, served.block_tokens, served.reads) == (demo.blocks, demo.block_tokens, demo.reads)
     assert served.provenance() == demo.provenance()
     assert served.kernels() == demo.kernels()
 
@@ -117,6 +119,85 @@ def test_closing_an_answer_ends_it_there_and_the_next_one_is_answered(served: Se
         assert time.monotonic() < end
         time.sleep(0.01)
     assert joined(served.stream("Once", GREEDY)) == joined(demo.stream("Once", GREEDY))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=3, max_tokens=16, top_k=3)])
+def test_each_step_is_told_through_the_server(served: ServedModel, demo: LLM, params):
+    events = list(served.stream(MESSAGES, params, inspect=3))
+    assert joined(events)["ids"] == joined(served.stream(MESSAGES, params))["ids"]
+    steps = [event.step for event in events if event.step]
+    assert (steps[0].tokens, steps[0].place) == (0, 1)
+    candidates = [of for step in steps for of in step.candidates]
+    own = [of for event in demo.stream(MESSAGES, params, inspect=3) if event.step for of in event.step.candidates]
+    assert candidates == own
+    assert len(candidates) == len(joined(events)["ids"])
+    for token in {each.token_id for of in candidates for each in of}:
+        text = demo.tokenizer.decode([token], skip_special=False)
+        assert served.tokenizer.decode([token], skip_special=False) == text
+
+
+def test_who_does_not_ask_is_told_nothing(served: ServedModel):
+    assert not any(event.step for event in served.stream(MESSAGES, GREEDY))
+
+
+@pytest.mark.parametrize("inspect", [-1, 65, 10**9])
+def test_more_candidates_than_there_may_be_are_refused(served: ServedModel, demo: LLM, inspect):
+    for model in (served, demo):
+        with pytest.raises(UsageError, match=f"inspect is {inspect}; give a whole number up to 64"):
+            model.prepare("Once", GREEDY, inspect=inspect)
+
+
+def test_a_client_from_before_steps_were_told_is_answered(demo_url):
+    with closing(Server(demo_url)) as server:
+        body = {"model": "demo", "prompt": "Once", "params": params_to_json(GREEDY), "tools": None}
+        first, *pieces = server.stream("/localllm/answer", body | {"template_arguments": {}})
+        assert "prompt_ids" in first
+        assert "finish_reason" in pieces[-1]
+
+
+def test_a_server_from_before_steps_were_told_is_of_another_version(demo_url):
+    with closing(Server(demo_url)) as server:
+        facts = server.ask("/localllm/open", {"model": "demo"})
+        for name in ("reads", "blocks", "block_tokens"):
+            with pytest.raises(LocalLLMError, match="another version of localllm; update the older of the two"):
+                ServedModel(server, {key: value for key, value in facts.items() if key != name})
+        for told in ({}, {"weights": "x"}, [], None, facts["reads"] | {"windows": [1]}):
+            with pytest.raises(LocalLLMError, match="another version of localllm"):
+                ServedModel(server, facts | {"reads": told})
+
+
+def reading(stream):
+    """A thread that reads it, and what it read."""
+    events = []
+    thread = threading.Thread(target=lambda: events.extend(stream))
+    thread.start()
+    return thread, events
+
+
+@pytest.mark.parametrize("said", [0, 3])
+def test_closing_from_another_thread_ends_who_reads_at_once(served: ServedModel, demo: LLM, said):
+    """Also while the engine does nothing for it."""
+    stream = served.stream("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
+    for _ in range(said):
+        next(stream)
+    begun, go_on = threading.Event(), threading.Event()
+    holding = threading.Thread(target=demo.worker.call, args=(lambda: begun.set() or go_on.wait(20),))
+    holding.start()
+    assert begun.wait(20)
+    thread, _ = reading(stream)
+    time.sleep(0.1)
+    start = time.monotonic()
+    stream.close()
+    thread.join(20)
+    took = time.monotonic() - start
+    go_on.set()
+    holding.join()
+    assert took < 1
+    assert joined(served.stream("Once", GREEDY)) == joined(demo.stream("Once", GREEDY))
+    end = time.monotonic() + 10
+    while demo.stats().running:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_path_means_only_what_is_loaded_from_there(demo_url, demo):

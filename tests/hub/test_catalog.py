@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.arch.cost import parameters
+from localllm.arch.cost import active_parameters, parameters
 from localllm.arch.describe import describe
 from localllm.checkpoint.layouts import check_quantization
 from localllm.hub.catalog import CatalogEntry, catalog, entries
@@ -86,6 +86,7 @@ def test_a_model_runs_and_is_of_the_size_that_is_stated(entry):
     check_quantization(config)
     model = describe(config)
     assert parameters(model) == pytest.approx(count(entry.parameters), rel=0.02)
+    assert active_parameters(model) == pytest.approx(count(entry.active or entry.parameters), rel=0.02)
     if (
         model_of(entry) in OTHERS and entry.context and not entry.name.startswith("devstral")
     ):  # longer than its kin

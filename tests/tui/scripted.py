@@ -2,11 +2,13 @@
 
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from localllm.conversation.chat import Chat
+from localllm.inspection import Reads
 from localllm.metrics import Metrics
 from localllm.request import FinishReason, GenerationEvent, Kind, Request, SamplingParams
 from localllm.tui.app import ChatApp
@@ -44,6 +46,34 @@ class ScriptedTokenizer:
         return "".join(map(chr, ids))
 
 
+class Played(Iterator[GenerationEvent]):
+    """An answer that ends at once where it is closed, also from another thread."""
+
+    def __init__(self, steps: Sequence[Step]):
+        self.steps = iter(steps)
+        self.closed = False
+
+    def __next__(self) -> GenerationEvent:
+        for step in self.steps:
+            if isinstance(step, threading.Event):
+                self.wait(step)
+            if self.closed:
+                break
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, GenerationEvent):
+                return step
+        raise StopIteration
+
+    def wait(self, event: threading.Event) -> None:
+        end = time.monotonic() + 20
+        while not (self.closed or event.wait(0.005)):
+            assert time.monotonic() < end, "nobody let the script go on"
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class ScriptedModel:
     """Its answers in their order, the last one again and again; `asked` is what it was asked."""
 
@@ -54,6 +84,9 @@ class ScriptedModel:
     kv_dtype = "float32"
     weight_bytes = 12_000_000
     deterministic = True
+    blocks = 256
+    block_tokens = 16
+    reads = Reads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
     has_chat_template = True
     tokenizer = ScriptedTokenizer()
     default_params = SamplingParams(temperature=0.7)
@@ -64,22 +97,16 @@ class ScriptedModel:
         self.params: list[SamplingParams | None] = []
         self.closed = False
 
-    def stream(self, prompt, params=None, tools=None, template_arguments=None) -> Iterator[GenerationEvent]:
+    def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None) -> "Played":
         steps = self.answers[min(len(self.asked), len(self.answers) - 1)]
         self.asked.append(prompt)
         self.params.append(params)
-        for step in steps:
-            if isinstance(step, Exception):
-                raise step
-            if isinstance(step, threading.Event):
-                assert step.wait(20), "nobody let the script go on"
-            else:
-                yield step
+        return Played(steps)
 
     def template_arguments(self, given, *, think=None, with_tools=False) -> dict[str, Any]:
         return dict(given) | ({} if think is None else {"enable_thinking": think})
 
-    def prepare(self, prompt, params=None, tools=None, template_arguments=None) -> Request:
+    def prepare(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None) -> Request:
         raise NotImplementedError
 
     def submit(self, request):

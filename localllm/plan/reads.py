@@ -1,0 +1,32 @@
+"""What a decode step of a loaded model reads, for whoever shows it beside what this machine was measured to do."""
+
+from collections import Counter
+
+from localllm.arch.config import AttentionConfig, ModelConfig
+from localllm.arch.cost import Share, WeightBytes, bytes_read, numbers_seen, vectors_seen
+from localllm.inspection import Reads
+from localllm.quant.packing import ELEMENT_BYTES, kv_bytes
+
+
+def reads(
+    config: ModelConfig,
+    weights: WeightBytes,
+    dtype: str,
+    kv_dtype: str,
+    kept_per_token: float,
+    bandwidth: float | None,
+) -> Reads:
+    """Of one request's step that brings one token: of a mixture the experts that one token goes to. A draft model
+    beside it is not counted."""
+    element, scale = kv_bytes(kv_dtype)
+    sizes: Counter[int | None] = Counter()  # by the window of a layer
+    for mixer in (layer.mixer for layer in config.layers):
+        window = mixer.window if isinstance(mixer, AttentionConfig) else None
+        sizes[window] += numbers_seen(mixer) * element + vectors_seen(mixer) * scale
+    return Reads(
+        weights=bytes_read(config, weights, (Share(1, 0),), ELEMENT_BYTES[dtype]),
+        per_token=sizes[None],
+        kept_per_token=kept_per_token,
+        bandwidth=bandwidth,
+        windows=tuple((window, size) for window, size in sizes.items() if window),
+    )

@@ -1,0 +1,25 @@
+"""What is said of an offered model in a line. Only what is known; knows no screen."""
+
+from localllm.tui.machine import Offer
+from localllm.units import size
+from localllm.visible import one_line
+
+
+def fit_of(offer: Offer) -> str:
+    """`fits: 5.2 of 23.5 GB; about 118 tokens/s`, or what of it is known."""
+    said = ""
+    if offer.needs_bytes is not None and offer.free_bytes is not None:
+        needs, free = size(offer.needs_bytes), size(offer.free_bytes)
+        said = f"fits: {needs} of {free}" if offer.fits else f"does not fit: {needs} needed, {free} are free"
+    speed = speed_of(offer)
+    return f"{said}; {speed}" if said and speed else said or speed
+
+
+def speed_of(offer: Offer) -> str:
+    return f"about {max(1, round(offer.tokens_per_s))} tokens/s" if offer.tokens_per_s else ""
+
+
+def kind_of(offer: Offer) -> str:
+    """`4.02B parameters · apache-2.0`."""
+    licence = one_line(offer.license) if offer.license else "licence not known"
+    return f"{offer.parameters} parameters · {licence}" if offer.parameters != "-" else licence

@@ -1,0 +1,93 @@
+"""An answer on its way to the screen ends when the person wants it to, whatever it waits for."""
+
+import threading
+import time
+
+import localllm
+from localllm.conversation.chat import Chat
+from localllm.request import SamplingParams
+from localllm.tui.answering import Answering
+from tests.tui.scripted import ScriptedModel, saying
+
+
+def begun(chat: Chat, text: str) -> Answering:
+    return Answering(lambda: chat.ask(text), chat.stop)
+
+
+def ended(answering: Answering):
+    """What came until the end."""
+    came, limit = [], time.monotonic() + 10
+    while True:
+        more, end = answering.take()
+        came += more
+        if end:
+            return [event for _, event in came], end
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+def test_what_was_said_is_kept_where_the_next_word_does_not_come():
+    chat = Chat(ScriptedModel([*saying("Once upon a time.")[:2], threading.Event()]))
+    answering = begun(chat, "hello")
+    while not chat.at.answer:
+        time.sleep(0.005)
+    time.sleep(0.02)
+    answering.stop()
+    events, end = ended(answering)
+    assert (end.stopped, end.error) == (True, None)
+    assert chat.at.answer == "".join(event.text for event in events) == "Once upon"
+    assert chat.at.finish_reason is None
+
+
+def test_a_question_that_was_stopped_before_the_first_word_leaves_nothing():
+    chat = Chat(ScriptedModel([threading.Event()]))
+    answering = begun(chat, "hello")
+    answering.stop()
+    events, end = ended(answering)
+    assert (events, end.stopped, end.error, chat.turns) == ([], True, None, [])
+
+
+def test_one_that_begins_only_after_it_was_stopped_ends_as_well():
+    go_on, asking = threading.Event(), threading.Event()
+
+    class Slow(ScriptedModel):
+        def stream(self, *given, **named):
+            asking.set()
+            assert go_on.wait(10)
+            return super().stream(*given, **named)
+
+    chat = Chat(Slow([threading.Event()]))
+    answering = begun(chat, "hello")
+    assert asking.wait(10)
+    answering.stop()
+    go_on.set()
+    events, end = ended(answering)
+    assert (events, end.stopped, end.error, chat.turns) == ([], True, None, [])
+
+
+def test_an_answer_that_is_not_stopped_comes_to_its_end_and_stopping_it_then_changes_nothing():
+    chat = Chat(ScriptedModel(saying("Once upon a time.")))
+    answering = begun(chat, "hello")
+    _, end = ended(answering)
+    answering.stop()
+    assert (end.stopped, end.error, chat.at.answer) == (False, None, "Once upon a time.")
+    assert chat.last
+
+
+def test_a_long_prompt_that_a_model_reads_is_given_up_at_once():
+    with localllm.load("demo") as llm:
+        llm.worker.engine.scheduler.token_budget = 1  # which takes as long as a large model would
+        chat = Chat(llm, SamplingParams(max_tokens=4))
+        chat.inspect = 0
+        answering = begun(chat, "one two three four five " * 100)
+        while not (answering.came and answering.came[-1][1].step and answering.came[-1][1].step.tokens):
+            time.sleep(0.005)
+        start = time.monotonic()
+        answering.stop()
+        events, end = ended(answering)
+        assert time.monotonic() - start < 0.5
+        assert events[-1].step
+        assert events[-1].step.computed < 500
+        assert (end.stopped, end.error, chat.turns) == (True, None, [])
+        llm.worker.call(lambda: None)
+        assert (llm.stats().running, llm.stats().used_blocks) == (0, 0)
