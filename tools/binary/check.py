@@ -91,9 +91,7 @@ def check_starts(place: Place) -> None:
     words.write_bytes(b"{}")
     missing = words.with_name("door.py")
     missing.unlink()
-    print(
-        f"       {timed(place, '--version'):.2f} s: a start that finds files changed and missing, and unpacks again"
-    )
+    print(f"       {timed(place, '--version'):.2f} s: a start that finds files changed and missing")
     expect("what was changed or missing is mended", words.read_bytes() == content and missing.exists())
 
 
