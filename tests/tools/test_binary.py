@@ -53,7 +53,7 @@ def tree(tmp_path):
 @pytest.fixture
 def one_file(launcher, tree, tmp_path):
     made = tmp_path / "one file"
-    pack(tree, launcher, made, PurePosixPath("bin/program"), ["-I", "a b"], cut=999)
+    pack(tree, launcher, made, PurePosixPath("bin/program"), ["-I", "a b"], preset=0, cut=999)
     return made
 
 
@@ -102,7 +102,7 @@ def test_a_second_start_touches_nothing(start, cache):
 
 def test_the_program_takes_its_place(launcher, tree, tmp_path, cache):
     made = tmp_path / "bare"
-    pack(tree, launcher, made, PurePosixPath("bin/program"))
+    pack(tree, launcher, made, PurePosixPath("bin/program"), preset=0)
 
     def code(*words):
         return subprocess.run([made, *words], env={"XDG_CACHE_HOME": str(cache)}, timeout=60).returncode
@@ -167,7 +167,7 @@ def test_two_that_start_at_once_share_one_folder(one_file, cache, tree):
 
 def test_a_killed_unpacking_is_done_again(launcher, tree, tmp_path, cache):
     for number in range(8):
-        (tree / "lib" / f"more{number}").write_bytes(os.urandom(4_000_000))
+        (tree / "lib" / f"more{number}").write_bytes(os.urandom(2_000_000))
     made = tmp_path / "larger"
     pack(tree, launcher, made, PurePosixPath("bin/program"), preset=0, cut=10**6)
     environment = {"XDG_CACHE_HOME": str(cache)}
@@ -217,7 +217,7 @@ def test_where_nothing_can_be_written_the_remedy_is_told(start):
 def test_a_full_disk_is_told_and_left_as_it_was(one_file, launcher, tree, tmp_path):
     """On a file system of its own with 1 MB, and a program of 2."""
     (tree / "lib" / "large").write_bytes(bytes(2_000_000))
-    pack(tree, launcher, one_file, PurePosixPath("bin/program"))
+    pack(tree, launcher, one_file, PurePosixPath("bin/program"), preset=0)
     disk = tmp_path / "disk"
     disk.mkdir()
     line = 'mount -t tmpfs -o size=1m disk "$1" && { XDG_CACHE_HOME="$1" "$2"; echo $?; find "$1" -type f; }'
