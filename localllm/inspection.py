@@ -32,6 +32,7 @@ class StepReport:
     accepted: int = 0  # of these, the first so many were right
     candidates: tuple[tuple[Candidate, ...], ...] = ()  # of each token that came, itself among them
     place: int = 0  # in the queue, counted from 1; 0: it is being worked on
+    prompt: int = 0  # tokens of its whole prompt
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from localllm.inspection import Reads
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request, SamplingParams
 
 if TYPE_CHECKING:
     from localllm import receipt  # only those who want one wait for what it needs
+    from localllm.inspection import Reads
 
 
 class Stream(Iterator[GenerationEvent], Protocol):
@@ -29,6 +29,9 @@ class ChatModel(Protocol):
     def has_chat_template(self) -> bool: ...
     @property
     def default_params(self) -> SamplingParams: ...
+    def template_arguments(
+        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
+    ) -> dict[str, Any]: ...
     def stream(
         self,
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
@@ -62,12 +65,9 @@ class Model(ChatModel, Protocol):
     @property
     def block_tokens(self) -> int: ...
     @property
-    def reads(self) -> Reads: ...
+    def reads(self) -> "Reads": ...
     @property
     def tokenizer(self) -> Tokenizer: ...
-    def template_arguments(
-        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
-    ) -> dict[str, Any]: ...
     def prepare(
         self,
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],

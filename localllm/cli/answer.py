@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.cli import io
 from localllm.cli.drafts import DraftLine
 from localllm.cli.report import metrics_block
+from localllm.conversation.limits import cut_as_asked, what_cut
 from localllm.errors import StoppedByLength, UsageError
 from localllm.model import Model
 from localllm.request import SEED_BITS, FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
@@ -122,18 +123,6 @@ class Parts:
     def finish(self) -> None:
         self.thoughts.finish()
         self.out.finish()
-
-
-def cut_as_asked(params: SamplingParams, tokens: int) -> bool:
-    """Did max_tokens end an answer of this many tokens?"""
-    return params.max_tokens is not None and tokens >= params.max_tokens
-
-
-def what_cut(llm: Model, params: SamplingParams, tokens: int) -> tuple[str, str]:
-    """The limit that ended an answer of this many tokens, and what to do about it."""
-    if cut_as_asked(params, tokens):
-        return f"max_tokens ({params.max_tokens})", "raise max_tokens to let it go on"
-    return f"the context ({llm.context} tokens)", "load the model with a larger --context if it has one"
 
 
 def _with_template(llm: Model, question: Question, *, raw: bool) -> str | list[dict[str, str]]:

@@ -7,7 +7,7 @@ flags.
 import dataclasses
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
 from localllm.cli.answer import Question, Show, answer
@@ -15,6 +15,10 @@ from localllm.cli.constrain import FLAGS_OF_GRAMMAR, asked_grammar
 from localllm.cli.flags import parse_template_args, sampling_fields
 from localllm.cli.machine import open_model
 from localllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from localllm.conversation.session import Session
+    from localllm.model import Model
 
 FLAGS_OF_ONE_ANSWER = {
     **FLAGS_OF_GRAMMAR,
@@ -44,12 +48,10 @@ def ask(flags: Mapping[str, Any]) -> None:
         raise UsageError("--no-draft guesses nothing, and --draft-model guesses", "leave out one of them")
     if not flags["prompt"] and io.both_ends_are_terminals():
         _refuse_flags_of_one_answer(flags)
-        from localllm.cli.held import session_of  # 0.1 s, with prompt_toolkit, that one answer need not wait for
-        from localllm.cli.repl import converse
-
-        with closing(open_model(flags)) as llm:
-            converse(session_of(llm, flags, given, llm.template_arguments(arguments, think=think)))
+        _converse(flags, given, arguments)
         return
+    if flags["plain"]:
+        raise UsageError("--plain is for conversations, and here is one question", "leave out one of them")
     if flags["resume"]:
         raise UsageError("--resume goes on with a conversation, and here is one question", "leave out one of them")
     if (flags["logprobs"], flags["prompt_logprobs"]) != (None, None) and not flags["as_json"]:
@@ -63,6 +65,24 @@ def ask(flags: Mapping[str, Any]) -> None:
         arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
         question = Question(text, system, functions, arguments)
         answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
+
+
+def _converse(flags: Mapping[str, Any], given: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """given: fields of SamplingParams; arguments: of the template."""
+    # 0.1 s each, that one answer need not wait for.
+    from localllm.cli import in_app
+    from localllm.cli.held import session_of
+
+    def begin(llm: "Model") -> "Session":
+        return session_of(llm, flags, given, llm.template_arguments(arguments, think=flags["think"]))
+
+    if not flags["plain"]:
+        in_app.converse(flags, begin)
+        return
+    from localllm.cli import repl
+
+    with closing(open_model(flags)) as llm:
+        repl.converse(begin(llm))
 
 
 def _refuse_flags_of_one_answer(flags: Mapping[str, Any]) -> None:

@@ -15,13 +15,14 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 
-from localllm.cli.answer import Parts, what_cut
+from localllm.cli.answer import Parts
 from localllm.cli.io import AnswerWriter, note
 from localllm.cli.report import metrics_block
 from localllm.client.model import ServedModel
 from localllm.conversation.attach import dropped
 from localllm.conversation.chat import Events
 from localllm.conversation.commands import execute, unquote
+from localllm.conversation.limits import what_cut
 from localllm.conversation.session import Session
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
 from localllm.request import FinishReason

@@ -46,6 +46,7 @@ def run(
     local: Annotated[
         bool, options.switch("--local", text="Load the model here, also where a server has it.")
     ] = False,
+    plain: Annotated[bool, options.switch("--plain", text="Talk line by line, without the app.")] = False,
     as_json: options.Json = False,
     receipt: Annotated[
         str | None,

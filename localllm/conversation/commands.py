@@ -137,9 +137,12 @@ def _show(session: Session, rest: str) -> str:
 
 
 def _clear(session: Session, rest: str) -> str:
+    had_words = bool(session.chat.root.children)
     before = session.begin()
-    kept = f"the one before is kept, /load {before} goes on with it" if before else "the one before is forgotten"
-    return f"a new conversation, with this system prompt and these parameters; {kept}"
+    kept = (
+        f"; the one before is kept, /load {before} goes on with it" if before else "; the one before is forgotten"
+    )
+    return f"a new conversation, with this system prompt and these parameters{kept if had_words else ''}"
 
 
 def _edit(session: Session, rest: str) -> Done:

@@ -101,6 +101,12 @@ class Session:
         self.kept = text_of(Kept.of(self.chat, self.title, self.began, self.began))
         return found
 
+    def go_on_with(self, model: Model) -> None:
+        """Another model answers from now on, with the parameters that it recommends where nobody chose others."""
+        if self.chat.params == self.llm.default_params:
+            self.chat.params = model.default_params
+        self.llm = self.chat.model = model
+
     def begin(self) -> str | None:
         """A new conversation; gives the name that the one so far stays kept under, if it is."""
         self.keep()

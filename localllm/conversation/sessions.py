@@ -4,6 +4,7 @@ Several processes may use the folder at once. Names are such that they sort by t
 were given by a person; none is ever a path.
 """
 
+import difflib
 import re
 import secrets
 import time
@@ -15,7 +16,6 @@ from localllm.conversation import kept
 from localllm.conversation.kept import Head, Kept
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.near import instead
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 AUTOMATIC = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
@@ -88,10 +88,9 @@ class Sessions:
             return begins[0]
         if begins:
             raise UsageError(f"{len(begins)} conversations begin with {name}", f"they are {', '.join(begins[:5])}")
-        remedy = instead(name, names) if names else "none is kept yet"
-        raise UsageError(
-            f"no conversation is kept as {name}", remedy.replace("leave it out", "`localllm chats` lists them")
-        )
+        near = difflib.get_close_matches(name, names, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "`localllm chats` lists them"
+        raise UsageError(f"no conversation is kept as {name}", remedy)
 
     def path(self, name: str) -> Path:
         """Raises UsageError for what is no name."""
@@ -184,14 +183,18 @@ def _hit(summary: Summary, conversation: Kept, wanted: Sequence[str]) -> Hit | N
     turn, part, text, word = place
     found = re.search(re.escape(word), text, re.IGNORECASE)
     begin, end = found.span() if found else (0, 0)
-    before, after = text[max(0, begin - AROUND) : begin], text[end : end + AROUND]
-    before = ("…" if begin > AROUND else "") + " ".join(f"|{before}|".split())[1:-1]
-    after = " ".join(f"|{after}|".split())[1:-1] + ("…" if end + AROUND < len(text) else "")
-    return Hit(summary, turn.depth if turn else 0, part, before, " ".join(text[begin:end].split()), after)
+    before, after = _squeezed(text[max(0, begin - AROUND) : begin]), _squeezed(text[end : end + AROUND])
+    before = before if begin <= AROUND else f"…{before.lstrip()}"
+    after = after if end + AROUND >= len(text) else f"{after.rstrip()}…"
+    return Hit(summary, turn.depth if turn else 0, part, before, text[begin:end], after)
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
 
 
 def _texts(conversation: Kept) -> Iterator[tuple[Turn | None, str, str]]:
-    yield None, "title", conversation.title
+    """As a rule the title is the first question, which says more of the place: it comes last."""
     yield None, "system", conversation.system or ""
     for turn in conversation.root.descendants:
         yield turn, "question", turn.question
@@ -199,3 +202,4 @@ def _texts(conversation: Kept) -> Iterator[tuple[Turn | None, str, str]]:
         yield turn, "thoughts", turn.thoughts
         for file in turn.attached:
             yield turn, "file", f"{file.name}\n{file.text}"
+    yield None, "title", conversation.title

@@ -57,7 +57,9 @@ class Reports:
             if place and place != before:
                 at = now - sequence.request.arrival
                 running, waiting = len(scheduler.running), len(scheduler.waiting) - place
-                told.append((sequence, StepReport(at, at, 0, 0, 0, 0, running, waiting, place=place)))
+                prompt = sequence.prompt_length
+                report = StepReport(at, at, 0, 0, 0, 0, running, waiting, place=place, prompt=prompt)
+                told.append((sequence, report))
         return told
 
     def look(self, work: Work, rows: ListLike[Row], sampling: ListLike[Sequence]) -> dict[Sequence, Look]:
@@ -110,6 +112,7 @@ class Reports:
             drafts=drafts,
             accepted=max(0, min(len(drafts), came - 1)),
             candidates=found[:came],
+            prompt=sequence.prompt_length,
         )
 
     @staticmethod

@@ -1,61 +1,162 @@
-"""A conversation on the screen: what was said above, the measurements below it, the prompt at the bottom."""
+"""A conversation on the screen: what was said above, the numbers below it, the prompt at the bottom."""
 
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal
-from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import Footer, Static
 
-from localllm.conversation.chat import Chat, Events
-from localllm.model import Model
+from localllm.conversation.chat import Events
+from localllm.conversation.commands import execute, offers, unquote
+from localllm.conversation.session import Session
+from localllm.conversation.turn import Turn
+from localllm.errors import LocalLLMError, UsageError
 from localllm.tui.answering import Answering, Watcher
+from localllm.tui.inspector.panel import Inspector
+from localllm.tui.machine import Machine
+from localllm.tui.metrics.strip import MetricsStrip
 from localllm.tui.prompt import Prompt
+from localllm.tui.transcript.markdown import visible
 from localllm.tui.transcript.view import Transcript
+from localllm.tui.turn_screen import TurnScreen
+from localllm.tui.wishes import CommandChosen, SessionChosen
 
 FRAMES_PER_S = 30
+LEAVE_S = 2.0  # within which a second Ctrl-C leaves
+LAST_WORDS_S = 5.0  # that an answer is given to end, when the app is left
 
 
-class ChatScreen(Screen[None]):
-    BINDINGS: ClassVar = [Binding("escape", "stop", "stop")]
+class ChatScreen(TurnScreen):
+    BINDING_GROUP_TITLE = "Chat"
+    BINDINGS: ClassVar = [
+        Binding("f3", "inspector", "Inspector"),
+        Binding("tab", "app.focus_next", "Turns"),
+        Binding("escape", "back", "Stop, back", show=False),
+        Binding("ctrl+c", "interrupt", "Copy, stop, clear, leave", show=False, priority=True),
+        Binding("ctrl+d", "leave", "Leave", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+    ]
+    DEFAULT_CSS = """
+    ChatScreen {
+        #head { height: 1; padding: 0 1; color: $text-muted; }
+        #middle { height: 1fr; }
+        Transcript { width: 1fr; }
+        Inspector { border-left: solid $panel; }
+    }
+    """
 
-    def __init__(self, model: Model, chat: Chat, home: Path):
+    def __init__(self, session: Session, machine: Machine):
         super().__init__()
-        self.model = model
-        self.chat = chat
-        self.home = home
+        self.session, self.machine = session, machine
+        self.model, self.chat = session.llm, session.chat
         self.answering: Answering | None = None
-        self.transcript = Transcript(chat)
-        self.watchers: list[Watcher] = [self.transcript]
+        self.question = ""  # of the answer under way, as it was typed
+        self.transcript = Transcript(self.chat)
+        self.inspector = Inspector(self.model)
+        self.strip = MetricsStrip(self.model)
+        self.prompt = Prompt(session.chats.parent / "history", offers())
+        self.side = Horizontal(self.transcript, self.inspector, id="middle")
+        self.watchers: list[Watcher] = [self.transcript, self.inspector, self.strip]
+        self.interrupted_at = -LEAVE_S
 
     def compose(self) -> ComposeResult:
-        head = f"{self.model.name} on {self.model.device}, context {self.model.context}"
-        yield Static(head, id="head", markup=False)
-        with Horizontal(id="middle"):
-            yield self.transcript
-        yield Prompt(self.home / "history")
+        told = visible(f"{self.model.name} · {self.model.device} · context {self.model.context:,}")
+        yield Static(told, id="head", markup=False)
+        yield self.side
+        yield self.strip
+        yield self.prompt
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.set_interval(1 / FRAMES_PER_S, self.draw)
-        self.query_one(Prompt).focus()
+        self.set_interval(1 / FRAMES_PER_S, self.hand_over)
+        self.prompt.focus()
+        if not self.model.has_chat_template:
+            self.say(f"{self.model.name} has no chat template: it continues the text of this conversation")
+
+    # What was typed, and its answer
 
     def on_prompt_sent(self, sent: Prompt.Sent) -> None:
-        self.answer(sent.text, lambda: self.chat.ask(sent.text))
+        if sent.text.startswith("/"):
+            self.command(sent.text)
+        elif self.is_busy():
+            self.prompt.text = sent.text
+        elif text := unquote(sent.text):
+            editing = self.session.editing
+            self.answer(text, lambda: self.session.ask(text), editing.parent if editing else self.chat.at)
 
-    def answer(self, question: str, ask: Callable[[], Events]) -> None:
+    def on_prompt_help_wanted(self) -> None:
+        self.action_help()
+
+    def is_busy(self) -> bool:
+        """Is an answer under way? Says so."""
         if self.answering:
-            self.notify("an answer is under way; Escape stops it")
+            self.say("an answer is under way; Escape stops it")
+        return self.answering is not None
+
+    def command(self, line: str) -> None:
+        """What begins with a slash."""
+        if self.is_busy():
+            self.prompt.text = line
             return
-        self.transcript.ask(question)
-        self.answering = Answering(ask, self.chat.stop)
+        at = self.chat.at
+        try:
+            done = execute(self.session, line)
+        except EOFError:
+            self.app.exit(0)
+            return
+        except LocalLLMError as error:
+            self.prompt.text = line
+            self.say(str(error), "error")
+            return
+        if self.chat.at is not at:
+            self.transcript.show_branch()
+        if done.text:
+            self.transcript.tell(done.text)
+        if done.draft is not None:
+            self.prompt.text = done.draft
+        if done.ask:  # /edit TEXT or /regenerate: something else in place of the newest turn
+            words = line.split(maxsplit=1)[1:]
+            self.answer(unquote(words[0]) if words else at.question, done.ask, at.parent)
+
+    def on_command_chosen(self, chosen: CommandChosen) -> None:
+        self.prompt.focus()
+        if chosen.is_whole:
+            self.command(chosen.line)
+        else:
+            self.prompt.text = f"{chosen.line} "
+
+    def on_session_chosen(self, chosen: SessionChosen) -> None:
+        if self.is_busy():
+            return
+        try:
+            self.session.load(chosen.id)
+        except UsageError as error:
+            self.say(str(error), "error")
+        self.transcript.show_branch()
+
+    def answer(self, question: str, ask: Callable[[], Events], after: Turn | None) -> None:
+        """Show the question and its answer as it comes; after: the turn that they follow."""
+        self.question = question
+        self.chat.inspect = self.inspector.inspect
+        self.transcript.ask(question, after or self.chat.root)
+        self.prompt.busy = True
+        self.answering = Answering(lambda: self.kept(ask), self.chat.stop)
         for watcher in self.watchers:
             watcher.begin(self.answering.began)
 
-    def draw(self) -> None:
-        """Hand what came since the last frame to those who show it."""
+    def kept(self, ask: Callable[[], Events]) -> Events:
+        """The answer, which is kept where it ends: on its own thread, as a file may take its time."""
+        try:
+            yield from ask()
+        finally:
+            self.session.keep()
+
+    def hand_over(self) -> None:
+        """What came since the last frame, to those who show it."""
         if not self.answering:
             return
         came, ended = self.answering.take()
@@ -65,7 +166,60 @@ class ChatScreen(Screen[None]):
             self.answering = None
             for watcher in self.watchers:
                 watcher.end(ended)
+            if self.transcript.failed:
+                self.prompt.text = self.prompt.text or self.question
+            self.prompt.busy = False
 
-    def action_stop(self) -> None:
+    # Panels, stopping, leaving
+
+    async def action_inspector(self) -> None:
+        """Open it beside the conversation, or close it."""
+        await self.close_settings()
+        self.inspector.toggle()
+        if not self.inspector.display:
+            self.prompt.focus()
+
+    async def action_settings(self) -> None:
+        if self.inspector.display:
+            self.inspector.toggle()
+        await super().action_settings()
+
+    async def action_back(self) -> None:
+        """Escape: out of what is innermost."""
         if self.answering:
             self.answering.stop()
+        elif self.session.editing:
+            self.session.editing, self.prompt.text = None, ""
+        elif not await self.close_settings():
+            if self.inspector.display and not self.transcript.has_focus:
+                self.inspector.toggle()
+            self.prompt.focus()
+
+    def action_interrupt(self) -> None:
+        """Ctrl-C: copy what is selected, else stop, else clear the line, else a second one leaves."""
+        if selected := self.get_selected_text():
+            self.copy(selected, "the selection is copied")
+            self.clear_selection()
+        elif self.answering and not self.answering.stopping:
+            self.answering.stop()
+        elif self.prompt.text:
+            self.prompt.text = ""
+            self.session.editing = None
+        elif time.monotonic() - self.interrupted_at < LEAVE_S:
+            self.app.exit(0)
+        else:
+            self.interrupted_at = time.monotonic()
+            self.say("Ctrl-C again leaves, as Ctrl-D does")
+
+    def action_leave(self) -> None:
+        if not self.prompt.text:
+            self.app.exit(0)
+
+    def action_page(self, step: int) -> None:
+        (self.transcript.action_page_up if step < 0 else self.transcript.action_page_down)()
+
+    def on_unmount(self) -> None:
+        """What was said so far is kept, however the app is left."""
+        if self.answering:
+            self.answering.stop()
+            self.answering.thread.join(LAST_WORDS_S)

@@ -86,7 +86,7 @@ def terminal():
 
 
 def test_a_conversation_from_hello_to_goodbye(terminal, model, tmp_path):
-    chat = terminal("run", model, "--system", "be brief")
+    chat = terminal("run", model, "--plain", "--system", "be brief")
     chat.see("tiny on cpu in float32, context 4096 tokens")
     chat.see(">>> ")
     chat.type("hello\r")
@@ -110,8 +110,57 @@ def test_a_conversation_from_hello_to_goodbye(terminal, model, tmp_path):
     assert history.stat().st_mode & 0o77 == 0
 
 
+def test_a_conversation_is_kept_by_itself_and_gone_on_with(terminal, model, tmp_path):
+    chat = terminal("run", model, "--plain")
+    chat.see(">>> ")
+    chat.type("one\r")
+    chat.see("1:one\n")
+    chat.see(">>> ")
+    chat.type("slowly " * 50 + "\r")
+    chat.see("3:slowly")
+    chat.type(CTRL_C)
+    chat.see("(stopped)")
+    chat.see(">>> ")
+    chat.process.kill()
+    (name,) = (path.stem for path in (tmp_path / "home" / "chats").glob("*.json"))
+    chat = terminal("run", model, "--resume", "last", "--temperature", "0")
+    chat.see(f"note: this goes on with {name}, 'one', after 2 questions")
+    chat.see(">>> ")
+    chat.type("/edit\r")
+    chat.see("slowly slowly")
+    chat.type("\x01two \x0b\r")
+    chat.see("3:two")
+    chat.see(">>> ")
+    chat.type("/regenerate\r")
+    chat.see("3:two")
+    chat.see(">>> ")
+    chat.type("/branch\r")
+    chat.see("* 3")
+    chat.see(">>> ")
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+    saved = json.loads((tmp_path / "home" / "chats" / f"{name}.json").read_text())
+    assert [turn["question"].strip()[:6] for turn in saved["turns"]] == ["one", "slowly", "two", "two"]
+    assert saved["params"]["temperature"] == 0
+
+
+def test_files_are_brought_in_and_dropped(terminal, model, tmp_path):
+    (tmp_path / "two words.txt").write_text("text of it")
+    chat = terminal("run", model, "--plain")
+    chat.see(">>> ")
+    chat.type(f"\x1b[200~{tmp_path}/two\\ words.txt\x1b[201~what?\r")
+    chat.see("text of it")
+    chat.see("what?\n")
+    chat.see(">>> ")
+    chat.type(f"@{tmp_path}\r")
+    chat.see("is a folder; name a file in it")
+    chat.see(">>> ")
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+
+
 def test_thoughts_are_dim_and_stand_before_the_answer(terminal, model):
-    chat = terminal("run", model, NO_COLOR="", TERM="xterm")
+    chat = terminal("run", model, "--plain", NO_COLOR="", TERM="xterm")
     chat.see(">>> ")
     chat.type("thinking\r")
     raw = chat.raw_until("1:thinking\r\n")
@@ -127,7 +176,7 @@ def test_without_colours_thoughts_have_a_heading(terminal, model):
 
 
 def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal, model):
-    chat = terminal("run", model)
+    chat = terminal("run", model, "--plain")
     chat.see(">>> ")
     chat.type("slowly " * 50 + "\r")
     chat.see("1:slowly")
@@ -143,7 +192,7 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal, model):
 
 
 def test_what_is_typed_during_an_answer_waits_for_the_next_prompt(terminal, model):
-    chat = terminal("run", model)
+    chat = terminal("run", model, "--plain")
     chat.see(">>> ")
     chat.type("slowly " * 5 + "\r")
     chat.see("1:slowly")
@@ -156,7 +205,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_next_prompt(terminal, mode
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line(terminal, model):
-    chat = terminal("run", model)
+    chat = terminal("run", model, "--plain")
     chat.see(">>> ")
     chat.type("half a thou")
     chat.see("thou")
@@ -170,7 +219,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line(terminal, model):
 
 
 def test_pasted_lines_are_one_message(terminal, model):
-    chat = terminal("run", model)
+    chat = terminal("run", model, "--plain")
     chat.see(">>> ")
     chat.type("\x1b[200~one\ntwo\x1b[201~\r")
     chat.see("1:one\ntwo\n")
@@ -195,7 +244,7 @@ def test_an_error_does_not_end_the_conversation(terminal, model):
 
 
 def test_no_history_is_kept_where_none_can_be(terminal, model):
-    chat = terminal("run", model, LOCALLLM_HOME="/dev/null/home")
+    chat = terminal("run", model, "--plain", LOCALLLM_HOME="/dev/null/home")
     chat.see("note: no history is kept")
     chat.see(">>> ")
     chat.type(CTRL_D)
@@ -204,7 +253,7 @@ def test_no_history_is_kept_where_none_can_be(terminal, model):
 
 @pytest.mark.parametrize("flag", ["--raw", "--json", "--fail-on-length", "--logprobs=0", "--tools=x"])
 def test_flags_of_one_answer_start_no_conversation(terminal, model, flag):
-    chat = terminal("run", model, flag)
+    chat = terminal("run", model, "--plain", flag)
     chat.see(f"error: {flag.split('=')[0]} is for one answer, and there is no prompt; add a prompt")
     assert chat.leave() == 2
 

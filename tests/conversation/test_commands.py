@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,126 @@ def test_leaving(session, line):
 )
 def test_triple_quotes_are_taken_off(text, plain):
     assert unquote(text) == plain
+
+
+def test_the_last_question_is_edited(session):
+    talk(session, "one")
+    talk(session, "two")
+    done = commands.execute(session, "/edit")
+    assert (done.draft, done.ask) == ("two", None)
+    assert talk(session, "three") == "3:three"
+    assert [turn.question for turn in session.chat.turns] == ["one", "three"]
+    assert "".join(event.text for event in commands.execute(session, "/edit four").ask()) == "3:four"
+    assert [way.question for way in session.chat.at.ways] == ["two", "three", "four"]
+
+
+def test_another_command_ends_an_edit(session):
+    talk(session, "one")
+    commands.execute(session, "/edit")
+    execute(session, "/show")
+    talk(session, "two")
+    assert [turn.question for turn in session.chat.turns] == ["one", "two"]
+
+
+def test_an_edit_brings_in_files_again(session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("before")
+    talk(session, r"see @a.txt, not \@a.txt")
+    assert "before" in session.llm.asked[-1][0][0]["content"]
+    (tmp_path / "a.txt").write_text("after")
+    list(commands.execute(session, "/regenerate").ask())
+    assert "before" in session.llm.asked[-1][0][0]["content"]
+    draft = commands.execute(session, "/edit").draft
+    assert draft.startswith("see @a.txt")
+    talk(session, draft)
+    assert "after" in session.llm.asked[-1][0][0]["content"]
+
+
+def test_undo_and_redo_and_branches(session):
+    talk(session, "one")
+    talk(session, "two")
+    execute(session, "/undo")
+    assert execute(session, "/redo") == "brought back: two"
+    with pytest.raises(UsageError, match="nothing to bring back"):
+        execute(session, "/redo")
+    list(commands.execute(session, "/regenerate").ask())
+    list(commands.execute(session, "/edit three").ask())
+    rows = [line.split() for line in execute(session, "/branch").splitlines()]
+    assert [row[:-1] for row in rows[1:]] == [["1", "2", "two"], ["2", "2", "two"], ["*", "3", "2", "three"]]
+    assert execute(session, "/branch 1") == "on branch 1, after: two"
+    assert session.chat.at.answer == "3:two"
+    for number in ("0", "4", "x", "1 2", "9" * 30):
+        with pytest.raises(UsageError, match=f"there is no branch {number}; /branch lists them, 1 to 3"):
+            execute(session, f"/branch {number}")
+
+
+@pytest.mark.parametrize("command", ["/edit", "/edit x", "/regenerate", "/branch", "/branch 1", "/export x.md"])
+def test_there_is_nothing_to_do_before_anything_was_said(session, command):
+    with pytest.raises(UsageError):
+        execute(session, command)
+
+
+def test_what_a_command_changes_is_kept(session):
+    talk(session, "one")
+    session.keep()
+    for command in ("/title a title", "/system be brief", "/undo"):
+        execute(session, command)
+    found = session.sessions.read(session.id)[0]
+    assert (found.title, found.system, found.at.depth) == ("a title", "be brief", 0)
+
+
+def test_a_new_conversation_names_the_one_before(session):
+    assert execute(session, "/new").endswith("these parameters")
+    talk(session, "one")
+    execute(session, "/set nohistory")
+    assert "the one before is forgotten" in execute(session, "/new")
+    talk(session, "one")
+    execute(session, "/set history")
+    session.keep()
+    before = session.id
+    assert f"/load {before} goes on with it" in execute(session, "/clear")
+    assert execute(session, f"/load {before[:12]}") == "loaded 2 messages"
+
+
+def test_conversations_are_listed_searched_and_loaded(session):
+    assert execute(session, "/sessions") == "no conversation is kept yet"
+    talk(session, "a story about a fox")
+    session.keep()
+    assert session.id in execute(session, "/sessions") and "a story about a fox" in execute(session, "/sessions")
+    assert execute(session, "/search FOX story").splitlines() == [
+        f"{session.id}  a story about a fox",
+        "    question 1, question: a story about a fox",
+    ]
+    assert execute(session, "/search wolf") == "no conversation has all of these words"
+    with pytest.raises(UsageError, match="/search WORDS"):
+        execute(session, "/search")
+
+
+def test_nothing_is_kept_while_nothing_is_to_be(session):
+    execute(session, "/set nohistory")
+    talk(session)
+    session.keep()
+    assert not session.chats.exists()
+    execute(session, "/set history")
+    session.keep()
+    assert len(session.sessions.list()) == 1
+
+
+def test_a_conversation_is_exported_and_overwrites_nothing(session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    talk(session, "one")
+    list(commands.execute(session, "/regenerate").ask())
+    assert execute(session, "/export one.md") == "exported to one.md"
+    assert execute(session, "/export all two.json") == "exported to two.json"
+    assert "## Question 1\n\none" in (tmp_path / "one.md").read_text()
+    assert len(json.loads((tmp_path / "two.json").read_text())["turns"]) == 2
+    with pytest.raises(UsageError, match=r"one\.md is there already; name another file"):
+        execute(session, "/export one.md")
+    with pytest.raises(UsageError, match=r"FILE\.md or FILE\.json"):
+        execute(session, "/export one.txt")
+    with pytest.raises(UsageError, match="cannot be written"):
+        execute(session, "/export none/one.md")
+
+
+def test_every_command_is_offered():
+    assert dict(commands.offers()).keys() == COMMANDS.keys()

@@ -3,11 +3,12 @@
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from localllm.conversation.chat import Chat
+from localllm.conversation.session import Session
 from localllm.inspection import Reads
 from localllm.metrics import Metrics
 from localllm.request import FinishReason, GenerationEvent, Kind, Request, SamplingParams
@@ -49,7 +50,7 @@ class ScriptedTokenizer:
 class Played(Iterator[GenerationEvent]):
     """An answer that ends at once where it is closed, also from another thread."""
 
-    def __init__(self, steps: Sequence[Step]):
+    def __init__(self, steps: Iterable[Step]):
         self.steps = iter(steps)
         self.closed = False
 
@@ -141,4 +142,9 @@ class ScriptedMachine:
 
 def app_with(model, home: Path, system: str | None = None) -> ChatApp:
     """The app as `localllm run` starts it, with this model behind it."""
-    return ChatApp(ScriptedMachine(model), model.name, lambda model: Chat(model, system=system), home)
+    return ChatApp(
+        ScriptedMachine(model),
+        model.name,
+        lambda model: Session(model, Chat(model, system=system), home / "chats"),
+        home,
+    )

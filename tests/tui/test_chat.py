@@ -1,24 +1,295 @@
-"""A conversation in the app."""
+"""A conversation in the app: what is asked, answered, stopped, changed and left."""
 
+import json
+import threading
+
+import pytest
+
+from localllm.conversation.chat import Chat
+from localllm.errors import ContextOverflow
+from localllm.request import FinishReason, GenerationEvent
+from localllm.tui.transcript.turn_view import TurnView
 from tests.tui.scripted import ScriptedModel, app_with, saying
 
 
-async def test_a_question_is_answered(tmp_path, opened, until):
-    model = ScriptedModel(saying("Hello to you."))
+def seen(app):
+    """The text on the screen, line by line."""
+    return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
+
+
+def words(app):
+    """The same, wherever lines end."""
+    return " ".join(seen(app).split())
+
+
+@pytest.fixture
+def talk(opened, until):
+    """Asks, and waits for the answer."""
+
+    async def ask(pilot, text):
+        pilot.app.screen.prompt.focus()
+        pilot.app.screen.prompt.text = text
+        await pilot.press("enter")
+        await answered(pilot)
+
+    async def answered(pilot):
+        await until(pilot, lambda: not pilot.app.screen.answering)
+        await pilot.pause(0.05)
+
+    ask.answered = answered
+    return ask
+
+
+async def test_a_question_is_answered(tmp_path, opened, talk):
+    model = ScriptedModel(saying("Hello **to you**.", thoughts="Who is it?"))
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:
         await pilot.press(*"hello", "enter")
-        await until(pilot, lambda: app.screen.chat.last and not app.screen.answering)
+        await talk.answered(pilot)
         assert app.screen.chat.messages == [
             {"role": "user", "content": "hello"},
-            {"role": "assistant", "content": "Hello to you."},
+            {"role": "assistant", "content": "Hello **to you**.", "reasoning_content": "Who is it?"},
         ]
+        text = seen(app)
+        assert "> hello" in text and "Hello to you." in text
+        assert "▸ thoughts, 3 words" in text and "Who is it" not in text
+        await pilot.press("tab", "t")
+        assert "Who is it?" in seen(app)
     assert model.closed
 
 
-async def test_the_model_in_the_box_answers(demo, tmp_path, opened, until):
+async def test_the_model_in_the_box_answers_and_branches_share_what_was_read(demo, tmp_path, opened, talk):
+    """What two branches have in common is found in the cache, but for the block that is not full."""
     app = app_with(demo, tmp_path)
     async with opened(app) as pilot:
-        await pilot.press(*"hello", "enter")
-        await until(pilot, lambda: app.screen.chat.last and not app.screen.answering)
-        assert app.screen.chat.at.answer
+        chat = app.screen.chat
+        await talk(pilot, "Tell me a story about a fox")
+        first = chat.last
+        assert first and chat.at.answer
+        await talk(pilot, "Tell me another one")
+        second = chat.last
+        await pilot.press("tab", "r")
+        await talk.answered(pilot)
+        assert len(chat.at.ways) == 2
+        before = first.prompt_tokens + first.output_tokens
+        whole = demo.block_tokens
+        assert chat.last.prompt_tokens == second.prompt_tokens
+        assert chat.last.cached_tokens >= (second.prompt_tokens - 1) // whole * whole
+        await pilot.press("e")
+        app.screen.prompt.text = "Something else"
+        await pilot.press("enter")
+        await talk.answered(pilot)
+        assert len(chat.at.ways) == 3 and len(chat.turns) == 2
+        assert chat.last.cached_tokens >= before // whole * whole - whole
+
+
+async def test_stop_keeps_what_was_said(tmp_path, opened, until, talk):
+    gate = threading.Event()
+    model = ScriptedModel([GenerationEvent(1, "Half of "), gate, *saying("the rest")])
+    app = app_with(model, tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press(*"hi", "enter")
+        await until(pilot, lambda: "Half of" in seen(app))
+        await pilot.press("escape")
+        await talk.answered(pilot)
+        assert app.screen.chat.at.answer == "Half of "
+        assert "stopped" in seen(app)
+
+
+async def test_a_question_without_an_answer_goes_back_into_the_prompt(tmp_path, opened, until, talk):
+    model = ScriptedModel([ContextOverflow(9000, 4096, "raise --context")], saying("now it works"))
+    app = app_with(model, tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press(*"too long", "enter")
+        await talk.answered(pilot)
+        assert app.screen.chat.messages == []
+        assert app.screen.prompt.text == "too long"
+        assert "error: the prompt has 9000 tokens and the context holds 4096; raise --context" in words(app)
+        await pilot.press("enter")
+        await talk.answered(pilot)
+        assert "now it works" in seen(app) and "error" not in seen(app)
+
+
+async def test_an_answer_that_was_cut_says_by_what(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("It goes on", finish_reason=FinishReason.LENGTH)), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        assert "cut by the context (4096 tokens); load the model with a larger --context" in words(app)
+
+
+async def test_editing_asks_on_a_branch_and_arrows_go_between_them(tmp_path, opened, talk):
+    model = ScriptedModel(saying("one"), saying("two"), saying("three"))
+    app = app_with(model, tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "first")
+        await talk(pilot, "second")
+        await pilot.press("tab", "e")
+        assert app.screen.prompt.text == "second"
+        await pilot.press("end", "x", "enter")
+        await talk.answered(pilot)
+        assert [turn.question for turn in app.screen.chat.turns] == ["first", "secondx"]
+        assert "◂ 2/2 ▸" in seen(app) and "three" in seen(app)
+        await pilot.press("tab", "left")
+        await pilot.pause(0.1)
+        assert app.screen.chat.at.question == "second"
+        assert "◂ 1/2 ▸" in seen(app) and "two" in seen(app) and "three" not in seen(app)
+
+
+async def test_undo_and_redo(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("one"), saying("two")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "first")
+        await talk(pilot, "second")
+        await pilot.press("tab", "u")
+        await pilot.pause(0.1)
+        assert [turn.question for turn in app.screen.chat.turns] == ["first"]
+        assert "> second" not in seen(app)
+        await pilot.press("U")
+        await pilot.pause(0.1)
+        assert "> second" in seen(app)
+
+
+async def test_commands_act_as_in_the_line_editor(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("one"), saying("two")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "first")
+        await talk(pilot, "/regenerate")
+        assert "◂ 2/2 ▸" in seen(app)
+        await talk(pilot, "/show")
+        assert "parameters" in seen(app)
+        await talk(pilot, "/undu")
+        assert app.screen.prompt.text == "/undu"
+        await talk(pilot, "/bye")
+    assert app.return_code == 0
+
+
+async def test_code_is_copied_and_saved_but_never_over_a_file_unasked(tmp_path, monkeypatch, opened, talk, until):
+    monkeypatch.chdir(tmp_path)
+    answer = "Two:\n\n```python\na = 1\n```\n\nand\n\n```sh\nls\n```\n"
+    app = app_with(ScriptedModel(saying(answer)), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "code")
+        await pilot.press("tab", "y")
+        assert app.clipboard == "ls"
+        await pilot.press("N", "y")
+        assert app.clipboard == "a = 1"
+        await pilot.press("c")
+        assert app.clipboard == answer
+        await pilot.press("s", "enter")
+        await until(pilot, lambda: (tmp_path / "code.py").exists())
+        assert (tmp_path / "code.py").read_text() == "a = 1\n"
+        (tmp_path / "code.py").write_text("mine")
+        await pilot.press("s", "enter")
+        await pilot.pause(0.1)
+        await pilot.press("n")
+        assert (tmp_path / "code.py").read_text() == "mine"
+        await pilot.press("s", "enter")
+        await pilot.pause(0.1)
+        await pilot.press("y")
+        await until(pilot, lambda: (tmp_path / "code.py").read_text() == "a = 1\n")
+
+
+async def test_what_a_model_writes_moves_nothing_and_opens_nothing(tmp_path, opened, talk):
+    hostile = "[@click=app.quit]x[/] \x1b[2J \x9b1m [a](javascript:alert(1))\n\n`\x07`"
+    app = app_with(ScriptedModel(saying(hostile)), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "[red]hi[/] \x1b[0m".replace("\x1b", "␛"))
+        text = seen(app)
+        assert "[@click=app.quit]x[/] ␛[2J" in text and "[red]hi[/]" in text
+        assert not any(character in text for character in "\x1b\x07\x9b")
+
+
+async def test_a_click_on_a_link_copies_its_address(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("[word](https://x.example/it's)")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        await pilot.click(app.screen.transcript.views[0].answer, offset=(1, 0))
+        assert app.clipboard == "https://x.example/it's"
+
+
+async def test_the_answer_is_read_on_through_a_resize(tmp_path, opened, until, talk):
+    gate = threading.Event()
+    app = app_with(ScriptedModel([*saying("word " * 60)[:-1], gate, *saying("the end")]), tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press(*"hi", "enter")
+        await until(pilot, lambda: "word word" in seen(app))
+        await pilot.resize_terminal(50, 16)
+        gate.set()
+        await talk.answered(pilot)
+        assert "the end" in seen(app)
+        assert max(map(len, seen(app).splitlines())) <= 50
+
+
+async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opened, until, talk):
+    gate = threading.Event()
+    lines = "\n\n".join(f"line {number}" for number in range(60))
+    more = "\n\n" + "\n\n".join(f"more {number}" for number in range(60))
+    app = app_with(ScriptedModel([*saying(lines)[:-1], gate, *saying(more)]), tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press(*"hi", "enter")
+        await until(pilot, lambda: "line 59" in seen(app))
+        app.screen.transcript.action_page_up()
+        await pilot.pause(0.5)
+        before = seen(app)
+        gate.set()
+        await talk.answered(pilot)
+        assert [line[:70].rstrip() for line in seen(app).splitlines()[2:16]] == before.splitlines()[2:16]
+        app.screen.transcript.action_last()
+        await until(pilot, lambda: "more 59" in seen(app))
+
+
+async def test_of_a_thousand_turns_few_are_widgets(tmp_path, opened, until, talk):
+    app = app_with(ScriptedModel(saying("new")), tmp_path)
+    begin = app.begin
+
+    def long(model):
+        session = begin(model)
+        chat: Chat = session.chat
+        for number in range(1000):
+            list(chat.ask(f"question {number}"))
+            chat.at.answer = f"answer {number}\n\n" + "text " * 100
+        return session
+
+    app.begin = long
+    async with opened(app) as pilot:
+        await until(pilot, lambda: "answer 999" in seen(app))
+        assert len(app.screen.query(TurnView)) < 40
+        await pilot.press("tab")
+        for _ in range(40):
+            await pilot.press("up")
+        await until(pilot, lambda: app.screen.transcript.first < 970)
+        assert len(app.screen.query(TurnView)) < 60
+        await pilot.press("home")
+        await until(pilot, lambda: "> question 0" in seen(app))
+        await pilot.press("end")
+        await until(pilot, lambda: "answer 999" in seen(app))
+        await talk(pilot, "one more")
+        assert "> one more" in seen(app) and "new" in seen(app)
+
+
+async def test_ctrl_c_stops_then_clears_then_leaves(tmp_path, opened, until, talk):
+    gate = threading.Event()
+    app = app_with(ScriptedModel([GenerationEvent(1, "Half"), gate]), tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press(*"hi", "enter")
+        await until(pilot, lambda: "Half" in seen(app))
+        await pilot.press(*"abc", "ctrl+c")
+        await talk.answered(pilot)
+        assert app.screen.prompt.text == "abc"
+        await pilot.press("ctrl+c")
+        assert app.screen.prompt.text == ""
+        await pilot.press("ctrl+c")
+        assert app.is_running
+        await pilot.press("ctrl+c")
+    assert app.return_code == 0
+
+
+async def test_leaving_in_the_middle_keeps_the_conversation(tmp_path, opened, until):
+    gate = threading.Event()
+    app = app_with(ScriptedModel([GenerationEvent(1, "Half"), gate]), tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press(*"hi", "enter")
+        await until(pilot, lambda: "Half" in seen(app))
+        app.exit(0)
+    (kept,) = (tmp_path / "chats").glob("*.json")
+    assert "Half" in kept.read_text() and json.dumps("hi") in kept.read_text()

@@ -1,0 +1,91 @@
+"""Questions that are asked in the middle of the screen: yes or no, or one line. Escape is no answer."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.screen import ModalScreen, ScreenResultType
+from textual.widgets import Button, Input, Static
+
+from localllm.errors import LocalLLMError
+
+
+class Dialog(ModalScreen[ScreenResultType]):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+    DEFAULT_CSS = """
+    Dialog {
+        align: center middle;
+        & > VerticalScroll {
+            width: 64;
+            max-width: 90%;
+            height: auto;
+            max-height: 90%;
+            padding: 1 2;
+            background: $panel;
+            border: round $primary;
+        }
+        .question { width: 100%; margin-bottom: 1; }
+        .fault { width: 100%; height: auto; color: $error; }
+        Horizontal { height: auto; align-horizontal: right; }
+        Button { margin-left: 2; }
+    }
+    """
+
+
+class Confirm(Dialog[bool]):
+    """Gives True where the person says yes; whoever only presses Enter keeps what is."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n", "dismiss(False)", "No"),
+        Binding("left", "app.focus_previous", show=False),
+        Binding("right", "app.focus_next", show=False),
+    ]
+
+    def __init__(self, question: str, yes: str, no: str = "Cancel"):
+        super().__init__()
+        self.question = question
+        self.words = (no, yes)
+
+    def compose(self) -> ComposeResult:
+        no, yes = self.words
+        with VerticalScroll(can_focus=False):
+            yield Static(self.question, classes="question", markup=False)
+            with Horizontal():
+                yield Button(no, id="no", compact=True)
+                yield Button(yes, id="yes", variant="error", compact=True)
+
+    @on(Button.Pressed)
+    def answer(self, pressed: Button.Pressed) -> None:
+        self.dismiss(pressed.button.id == "yes")
+
+
+class Ask(Dialog[str]):
+    """Gives one line.
+
+    check: raises LocalLLMError for a line that will not do, whose words are shown; then it is asked again.
+    """
+
+    def __init__(self, question: str, text: str = "", check: Callable[[str], None] = lambda line: None):
+        super().__init__()
+        self.question = question
+        self.text = text
+        self.check = check
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=False):
+            yield Static(self.question, classes="question", markup=False)
+            yield Input(self.text)
+            yield Static(classes="fault", markup=False)
+
+    @on(Input.Submitted)
+    def answer(self, submitted: Input.Submitted) -> None:
+        try:
+            self.check(submitted.value)
+        except LocalLLMError as fault:
+            self.query_one(".fault", Static).update(str(fault))
+        else:
+            self.dismiss(submitted.value)

@@ -1,0 +1,101 @@
+"""All keys of the screen below and all slash commands, each with what it does; type to search."""
+
+import textwrap
+from collections.abc import Iterable
+from typing import ClassVar
+
+from rich.cells import cell_len
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, Input, Static
+
+from localllm.conversation.commands import COMMANDS
+from localllm.tui.cells import left
+from localllm.tui.keys import keys_of
+
+NAMES = 28  # cells of the column of keys and commands
+Section = tuple[str, list[tuple[str, str]]]
+
+
+class HelpScreen(Screen[None]):
+    AUTO_FOCUS = "Input"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,f1", "dismiss(None)", "Close"),
+        *(
+            Binding(key, f"scroll('{how}')", show=False)
+            for key, how in (("up", "up"), ("down", "down"), ("pageup", "page_up"), ("pagedown", "page_down"))
+        ),
+    ]
+    DEFAULT_CSS = """
+    HelpScreen {
+        #title { height: 1; padding: 0 1; text-style: bold; color: $primary; }
+        Input, Input:focus {
+            height: 1; border: none; padding: 0 1; background: $panel; background-tint: transparent;
+        }
+        Input > .input--placeholder { color: $text-muted; }
+        VerticalScroll { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sections: list[Section] = []
+
+    def compose(self) -> ComposeResult:
+        yield Static("Keys and commands", id="title", markup=False)
+        yield Input(placeholder="type to search, arrows scroll …", select_on_focus=False)
+        with VerticalScroll(can_focus=False):
+            yield Static(markup=False)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        stack = self.app.screen_stack
+        self.sections = sections(stack[stack.index(self) - 1])
+        self.search()
+
+    @on(Input.Changed)
+    def search(self) -> None:
+        self.query_one(VerticalScroll).scroll_home(animate=False)
+        self.draw()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.draw)
+
+    def draw(self) -> None:
+        words, region = self.query_one(Input).value.casefold().split(), self.query_one(VerticalScroll).size
+        shown = page(self.sections, words, max(region.width - 2, NAMES + 20))
+        self.query_one("VerticalScroll > Static", Static).update(shown)
+
+    def action_scroll(self, how: str) -> None:
+        getattr(self.query_one(VerticalScroll), f"scroll_{how}")(animate=False)
+
+
+def sections(screen: Screen) -> list[Section]:
+    """Keys by the place where they count, then the commands."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for key in keys_of(screen):
+        found.setdefault(key.place, []).append((key.keys, key.meaning))
+    commands = list(dict.fromkeys((command.usage, command.help) for command in COMMANDS.values()))
+    return [*found.items(), ("Commands", commands)]
+
+
+def page(sections: Iterable[Section], words: list[str], width: int) -> Content:
+    """What has all the words, under its headings, in so many cells."""
+    lines: list[Content] = []
+    for heading, rows in sections:
+        kept = [row for row in rows if all(word in f"{heading} {row[0]} {row[1]}".casefold() for word in words)]
+        if kept:
+            lines += [Content.styled(heading, "bold $primary"), *(_line(*row, width) for row in kept), Content("")]
+    return Content("\n").join(lines or [Content("nothing is called that")])
+
+
+def _line(name: str, meaning: str, width: int) -> Content:
+    """The meaning beside the name, or below it where that is long."""
+    indent = " " * NAMES
+    lines = textwrap.wrap(meaning, width - NAMES) or [""]
+    beside = left(name, NAMES) if cell_len(name) < NAMES else f"{name}\n{indent}"
+    return Content.assemble((beside, "bold"), f"\n{indent}".join(lines))

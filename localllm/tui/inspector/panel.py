@@ -1,0 +1,164 @@
+"""The inspector: what the engine did for an answer, live and afterwards, in three views."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import ContentSwitcher, Static
+
+from localllm.model import Model
+from localllm.tui.answering import Came, Ended
+from localllm.tui.inspector.blocks import Blocks
+from localllm.tui.inspector.candidates import Candidates
+from localllm.tui.inspector.record import Record
+from localllm.tui.inspector.timeline import TimeLine
+from localllm.tui.inspector.tokens import Tokens
+
+CANDIDATES = 8  # of each token
+FRAME_S = 0.125
+ABOUT = Content.assemble(
+    "How likely each was: ",
+    ("≥90%", "$text-success"),
+    ("  ≥50%", "$text-warning"),
+    "  ",
+    ("≥10%", "$warning underline"),
+    "  ",
+    ("<10%", "$text-error bold underline"),
+    "  ✓ right draft  ✗ rejected",
+)
+NAMES = {"timeline": "Time line", "tokens": "Tokens", "blocks": "KV blocks"}
+VIEWS: dict[str, type[TimeLine | Tokens | Blocks]] = {"timeline": TimeLine, "tokens": Tokens, "blocks": Blocks}
+
+
+class Tab(Static):
+    DEFAULT_CSS = """
+    Tab { width: auto; height: 1; padding: 0 1; color: $text-muted; &.-chosen { text-style: bold reverse; } }
+    """
+
+    class Pressed(Message):
+        def __init__(self, view: str):
+            super().__init__()
+            self.view = view
+
+    def __init__(self, number: int, view: str):
+        super().__init__(Content(f"{number} {NAMES[view]}"), id=f"tab-{view}")
+        self.view = view
+
+    def on_click(self) -> None:
+        self.post_message(self.Pressed(self.view))
+
+
+class Inspector(Widget):
+    """Hidden at first. `inspect` is what the next answer is to report: steps, as the strip of numbers wants them,
+    and candidates while this is open."""
+
+    DEFAULT_CSS = """
+    Inspector {
+        width: 1fr; height: 1fr; layout: vertical; display: none; padding: 0 1;
+        & #tabs { height: 1; }
+        & ContentSwitcher { height: 1fr; }
+        & .about { height: 1; color: $text-muted; }
+    }
+    """
+    BINDINGS: ClassVar = [
+        Binding("1", "view('timeline')", "time line", show=False),
+        Binding("2", "view('tokens')", "tokens", show=False),
+        Binding("3", "view('blocks')", "KV blocks", show=False),
+    ]
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+        self.record = Record(self.text_of, self.is_special)
+        self.stale = False
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="tabs"):
+            yield from (Tab(number, view) for number, view in enumerate(VIEWS, 1))
+        with ContentSwitcher(initial="timeline"):
+            yield TimeLine(self.record)
+            with Vertical(id="tokens"):
+                yield Static(ABOUT, classes="about")
+                yield Tokens(self.record)
+                yield Candidates(self.text_of)
+            yield Blocks(self.record, self.model)
+
+    def on_mount(self) -> None:
+        self.set_interval(FRAME_S, self.draw)
+        self.mark()
+
+    @property
+    def inspect(self) -> int:
+        """As `Request.inspect`."""
+        return CANDIDATES if self.display else 0
+
+    @property
+    def view(self) -> str:
+        return self.query_one(ContentSwitcher).current or "timeline"
+
+    def toggle(self) -> None:
+        """Open with the keyboard on the view, or close."""
+        self.display = not self.display
+        self.stale = True
+        if self.display:
+            self.draw()
+            self.focus_view()
+
+    def action_view(self, view: str) -> None:
+        self.query_one(ContentSwitcher).current = view
+        self.stale = True
+        self.mark()
+        self.draw()
+        self.focus_view()
+
+    def on_tab_pressed(self, event: Tab.Pressed) -> None:
+        self.action_view(event.view)
+
+    def on_tokens_chosen(self, event: Tokens.Chosen) -> None:
+        self.query_one(Candidates).show(event.token)
+
+    def focus_view(self) -> None:
+        self.query_one(VIEWS[self.view]).focus(scroll_visible=False)
+
+    def mark(self) -> None:
+        for tab in self.query(Tab):
+            tab.set_class(tab.view == self.view, "-chosen")
+
+    def begin(self, began: float) -> None:
+        self.record = Record(self.text_of, self.is_special)
+        self.stale = True
+
+    def follow(self, came: Sequence[Came]) -> None:
+        self.record.follow(came)
+        self.stale = True
+
+    def end(self, ended: Ended) -> None:
+        self.stale = True
+
+    def draw(self) -> None:
+        """What is seen, if it is not as it was."""
+        if self.stale and self.display:
+            self.stale = False
+            self.query_one(VIEWS[self.view]).show(self.record)
+
+    def text_of(self, token: int) -> str:
+        """Behind another token, as some decoders leave out the space before a first one. "" where it is not known:
+        a server names the tokens that it reports, and no others."""
+        decode = self.model.tokenizer.decode
+        try:
+            once = decode([token], skip_special=False)
+            return decode([token, token], skip_special=False)[len(once) :] or once
+        except LookupError:
+            return ""
+
+    def is_special(self, token: int) -> bool:
+        """Is it left out of texts? Not known of a server's."""
+        try:
+            return not self.model.tokenizer.decode([token], skip_special=True) and bool(self.text_of(token))
+        except LookupError:
+            return False

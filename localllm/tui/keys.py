@@ -1,0 +1,50 @@
+"""What every key does where one is, read from the bindings themselves. Those of Textual's widgets are left out:
+they edit text and move in lists as everywhere.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from textual.app import App
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.screen import Screen
+
+OURS = "localllm."
+
+
+class Key(NamedTuple):
+    keys: str  # as people read them
+    meaning: str
+    action: str
+    node: DOMNode  # whose action it is
+    place: str  # where it counts
+
+
+def keys_of(screen: Screen[Any]) -> list[Key]:
+    """Of a screen, its widgets and its app, each once; several keys for one action stand together."""
+    nodes: list[DOMNode] = [screen, *screen.query("*"), screen.app]
+    found: dict[tuple[str, str, str], Key] = {}
+    for node in nodes:
+        for place, binding in _bindings(node):
+            name = screen.app.get_key_display(binding)
+            which = (place, binding.action, binding.description)
+            if which not in found:
+                found[which] = Key(name, binding.description, binding.action, node, place)
+            elif name not in found[which].keys.split(", "):
+                found[which] = found[which]._replace(keys=f"{found[which].keys}, {name}")
+    return list(found.values())
+
+
+def _bindings(node: DOMNode) -> Iterator[tuple[str, Binding]]:
+    """With the name of the place where each counts."""
+    for kind in type(node).__mro__:
+        if kind is App:
+            palette = Binding(node.app.COMMAND_PALETTE_BINDING, "command_palette", "Command palette")
+            bindings = [*Binding.make_bindings(App.BINDINGS), palette]
+        elif kind.__module__.startswith(OURS) and "BINDINGS" in vars(kind):
+            bindings = Binding.make_bindings(vars(kind)["BINDINGS"])
+        else:
+            continue
+        place = "Everywhere" if isinstance(node, App) else node.BINDING_GROUP_TITLE or type(node).__name__
+        yield from ((place, binding) for binding in bindings if binding.description)

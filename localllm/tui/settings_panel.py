@@ -1,0 +1,240 @@
+"""The settings of a conversation beside it: system prompt, thinking, how tokens are drawn.
+
+What is typed counts from the next answer on; what makes no sense is told beside its field, and the last sensible
+value stays.
+"""
+
+import dataclasses
+import shlex
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.widget import Widget
+from textual.widgets import Button, Input, Label, Select, Static, TextArea
+
+from localllm.conversation.chat import Chat
+from localllm.conversation.parameters import with_parameter
+from localllm.errors import LocalLLMError, UsageError
+from localllm.meanings import MEANINGS, THINK
+from localllm.visible import VISIBLE, one_line
+
+FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "stop",
+)
+HINT = "For the next answer on. ● is not what the model recommends; ctrl+r takes all of these back."
+AS_THE_TEMPLATE_SAYS, ON, OFF = "default", "on", "off"
+
+
+class Setting(Vertical):
+    """One field of SamplingParams. An empty one is what the model recommends."""
+
+    DEFAULT_CSS = """
+    Setting {
+        height: auto;
+        margin-bottom: 1;
+        Horizontal { height: 1; }
+        Label { width: 20; }
+        Input, Input:focus { width: 1fr; height: 1; border: none; padding: 0 1; background: $surface; }
+        Input:focus { background: $panel; text-style: bold; }
+        Input > .input--placeholder { color: $text-muted; }
+        .meaning { color: $text-muted; height: auto; padding-left: 2; }
+        .fault { color: $error; height: auto; padding-left: 2; display: none; }
+        &.-changed Label { color: $primary; text-style: bold; }
+        &.-wrong .fault { display: block; }
+    }
+    """
+
+    def __init__(self, chat: Chat, field: str):
+        super().__init__(id=field)
+        self.chat = chat
+        self.field = field
+        self.shown = ""  # by us: what differs from it was typed
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            yield Label(markup=False)
+            yield Input(select_on_focus=False)
+        yield Static(classes="meaning", markup=False)
+        yield Static(classes="fault", markup=False)
+
+    @property
+    def recommended(self) -> Any:
+        return getattr(self.chat.model.default_params, self.field)
+
+    def reload(self) -> None:
+        """Show what the conversation has now."""
+        self.shown = written(getattr(self.chat.params, self.field))
+        box = self.query_one(Input)
+        box.value = self.shown
+        box.placeholder = written(self.recommended) or "none"
+        self.tell("")
+
+    def on_mount(self) -> None:
+        self.reload()
+
+    @on(Input.Changed)
+    def change(self, changed: Input.Changed) -> None:
+        changed.stop()
+        if changed.value == self.shown:
+            return
+        self.shown = changed.value
+        fault = ""
+        try:
+            if text := changed.value.strip():
+                self.chat.params = with_parameter(self.chat.params, self.field, words_of(self.field, text))
+            else:
+                self.chat.params = dataclasses.replace(self.chat.params, **{self.field: self.recommended})
+        except UsageError as error:
+            fault = one_line(str(error))
+        self.tell(fault)
+
+    def tell(self, fault: str) -> None:
+        """Say what is wrong, if anything is, and whether it is another value than the recommended one."""
+        differs = getattr(self.chat.params, self.field) != self.recommended
+        self.set_class(differs, "-changed")
+        self.set_class(bool(fault), "-wrong")
+        self.query_one(Label).update(("● " if differs else "  ") + self.field)
+        was = f"Recommended: {written(self.recommended) or 'none'}. " if differs else ""
+        self.query_one(".meaning", Static).update(was + MEANINGS[self.field])
+        self.query_one(".fault", Static).update(fault)
+
+
+class SettingsPanel(VerticalScroll):
+    BINDING_GROUP_TITLE = "Settings"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "reset", "Reset to recommended")]
+    DEFAULT_CSS = """
+    SettingsPanel {
+        width: 50%;
+        max-width: 60;
+        height: 1fr;
+        padding: 0 1;
+        border-left: solid $panel;
+        scrollbar-size-vertical: 1;
+        .title { text-style: bold; color: $primary; }
+        .meaning { color: $text-muted; }
+        #hint { margin-bottom: 1; }
+        #system { height: 4; border: none; padding: 0 1; background: $surface; margin-bottom: 1; }
+        #system:focus { background: $panel; }
+        #think { height: auto; margin-bottom: 1; display: none; }
+        #think Select { width: 100%; }
+        Button { margin-bottom: 1; }
+    }
+    """
+
+    def __init__(self, chat: Chat):
+        super().__init__(id="settings", can_focus=False)
+        self.chat = chat
+        self.thinking: dict[str, dict[str, Any]] = {}  # what the template is told for it, by the choice
+        self.system_shown = ""
+
+    def compose(self) -> ComposeResult:
+        yield Label("Settings", classes="title")
+        yield Static(HINT, id="hint", classes="meaning", markup=False)
+        yield Label("system prompt")
+        yield TextArea(id="system", compact=True, tab_behavior="focus", show_line_numbers=False)
+        with Vertical(id="think"):
+            yield Label("think")
+            choices = [(word, word) for word in (AS_THE_TEMPLATE_SAYS, ON, OFF)]
+            yield Select(choices, allow_blank=False, compact=True)
+            yield Static(THINK, classes="meaning", markup=False)
+        for field in FIELDS:
+            yield Setting(self.chat, field)
+        yield Button("Reset to recommended", compact=True, action="reset")
+
+    def on_mount(self) -> None:
+        if not self.chat.model.has_chat_template:
+            system = self.query_one(TextArea)
+            system.disabled = True
+            system.placeholder = f"{one_line(self.chat.model.name)} has no chat template for one"
+        self.reload()
+        self.run_worker(self.ask_for_switch, thread=True)  # a model in a server is asked there
+
+    @property
+    def first(self) -> Widget:
+        """What is to have the focus when it is opened."""
+        system = self.query_one(TextArea)
+        return self.query(Input).first() if system.disabled else system
+
+    def on_show(self) -> None:
+        self.reload()
+
+    def reload(self) -> None:
+        """Show what the conversation has now, which may have been changed elsewhere."""
+        self.system_shown = (self.chat.system or "").translate(VISIBLE)
+        self.query_one(TextArea).text = self.system_shown
+        for setting in self.query(Setting):
+            setting.reload()
+        self.show_thinking()
+
+    def ask_for_switch(self) -> None:
+        """Whether the template has a switch for thinking, and what it is told then."""
+        asked = self.chat.model.template_arguments
+        try:
+            thinking = {word: asked({}, think=word == ON) for word in (ON, OFF)}
+        except LocalLLMError:
+            return  # it has none
+        self.app.call_from_thread(self.offer_thinking, thinking)
+
+    def offer_thinking(self, thinking: dict[str, dict[str, Any]]) -> None:
+        self.thinking = thinking
+        if self.is_attached:  # else it was closed meanwhile
+            self.query_one("#think").display = True
+            self.show_thinking()
+
+    def show_thinking(self) -> None:
+        told = self.chat.template_arguments.items()
+        said = (word for word, arguments in self.thinking.items() if arguments.items() <= told)
+        self.query_one(Select).value = next(said, AS_THE_TEMPLATE_SAYS)
+
+    @on(Select.Changed)
+    def think(self, changed: Select.Changed) -> None:
+        switch = self.thinking.get(str(changed.value), {})
+        names = {name for arguments in self.thinking.values() for name in arguments}
+        kept = {name: value for name, value in self.chat.template_arguments.items() if name not in names}
+        self.chat.template_arguments = kept | switch
+
+    @on(TextArea.Changed)
+    def instruct(self, changed: TextArea.Changed) -> None:
+        if changed.text_area.text != self.system_shown:
+            self.system_shown = changed.text_area.text
+            self.chat.system = self.system_shown if self.system_shown.strip() else None
+
+    def action_reset(self) -> None:
+        """Draw tokens as the model recommends; the system prompt stays."""
+        self.chat.params = self.chat.model.default_params
+        self.reload()
+
+
+def written(value: Any) -> str:
+    """A field as a person types it; empty: none."""
+    if isinstance(value, tuple):
+        return shlex.join(word.replace("\n", "\\n").replace("\t", "\\t").translate(VISIBLE) for word in value)
+    return "" if value is None else str(value)
+
+
+def words_of(field: str, text: str) -> list[str]:
+    """What a person typed: texts of `stop` stand in quotes where they have blanks, with \\n for a line end.
+
+    Raises UsageError where a quote is not closed.
+    """
+    if field != "stop":
+        return [text]
+    words = shlex.shlex(text, posix=True)
+    words.whitespace_split, words.escape, words.commenters = True, "", ""
+    try:
+        return [word.replace("\\n", "\n").replace("\\t", "\t") for word in words]
+    except ValueError as error:
+        raise UsageError(f"cannot read {text!r} ({error})", "close the quotes") from error

@@ -1,0 +1,102 @@
+"""Two themes of our own, and the file that remembers which one a person has chosen."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from textual.app import App
+from textual.theme import Theme
+
+from localllm.files import write_whole
+from localllm.visible import one_line
+
+FILE = "theme"
+LONGEST_NAME = 64
+OF_16_COLORS = "ansi-dark"  # the terminal's own colours, which are readable on its own ground
+
+
+def _theme(name: str, accent: str, on_accent: str, muted: str, background: str, **rest: Any) -> Theme:
+    """One accent for all that is chosen, focused or pressed. Everything is readable on ground and panels."""
+    return Theme(
+        name,
+        primary=accent,
+        secondary=accent,
+        accent=accent,
+        background=background,
+        variables={
+            "text-muted": muted,
+            "foreground-muted": muted,
+            "block-cursor-foreground": on_accent,
+            "button-color-foreground": on_accent,
+            "scrollbar-background": background,
+        },
+        **rest,
+    )
+
+
+DARK = _theme(
+    "localllm-dark",
+    dark=True,
+    accent="#5cc8b5",
+    on_accent="#0e1512",
+    muted="#98a4b0",
+    foreground="#dfe5ea",
+    background="#12161b",
+    surface="#191e25",
+    panel="#222932",
+    warning="#e7b35a",
+    error="#f28482",
+    success="#8fcf7f",
+)
+LIGHT = _theme(
+    "localllm-light",
+    dark=False,
+    accent="#0b6b60",
+    on_accent="#ffffff",
+    muted="#545e68",
+    foreground="#1d2329",
+    background="#fbfaf7",
+    surface="#f3f1ec",
+    panel="#e9e6df",
+    warning="#7d5200",
+    error="#a8242c",
+    success="#2c6a22",
+)
+
+
+def native_colors() -> bool | None:
+    """`ansi_color` of an app: with NO_COLOR it sends none at all, where Textual by itself sends greys."""
+    return True if os.environ.get("NO_COLOR") else None
+
+
+def dress(app: App[Any], home: Path) -> None:
+    """Give a running app our themes and the one that was chosen last, and keep each choice from now on."""
+    for theme in (DARK, LIGHT):
+        app.register_theme(theme)
+    name = kept(home)
+    if name is not None and name not in app.available_themes:
+        app.notify(f"{home / FILE} names no theme: {one_line(name)!r}", severity="warning", markup=False)
+        name = None
+    if app.console.color_system == "standard" and not (name or "").startswith("ansi-"):
+        name = OF_16_COLORS
+    app.theme = name or DARK.name
+    # The signal of this first theme comes when everything is drawn, and is no choice.
+    app.call_later(app.theme_changed_signal.subscribe, app, lambda theme: _keep(app, home, theme.name))
+
+
+def kept(home: Path) -> str | None:
+    """The name in the file; None where there is none."""
+    try:
+        with (home / FILE).open("rb") as file:
+            return file.read(LONGEST_NAME).decode(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _keep(app: App[Any], home: Path, name: str) -> None:
+    if name == kept(home):
+        return
+    try:
+        write_whole(home / FILE, name + "\n")
+    except OSError as error:
+        app.notify(f"the theme cannot be kept: {error.strerror}", severity="warning", markup=False)

@@ -1,0 +1,133 @@
+"""An answer as Markdown, which may still be growing: of each new text only the end is read again.
+
+One widget for all of it: Textual's own has one for each item of a list, and takes a tenth of a second to lay out a
+list that a model is still writing.
+"""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from textual.geometry import Offset, Size
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.style import Style
+from textual.visual import RenderOptions, visualize
+from textual.widget import Widget
+
+from localllm.tui.transcript.block import Block
+from localllm.tui.transcript.markdown import Piece, pieces_of
+
+
+class Answer(Widget):
+    DEFAULT_CSS = "Answer { width: 1fr; height: auto; }"
+
+    def __init__(self, source: str):
+        super().__init__()
+        self.source = ""
+        self.blocks: list[Block] = []
+        self.settled = self.read = 0  # blocks that no later text changes, and the characters that they are made of
+        self.starts: list[int] = []  # the line above each block
+        self.height = 0
+        if source:
+            self.grow(source)
+
+    @property
+    def codes(self) -> list[Block]:
+        return [block for block in self.blocks if block.is_code]
+
+    # What it says
+
+    def grow(self, source: str) -> None:
+        """source: the whole answer as far as it came, which begins with what is shown."""
+        self.source = source
+        pieces, settled, read = pieces_of(source[self.read :])
+        self.put(pieces)
+        for block in self.blocks[self.settled : self.settled + settled]:
+            block.settle()
+        self.settled += settled
+        self.read += read
+        self.refresh(layout=True)
+
+    def finish(self) -> None:
+        """No more comes: an address that was given at the end is known to the text before it."""
+        if "]:" in self.source:
+            self.settled = self.read = 0
+            self.grow(self.source)
+        for block in self.blocks[self.settled :]:
+            block.settle()
+        self.refresh(layout=True)
+
+    def put(self, pieces: list[Piece]) -> None:
+        """These in place of those that are not settled; what stays the same is left alone."""
+        old = self.blocks[self.settled :]
+        del self.blocks[self.settled :]
+        codes = len(self.codes)
+        for place, piece in enumerate(pieces):
+            same = place < len(old) and old[place].piece.same(piece)
+            block = old[place] if same else Block(piece, codes)
+            codes += block.is_code
+            self.blocks.append(block)
+
+    def choose_code(self, place: int | None) -> None:
+        for block in self.codes:
+            block.choose(block.place == place)
+        self.refresh()
+
+    # Its lines
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        return container.width
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        self.draw(width)
+        return self.height
+
+    def draw(self, width: int) -> None:
+        """Bring the lines of all blocks up to date."""
+        style, line, heights = self.visual_style, 0, list[int]()
+        for place, block in enumerate(self.blocks):
+            drawn_for = (width, style, line, self.app.theme)
+            if block.drawn_for != drawn_for:
+                block.strips = self.strips_of(block, width, style, line, None)
+                block.drawn_for = drawn_for
+            line += block.text.count("\n") + 1
+            heights.append(block.height + (place > 0 and block.piece.is_apart))
+        *self.starts, self.height = accumulate(heights, initial=0)
+
+    def strips_of(
+        self, block: Block, width: int, style: Style, line: int, selection: Selection | None
+    ) -> list[Strip]:
+        marked = Style.from_styles(self.screen.get_component_styles("screen--selection")) if selection else None
+        options = RenderOptions(self._get_style, {}, selection, marked)
+        return block.draw(width, style, options, line, lambda table: visualize(self, table))
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        if not self.blocks or any(block.drawn_for is None for block in self.blocks[self.settled - 1 :]):
+            self.draw(width)
+        place = bisect_right(self.starts, y) - 1
+        block = self.blocks[place]
+        y -= self.starts[place] + (place > 0 and block.piece.is_apart)
+        strips = block.strips
+        if self.text_selection:
+            line = sum(block.text.count("\n") + 1 for block in self.blocks[:place])
+            strips = self.strips_of(
+                block, width, self.visual_style, line, within(self.text_selection, line, block)
+            )
+        style = self.visual_style.rich_style
+        return strips[y].extend_cell_length(width, style) if 0 <= y < len(strips) else Strip.blank(width, style)
+
+    def get_selection(self, selection: Selection) -> tuple[str, str]:
+        return selection.extract("\n".join(block.text for block in self.blocks)), "\n"
+
+
+def within(selection: Selection, line: int, block: Block) -> Selection | None:
+    """Of what is selected in the answer the part in a block that begins at this line of the text."""
+    start, end = selection
+    lines = block.text.count("\n") + 1
+    if (start and start.y >= line + lines) or (end and end.y < line):
+        return None
+    return Selection(
+        Offset(start.x, start.y - line) if start and start.y >= line else None,
+        Offset(end.x, end.y - line) if end and end.y < line + lines else None,
+    )

@@ -1,0 +1,134 @@
+"""A piece of an answer as lines of a width."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from rich import box
+from rich.segment import Segment
+from rich.style import Style as RichStyle
+from rich.table import Table
+from rich.text import Text
+from textual.content import Content
+from textual.highlight import highlight
+from textual.strip import Strip
+from textual.style import Style
+from textual.visual import RenderOptions, Visual
+
+from localllm.tui.transcript.markdown import Form, Piece
+
+COLOURED_CHARACTERS: Final = 40_000  # of code; colours of more take longer than they are worth
+COLOURED_WHILE_WRITTEN: Final = 2_000
+RULE_CELLS = 24
+HEAD, CHOSEN, CODE_GROUND, HEADING = "dim", "bold $primary", "on $boost", "bold"
+
+
+class Block:
+    """place: of a block of code among those of its answer."""
+
+    def __init__(self, piece: Piece, place: int):
+        self.piece = piece
+        self.place = place
+        self.is_chosen = False
+        self.content = self.coloured(COLOURED_WHILE_WRITTEN)
+        self.strips: list[Strip] = []
+        self.drawn_for: object = None  # what `strips` depend on besides the piece
+
+    @property
+    def is_code(self) -> bool:
+        return self.piece.form == Form.CODE
+
+    @property
+    def text(self) -> str:
+        """What of it can be selected."""
+        return self.piece.content.plain
+
+    @property
+    def height(self) -> int:
+        return len(self.strips)
+
+    def settle(self) -> None:
+        """It will not change any more: all of a block of code may take its colours."""
+        if self.is_code and len(self.piece.content) > COLOURED_WHILE_WRITTEN:
+            self.content, self.drawn_for = self.coloured(COLOURED_CHARACTERS), None
+
+    def coloured(self, most: int) -> Content:
+        code, language = self.piece.content.plain, self.piece.language
+        if not self.is_code or not language or len(code) > most:
+            return self.piece.content
+        return highlight(code, language=language)
+
+    def choose(self, is_chosen: bool) -> None:
+        self.is_chosen, self.drawn_for = is_chosen, None
+
+    def draw(
+        self, width: int, style: Style, options: RenderOptions, line: int, table: Callable[[Table], Visual]
+    ) -> list[Strip]:
+        """line: the number of its first line in the text of the answer, by which what is selected is found."""
+        piece = self.piece
+        if piece.form == Form.CODE:
+            return self.code(width, style, options, line)
+        left = max(1, width - len(piece.rest))
+        if piece.form == Form.TABLE:
+            strips = table(table_of(piece)).render_strips(left, None, style, options)
+        elif piece.form == Form.RULE:
+            strips = [Strip([Segment("─" * min(RULE_CELLS, left), (style + options.get_style("dim")).rich_style)])]
+        else:
+            shown = style + options.get_style(HEADING) if piece.form == Form.HEADING else style
+            strips = found(self.content.render_strips(left, None, shown, options), line)
+        before = [Segment(text, style.rich_style) for text in (piece.first, piece.rest)]
+        return [Strip([before[y > 0], *strip]) for y, strip in enumerate(strips)]
+
+    def code(self, width: int, style: Style, options: RenderOptions, line: int) -> list[Strip]:
+        """What it is in and what can be done with it, then the code; lines that are too long go on in the next."""
+        indent = Segment(" " * len(self.piece.rest), style.rich_style)
+        left = max(4, width - len(self.piece.rest))
+        ground = style + options.get_style(CODE_GROUND)
+        verbs = [
+            (verb, Style.from_meta({"@click": f"screen.{verb}_code({self.place})"})) for verb in ("copy", "save")
+        ]
+        parts = [part for verb in verbs for part in ("  ", verb)]
+        head = Content.assemble(self.piece.language or "code", *parts).stylize(CHOSEN if self.is_chosen else HEAD)
+        folded = replace(options, rules={"text_wrap": "nowrap", "text_overflow": "fold"})
+        strips = [
+            *head.render_strips(left - 2, 1, ground, replace(options, selection=None)),
+            *found(self.content.render_strips(left - 2, None, ground, folded), line),
+        ]
+        margin = Segment(" ", ground.rich_style)
+        return [
+            Strip([indent, margin, *strip.extend_cell_length(left - 1, ground.rich_style)]) for strip in strips
+        ]
+
+
+def found(strips: list[Strip], line: int) -> list[Strip]:
+    """Lines that know where in the answer they stand, where they knew it of their piece."""
+    if not line:
+        return strips
+    return [Strip([_found(segment, line) for segment in strip], strip.cell_length) for strip in strips]
+
+
+def _found(segment: Segment, line: int) -> Segment:
+    style = segment.style
+    if style is None or "offset" not in (meta := style.meta):
+        return segment
+    x, y = meta["offset"]
+    return Segment(segment.text, style + RichStyle.from_meta({"offset": (x, y + line)}), segment.control)
+
+
+def table_of(piece: Piece) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    heads, *rows = piece.rows
+    for head in heads:
+        table.add_column(rich_text(head))
+    for row in rows:
+        table.add_row(*map(rich_text, row))
+    return table
+
+
+def rich_text(content: Content) -> Text:
+    """With the styles that Rich knows as well; colours of the theme and clicks are left out."""
+    text = Text(content.plain)
+    for start, end, style in content.spans:
+        if style in ("bold", "italic", "strike"):
+            text.stylize(str(style), start, end)
+    return text

@@ -1,0 +1,41 @@
+"""A block of code into a file."""
+
+from pathlib import Path
+
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
+
+from localllm.errors import UsageError
+
+TEXT = ".txt"
+
+
+def name_for(language: str) -> str:
+    """A file's name as the language has it; language: as the model named it."""
+    try:
+        patterns = get_lexer_by_name(language).filenames
+    except ClassNotFound:
+        return "code" + TEXT
+    ending = Path(patterns[0]).suffix if patterns else ""
+    return "code" + (ending if ending.removeprefix(".").isalnum() else TEXT)
+
+
+def path_of(written: str) -> Path:
+    return Path(written.strip()).expanduser()
+
+
+def check_path(written: str) -> None:
+    """Raises UsageError for what is no place for a file."""
+    path = path_of(written)
+    if path.is_dir():  # also no name at all: the folder that one is in
+        raise UsageError(f"{path} is a folder", "name a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}", "make it first")
+
+
+def write_code(path: Path, code: str) -> None:
+    """Raises UsageError where it cannot be written."""
+    try:
+        path.write_text(code + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another place") from error

@@ -1,0 +1,114 @@
+"""One turn on the screen: the question, what the model thought, its answer, and what is to be said about it."""
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.style import Style
+from textual.widgets import Static
+
+from localllm.conversation.turn import Turn
+from localllm.tui.transcript.answer import Answer
+from localllm.tui.transcript.block import Block
+from localllm.tui.transcript.hanging import Hanging
+from localllm.tui.transcript.markdown import visible
+
+
+class TurnView(Vertical):
+    """turn: None of a question whose answer has not begun."""
+
+    DEFAULT_CSS = """
+    TurnView {
+        height: auto; margin-bottom: 1; border-left: blank;
+        .asked { height: auto; }
+        .question { width: 1fr; height: auto; color: $primary; text-style: bold; }
+        .branch, .thoughts { link-style: none; link-color: $text-muted; }
+        .branch { width: auto; color: $text-muted; margin-left: 1; display: none; }
+        .thoughts { height: auto; color: $text-muted; margin: 1 0 0 2; display: none; }
+        .note { height: auto; color: $text-muted; margin: 1 0 0 2; display: none; }
+        .note.warning { color: $text-warning; }
+        .note.error { color: $text-error; }
+        Answer { margin: 1 0 0 2; display: none; }
+        .shown { display: block; }
+    }
+    """
+
+    def __init__(self, question: str, turn: Turn | None, note: str = "", kind: str = ""):
+        super().__init__()
+        self.turn = turn
+        self.question = Static(Hanging(Content(visible(question)), "> ", "  "), classes="question")
+        self.branch = Static(classes="branch")
+        self.thoughts = Static(classes="thoughts")
+        self.answer = Answer(turn.answer if turn else "")
+        self.note = Static(classes="note")
+        self.thoughts_open = False
+        self.chosen_code: int | None = None
+        self.answer.set_class(bool(self.answer.source), "shown")
+        self.say(note, kind)
+        self.show_thoughts()
+        self.show_ways()
+
+    def compose(self) -> ComposeResult:
+        yield Horizontal(self.question, self.branch, classes="asked")
+        yield self.thoughts
+        yield self.answer
+        yield self.note
+
+    def grow(self) -> None:
+        """Show what of the answer has come since."""
+        assert self.turn
+        if len(self.turn.answer) > len(self.answer.source):
+            self.answer.grow(self.turn.answer)
+            self.answer.add_class("shown")
+        self.show_thoughts()
+
+    def finish(self, note: str, kind: str) -> None:
+        if self.turn:
+            self.grow()
+            self.answer.finish()
+        self.say(note, kind)
+
+    def say(self, note: str, kind: str = "") -> None:
+        """A remark below the answer; kind: `warning`, `error`, or nothing of both."""
+        self.note.set_class(bool(note), "shown")
+        self.note.set_class(kind == "warning", "warning")
+        self.note.set_class(kind == "error", "error")
+        self.note.update(Content(visible(note)))
+
+    def show_ways(self) -> None:
+        """Which of the branches that part here this is."""
+        ways = self.turn.ways if self.turn else []
+        if not self.turn or len(ways) < 2 or self.turn not in ways:
+            self.branch.remove_class("shown")
+            return
+        earlier, later = (Style.from_meta({"@click": f"screen.go_to_branch({step})"}) for step in (-1, 1))
+        place = f" {ways.index(self.turn) + 1}/{len(ways)} "
+        self.branch.update(Content.assemble(("◂", earlier), place, ("▸", later)))
+        self.branch.add_class("shown")
+
+    def show_thoughts(self) -> None:
+        thoughts = self.turn.thoughts.strip() if self.turn else ""
+        self.thoughts.set_class(bool(thoughts), "shown")
+        if not thoughts:
+            return
+        fold = Style.from_meta({"@click": "screen.fold_thoughts"})
+        if self.thoughts_open:
+            self.thoughts.update(Content.assemble(("▾ thoughts", fold), f"\n{visible(thoughts)}"))
+        else:
+            count = len(thoughts.split())
+            self.thoughts.update(Content.assemble((f"▸ thoughts, {count} word{'s' * (count != 1)}", fold)))
+
+    def fold_thoughts(self) -> None:
+        self.thoughts_open = not self.thoughts_open
+        self.show_thoughts()
+
+    def choose_code(self, step: int, place: int | None = None) -> Block | None:
+        """Go on to the next block of code or the one before; 0: the one that is chosen, else the last; place: this
+        one."""
+        codes = self.answer.codes
+        if not codes:
+            return None
+        if place is None:
+            place = len(codes) - 1 - max(step, 0) if self.chosen_code is None else self.chosen_code
+        self.chosen_code = (place + step) % len(codes)
+        self.answer.choose_code(self.chosen_code)
+        return codes[self.chosen_code]

@@ -1,0 +1,142 @@
+"""What is done to a turn that was chosen: asked otherwise, answered again, left for another, copied, saved."""
+
+from collections.abc import Callable
+
+from localllm.conversation.chat import Chat, Events
+from localllm.conversation.turn import Turn
+from localllm.errors import UsageError
+from localllm.tui.dialogs import Ask, Confirm
+from localllm.tui.panel_screen import PanelScreen
+from localllm.tui.prompt import Prompt
+from localllm.tui.transcript.markdown import visible
+from localllm.tui.transcript.saving import check_path, name_for, path_of, write_code
+from localllm.tui.transcript.turn_view import TurnView
+from localllm.tui.transcript.view import Transcript
+
+
+class TurnScreen(PanelScreen):
+    """Who inherits asks, and does commands."""
+
+    chat: Chat
+    transcript: Transcript
+    prompt: Prompt
+
+    def answer(self, question: str, ask: Callable[[], Events], after: Turn | None) -> None:
+        raise NotImplementedError
+
+    def command(self, line: str) -> None:
+        raise NotImplementedError
+
+    def is_busy(self) -> bool:
+        raise NotImplementedError
+
+    def say(self, text: str, severity: str = "information") -> None:
+        """A word that goes by itself."""
+        self.notify(visible(text), severity=severity, markup=False)  # pyright: ignore[reportArgumentType]
+
+    def chosen(self, *, may_wait: bool = False) -> TurnView | None:
+        """The chosen turn, else the newest; None, and a word about it, where there is none to act on now."""
+        if not may_wait and self.is_busy():
+            return None
+        view = self.transcript.chosen or (self.transcript.views[-1] if self.transcript.views else None)
+        if view is None or view.turn is None:
+            self.say("nothing has been said yet")
+            return None
+        return view
+
+    def action_edit_turn(self) -> None:
+        view = self.chosen()
+        if view and view.turn:
+            self.prompt.text = self.session.edit(view.turn)
+            self.prompt.focus()
+            self.say("Enter asks this instead, on a branch of its own; Escape leaves it as it was")
+
+    def action_ask_again(self) -> None:
+        view = self.chosen()
+        if view and (turn := view.turn):
+            self.answer(turn.question, lambda: self.chat.again(turn), turn.parent)
+
+    def action_go_to_branch(self, step: int) -> None:
+        view = self.chosen()
+        if not view or not view.turn:
+            return
+        ways = view.turn.ways
+        if len(ways) < 2:
+            self.say("there is one branch here; e and r begin others")
+            return
+        turn = ways[(ways.index(view.turn) + step) % len(ways)]
+        self.chat.switch(turn)
+        self.transcript.show_branch(turn)
+        self.keep()
+
+    def action_undo(self) -> None:
+        if not self.is_busy():
+            self.command("/undo")
+
+    def action_redo(self) -> None:
+        if not self.is_busy():
+            self.command("/redo")
+
+    def keep(self) -> None:
+        try:
+            if told := self.session.keep():
+                self.say(told)
+        except UsageError as error:
+            self.say(str(error), "error")
+
+    def action_fold_thoughts(self) -> None:
+        view = self.transcript.live or self.chosen(may_wait=True)
+        if view:
+            view.fold_thoughts()
+
+    # Copying
+
+    def copy(self, text: str, told: str) -> None:
+        self.app.copy_to_clipboard(text)
+        self.say(told)
+
+    def action_copy_answer(self) -> None:
+        view = self.chosen(may_wait=True)
+        if view and view.turn:
+            self.copy(visible(view.turn.answer), "the answer is copied")
+
+    def action_copy_address(self, address: str) -> None:
+        self.copy(visible(address), f"copied: {address}")
+
+    def action_choose_code(self, step: int) -> None:
+        view = self.chosen(may_wait=True)
+        if view and not view.choose_code(step):
+            self.say("there is no code in this answer")
+
+    def action_copy_code(self, place: int | None = None) -> None:
+        view = self.chosen(may_wait=True)
+        code = view and view.choose_code(0, place)
+        if code:
+            self.copy(code.text, "the code is copied")
+        elif view:
+            self.say("there is no code in this answer")
+
+    def action_save_code(self, place: int | None = None) -> None:
+        view = self.chosen(may_wait=True)
+        code = view and view.choose_code(0, place)
+        if code:
+            self.run_worker(self.save(code.text, name_for(code.piece.language)))
+        elif view:
+            self.say("there is no code in this answer")
+
+    async def save(self, code: str, name: str) -> None:
+        """Ask where to, and for leave where there is something already."""
+        written = await self.app.push_screen_wait(Ask("Save the code as", name, check_path))
+        if written is None:
+            return
+        path = path_of(written)
+        if path.exists() and not await self.app.push_screen_wait(
+            Confirm(f"{path} exists. Replace it?", "Replace")
+        ):
+            return
+        try:
+            write_code(path, code)
+        except UsageError as error:
+            self.say(str(error), "error")
+        else:
+            self.say(f"saved as {path}")

@@ -1,0 +1,88 @@
+import json
+from itertools import pairwise
+
+import pytest
+from markdown_it import MarkdownIt
+
+from localllm.conversation.attach import Attachment
+from localllm.conversation.chat import Chat
+from localllm.conversation.export import exported
+from localllm.conversation.kept import Kept
+from localllm.errors import UsageError
+from localllm.request import SamplingParams
+from tests.cli.fake_engine import FakeLLM
+
+FRONT_MATTER = (
+    '---\ntitle: "a *title*"\nmodel: "demo"\ndate: "2001-09-09T01:46:40Z"\nparameters: {"temperature": 0.5}\n---'
+)
+
+
+@pytest.fixture
+def chat():
+    chat = Chat(FakeLLM(), SamplingParams(temperature=0.5), system="be brief")
+    list(chat.ask("hello"))
+    list(chat.ask("thinking", attached=(Attachment("a_b.py", "```\nprint()\n"),)))
+    list(chat.again(chat.at))
+    return chat
+
+
+def text_of(chat, form="md", **more):
+    return exported(Kept.of(chat, "a *title*", 1e9, 1e9 + 1), form, **more)
+
+
+def headings(markdown):
+    tokens = MarkdownIt().parse(markdown.split("---\n", 2)[2])
+    return [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
+
+
+def test_a_branch_becomes_a_readable_page(chat):
+    chat.switch(chat.turns[1].ways[0])
+    assert text_of(chat) == (
+        f"{FRONT_MATTER}\n\n# a \\*title\\*\n\n## System\n\nbe brief\n\n## Question 1\n\nhello\n\n"
+        "## Answer 1\n\n2[be brief]:hello\n\n## Question 2\n\nthinking\n\n"
+        "a\\_b.py:\n\n````py\n```\nprint()\n````\n\n"
+        "## Answer 2\n\n> (thinking)\n>\n> let me see\x07\n\n"
+        "4[be brief]:a_b.py:\n````py\n```\nprint()\n````\n\nthinking\n"
+    )
+
+
+def test_the_whole_tree_names_its_ways(chat):
+    assert headings(text_of(chat, everything=True)) == [
+        "a \\*title\\*",
+        "System",
+        *("Question 1", "Answer 1"),
+        *("Question 2, way 1 of 2", "Answer 2, way 1 of 2", "Question 2, way 2 of 2", "Answer 2, way 2 of 2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["```py\ncut", "~~~\n```\n", "````\n```\n````\n```", "``` a`b\nx", "    ```\n", "> ```\nx", "```\n``` x"],
+)
+def test_a_block_that_was_cut_swallows_nothing(chat, answer):
+    chat.turns[0].answer = answer
+    assert headings(text_of(chat))[-2:] == ["Question 2", "Answer 2"]
+
+
+def test_an_answer_that_was_stopped_says_so(chat):
+    stream = chat.ask("more")
+    next(stream)
+    stream.close()
+    assert text_of(chat).endswith("## Answer 3\n\n6\n\n(stopped)\n")
+
+
+def test_json_has_the_turns_and_the_messages(chat):
+    content = json.loads(text_of(chat, "json"))
+    assert (content["title"], content["model"], content["system"]) == ("a *title*", "demo", "be brief")
+    assert (content["began"], content["changed"]) == ("2001-09-09T01:46:40Z", "2001-09-09T01:46:41Z")
+    assert content["params"]["temperature"] == 0.5
+    assert content["messages"] == [{"role": "system", "content": "be brief"}, *chat.messages]
+    assert [turn["parent"] for turn in content["turns"]] == [None, 0]
+    assert content["turns"][1]["attached"] == [{"name": "a_b.py", "text": "```\nprint()\n"}]
+    assert content["turns"][0]["metrics"]["output_tokens"] == len("2[be brief]:hello")
+    assert [turn["parent"] for turn in json.loads(text_of(chat, "json", everything=True))["turns"]] == [None, 0, 0]
+
+
+def test_another_format_is_refused(chat):
+    with pytest.raises(UsageError, match="'pdf' is no format of conversations; give md or json"):
+        text_of(chat, "pdf")

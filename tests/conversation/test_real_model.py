@@ -1,0 +1,54 @@
+"""Conversations with the model in the box: what branches share is computed once."""
+
+import pytest
+
+import localllm
+from localllm.conversation import kept
+from localllm.conversation.chat import Chat
+from localllm.conversation.kept import Kept
+from localllm.request import SamplingParams
+
+BLOCK = 16  # tokens: what is shared is found in whole blocks
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with localllm.load("demo", device="cpu") as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def chat(llm):
+    chat = Chat(llm, SamplingParams(temperature=0, max_tokens=24))
+    for question in ("Tell me a story about a fox.", "What did she do then?", "And how does it end?"):
+        list(chat.ask(question))
+    return chat
+
+
+def test_a_branch_computes_only_what_it_does_not_share(chat):
+    before = chat.turns[1].metrics
+    shared = before.prompt_tokens + before.output_tokens
+    for branch in (chat.edit(chat.at, "Who was there?"), chat.again(chat.at)):
+        list(branch)
+        assert chat.last.cached_tokens >= shared - 2 * BLOCK
+        assert chat.last.cached_tokens <= chat.last.prompt_tokens
+
+
+def test_what_is_brought_back_and_what_was_kept_is_found_as_well(chat, llm, tmp_path):
+    chat.undo()
+    chat.undo()
+    chat.redo()
+    list(chat.ask("Was she happy?"))
+    before = chat.last
+    assert before.cached_tokens >= before.prompt_tokens // 2
+    kept.write(tmp_path / "chat.json", Kept.of(chat, "", 0, 0))
+    other = Chat(llm)
+    kept.read(tmp_path / "chat.json").go_on(other)
+    list(other.ask("And now?"))
+    assert other.last.cached_tokens >= before.prompt_tokens + before.output_tokens - 2 * BLOCK
+
+
+def test_another_answer_to_the_same_question_is_the_same_where_nothing_is_drawn(chat):
+    answer = chat.at.answer
+    list(chat.again(chat.at))
+    assert chat.at.answer == answer

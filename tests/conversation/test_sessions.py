@@ -1,0 +1,236 @@
+import subprocess
+import sys
+import time
+
+import pytest
+
+from localllm.conversation import kept
+from localllm.conversation.chat import Chat
+from localllm.conversation.kept import Kept
+from localllm.conversation.session import Session
+from localllm.conversation.sessions import Sessions, as_title
+from localllm.errors import UsageError
+from tests.cli.fake_engine import FakeLLM
+
+
+@pytest.fixture
+def sessions(tmp_path):
+    return Sessions(tmp_path / "chats")
+
+
+def held(sessions, *questions, changed=0.0, title="", system=None, name=None):
+    """Keep a conversation; gives its name."""
+    chat = Chat(FakeLLM(), system=system)
+    for question in questions:
+        list(chat.ask(question))
+    return sessions.keep(Kept.of(chat, title, changed, changed), name, None)[0]
+
+
+def test_names_sort_by_time_and_do_not_collide(sessions):
+    names = [held(sessions, "hello", changed=changed) for changed in (1e9, 1e9, 1e9, 2e9)]
+    assert len(set(names)) == 4
+    assert sorted(names)[3] == names[3]
+    assert names[3].startswith("20330518-033320-")
+    assert all(path.stat().st_mode & 0o77 == 0 for path in (sessions.folder, *sessions.folder.iterdir()))
+
+
+def test_a_list_is_newest_first(sessions):
+    assert sessions.list() == []
+    for changed, question in ((5, "five"), (9, "nine"), (7, "seven")):
+        held(sessions, question, "more", changed=changed)
+    assert [(one.title, one.head.questions, one.head.model) for one in sessions.list()] == [
+        ("nine", 2, "demo"),
+        ("seven", 2, "demo"),
+        ("five", 2, "demo"),
+    ]
+
+
+def test_what_is_damaged_is_listed_as_such(sessions):
+    held(sessions, "hello")
+    (sessions.folder / "broken.json").write_text("{")
+    (sessions.folder / "two words.json").write_text("{}")
+    damaged = {one.id: one.fault for one in sessions.list() if not one.head}
+    assert "is not JSON" in damaged["broken"]
+    assert "no name" in damaged["two words"]
+    assert len(sessions.list()) == 3
+
+
+def test_two_thousand_are_listed_at_once(sessions):
+    held(sessions, *(f"question {number} " + "word " * 20 for number in range(10)))
+    text = next(sessions.folder.glob("*.json")).read_text()
+    for number in range(2000):
+        (sessions.folder / f"chat{number}.json").write_text(text)
+    began = time.perf_counter()
+    assert len(sessions.list()) == 2001
+    assert time.perf_counter() - began < 0.8
+
+
+def test_a_conversation_is_found_by_the_begin_of_its_name(sessions):
+    with pytest.raises(UsageError, match="no conversation is kept yet"):
+        sessions.find("last")
+    first, second = held(sessions, "a", changed=1e9), held(sessions, "b", changed=1.5e9)
+    held(sessions, "c", changed=5, name="monday")
+    assert sessions.find(first) == first
+    assert sessions.find(second[:5]) == second
+    assert sessions.find("last") == second
+    with pytest.raises(UsageError, match="2 conversations begin with 20"):
+        sessions.find("20")
+    with pytest.raises(UsageError, match=r"no conversation is kept as mondya; did you mean monday\?"):
+        sessions.find("mondya")
+    for name in ("../x", "a/b", ".lock", "", "x" * 65):
+        with pytest.raises(UsageError, match="is no name"):
+            sessions.find(name)
+
+
+def test_every_word_is_looked_for_in_all_that_was_said(sessions):
+    held(sessions, "tell a story about a FOX", changed=1)
+    held(sessions, "thinking", "count to ten", changed=2, system="you are a fox", title="numbers")
+    held(sessions, "nothing", changed=3)
+
+    def found(words):
+        return [(hit.summary.head.changed, hit.question, hit.part, hit.match) for hit in sessions.search(words)]
+
+    assert found("fox") == [(2, 0, "system", "fox"), (1, 1, "question", "FOX")]
+    assert found("story fox") == [(1, 1, "question", "story")]
+    assert found("Ten FOX") == [(2, 2, "answer", "ten")]
+    assert found("numb") == [(2, 0, "title", "numb")]
+    assert found("let me") == [(2, 1, "thoughts", "let")]
+    assert found("nowhere") == found("") == found(" ") == []
+
+
+def test_a_place_is_shown_with_what_is_around_it(sessions):
+    held(sessions, "first\nline, " + "long " * 50 + "the needle lies\nhere " + "word " * 50)
+    hit = next(sessions.search("NEEDLE"))
+    assert (hit.before, hit.match) == ("…" + "long " * 7 + "the ", "needle")
+    assert hit.after == " lies here" + " word" * 6 + "…"
+
+
+def test_a_damaged_file_hides_no_other(sessions):
+    held(sessions, "fox", changed=2)
+    name = held(sessions, "fox", changed=1)
+    file = sessions.path(name)
+    file.write_bytes(file.read_bytes()[:-20])
+    assert [hit.summary.head.changed for hit in sessions.search("fox")] == [2]
+
+
+def test_a_conversation_is_renamed_and_stays_what_it_was(sessions):
+    name = held(sessions, "hello", changed=5)
+    before, _ = sessions.read(name)
+    sessions.rename(name, " a new\ntitle ")
+    after, _ = sessions.read(name)
+    assert (after.title, after.changed) == ("a new title", 5)
+    assert [turn.answer for turn in after.root.descendants] == [turn.answer for turn in before.root.descendants]
+    for title in ("", " \n", "x" * 201):
+        with pytest.raises(UsageError, match="1 to 200 characters"):
+            as_title(title)
+
+
+def test_a_conversation_is_deleted_by_its_name_alone(sessions):
+    name = held(sessions, "hello")
+    assert sessions.delete(name[:10]) == name
+    assert sessions.list() == []
+    with pytest.raises(UsageError, match="no conversation is kept as"):
+        sessions.delete(name)
+
+
+@pytest.fixture
+def session(tmp_path):
+    llm = FakeLLM()
+    return Session(llm, Chat(llm), tmp_path / "chats")
+
+
+def say(session, text):
+    said = "".join(event.text for event in session.ask(text))
+    session.keep()
+    return said
+
+
+def test_what_was_said_is_kept_and_gone_on_with(session):
+    assert session.keep() == "" and session.id is None  # nobody spoke
+    say(session, "hello")
+    say(session, "more")
+    other = Session(FakeLLM(), Chat(FakeLLM()), session.chats)
+    other.load("last")
+    assert (other.id, other.chat.messages) == (session.id, session.chat.messages)
+    say(other, "and more")
+    assert [one.head.questions for one in other.sessions.list()] == [3]
+
+
+def test_only_what_has_changed_is_written(session):
+    say(session, "hello")
+    stamp = session.sessions.stamp(session.id)
+    session.keep()
+    assert session.sessions.stamp(session.id) == stamp
+    session.chat.undo()
+    session.keep()
+    assert session.sessions.stamp(session.id) != stamp
+    assert session.sessions.read(session.id)[0].at.depth == 0
+
+
+def test_two_who_go_on_with_one_conversation_lose_nothing(session):
+    say(session, "hello")
+    other = Session(FakeLLM(), Chat(FakeLLM()), session.chats)
+    other.load(session.id)
+    say(session, "here")
+    list(other.ask("there"))
+    told = other.keep()
+    assert told == f"another process has gone on with {session.id}; this conversation is kept as {other.id}"
+    questions = {tuple(turn.question for turn in kept.read(p).at.path) for p in session.chats.glob("*.json")}
+    assert questions == {("hello", "here"), ("hello", "there")}
+    assert other.keep() == ""
+
+
+def test_a_conversation_that_was_deleted_meanwhile_is_kept_again(session):
+    say(session, "hello")
+    session.sessions.delete(session.id)
+    say(session, "more")
+    assert [one.head.questions for one in session.sessions.list()] == [2]
+
+
+def test_a_new_conversation_leaves_the_one_before(session):
+    say(session, "hello")
+    before = session.id
+    assert session.begin() == before
+    say(session, "new")
+    assert session.id != before
+    assert [one.title for one in session.sessions.list()] == ["new", "hello"]
+
+
+def test_an_own_name_takes_the_place_of_the_one_it_had(session):
+    say(session, "hello")
+    session.save("monday")
+    say(session, "more")
+    session.save("tuesday")
+    say(session, "yet more")
+    assert {one.id: one.head.questions for one in session.sessions.list()} == {"monday": 2, "tuesday": 3}
+    with pytest.raises(UsageError, match="another conversation is kept as monday"):
+        session.save("monday")
+
+
+def test_who_wants_nothing_kept_keeps_nothing(session):
+    session.keeps = False
+    say(session, "hello")
+    assert not session.chats.exists()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from localllm.conversation.chat import Chat
+from localllm.conversation.session import Session
+from tests.cli.fake_engine import FakeLLM
+for number in range(20):
+    llm = FakeLLM()
+    session = Session(llm, Chat(llm), Path(sys.argv[1]), began=1e9)
+    for question in ("one", "two", "three"):
+        list(session.ask(question))
+        assert session.keep() == ""
+"""
+
+
+def test_processes_keep_their_conversations_beside_each_other(tmp_path):
+    folder = tmp_path / "chats"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(folder)]) for _ in range(2)]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    assert [one.head.questions for one in Sessions(folder).list()] == [3] * 40
+    assert len(list(folder.iterdir())) == 41  # and the lock

@@ -1,0 +1,92 @@
+import pytest
+from rich.cells import cell_len
+
+from localllm.tui.inspector.flow import Flow, visible
+from localllm.tui.inspector.record import Guess, Token
+
+
+def flow_of(*texts: str, width: int = 10) -> Flow:
+    flow = Flow(width)
+    flow.extend([Token(n, n, text) for n, text in enumerate(texts)])
+    return flow
+
+
+def lines(flow: Flow) -> list[str]:
+    return ["".join(placed.text for placed in line) for line in flow.lines]
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (" a", "·a"),
+        ("\n\n", "↵↵"),
+        ("\t", "⇥"),
+        ("", "∅"),
+        ("\x1b[2J", "␛[2J"),
+        ("\x9b", "\ufffd"),
+        ("a\u202eb", "a\ufffdb"),  # turns the writing around
+        ("\u200b", "\ufffd"),
+        ("\u0301", "◌\u0301"),
+        ("日本", "日本"),
+    ],
+)
+def test_everything_is_seen_and_nothing_obeyed(text: str, seen: str) -> None:
+    assert visible(text) == seen
+
+
+def test_tokens_are_not_cut_where_they_fit_on_a_line() -> None:
+    assert lines(flow_of("Once", " upon", " a", " time")) == ["Once·upon", "·a·time"]
+
+
+def test_a_token_longer_than_a_line_goes_over_several() -> None:
+    flow = flow_of("ab", "x" * 25, "c")
+    assert lines(flow) == ["ab", "x" * 10, "x" * 10, "xxxxxc"]
+    assert [flow.at(line, 0) for line in range(4)] == [0, 1, 1, 1]
+
+
+def test_a_line_ends_where_the_text_does() -> None:
+    assert lines(flow_of("a", "\n", "b", ".\n\n", "c")) == ["a↵", "b.↵↵", "c"]
+
+
+@pytest.mark.parametrize("width", [2, 3, 7, 40])
+def test_no_line_is_wider_than_the_screen_and_no_token_is_lost(width: int) -> None:
+    texts = ["日本語", " a", "\x00", "👩‍🚀", "é", "word" * 9, "\n", "", "z"]
+    flow = flow_of(*texts * 3, width=width)
+    assert all(cell_len(line) <= width for line in lines(flow))
+    assert {placed.index for line in flow.lines for placed in line} == set(range(27))
+
+
+def test_growing_gives_the_same_as_all_at_once() -> None:
+    tokens = [Token(n, n, text) for n, text in enumerate(["one", " two", "\n", " three", " four"] * 9)]
+    flow = Flow(12)
+    for end in range(len(tokens) + 1):
+        flow.extend(tokens[:end])
+    whole = Flow(12)
+    whole.extend(tokens)
+    assert lines(flow) == lines(whole)
+
+
+def test_neighbours_that_were_guessed_alike_have_one_mark() -> None:
+    guesses = [Guess.NONE, Guess.RIGHT, Guess.RIGHT, Guess.WRONG, Guess.NONE]
+    flow = Flow(40)
+    flow.extend(
+        [Token(n, n, letter, (), guess) for n, (letter, guess) in enumerate(zip("abcde", guesses, strict=True))]
+    )
+    assert lines(flow) == ["a✓bc✗de"]
+
+
+def test_up_and_down_keep_the_column() -> None:
+    flow = flow_of("aaaa", "bbbb", "cccc", "dddd", "eee")
+    assert lines(flow) == ["aaaabbbb", "ccccdddd", "eee"]
+    assert [flow.near(1, 1), flow.near(3, -1), flow.near(3, 1), flow.near(0, -5), flow.near(0, 9)] == [
+        3,
+        1,
+        4,
+        0,
+        4,
+    ]
+
+
+def test_below_an_end_of_line_there_may_be_nothing_yet() -> None:
+    flow = flow_of("a", "\n")
+    assert flow.lines[-1] == [] and flow.near(1, 1) in (0, 1)

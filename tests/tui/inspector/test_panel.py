@@ -1,0 +1,349 @@
+"""The inspector by keyboard and mouse."""
+
+import time
+
+import pytest
+from textual.events import MouseScrollDown, MouseScrollUp
+
+from localllm.conversation.chat import Chat
+from localllm.request import GenerationEvent, SamplingParams
+from localllm.tui.answering import Answering
+from localllm.tui.inspector.blocks import Blocks, grid
+from localllm.tui.inspector.candidates import Candidates
+from localllm.tui.inspector.panel import CANDIDATES
+from localllm.tui.inspector.record import Guess
+from localllm.tui.inspector.timeline import TimeLine
+from localllm.tui.inspector.tokens import Tokens, band
+from tests.tui.inspected import Inspected
+from tests.tui.told import Told, story
+
+SIZES = [(80, 24), (160, 50)]
+
+
+def shown(app: Inspected) -> str:
+    """What stands on the screen."""
+    return "\n".join("".join(part.text for part in line) for line in app.screen._compositor.render_strips())
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_before_any_answer_each_view_says_so(size) -> None:
+    app = Inspected()
+    async with app.run_test(size=size) as pilot:
+        for key in "123":
+            await pilot.press(key)
+            assert any(said in shown(app) for said in ("Nothing was reported yet", "No token yet"))
+
+
+async def test_it_is_asked_for_candidates_only_while_it_is_open() -> None:
+    app = Inspected(list(story(5)))
+    async with app.run_test() as pilot:
+        assert app.inspector.inspect == CANDIDATES and isinstance(app.focused, TimeLine)
+        app.inspector.toggle()
+        await pilot.pause()
+        assert app.inspector.inspect == 0 and "Time line" not in shown(app)
+        app.inspector.toggle()
+        await pilot.pause()
+        assert app.inspector.inspect == CANDIDATES and "5 steps" in shown(app)
+
+
+@pytest.mark.parametrize(("key", "view"), [("1", TimeLine), ("2", Tokens), ("3", Blocks)])
+async def test_a_number_opens_a_view(key, view) -> None:
+    app = Inspected(list(story(5)))
+    async with app.run_test() as pilot:
+        await pilot.press("2", key)
+        assert isinstance(app.focused, view) and app.query_one(view).display
+
+
+@pytest.mark.parametrize(("tab", "view"), [("timeline", TimeLine), ("tokens", Tokens), ("blocks", Blocks)])
+async def test_a_click_opens_a_view(tab, view) -> None:
+    app = Inspected(list(story(5)))
+    async with app.run_test() as pilot:
+        await pilot.click("#tab-tokens")
+        await pilot.click(f"#tab-{tab}")
+        assert isinstance(app.focused, view) and app.query_one(view).display
+
+
+async def test_steps_are_chosen_by_keys_and_the_newest_is_followed_again() -> None:
+    app = Inspected()
+    async with app.run_test() as pilot:
+        view = app.query_one(TimeLine)
+        app.begin()
+        events = list(story(60))
+        app.tell(events[:30])
+        await pilot.pause(0.25)
+        newest = view.place
+        assert view.chosen is None and newest == len(view.steps) - 1
+        await pilot.press("left", "left")
+        assert view.place == newest - 2
+        app.tell(events[30:40])
+        await pilot.pause(0.25)
+        assert view.place == newest - 2 < len(view.steps) - 3  # it stays where the person looks
+        await pilot.press("home")
+        assert view.place == 0 and "read 256 tokens" in shown(app)
+        await pilot.press("right")
+        assert view.place == 1
+        await pilot.press("pagedown", "pageup")
+        assert view.place == 1
+        await pilot.press("end")
+        app.tell(events[40:])
+        await pilot.pause(0.25)
+        assert view.place == len(view.steps) - 1
+
+
+async def test_zoom_by_keys_and_wheel_and_steps_by_mouse() -> None:
+    app = Inspected(list(story(60)))
+    async with app.run_test() as pilot:
+        view = app.query_one(TimeLine)
+        await pilot.pause(0.25)
+        before = view.scale
+        await pilot.press("plus", "plus", "minus")
+        assert view.scale.span_s == before.span_s / 2
+        await pilot.press("minus", "minus", "minus")
+        assert view.scale == before
+        for kind, span in ((MouseScrollUp, before.span_s / 2), (MouseScrollDown, before.span_s)):
+            view.post_message(kind(view, 9, 5, 0, 0, 0, False, False, False))
+            await pilot.pause()
+            assert view.scale.span_s == span
+        await pilot.click(TimeLine, offset=(8 + 12, 3))  # in the time of the first piece
+        assert view.place == 0
+        await pilot.click(TimeLine, offset=(8 + 20, view.chart_line + 1))
+        assert view.place == 20
+
+
+async def test_a_token_is_chosen_by_keys_and_its_candidates_are_shown() -> None:
+    app = Inspected(list(story(40)))
+    async with app.run_test() as pilot:
+        await pilot.press("2")
+        view, candidates = app.query_one(Tokens), app.query_one(Candidates)
+        await pilot.press("home")
+        assert view.token.text == " Once" and candidates.token is view.token
+        await pilot.press("right")
+        assert view.token.text == " upon" and candidates.token is view.token
+        text = shown(app)
+        assert "▶ ·upon" in text and "cut by top_p" in text and "cut by top_k" in text and "61.0%" in text
+        await pilot.press("down")
+        assert view.flow.line_of[view.place] == 1
+        await pilot.press("up", "left")
+        assert view.token.text == " Once"
+        await pilot.press("pagedown", "pageup", "end")
+        assert view.chosen is None and view.token.special and "<|end|>" in shown(app)
+
+
+async def test_a_token_is_chosen_by_mouse() -> None:
+    app = Inspected(list(story(40)))
+    async with app.run_test() as pilot:
+        await pilot.press("2")
+        await pilot.click(Tokens, offset=(7, 0))
+        assert app.query_one(Tokens).token.text == " upon"
+        await pilot.click(Tokens, offset=(70, 5))  # behind the end of the text
+        assert app.query_one(Tokens).chosen is None
+
+
+async def test_drafts_and_unlikely_tokens_are_told_without_colour() -> None:
+    app = Inspected(list(story(40)))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await pilot.press("2")
+        text, tokens = shown(app), app.inspector.record.tokens
+        assert "✓,·there·was·little" in text and "✗·five·of" in text
+        view = app.query_one(Tokens)
+        for place, token in enumerate(tokens[:-1]):
+            style = view.style_of(place)
+            assert bool(style.strike) is (token.guess is Guess.WRONG)
+            if band(token) in ("unlikely", "rare"):
+                assert style.underline
+            assert bool(style.bold) is (band(token) == "rare")
+
+
+async def test_the_tokens_follow_the_answer_unless_an_earlier_one_is_looked_at() -> None:
+    events = list(story(400))
+    app = Inspected()
+    async with app.run_test() as pilot:
+        await pilot.press("2")
+        view = app.query_one(Tokens)
+        app.begin()
+        app.tell(events[:300])
+        await pilot.pause(0.25)
+        assert view.scroll_offset.y == view.max_scroll_y > 0
+        await pilot.press("home")
+        assert view.scroll_offset.y == 0
+        app.tell(events[300:400])
+        await pilot.pause(0.25)
+        assert view.scroll_offset.y == 0 and view.place == 0
+        await pilot.press("end")
+        app.tell(events[400:])
+        await pilot.pause(0.25)
+        assert view.scroll_offset.y == view.max_scroll_y and view.token.special
+
+
+async def test_who_scrolls_back_by_wheel_stays_there() -> None:
+    events = list(story(500))
+    app = Inspected()
+    async with app.run_test() as pilot:
+        await pilot.press("2")
+        view = app.query_one(Tokens)
+        app.begin()
+        app.tell(events[:400])
+        await pilot.pause(0.25)
+        view.scroll_to(y=2, animate=False)
+        await pilot.pause()
+        app.tell(events[400:])
+        await pilot.pause(0.25)
+        assert view.scroll_offset.y == 2 and view.chosen is None and view.token.special
+
+
+async def test_the_beginning_of_a_very_long_answer_goes_while_it_is_looked_at() -> None:
+    events = list(story(9300, drafts=False))
+    app = Inspected()
+    async with app.run_test() as pilot:
+        await pilot.press("2")
+        view = app.query_one(Tokens)
+        app.begin()
+        app.tell(events[:9200])
+        await pilot.press("home", *["right"] * 5)
+        looked_at = view.token
+        app.tell(events[9200:])
+        view.refresh()  # before it knows that the beginning is gone
+        await pilot.pause(0.25)
+        assert app.inspector.record.gone_tokens > 5
+        assert view.place == 0 and view.token.number > looked_at.number
+        await pilot.press("1", "home")
+        assert "read 256 tokens" in shown(app)
+
+
+async def test_a_resize_lays_the_tokens_out_anew() -> None:
+    app = Inspected(list(story(100)))
+    async with app.run_test(size=(160, 50)) as pilot:
+        await pilot.press("2", "home")
+        wide = len(app.query_one(Tokens).flow.lines)
+        await pilot.resize_terminal(60, 20)
+        await pilot.pause(0.25)
+        view = app.query_one(Tokens)
+        assert len(view.flow.lines) > wide and view.flow.width <= 58 and view.place == 0
+
+
+async def test_another_answer_takes_the_place_of_the_last() -> None:
+    app = Inspected(list(story(200)), list(story(3)))
+    async with app.run_test() as pilot:
+        await pilot.pause(0.25)
+        assert "3 steps" in shown(app)
+        await pilot.press("2")
+        assert app.query_one(Tokens).place == len(app.inspector.record.tokens) - 1 < 10
+
+
+@pytest.mark.parametrize("size", [(40, 12), (60, 16), (80, 24), (200, 60)])
+@pytest.mark.parametrize("steps", [1, 5, 5000])
+async def test_views_fit_any_terminal_and_any_answer(size, steps) -> None:
+    app = Inspected(list(story(steps)))
+    async with app.run_test(size=size) as pilot:
+        for key in "123":
+            await pilot.press(key)
+            await pilot.pause(0.25)
+            lines = shown(app).split("\n")
+            assert len(lines) == size[1] and any(sign in shown(app) for sign in "█▶▊▌")
+
+
+def filled(lines) -> str:
+    return "".join(line.plain for line in lines).replace(" ", "")
+
+
+def test_blocks_fill_one_by_one() -> None:
+    steps = [event.step for _, event in story(40, prompt=100, found=32) if event.step]
+    first, last = steps[0], steps[-1]
+    early = filled(grid(first, 320, 16, 40, 1))
+    assert early == "▒▒████▎" + "·" * 13  # 100 tokens: 32 found, 64 more in whole blocks, 4 in the last
+    late = filled(grid(last, 320, 16, 40, 1))
+    assert late.count("▒") == 2 and late.count("·") == 20 - last.blocks
+
+
+@pytest.mark.parametrize("context", [16, 512, 4096, 131072, 1048576])
+@pytest.mark.parametrize(("width", "height"), [(40, 3), (76, 10), (156, 40)])
+def test_every_context_has_room_in_the_grid(context: int, width: int, height: int) -> None:
+    newest = [event.step for _, event in story(5) if event.step][-1]
+    lines = grid(newest, context, 16, width, height)
+    assert 1 <= len(lines) <= height + 1
+    assert all(line.cell_length <= width + 1 for line in lines)
+
+
+async def test_blocks_and_bytes_are_told() -> None:
+    app = Inspected(list(story(40)))
+    async with app.run_test() as pilot:
+        await pilot.press("3")
+        text = shown(app)
+        assert "41 blocks of 16 tokens, 654 of 4,096 tokens, 42.9 MB" in text
+        assert "found in the cache" in text and "pool" not in text
+
+
+async def test_the_words_of_strangers_are_no_markup_and_no_control_codes() -> None:
+    class Nasty(Told):
+        class tokenizer:
+            @staticmethod
+            def decode(ids, *, skip_special):
+                return "[red]\x1b[2J[/]" * len(ids)
+
+    app = Inspected(list(story(8)))
+    app.inspector.model = Nasty()
+    async with app.run_test() as pilot:
+        for key in "12":
+            await pilot.press(key)
+            await pilot.pause(0.25)
+            assert "[red]␛[2J[/]" in shown(app) and "\x1b" not in shown(app)
+
+
+async def test_tokens_that_a_server_has_not_named_are_shown_as_the_answer_said_them() -> None:
+    class Nameless(Told):
+        class tokenizer:
+            @staticmethod
+            def decode(ids, *, skip_special):
+                raise KeyError(ids[0])
+
+    app = Inspected()
+    app.inspector.model = Nameless()
+    async with app.run_test() as pilot:
+        app.begin()
+        app.tell([(100.1, GenerationEvent(1, "Hello", (3,)))])
+        await pilot.press("2")
+        assert "Hello" in shown(app) and "before the inspector was open" in shown(app)
+
+
+async def test_the_model_in_the_box_is_inspected(demo, until) -> None:
+    """What is drawn of a real answer: every token among its candidates, whose chances add up."""
+    app = Inspected()
+    app.inspector.model = app.strip.model = demo
+    async with app.run_test(size=(100, 40)) as pilot:
+        chat = Chat(demo, SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=1, max_tokens=40))
+        chat.inspect = app.inspector.inspect
+        answering = Answering(lambda: chat.ask("Tell me a story"), chat.stop)
+        app.inspector.begin(answering.began)
+        ended = None
+        while not ended:
+            came, ended = answering.take()
+            app.inspector.follow(came)
+            await pilot.pause(0.01)
+        app.inspector.end(ended)
+        record = app.inspector.record
+        assert ended.error is None and record.output == record.metrics.output_tokens
+        said = "".join(
+            token.text for token in record.tokens if token.guess is not Guess.WRONG and not token.special
+        )
+        assert said.strip() == chat.at.answer.strip()
+        for token in record.tokens:
+            assert token.guess is Guess.WRONG or token.probability > 0
+            assert sum(one.chance for one in token.candidates) <= 1 + 1e-4
+        for key in "123":
+            await pilot.press(key)
+            await pilot.pause(0.25)
+        assert f"{demo.blocks:,} in use" in shown(app)
+
+
+async def test_a_view_of_a_very_long_answer_is_drawn_soon() -> None:
+    app = Inspected(list(story(8000, drafts=False)))
+    async with app.run_test(size=(160, 50)) as pilot:
+        for key, view in (("1", TimeLine), ("2", Tokens), ("3", Blocks)):
+            await pilot.press(key)
+            await pilot.pause(0.25)
+            shown_view = app.query_one(view)
+            start = time.perf_counter()
+            shown_view.show(app.inspector.record)
+            if not isinstance(shown_view, Tokens):
+                assert shown_view.render().plain
+            assert time.perf_counter() - start < 0.25  # ten times a second, and what it is on a busy machine

@@ -1,0 +1,125 @@
+"""A screen with a conversation and what is opened from it, without the rest of the app."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from textual.app import App, ComposeResult
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.widgets import Input, Static
+
+from localllm.conversation.chat import Chat
+from localllm.conversation.kept import Kept, write
+from localllm.conversation.session import Session
+from localllm.conversation.turn import Turn
+from localllm.request import SamplingParams
+from localllm.tui.machine import Offer
+from localllm.tui.panel_screen import PanelScreen
+from localllm.tui.themes import dress, native_colors
+from localllm.tui.wishes import CommandChosen, ModelChosen, SessionChosen
+from tests.tui.scripted import ScriptedModel, saying
+
+EVIL = "[bold red]x[/] \x1b]0;title\x07 日本語のとても長い名前😀です"
+GB = 10**9
+FREE = int(23.5 * GB)
+OFFERS = [
+    Offer("demo", "tells small stories", "656K", 2_600_000, "MIT", True, True, 12_000_000, FREE, 2000.0),
+    Offer("mine", "an edition of your own", "0.6B", int(1.2 * GB), None, True, True, int(2.1 * GB), FREE, 38.2),
+    Offer(EVIL, f"about {EVIL}", "7B", 15 * GB, f"licence {EVIL}", False, True, 16 * GB, FREE, 3.1),
+    Offer("best", "for this", "4B", 3 * GB, "Apache-2.0", False, True, 5 * GB, FREE, 21.0, recommended=True),
+    Offer("giant", "the largest", "70.6B", 141 * GB, "llama3.3", False, False, 143 * GB, FREE, None),
+    Offer("riddle", "its header cannot be read", "-", None, None, False, None, None, None, None),
+]
+
+
+class Machine:
+    """go: the offers come when it is set; `fault` is raised in their place."""
+
+    def __init__(self, fault: Exception | None = None):
+        self.go = threading.Event()
+        self.go.set()
+        self.fault = fault
+        self.asked = 0
+
+    def offers(self):
+        self.asked += 1
+        assert self.go.wait(20)
+        if self.fault:
+            raise self.fault
+        return OFFERS
+
+    def open(self, name, watch):
+        raise NotImplementedError
+
+
+def told(*pairs: tuple[str, str]) -> Turn:
+    """The last of these questions and answers, each after the one before."""
+    at = Turn("", None)
+    for question, answer in pairs:
+        turn = Turn(question, at, answer, model="scripted")
+        at.children.append(turn)
+        at.chosen = turn
+        at = turn
+    return at
+
+
+def keep(folder: Path, day: int, *pairs: tuple[str, str]) -> str:
+    """A conversation of that day of January 2026; gives its id."""
+    at, name = told(*pairs), f"202601{day:02}-100000-00000a"
+    root = at.path[0].parent
+    began = 1_767_261_600.0 + day * 86_400
+    write(folder / f"{name}.json", Kept(pairs[0][0], "scripted", began, began, SamplingParams(), root=root, at=at))
+    return name
+
+
+class Talk(PanelScreen):
+    """`heard` are the wishes that came."""
+
+    def __init__(self, home: Path, machine: Machine):
+        super().__init__()
+        self.machine = machine
+        model = ScriptedModel(saying("Blue."))
+        self.session = Session(model, Chat(model), home / "chats")
+        self.side = Horizontal(Static("what was said", id="said"), id="middle")
+        self.heard: list[Any] = []
+
+    def compose(self) -> ComposeResult:
+        yield self.side
+        yield Input(id="prompt")
+
+    def on_model_chosen(self, chosen: ModelChosen) -> None:
+        self.heard.append(("model", chosen.name))
+
+    def on_session_chosen(self, chosen: SessionChosen) -> None:
+        self.heard.append(("session", chosen.id))
+
+    def on_command_chosen(self, chosen: CommandChosen) -> None:
+        self.heard.append(("command", chosen.line, chosen.is_whole))
+
+
+class Stage(App[None]):
+    """screen: what stands on it; `given` is what that was left with."""
+
+    CSS = "#said { width: 1fr; } #middle { height: 1fr; } #prompt { height: 1; border: none; }"
+
+    def __init__(self, home: Path, screen: Callable[["Stage"], Screen[Any]]):
+        super().__init__(ansi_color=native_colors())
+        self.home = home
+        self.make = screen
+        self.given: list[Any] = []
+
+    def on_mount(self) -> None:
+        dress(self, self.home)
+        self.push_screen(self.make(self), self.given.append)
+
+
+def talk(home: Path, machine: Machine | None = None) -> Stage:
+    return Stage(home, lambda stage: Talk(home, machine or Machine()))
+
+
+def said(app: App[Any]) -> str:
+    """All text that is on the screen."""
+    lines = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip) for strip in lines)

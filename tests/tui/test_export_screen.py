@@ -1,0 +1,117 @@
+import json
+
+import pytest
+from textual.widgets import Button, Input, RadioButton
+
+from localllm.conversation.kept import Kept
+from localllm.request import SamplingParams
+from localllm.tui.dialogs import Confirm
+from localllm.tui.export_screen import ExportScreen, file_name
+from tests.tui.panels import EVIL, Stage, said, told
+
+
+def kept() -> Kept:
+    """Two branches, of which the second was last gone on with."""
+    at, other = told(("Why is the sky blue?", "Short waves.")), told(("And the sea?", "It mirrors."))
+    root = at.parent
+    other.parent = root
+    root.children.append(other)
+    return Kept("Why is the sky blue?", "scripted", 1.0, 2.0, SamplingParams(), root=root, at=at)
+
+
+@pytest.fixture
+def app(tmp_path):
+    return Stage(tmp_path / "home", lambda stage: ExportScreen(kept, "Why is the sky blue?", tmp_path))
+
+
+def choose(app, label):
+    """The radio button of that name."""
+    button = next(one for one in app.screen.query(RadioButton) if str(one.label) == label)
+    button.value = True
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("form", ["Markdown", "JSON"])
+async def test_a_branch_or_the_tree_is_written_in_either_format(app, tmp_path, until, form, everything):
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        choose(app, form)
+        choose(app, "the whole tree" if everything else "this branch")
+        await pilot.pause()
+        app.screen.query_one("#export", Button).press()
+        await until(pilot, lambda: app.given)
+    path = tmp_path / f"why-is-the-sky-blue.{'md' if form == 'Markdown' else 'json'}"
+    assert app.given == [path]
+    text = path.read_text()
+    assert ("And the sea?" in text) == everything and "Short waves." in text
+    assert form == "Markdown" or json.loads(text)["title"] == "Why is the sky blue?"
+
+
+@pytest.mark.parametrize(("answer", "text"), [("n", "mine"), ("escape", "mine"), ("y", "Short waves.")])
+async def test_nothing_is_overwritten_unasked(app, tmp_path, until, answer, text):
+    path = tmp_path / "why-is-the-sky-blue.md"
+    path.write_text("mine")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        app.screen.query_one(Input).focus()
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, Confirm))
+        await pilot.press(answer)
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
+        assert bool(app.given) == (answer == "y")
+    assert text in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("", "needs a name"),
+        ("sub", "is a folder"),
+        ("away/x.md", "No such file"),
+        ("x" * 300, "too long"),
+    ],
+)
+async def test_what_cannot_be_written_is_said_and_asked_again(app, tmp_path, until, name, fault):
+    (tmp_path / "sub").mkdir()
+    async with app.run_test(size=(160, 50)) as pilot:
+        await pilot.pause()
+        app.screen.query_one(Input).value = name
+        app.screen.query_one(Input).focus()
+        await pilot.press("enter")
+        await until(pilot, lambda: fault in " ".join(said(app).split()))
+        assert app.given == []
+        await pilot.press("escape")
+        assert app.given == [None]
+
+
+async def test_a_name_of_ones_own_keeps_up_with_the_format(app, until):
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        app.screen.query_one(Input).value = "sky.md"
+        choose(app, "JSON")
+        await until(pilot, lambda: app.screen.query_one(Input).value == "sky.json")
+        app.screen.query_one(Input).value = "notes.txt"
+        choose(app, "Markdown")
+        await pilot.pause()
+        assert app.screen.query_one(Input).value == "notes.txt"
+
+
+async def test_cancel_writes_nothing(app, tmp_path):
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.click("#cancel")
+        await pilot.pause()
+        assert app.given == [None] and not list(tmp_path.glob("*.md"))
+
+
+def test_names_of_files_are_words_of_the_title_alone():
+    assert file_name("../../etc/passwd; rm -rf ~", "md") == "etc-passwd-rm-rf.md"
+    assert file_name(EVIL, "json") == "bold-red-x-0-title-日本語のとても長い名前-です.json"
+    assert file_name("???", "md") == "conversation.md"
+    assert len(file_name("word " * 100, "md")) <= 63
+
+
+def test_picture(snap_compare, tmp_path):
+    app = Stage(tmp_path / "home", lambda stage: ExportScreen(kept, "Why is the sky blue?", tmp_path))
+    assert snap_compare(app, terminal_size=(80, 24), press=["tab", "tab"])

@@ -1,0 +1,95 @@
+"""Markdown into pieces, which are what a person sees of it."""
+
+import pytest
+
+from localllm.tui.transcript.markdown import PARSED_CHARACTERS, Form, pieces_of
+
+SAMPLE = """# Title
+
+Hello *you*, see [here](http://elsewhere.example/a) or https://plain.example.
+
+- one
+- two
+  1. first
+  2. second
+
+> said
+> somebody
+
+```python
+def f(): pass
+```
+
+| a | b |
+|---|---|
+| 1 | **2** |
+
+---
+the end
+"""
+
+
+def shown(source):
+    pieces, _, _ = pieces_of(source)
+    return [(piece.first + piece.content.plain, piece.is_apart) for piece in pieces]
+
+
+def test_each_item_and_paragraph_is_a_piece():
+    assert shown(SAMPLE)[:8] == [
+        ("Title", True),
+        ("Hello you, see here (http://elsewhere.example/a) or https://plain.example.", True),
+        ("• one", True),
+        ("• two", False),
+        ("  1. first", False),
+        ("  2. second", False),
+        ("▎ said somebody", True),
+        ("def f(): pass", True),
+    ]
+
+
+def test_code_tables_and_rules_keep_their_form():
+    pieces, _, _ = pieces_of(SAMPLE)
+    code, table, rule = pieces[7:10]
+    assert (code.form, code.language) == (Form.CODE, "python")
+    assert (table.form, [[cell.plain for cell in row] for row in table.rows]) == (
+        Form.TABLE,
+        [["a", "b"], ["1", "2"]],
+    )
+    assert rule.form == Form.RULE
+
+
+@pytest.mark.parametrize("cut", range(0, len(SAMPLE), 7))
+def test_reading_on_from_what_is_settled_gives_the_same_pieces(cut):
+    _, settled, read = pieces_of(SAMPLE[:cut])
+    whole, _, _ = pieces_of(SAMPLE)
+    rest, _, _ = pieces_of(SAMPLE[read:])
+    assert len(whole) == settled + len(rest)
+    assert all(piece.same(other) for piece, other in zip(whole[settled:], rest, strict=True))
+
+
+def test_html_and_control_characters_are_text():
+    assert shown("a <b>bold</b> \x1b]0;title\x07 word\n\n<script>x</script>") == [
+        ("a <b>bold</b> ␛]0;title␇ word", True),
+        ("<script>x</script>", True),
+    ]
+
+
+def test_a_link_that_says_another_address_shows_its_own():
+    assert shown("[https://bank.example](https://thief.example)") == [
+        ("https://bank.example (https://thief.example)", True)
+    ]
+
+
+def test_two_texts_that_differ_in_emphasis_alone_are_not_the_same():
+    (plain,), _, _ = pieces_of("word")
+    (bold,), _, _ = pieces_of("**word**")
+    assert plain.content.plain == bold.content.plain
+    assert not plain.same(bold)
+
+
+def test_a_block_too_long_to_parse_is_shown_as_it_is():
+    source = "[" * (PARSED_CHARACTERS + 1)
+    pieces, settled, read = pieces_of(source)
+    assert "".join(piece.content.plain for piece in pieces) == source
+    assert settled == len(pieces) - 1
+    assert read < len(source)
