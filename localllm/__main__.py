@@ -13,8 +13,13 @@ def main() -> int:
             from localllm.cli.complete import answer
 
             return answer(os.environ[COMPLETE])
-        from localllm.cli.door import flags_of
+        from localllm.cli.door import flags_of, page_of
 
+        if page := page_of(sys.argv[1:]):
+            from localllm.cli.exits import exit_code
+            from localllm.cli.io import AnswerWriter
+
+            return exit_code(lambda: AnswerWriter().write(page))
         if flags := flags_of(sys.argv[1:]):
             from localllm.cli.asking import ask
             from localllm.cli.exits import exit_code

@@ -18,12 +18,15 @@ from localllm.cli.complete import WORDS  # noqa: E402
 from tools import json_docs, man_docs  # noqa: E402
 
 PAGE = ROOT / "docs" / "cli.md"
+WIDTH = 78  # columns of what `--help` prints in terminals of 80 and more
 SECTION = re.compile(r"(<!-- help: (?P<command>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def help_of(command: str) -> str:
-    """What `--help` prints in a terminal of 80 columns; `command` begins with `localllm`."""
-    context = typer.main.get_command(app).make_context("localllm", [], resilient_parsing=True, terminal_width=80)
+def help_of(command: str, width: int = 80) -> str:
+    """The page of `--help`, as wide as this; `command` begins with `localllm`."""
+    context = typer.main.get_command(app).make_context(
+        "localllm", [], resilient_parsing=True, terminal_width=width
+    )
     for word in command.split()[1:]:
         found = context.command.get_command(context, word)  # type: ignore[attr-defined]
         context = found.make_context(word, [], parent=context, resilient_parsing=True)
@@ -46,7 +49,8 @@ def words() -> str:
         }
         for name, command in program.commands.items()
     }
-    return json.dumps({"options": options(program), "commands": commands}, indent=1, default=str) + "\n"
+    content = {"help": help_of("localllm", WIDTH) + "\n", "options": options(program), "commands": commands}
+    return json.dumps(content, indent=1, default=str) + "\n"
 
 
 def argument(place: Any) -> str:
