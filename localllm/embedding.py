@@ -46,6 +46,7 @@ class Encodes(Protocol):
     special_ids: dict[int, str]
 
     def encode(self, text: str) -> list[int]: ...
+    def fewest_tokens(self, text: str, most: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,24 @@ class Reads:
         """Raises UsageError for no input, an empty one or an id of no token, ContextOverflow for one that is too
         long, unless it may be cut."""
         texts = parted(inputs)
+        if not truncate:
+            for text in texts:
+                self.check_length(text, prefix)
         cut = [self.fitted(self.ids_of(each, prefix), truncate=truncate) for each in texts]
         return Read([ids for ids, _ in cut], tuple(left for _, left in cut))
+
+    def check_length(self, text: Input, prefix: str) -> None:
+        """Raises ContextOverflow for one that is too long in any case, before it is tokenized."""
+        if isinstance(text, str):
+            fewest = self.tokenizer.fewest_tokens(prefix + text, self.context)
+            if fewest > self.context:
+                raise self.overflow(fewest, at_least=True)
+
+    def overflow(self, tokens: int, *, at_least: bool = False) -> ContextOverflow:
+        asked = "more" if at_least else tokens
+        more = f"give --context {asked}" if tokens <= self.longest else f"the model reads {self.longest}"
+        remedy = f"{more}; cut the text, or allow that it is truncated (--truncate)"
+        return ContextOverflow(tokens, self.context, remedy, at_least=at_least)
 
     def ids_of(self, text: Input, prefix: str) -> list[int]:
         if isinstance(text, str):
@@ -83,10 +100,7 @@ class Reads:
         if over <= 0:
             return ids, 0
         if not truncate:
-            more = f"give --context {len(ids)}" if len(ids) <= self.longest else f"the model reads {self.longest}"
-            raise ContextOverflow(
-                len(ids), self.context, f"{more}; cut the text, or allow that it is truncated (--truncate)"
-            )
+            raise self.overflow(len(ids))
         last = ids[-1:] if ids[-1] in self.tokenizer.special_ids else []
         return ids[: self.context - len(last)] + last, over
 

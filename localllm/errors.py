@@ -67,13 +67,14 @@ class NoSuchDevice(LocalLLMError):
 
 
 class ContextOverflow(LocalLLMError):
-    """The prompt is longer than the context. Carries both numbers."""
+    """The prompt is longer than the context. Carries both numbers; at_least: it may be longer than told."""
 
     exit_code = 4
     http_status = 400
 
-    def __init__(self, prompt_tokens: int, context: int, remedy: str):
-        super().__init__(f"the prompt has {prompt_tokens} tokens and the context holds {context}", remedy)
+    def __init__(self, prompt_tokens: int, context: int, remedy: str, *, at_least: bool = False):
+        count = f"at least {prompt_tokens}" if at_least else prompt_tokens
+        super().__init__(f"the prompt has {count} tokens and the context holds {context}", remedy)
         self.prompt_tokens = prompt_tokens
         self.context = context
 

@@ -264,9 +264,15 @@ class LLM:
         if called and params.ignore_eos:
             raise UsageError("ignore_eos goes on where a call ends", "leave it out")
         unread = bool(tool_use and tool_use.must_call)
-        ids = self.prompts.token_ids(prompt, tools, template_arguments, before, tools_unread=unread)
         if context is None and self.edition:
             context = self.edition.context
+        context = None if context is None else whole("context", context, least=1)
+
+        def check(text: str) -> None:
+            if fewest := self.tokenizer.fewest_tokens(text, self.context):
+                self.check_room(len(before) + fewest, params.max_tokens, context, at_least=True)
+
+        ids = self.prompts.token_ids(prompt, tools, template_arguments, before, tools_unread=unread, check=check)
         forbidden = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
         if forbidden is not None:
             raise UsageError(f"logit_bias names the token {forbidden}", f"ids end at {self.config.vocab_size - 1}")
@@ -277,7 +283,7 @@ class LLM:
             is_messages(prompt),
             tuple(tools or ()),
             whole("priority", priority),
-            None if context is None else whole("context", context, least=1),
+            context,
             tool_use or ToolUse(),
             inspect,
         )
@@ -335,21 +341,25 @@ class LLM:
 
     def most_tokens(self, request: Request) -> int:
         """Of prompt and answer together. Raises ContextOverflow where the prompt leaves no room."""
-        prompt, answer, context = len(request.prompt_ids), request.params.max_tokens, self.context
-        if request.context is not None:
-            context = min(context, request.context)
+        prompt, answer = len(request.prompt_ids), request.params.max_tokens
+        context = self.check_room(prompt, answer, request.context)
+        return context if answer is None else min(context, prompt + answer)
+
+    def check_room(self, prompt: int, answer: int | None, context: int | None, *, at_least: bool = False) -> int:
+        """The context, no more than the model's, where the tokens of a prompt leave room for an answer in it; else
+        raises ContextOverflow. at_least: there may be more of them."""
+        context = self.context if context is None else min(self.context, context)
         least = prompt + (0 if answer == 0 else 1)
         if least > context:
             longest = self.config.max_context
-            asked = min(longest, prompt + (answer or 256))
-            raise ContextOverflow(
-                prompt,
-                context,
+            asked = "more" if at_least else min(longest, prompt + (answer or 256))
+            remedy = (
                 f"give --context {asked} or a shorter prompt"
                 if least <= longest
-                else f"this model was made for {longest}: give a shorter prompt",
+                else f"this model was made for {longest}: give a shorter prompt"
             )
-        return context if answer is None else min(context, prompt + answer)
+            raise ContextOverflow(prompt, context, remedy, at_least=at_least)
+        return context
 
     def router(self, request: Request) -> tuple[Router, frozenset[int]]:
         """What tells the parts of the answer apart, and the special tokens that it must see for that."""

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from localllm.inspection import Reads
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request, SamplingParams
 
 if TYPE_CHECKING:
     from localllm import receipt  # only those who want one wait for what it needs
+    from localllm.inspection import Reads
 
 
 class Stream(Iterator[GenerationEvent], Protocol):
@@ -65,7 +65,7 @@ class Model(ChatModel, Protocol):
     @property
     def block_tokens(self) -> int: ...
     @property
-    def reads(self) -> Reads: ...
+    def reads(self) -> "Reads": ...
     @property
     def tokenizer(self) -> Tokenizer: ...
     def prepare(

@@ -3,7 +3,7 @@
 Knows nothing of the engine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +16,10 @@ from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message]
+
+
+def unchecked(text: str) -> None:
+    """It may be of any length."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,12 @@ class Prompts:
         before: Sequence[int] = (),
         *,
         tools_unread: bool = False,
+        check: Callable[[str], None] = unchecked,
     ) -> list[int]:
         """As `encode`, behind `before`. Raises UsageError for none, or one that the model lacks."""
-        said = self.encode(prompt, tools, template_arguments, alone=not before, tools_unread=tools_unread)
+        said = self.encode(
+            prompt, tools, template_arguments, alone=not before, tools_unread=tools_unread, check=check
+        )
         ids = self.after(before, said)
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
@@ -60,9 +67,12 @@ class Prompts:
         *,
         alone: bool = True,
         tools_unread: bool = False,
+        check: Callable[[str], None] = unchecked,
     ) -> list[int]:
-        """As `LLM.encode`. Raises UsageError for messages that are none, or where there is no template."""
+        """As `LLM.encode`. check: is given the text before it is tokenized, and raises where it is too long.
+        Raises UsageError for messages that are none, or where there is no template."""
         if isinstance(prompt, str):
+            check(prompt)
             return self.tokenizer.encode(prompt)
         if not is_messages(prompt):
             return token_ids_of(prompt)
@@ -76,7 +86,9 @@ class Prompts:
         with_tools = bool(tools) and not tools_unread
         arguments = self.template.arguments(template_arguments or {}, with_tools=with_tools)
         told = [without_strict(tool) for tool in tools] if tools else tools
-        return self.tokenizer.encode_chat(self.template.render(messages, tools=told, arguments=arguments))
+        rendered = self.template.render(messages, tools=told, arguments=arguments)
+        check(rendered.text)
+        return self.tokenizer.encode_chat(rendered)
 
     def after(self, before: Sequence[int], ids: list[int]) -> list[int]:
         """A text's token ids behind others: what is put before every text stands at the begin alone."""

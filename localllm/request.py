@@ -3,7 +3,6 @@
 Plain data. Knows nothing of torch, files, terminals or HTTP.
 """
 
-import hashlib
 import itertools
 import json
 import math
@@ -11,11 +10,13 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from localllm.errors import DamagedModel, UsageError
-from localllm.inspection import StepReport
 from localllm.metrics import Metrics
+
+if TYPE_CHECKING:
+    from localllm.inspection import StepReport  # only those who want one wait for it
 
 SEED_LIMIT = 2**63
 SEED_BITS = 53  # of a seed that is drawn: what JSON readers keep of a number
@@ -359,6 +360,8 @@ class Request:
         """The same asked once more, for the answer at `place`, with a seed that follows from this one's."""
         seed = self.params.seed
         if seed is not None:
+            import hashlib  # with OpenSSL: the first answer does not wait for it
+
             digest = hashlib.sha256(f"{seed} {place}".encode()).digest()
             seed = int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
         return replace(self, params=replace(self.params, seed=seed), id=next(_ids))
@@ -393,7 +396,7 @@ class GenerationEvent:
     drafted: int = 0  # draft tokens that the step of this token verified; with the first token of a step
     accepted: bool = False  # the token was one of them
     stop_string: str | None = None  # with the finish_reason: the one of `stop` that ended the answer
-    step: StepReport | None = None  # where the request asks for it; with the first piece of a step
+    step: "StepReport | None" = None  # where the request asks for it; with the first piece of a step
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 from localllm import errors
 from localllm.errors import LocalLLMError
-from localllm.inspection import Candidate, Reads, StepReport
 from localllm.metrics import Metrics
 from localllm.request import FinishReason, GenerationEvent, Kind, TokenLogprob, ToolCall
 
@@ -44,6 +43,8 @@ def event_to_json(event: GenerationEvent, text_of: TextOf) -> Object:
             found[name] = [_logprob_to_json(entry) for entry in entries]
     named = {token for e in (*event.logprobs, *event.prompt_logprobs) for token in _tokens_of(e)}
     if event.step:
+        from localllm.steps import step_to_json  # only those who ask for steps wait for it
+
         found["step"] = step_to_json(event.step)
         named |= {each.token_id for one in event.step.candidates for each in one} | {*event.step.drafts}
     if named:
@@ -56,6 +57,10 @@ def event_from_json(found: Mapping[str, Any]) -> tuple[GenerationEvent, dict[int
     AttributeError where it is none."""
     reason, measured, call = found.get("finish_reason"), found.get("metrics"), found.get("tool_call")
     step = found.get("step")
+    if step is not None:
+        from localllm.steps import step_from_json  # as above
+
+        step = step_from_json(step)
     event = GenerationEvent(
         0,
         str(found.get("text", "")),
@@ -70,7 +75,7 @@ def event_from_json(found: Mapping[str, Any]) -> tuple[GenerationEvent, dict[int
         int(found.get("drafted", 0)),
         bool(found.get("accepted", False)),
         found.get("stop_string"),
-        None if step is None else step_from_json(step),
+        step,
     )
     return event, {int(token): str(text) for token, text in found.get("texts", {}).items()}
 
@@ -83,36 +88,6 @@ def metrics_to_json(metrics: Metrics) -> Object:
 def metrics_from_json(found: Mapping[str, Any]) -> Metrics:
     times = {name: math.nan if value is None else value for name, value in found.items()}
     return Metrics(**{**times, "itl_s": tuple(found["itl_s"])})
-
-
-def step_to_json(step: StepReport) -> Object:
-    """Without what is as it mostly is."""
-    fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
-    found = {name: value for name, value in fields.items() if value}
-    if step.candidates:
-        found["candidates"] = [[_candidate_to_json(each) for each in one] for one in step.candidates]
-    return found
-
-
-def step_from_json(found: Mapping[str, Any]) -> StepReport:
-    times = {name: float(found.get(name, 0)) for name in ("began_s", "ended_s")}
-    counted = ("tokens", "computed", "blocks", "found", "running", "waiting", "accepted", "place", "prompt")
-    counts = {name: int(found.get(name, 0)) for name in counted}
-    drafts = tuple(map(int, found.get("drafts", ())))
-    candidates = tuple(tuple(map(_candidate_from_json, one)) for one in found.get("candidates", ()))
-    return StepReport(**times, **counts, drafts=drafts, candidates=candidates)
-
-
-def reads_from_json(found: Mapping[str, Any]) -> Reads:
-    """What `dataclasses.asdict` gives. Raises LookupError, TypeError or ValueError where it is none."""
-    bandwidth = found["bandwidth"]
-    return Reads(
-        float(found["weights"]),
-        float(found["per_token"]),
-        float(found["kept_per_token"]),
-        None if bandwidth is None else float(bandwidth),
-        tuple((int(window), float(size)) for window, size in found["windows"]),
-    )
 
 
 def error_to_json(error: LocalLLMError) -> Object:
@@ -153,15 +128,6 @@ def _logprob_from_json(found: Any) -> TokenLogprob:
     token, value, top = found
     pairs = tuple((int(other), _logprob(logprob)) for other, logprob in top)
     return TokenLogprob(int(token), _logprob(value), pairs)
-
-
-def _candidate_to_json(each: Candidate) -> list[Any]:
-    return [each.token_id, _number_to_json(each.logprob), each.chance, each.cut_by]
-
-
-def _candidate_from_json(found: Any) -> Candidate:
-    token, logprob, chance, cut_by = found
-    return Candidate(int(token), _logprob(logprob), float(chance), str(cut_by))
 
 
 def _logprob(value: Any) -> float:

@@ -2,14 +2,16 @@
 answer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli.exits import bad_setting
 from localllm.cli.io import note
 from localllm.cli.served import LOADING_FLAGS, served_model
 from localllm.model import Model
 from localllm.request import Grammar
-from localllm.tui.machine import Offer, Watch
+
+if TYPE_CHECKING:
+    from localllm.tui.machine import Offer, Watch  # what the app needs, a server's answer need not wait for
 
 
 class ThisMachine:
@@ -18,7 +20,7 @@ class ThisMachine:
     def __init__(self, flags: Mapping[str, Any]):
         self.flags = flags
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> "Sequence[Offer]":
         """As `Machine`. Raises NoSuchDevice and UsageError for flags that name what is not here."""
         from localllm.cli.offers import offers
         from localllm.plan.fit import Wish
@@ -29,11 +31,11 @@ class ThisMachine:
         wish = Wish(flags["context"], quant=flags["quant"], dtype=dtype, kv_dtype=kv_dtype)
         return offers(wish, flags["device"] or settings.device, settings)
 
-    def open(self, name: str, watch: Watch) -> Model:
+    def open(self, name: str, watch: "Watch") -> Model:
         return open_model({**self.flags, "model": name}, watch=watch)
 
 
-def open_model(flags: Mapping[str, Any], grammar: Grammar | None = None, watch: Watch | None = None) -> Model:
+def open_model(flags: Mapping[str, Any], grammar: Grammar | None = None, watch: "Watch | None" = None) -> Model:
     """A running server that has the model, or the model in this process: pulled, quantized and loaded as
     `load_model` does. flags: those of `run`; grammar: one that answers will be asked for; watch: follows it, None:
     on stderr."""

@@ -7,6 +7,7 @@ Answers are read as they come, in chunks, by their length or up to the end. What
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 MOST_LINE = 2**16  # bytes of a line of the head
 MOST_HEADERS = 200
@@ -52,7 +53,9 @@ class Connection:
             raise
 
     def connected(self, timeout: float | None) -> socket.socket:
-        made = socket.create_connection((self.host, self.port), timeout)
+        # In bytes, as the codec of names beyond ASCII is imported for any text.
+        host: Any = self.host.encode() if self.host.isascii() else self.host
+        made = socket.create_connection((host, self.port), timeout)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self.tls:
             return made

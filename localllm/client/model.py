@@ -10,10 +10,11 @@ from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.params import params_from_json, params_to_json
 from localllm.request import GenerationEvent, Request, SamplingParams
-from localllm.wire import event_from_json, reads_from_json
+from localllm.wire import event_from_json
 
 if TYPE_CHECKING:
     from localllm import receipt  # only those who want one wait for what it needs
+    from localllm.inspection import Reads
 
 
 class ServedModel:
@@ -37,9 +38,18 @@ class ServedModel:
             self.default_params = params_from_json(facts["default_params"])
             self.blocks = int(facts["blocks"])
             self.block_tokens = int(facts["block_tokens"])
-            self.reads = reads_from_json(facts["reads"])
+            self.read_bytes = dict(facts["reads"])
         except (LookupError, TypeError, ValueError, AttributeError, LocalLLMError):
             raise unknown(server.url) from None
+
+    @property
+    def reads(self) -> "Reads":
+        from localllm.steps import reads_from_json
+
+        try:
+            return reads_from_json(self.read_bytes)
+        except (LookupError, TypeError, ValueError):
+            raise unknown(self.server.url) from None
 
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False

@@ -4,6 +4,7 @@ Several processes may use the folder at once. Names are such that they sort by t
 were given by a person; none is ever a path.
 """
 
+import difflib
 import re
 import secrets
 import time
@@ -15,7 +16,6 @@ from localllm.conversation import kept
 from localllm.conversation.kept import Head, Kept
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.near import instead
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 AUTOMATIC = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
@@ -88,10 +88,9 @@ class Sessions:
             return begins[0]
         if begins:
             raise UsageError(f"{len(begins)} conversations begin with {name}", f"they are {', '.join(begins[:5])}")
-        remedy = instead(name, names) if names else "none is kept yet"
-        raise UsageError(
-            f"no conversation is kept as {name}", remedy.replace("leave it out", "`localllm chats` lists them")
-        )
+        near = difflib.get_close_matches(name, names, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "`localllm chats` lists them"
+        raise UsageError(f"no conversation is kept as {name}", remedy)
 
     def path(self, name: str) -> Path:
         """Raises UsageError for what is no name."""

@@ -11,6 +11,7 @@ from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, Unsuppor
 from localllm.files import TOKENIZER_FILES
 from localllm.text.control import RenderedChat
 from localllm.text.ends import ends_of_turn
+from localllm.text.fewest import Fewest
 from localllm.text.gguf_tokenizer import read_gguf_tokenizer
 from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken
@@ -21,6 +22,7 @@ from localllm.text.vocabulary import UNWRITABLE, Described
 _READERS: dict[str, Callable[[Path], Described]] = dict(
     zip(TOKENIZER_FILES, (read_tokenizer_json, read_tekken, read_sentencepiece_model), strict=True)
 )
+USUAL = 4  # characters of a token: texts with more for each of a context are mostly too long for it
 _NEVER_DAMAGE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
@@ -127,6 +129,12 @@ class Tokenizer:
                 found[index] = b"".join(found[part] for part in same)
         return found
 
+    def fewest_tokens(self, text: str, most: int) -> int:
+        """A text cannot have fewer tokens; 0 where that is not known, or they may well be `most` or less."""
+        if len(text) <= most * USUAL:
+            return 0
+        return self._fewest.tokens(text)
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a prompt. Control tokens written in it become control ids: it is no chat message.
 
@@ -192,6 +200,11 @@ class Tokenizer:
         ids = encode("\n" + text)
         newline = self._newline_ids
         return ids[len(newline) :] if ids[: len(newline)] == newline else encode(text)
+
+    @cached_property
+    def _fewest(self) -> Fewest:
+        spelled = map(self.token, range(self._backend.get_vocab_size(with_added_tokens=True)))
+        return Fewest.of(self._backend, [token for token in spelled if token is not None])
 
     @cached_property
     def _newline_ids(self) -> list[int]:

@@ -72,7 +72,7 @@ class Editor(TextArea):
 
     def fold(self, text: str) -> str:
         """What is shown of it: itself, unless it is too long to be looked at here."""
-        lines = text.count("\n") + 1
+        lines = len(text.removesuffix("\n").split("\n"))
         if lines <= MOST_LINES and len(text) <= MOST_CHARACTERS:
             return text.translate(VISIBLE)
         number = str(len(self.pastes) + 1)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from textual import on
@@ -98,16 +99,21 @@ class ExportScreen(Dialog[Path]):
                     with path.open("x", encoding="utf-8") as file:
                         file.write(text)
             except FileExistsError:
-                self.app.call_from_thread(self.ask, path)
+                then = partial(self.ask, path)
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or error
-                self.app.call_from_thread(self.tell, f"{path} cannot be written: {reason}")
+                then = partial(self.tell, f"{path} cannot be written: {reason}")
             except LocalLLMError as error:
-                self.app.call_from_thread(self.tell, str(error))
+                then = partial(self.tell, str(error))
             else:
-                self.app.call_from_thread(self.done, path)
+                then = partial(self.done, path)
+            self.app.call_from_thread(self.finish, then)
 
         self.run_worker(work, thread=True, exclusive=True)
+
+    def finish(self, then: Callable[[], None]) -> None:
+        if self.is_attached:  # else the person has left it meanwhile
+            then()
 
     def ask(self, path: Path) -> None:
         if path.is_dir():

@@ -19,7 +19,7 @@ from textual.worker import get_current_worker
 
 Row = TypeVar("Row")
 Chosen = TypeVar("Chosen")
-MOST_ROWS = 200  # laid out at once, which takes some 20 ms; a search finds the others
+MOST_ROWS = 200  # laid out at once, so that each key is answered soon; a search finds the others
 WIDE = 110  # columns from which details stand beside the list, not below it
 
 
@@ -44,7 +44,7 @@ class Rows(OptionList):
             color: $block-cursor-foreground;
             text-style: bold;
         }
-        &:nocolor > .option-list--option-highlighted { text-style: reverse; }
+        &:nocolor > .option-list--option-highlighted { text-style: bold underline; }
     }
     """
 
@@ -140,7 +140,9 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
 
     @on(Input.Changed, "#search")
     def search(self) -> None:
-        """Look for what the person has typed by now."""
+        """Look for what the person has typed by now, unless the screen was left."""
+        if not self.is_attached:
+            return
         query = self.query_one(Search).value
         self.run_worker(lambda: self.look(query), thread=True, exclusive=True, group="find")
 
@@ -154,6 +156,8 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
             self.app.call_from_thread(self.present, rows, fault)
 
     def present(self, rows: Sequence[Row], fault: Exception | None) -> None:
+        if not self.is_attached:  # it was left meanwhile
+            return
         self.rows = rows
         self.list.loading = False
         said = str(fault) if fault else "" if rows else self.nothing

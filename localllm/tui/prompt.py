@@ -79,6 +79,10 @@ class Prompt(Vertical):
         self.place = None
         self._put(text)
 
+    @property
+    def selected_text(self) -> str:
+        return self.editor.selected_text
+
     def focus(self, scroll_visible: bool = True) -> "Prompt":
         self.editor.focus(scroll_visible)
         return self

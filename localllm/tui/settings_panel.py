@@ -190,8 +190,9 @@ class SettingsPanel(VerticalScroll):
 
     def offer_thinking(self, thinking: dict[str, dict[str, Any]]) -> None:
         self.thinking = thinking
-        self.query_one("#think").display = True
-        self.show_thinking()
+        if self.is_attached:  # else it was closed meanwhile
+            self.query_one("#think").display = True
+            self.show_thinking()
 
     def show_thinking(self) -> None:
         told = self.chat.template_arguments.items()

@@ -1,5 +1,6 @@
 """Two themes of our own, and the file that remembers which one a person has chosen."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ LIGHT = _theme(
     error="#a8242c",
     success="#2c6a22",
 )
+
+
+def native_colors() -> bool | None:
+    """`ansi_color` of an app: with NO_COLOR it sends none at all, where Textual by itself sends greys."""
+    return True if os.environ.get("NO_COLOR") else None
 
 
 def dress(app: App[Any], home: Path) -> None:

@@ -171,6 +171,8 @@ def install():
         draft="auto",
         draft_model=None,
         deterministic=False,
+        on_phase=None,
+        on_part=None,
     ):
         llm = FakeLLM(Path(model).name, context or 4096, has_chat_template=not str(model).endswith("base"))
         module.loaded.append((llm, {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}))

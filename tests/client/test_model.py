@@ -127,6 +127,7 @@ def test_each_step_is_told_through_the_server(served: ServedModel, demo: LLM, pa
     assert joined(events)["ids"] == joined(served.stream(MESSAGES, params))["ids"]
     steps = [event.step for event in events if event.step]
     assert (steps[0].tokens, steps[0].place) == (0, 1)
+    assert {step.prompt for step in steps} == {events[-1].metrics.prompt_tokens}
     candidates = [of for step in steps for of in step.candidates]
     own = [of for event in demo.stream(MESSAGES, params, inspect=3) if event.step for of in event.step.candidates]
     assert candidates == own
@@ -163,7 +164,7 @@ def test_a_server_from_before_steps_were_told_is_of_another_version(demo_url):
                 ServedModel(server, {key: value for key, value in facts.items() if key != name})
         for told in ({}, {"weights": "x"}, [], None, facts["reads"] | {"windows": [1]}):
             with pytest.raises(LocalLLMError, match="another version of localllm"):
-                ServedModel(server, facts | {"reads": told})
+                _ = ServedModel(server, facts | {"reads": told}).reads
 
 
 def reading(stream):

@@ -54,6 +54,7 @@ def test_pieces_of_a_prompt_and_each_token_are_told(folder: Path) -> None:
     assert [step.blocks for step in found] == [2, 4, 5, 6, 6, 6]
     assert [len(step.candidates) for step in found] == [0, 0, 1, 1, 1, 1]
     assert {(step.running, step.waiting, step.place, step.found) for step in found} == {(1, 0, 0, 0)}
+    assert {step.prompt for step in (waited, *found)} == {40}
     times = [time for step in found for time in (step.began_s, step.ended_s)]
     assert times == sorted(times)
     greedy = [step.candidates[0][0] for step in found[2:]]

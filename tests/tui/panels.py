@@ -17,7 +17,7 @@ from localllm.conversation.turn import Turn
 from localllm.request import SamplingParams
 from localllm.tui.machine import Offer
 from localllm.tui.panel_screen import PanelScreen
-from localllm.tui.themes import dress
+from localllm.tui.themes import dress, native_colors
 from localllm.tui.wishes import CommandChosen, ModelChosen, SessionChosen
 from tests.tui.scripted import ScriptedModel, saying
 
@@ -105,7 +105,7 @@ class Stage(App[None]):
     CSS = "#said { width: 1fr; } #middle { height: 1fr; } #prompt { height: 1; border: none; }"
 
     def __init__(self, home: Path, screen: Callable[["Stage"], Screen[Any]]):
-        super().__init__()
+        super().__init__(ansi_color=native_colors())
         self.home = home
         self.make = screen
         self.given: list[Any] = []

@@ -44,6 +44,18 @@ async def test_the_screen_lives_while_offers_are_looked_for(tmp_path, until):
         assert machine.asked == 1
 
 
+async def test_who_leaves_before_the_offers_are_there_harms_nothing(tmp_path, until):
+    machine = Machine()
+    machine.go.clear()
+    app = stage(tmp_path, machine)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: machine.asked)
+        await pilot.press("escape")
+        machine.go.set()
+        await pilot.pause(0.2)
+        assert app.given == [None] and app.is_running
+
+
 async def test_typing_filters_and_enter_chooses(tmp_path, until):
     app = stage(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -109,6 +121,18 @@ async def test_words_of_strangers_are_no_markup_and_no_codes(tmp_path, until):
         assert "\x1b" not in said(app) and "\x07" not in said(app)
         await pilot.press("enter")
         assert app.given == [EVIL]
+
+
+async def test_without_colors_none_is_sent_and_the_cursor_is_seen(tmp_path, until, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = stage(tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: listed(app))
+        await pilot.pause()
+        segments = [segment for strip in app.screen._compositor.render_strips() for segment in strip]
+        styles = [segment.style for segment in segments if segment.style]
+        assert all(color is None or color.is_default for style in styles for color in (style.color, style.bgcolor))
+        assert [s.text.split()[1] for s in segments if s.style and s.style.underline] == ["demo"]
 
 
 async def test_a_fault_stands_in_place_of_the_list(tmp_path, until):

@@ -227,7 +227,7 @@ async def test_a_long_paste_is_folded_and_nothing_is_lost(app):
         assert time.perf_counter() - began < 2
         assert app.sent == [f"see {text}!"]
         await pilot.press("up")
-        assert app.prompt.editor.text == "[paste 1: 20,001 lines]".replace("20,001", "20,000")
+        assert app.prompt.editor.text == "[paste 1: 20,000 lines]"
         assert app.prompt.text == f"see {text}!"
 
 

@@ -165,6 +165,16 @@ async def test_it_opens_and_closes_beside_the_conversation_and_shows_what_was_ch
         assert box(panel, "top_k").value == "3" and "\x1b" not in said(app)
 
 
+async def test_it_may_be_closed_before_the_template_has_told_of_thinking(tmp_path):
+    app = talk(tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("f2", "f2", "f2", "f2")
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause(0.2)
+        assert app.is_running and not app.screen.query(SettingsPanel)
+
+
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=["small", "large"])
 def test_picture(snap_compare, tmp_path, size):
     async def there(pilot):

@@ -30,6 +30,10 @@ def quoted(text: str, width: int) -> str:
     return seen if cell_len(seen) <= width else set_cell_size(seen, width - 1) + "…"
 
 
+def lines_for(token: Token | None) -> int:
+    return len(token.candidates) + 3 if token and token.candidates else 1
+
+
 class Candidates(Widget):
     DEFAULT_CSS = """
     Candidates { width: 1fr; height: auto; max-height: 60%; text-wrap: nowrap; text-overflow: clip; }
@@ -42,8 +46,8 @@ class Candidates(Widget):
 
     def show(self, token: Token | None) -> None:
         if token is not self.token:
-            self.token = token
-            self.refresh(layout=True)
+            before, self.token = self.token, token
+            self.refresh(layout=lines_for(before) != lines_for(token))
 
     def render(self) -> Content:
         token, width = self.token, self.size.width
@@ -68,7 +72,7 @@ class Candidates(Widget):
         drawn = one.token_id == token.id
         mark = ("✗ " if token.guess is Guess.WRONG else "▶ ") if drawn else "  "
         name = set_cell_size(quoted(self.text_of(one.token_id), TEXT), TEXT)
-        left = Content.styled(f" cut by {one.cut_by}", DIM)
+        left = Content.styled(f" cut by {one.cut_by}" if one.cut_by else f"{share(0):>{NUMBER}}", DIM)
         if one.chance > 0:
             left = Content.assemble(f"{share(one.chance):>{NUMBER}} ", Content.styled(bar(one.chance, room), LEFT))
         return Content.assemble(

@@ -89,10 +89,10 @@ class Record:
             self.metrics = event.metrics or self.metrics
         if len(self.steps) > MOST + SPARE:
             self.gone_steps += len(self.steps) - MOST
-            del self.steps[:-MOST]
+            self.steps = self.steps[-MOST:]
         if len(self.tokens) > MOST + SPARE:
             self.gone_tokens += len(self.tokens) - MOST
-            del self.tokens[:-MOST]
+            self.tokens = self.tokens[-MOST:]  # another list: who has laid the old one out still has it
 
     def tokens_of(self, step: Step) -> list[Token]:
         """Those that it brought, and the drafts that it rejected."""

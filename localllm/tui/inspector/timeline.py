@@ -179,8 +179,9 @@ class TimeLine(Drawn, can_focus=True):
         """The step that is looked at, and as many around it as there is room for."""
         steps, room = self.steps, max(room, 1)
         first = max(0, min(self.place - room // 2, len(steps) - room))
-        number = first + 1 + self.record.gone_steps
-        rows = [self.told(number + n, step) for n, step in enumerate(steps[first : first + room])]
+        pieces, gone = len(self.record.pieces), self.record.gone_steps
+        shown = enumerate(steps[first : first + room], first)
+        rows = [self.told(place + 1 + gone * (place >= pieces), step) for place, step in shown]
         if len(rows) > 1:
             rows[self.place - first] = rows[self.place - first].stylize("reverse", 0, MARGIN)
         return rows

@@ -33,7 +33,8 @@ def band(token: Token) -> str:
 
 class Tokens(ScrollView, can_focus=True):
     DEFAULT_CSS = """
-    Tokens { width: 1fr; height: 1fr; min-height: 3; scrollbar-size-vertical: 1; overflow-x: hidden; }
+    Tokens { width: 1fr; height: 1fr; min-height: 3; overflow-x: hidden; }
+    Tokens { scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
     Tokens > .tokens--sure { color: $text-success; }
     Tokens > .tokens--likely { color: $text-warning; }
     Tokens > .tokens--unlikely { color: $warning; text-style: underline; }
@@ -69,32 +70,39 @@ class Tokens(ScrollView, can_focus=True):
         super().__init__(id="flow")
         self.record = record
         self.flow = Flow(1)
-        self.gone = 0  # tokens that the record had let go of when `flow` was begun
+        self.laid_out = record.tokens  # in `flow`, as far as they were there
+        self.gone = 0  # tokens before these, which the record has let go of
         self.chosen: int | None = None  # counted from the first of all; None: the newest
 
     def show(self, record: Record) -> None:
         """Another answer, or more of the same."""
         if record is not self.record:
             self.record, self.chosen = record, None
+        follows = self.chosen is None and (self.at_end or record.tokens is not self.laid_out)
+        if record.tokens is not self.laid_out:
             self.lay_out()
-        elif record.gone_tokens != self.gone:
-            self.lay_out()
-        self.draw()
+        self.draw(follows=follows)
 
     def on_resize(self, event: Resize) -> None:
         self.lay_out()
-        self.draw()
+        self.draw(follows=self.chosen is None)
+
+    @property
+    def at_end(self) -> bool:
+        """Nobody has scrolled back."""
+        return self.scroll_offset.y >= self.max_scroll_y
 
     def lay_out(self) -> None:
         self.flow = Flow(self.scrollable_content_region.width)
-        self.gone = self.record.gone_tokens
+        self.laid_out, self.gone = self.record.tokens, self.record.gone_tokens
 
-    def draw(self) -> None:
+    def draw(self, *, follows: bool) -> None:
+        """follows: to the newest token."""
         before = len(self.flow.lines)
-        self.flow.extend(self.record.tokens)
+        self.flow.extend(self.laid_out)
         if before != len(self.flow.lines) or self.virtual_size.height != before:
             self.virtual_size = Size(self.flow.width, len(self.flow.lines))
-        if self.chosen is None:
+        if follows:
             self.scroll_end(animate=False, immediate=True)
         self.refresh()
         self.post_message(self.Chosen(self.token))
@@ -107,7 +115,7 @@ class Tokens(ScrollView, can_focus=True):
 
     @property
     def token(self) -> Token | None:
-        return self.record.tokens[self.place] if self.place >= 0 else None
+        return self.laid_out[self.place] if self.place >= 0 else None
 
     def choose(self, place: int) -> None:
         if place >= len(self.flow.line_of) - 1:
@@ -116,7 +124,7 @@ class Tokens(ScrollView, can_focus=True):
             self.chosen = max(place, 0) + self.gone
             line = self.flow.line_of[max(place, 0)]
             self.scroll_to_region(Region(0, line, 1, 1), animate=False, immediate=True)
-        self.draw()
+        self.draw(follows=self.chosen is None)
 
     def action_move(self, by: int) -> None:
         self.choose(self.place + by)
@@ -138,13 +146,13 @@ class Tokens(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         line = y + self.scroll_offset.y
-        if not 0 <= line < len(self.flow.lines) or not self.record.tokens:
+        if not 0 <= line < len(self.flow.lines) or not self.laid_out:
             return Strip.blank(self.size.width, self.rich_style)
         segments = [Segment(placed.text, self.style_of(placed.index)) for placed in self.flow.lines[line]]
         return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
 
     def style_of(self, index: int) -> Style:
-        token = self.record.tokens[index]
+        token = self.laid_out[index]
         style = self.get_component_rich_style(f"tokens--{band(token)}")
         if token.guess is Guess.RIGHT:
             style += Style(bgcolor=self.get_component_rich_style("tokens--right").bgcolor)

@@ -175,6 +175,41 @@ async def test_the_tokens_follow_the_answer_unless_an_earlier_one_is_looked_at()
         assert view.scroll_offset.y == view.max_scroll_y and view.token.special
 
 
+async def test_who_scrolls_back_by_wheel_stays_there() -> None:
+    events = list(story(500))
+    app = Inspected()
+    async with app.run_test() as pilot:
+        await pilot.press("2")
+        view = app.query_one(Tokens)
+        app.begin()
+        app.tell(events[:400])
+        await pilot.pause(0.25)
+        view.scroll_to(y=2, animate=False)
+        await pilot.pause()
+        app.tell(events[400:])
+        await pilot.pause(0.25)
+        assert view.scroll_offset.y == 2 and view.chosen is None and view.token.special
+
+
+async def test_the_beginning_of_a_very_long_answer_goes_while_it_is_looked_at() -> None:
+    events = list(story(9300, drafts=False))
+    app = Inspected()
+    async with app.run_test() as pilot:
+        await pilot.press("2")
+        view = app.query_one(Tokens)
+        app.begin()
+        app.tell(events[:9200])
+        await pilot.press("home", *["right"] * 5)
+        looked_at = view.token
+        app.tell(events[9200:])
+        view.refresh()  # before it knows that the beginning is gone
+        await pilot.pause(0.25)
+        assert app.inspector.record.gone_tokens > 5
+        assert view.place == 0 and view.token.number > looked_at.number
+        await pilot.press("1", "home")
+        assert "read 256 tokens" in shown(app)
+
+
 async def test_a_resize_lays_the_tokens_out_anew() -> None:
     app = Inspected(list(story(100)))
     async with app.run_test(size=(160, 50)) as pilot:
