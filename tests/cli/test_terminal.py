@@ -123,7 +123,7 @@ def test_a_conversation_is_kept_by_itself_and_gone_on_with(terminal, model, tmp_
     chat.see(">>> ")
     chat.process.kill()
     (name,) = (path.stem for path in (tmp_path / "home" / "chats").glob("*.json"))
-    chat = terminal("run", model, "--resume", "last", "--temperature", "0")
+    chat = terminal("run", model, "--plain", "--resume", "last", "--temperature", "0")
     chat.see(f"note: this goes on with {name}, 'one', after 2 questions")
     chat.see(">>> ")
     chat.type("/edit\r")
@@ -228,7 +228,7 @@ def test_pasted_lines_are_one_message(terminal, model):
 
 
 def test_an_error_does_not_end_the_conversation(terminal, model):
-    chat = terminal("run", model, "--context", "40")
+    chat = terminal("run", model, "--plain", "--context", "40")
     chat.see(">>> ")
     chat.type("x" * 50 + "\r")
     chat.see("the prompt has 50 tokens and the context holds 40")
