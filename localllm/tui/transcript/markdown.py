@@ -26,7 +26,7 @@ CODE, LINK, ADDRESS = "$text-primary", "underline", "dim"
 WEB = ("http://", "https://")
 PARSED_CHARACTERS = 60_000  # of one block; a longer one is shown as it is, as parsing one may take its square
 PLAIN_CHARACTERS = 2_000  # of a piece of such text
-LINE: Final = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # as Markdown counts them; str.splitlines knows more ends
+LINE: Final = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # as Markdown has them: str.splitlines ends more
 
 NOTHING: Final = Content()
 
