@@ -18,7 +18,7 @@ from localllm.tui.chat_screen import ChatScreen
 from localllm.tui.first_run import FirstRunScreen
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.machine import Machine
-from localllm.tui.themes import dress
+from localllm.tui.themes import dress, native_colors
 from localllm.tui.wishes import ModelChosen
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -37,7 +37,7 @@ class ChatApp(App[int]):
     BINDINGS: ClassVar = [Binding("ctrl+z", "suspend_process", show=False, priority=True)]
 
     def __init__(self, machine: Machine, name: str | None, begin: Callable[[Model], Session], home: Path):
-        super().__init__()
+        super().__init__(ansi_color=native_colors())
         self.machine = machine
         self.name_of_model = name
         self.begin = begin

@@ -12,6 +12,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Select, Static, TextArea
 
@@ -158,7 +159,8 @@ class SettingsPanel(VerticalScroll):
         if not self.chat.model.has_chat_template:
             system = self.query_one(TextArea)
             system.disabled = True
-            system.placeholder = f"{one_line(self.chat.model.name)} has no chat template for one"
+            # As content: a text would be read as markup.
+            system.placeholder = Content(f"{one_line(self.chat.model.name)} has no chat template for one")
         self.reload()
         self.run_worker(self.ask_for_switch, thread=True)  # a model in a server is asked there
 

@@ -172,6 +172,16 @@ async def test_commands_act_as_in_the_line_editor(tmp_path, opened, talk):
     assert app.return_code == 0
 
 
+async def test_without_colours_there_are_none_not_even_greys(tmp_path, monkeypatch, opened, talk):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_with(ScriptedModel(saying("Hello **to you**.\n\n```python\nx = 1\n```")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        segments = [segment for strip in app.screen._compositor.render_strips() for segment in strip]
+        styles = [segment.style for segment in segments if segment.style]
+        assert all(color is None or color.is_default for style in styles for color in (style.color, style.bgcolor))
+
+
 async def test_code_is_copied_and_saved_but_never_over_a_file_unasked(tmp_path, monkeypatch, opened, talk, until):
     monkeypatch.chdir(tmp_path)
     answer = "Two:\n\n```python\na = 1\n```\n\nand\n\n```sh\nls\n```\n"
