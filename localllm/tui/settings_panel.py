@@ -20,7 +20,7 @@ from localllm.conversation.chat import Chat
 from localllm.conversation.parameters import with_parameter
 from localllm.errors import LocalLLMError, UsageError
 from localllm.meanings import MEANINGS, THINK
-from localllm.visible import VISIBLE, one_line
+from localllm.visible import one_line, visible
 
 FIELDS = (
     "temperature",
@@ -175,7 +175,7 @@ class SettingsPanel(VerticalScroll):
 
     def reload(self) -> None:
         """Show what the conversation has now, which may have been changed elsewhere."""
-        self.system_shown = (self.chat.system or "").translate(VISIBLE)
+        self.system_shown = visible(self.chat.system or "")
         self.query_one(TextArea).text = self.system_shown
         for setting in self.query(Setting):
             setting.reload()
@@ -223,7 +223,7 @@ class SettingsPanel(VerticalScroll):
 def written(value: Any) -> str:
     """A field as a person types it; empty: none."""
     if isinstance(value, tuple):
-        return shlex.join(word.replace("\n", "\\n").replace("\t", "\\t").translate(VISIBLE) for word in value)
+        return shlex.join(visible(word.replace("\n", "\\n").replace("\t", "\\t")) for word in value)
     return "" if value is None else str(value)
 
 
