@@ -21,7 +21,12 @@ docs:     ## the help texts in docs/cli.md and words for Tab, the tables of docs
 	$(PYTHON) tools/kernel_docs.py
 	$(PYTHON) -m pytest -q -n 0 tests/models --models-table
 
+binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (docs/binary.md)
+	$(PYTHON) -m pip install -q -e ".[binary]"
+	PATH="$(CURDIR)/.venv/bin:$$PATH" nice $(PYTHON) tools/binary/build.py
+	$(PYTHON) tools/binary/check.py dist/localllm
+
 catalog:  ## what models.toml states that the Hub does not
 	$(PYTHON) tools/catalog.py
 
-.PHONY: setup test check bench docs catalog
+.PHONY: setup test check bench docs binary catalog

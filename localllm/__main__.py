@@ -3,7 +3,6 @@
 import os
 import sys
 
-INTERRUPTED = 130
 COMPLETE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
 
 
@@ -14,16 +13,30 @@ def main() -> int:
             from localllm.cli.complete import answer
 
             return answer(os.environ[COMPLETE])
-        from localllm.cli.door import flags_of
+        from localllm.cli.door import flags_of, page_of
 
+        if page := page_of(sys.argv[1:]):
+            from localllm.cli.exits import exit_code
+            from localllm.cli.io import AnswerWriter
+
+            return exit_code(lambda: AnswerWriter().write(page))
         if flags := flags_of(sys.argv[1:]):
             from localllm.cli.asking import ask
             from localllm.cli.exits import exit_code
+            from localllm.cli.io import hushed
 
-            return exit_code(lambda: ask(flags))
+            def act() -> None:
+                with hushed(flags):
+                    ask(flags)
+
+            return exit_code(act)
         from localllm.cli.app import main
     except KeyboardInterrupt:
-        return INTERRUPTED
+        import signal
+
+        from localllm.cli.signals import die
+
+        die(signal.SIGINT)
     except ValueError as error:
         from localllm.cli.exits import bad_setting
 

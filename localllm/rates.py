@@ -135,14 +135,12 @@ def rates_of(
         torch.set_num_threads(before)
 
 
-def kept_rates(
-    device: torch.device, dtype: torch.dtype, settings: Settings, note: Callable[[str], None] = lambda text: None
-) -> Rates | None:
-    """Those that were measured earlier in this setup; None where there are none. Measures nothing."""
+def kept_rates(device: torch.device, dtype: torch.dtype, settings: Settings) -> Rates | None:
+    """Those of a device as `rates_of` keeps them; None where it was not measured so far."""
     setup = Setup.of(device, dtype)
-    if settings.threads and setup.threads:
+    if setup.threads is not None and settings.threads:
         setup = replace(setup, threads=settings.threads)
-    return _read(settings.home / FILE, note).get(setup)
+    return _read(settings.home / FILE, lambda text: None).get(setup)
 
 
 def buffer_bytes(device: torch.device) -> int:

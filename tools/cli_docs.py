@@ -1,5 +1,6 @@
-"""`python tools/cli_docs.py` writes the commands' help into docs/cli.md, and their words for the Tab key into
-localllm/cli/words.json; a test fails when either is stale."""
+"""`python tools/cli_docs.py` writes the commands' help into docs/cli.md, their words for the Tab key into
+localllm/cli/words.json, the schemas of their JSON into docs/schemas, and the manual into man. A test fails where
+one of them is stale."""
 
 import json
 import re
@@ -14,14 +15,18 @@ sys.path.insert(0, str(ROOT))
 
 from localllm.cli.app import app  # noqa: E402 (this tree, installed or not)
 from localllm.cli.complete import WORDS  # noqa: E402
+from tools import json_docs, man_docs  # noqa: E402
 
 PAGE = ROOT / "docs" / "cli.md"
+WIDTH = 78  # columns of what `--help` prints in terminals of 80 and more
 SECTION = re.compile(r"(<!-- help: (?P<command>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def help_of(command: str) -> str:
-    """What `--help` prints in a terminal of 80 columns; `command` begins with `localllm`."""
-    context = typer.main.get_command(app).make_context("localllm", [], resilient_parsing=True, terminal_width=80)
+def help_of(command: str, width: int = 80) -> str:
+    """The page of `--help`, as wide as this; `command` begins with `localllm`."""
+    context = typer.main.get_command(app).make_context(
+        "localllm", [], resilient_parsing=True, terminal_width=width
+    )
     for word in command.split()[1:]:
         found = context.command.get_command(context, word)  # type: ignore[attr-defined]
         context = found.make_context(word, [], parent=context, resilient_parsing=True)
@@ -39,12 +44,18 @@ def words() -> str:
     commands = {
         name: {
             "help": command.get_short_help_str(100),
-            "arguments": [p.metavar for p in command.params if p.param_type_name == "argument"],
+            "arguments": [argument(p) for p in command.params if p.param_type_name == "argument"],
             "options": options(command),
         }
         for name, command in program.commands.items()
     }
-    return json.dumps({"options": options(program), "commands": commands}, indent=1, default=str) + "\n"
+    content = {"help": help_of("localllm", WIDTH) + "\n", "options": options(program), "commands": commands}
+    return json.dumps(content, indent=1, default=str) + "\n"
+
+
+def argument(place: Any) -> str:
+    """As the help calls it, with dots where several may be given."""
+    return place.metavar if place.nargs == 1 else place.metavar.removesuffix("...") + "..."
 
 
 def options(command: Any) -> dict[str, Any]:
@@ -75,3 +86,5 @@ def kind(option: Any) -> str:
 if __name__ == "__main__":
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     WORDS.write_text(words(), encoding="utf-8")
+    json_docs.write()
+    man_docs.write()

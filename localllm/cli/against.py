@@ -4,13 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import typer
-
 from localllm.cli import io, report
 from localllm.cli.progress import saying
 from localllm.errors import UsageError
 
-INTERRUPTED = 130
 OF_LOADS = {
     "api": "--api",
     "concurrency": "--concurrency",
@@ -43,7 +40,7 @@ def refuse(flags: Mapping[str, Any], names: Mapping[str, str], why: str) -> None
 
 
 def against(urls: Sequence[str], models: Sequence[str], flags: Mapping[str, Any], out: io.AnswerWriter) -> None:
-    """Measure and print. Exits with 130 where it was broken off, after what was measured until then."""
+    """Measure and print. Raises KeyboardInterrupt where it was broken off, after what was measured until then."""
     refuse(flags, OF_MODELS, "is for models that are loaded here, --against for servers")
     if len(models) > 1:
         raise UsageError(f"{len(models)} models are named", "name one at most, as the servers call it")
@@ -91,7 +88,7 @@ def against(urls: Sequence[str], models: Sequence[str], flags: Mapping[str, Any]
             "\n\n".join([*blocks, *(["\n".join(said)] if (said := load_report.notes(result)) else [])]) + "\n"
         )
     if not result.complete:
-        raise typer.Exit(INTERRUPTED)
+        raise KeyboardInterrupt
 
 
 def _number(text: str | None, flag: str) -> int | None:

@@ -21,6 +21,7 @@ from localllm.cli.plan import plan
 from localllm.cli.ps import ps, stop
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
+from localllm.cli.quiet import hushable
 from localllm.cli.replay import replay
 from localllm.cli.run import run
 from localllm.cli.serve import serve
@@ -32,29 +33,33 @@ from localllm.errors import UsageError
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 # Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
 app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
-app.command()(run)
-app.command()(chats)
-app.command()(serve)
-app.command()(embed)
-app.command()(ps)
-app.command()(top)
-app.command()(stop)
-app.command()(replay)
-app.command()(pull)
-app.command("list")(list_models)
-app.command()(show)
-app.command()(plan)
-app.command()(bench)
-app.command()(quantize)
-app.command()(diff)
-app.command()(batch)
-app.command()(rm)
-app.command()(verify)
-app.command()(cp)
-app.command()(create)
-app.command()(template)
-app.command()(doctor)
-app.command()(completion)
+COMMANDS = {
+    "run": run,
+    "chats": chats,
+    "serve": serve,
+    "embed": embed,
+    "ps": ps,
+    "top": top,
+    "stop": stop,
+    "replay": replay,
+    "pull": pull,
+    "list": list_models,
+    "show": show,
+    "plan": plan,
+    "bench": bench,
+    "quantize": quantize,
+    "diff": diff,
+    "batch": batch,
+    "rm": rm,
+    "verify": verify,
+    "cp": cp,
+    "create": create,
+    "template": template,
+    "doctor": doctor,
+    "completion": completion,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(hushable(command))
 
 
 def print_version(asked: bool) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from localllm.conversation.session import Session
     from localllm.model import Model
 
+NO_MODEL = "name one: `localllm list --all` shows them, `localllm run demo` needs no download"
 FLAGS_OF_ONE_ANSWER = {
     **FLAGS_OF_GRAMMAR,
     "raw": "--raw",
@@ -35,6 +36,8 @@ FLAGS_OF_ONE_ANSWER = {
 
 def ask(flags: Mapping[str, Any]) -> None:
     """flags: by the names of `run`'s parameters, None or False where they were not given. Raises LocalLLMError."""
+    if flags["model"] is None:
+        raise UsageError("no model is named", NO_MODEL)
     given = sampling_fields({**flags, "grammar": asked_grammar(flags)})
     arguments = parse_template_args(flags["template_arg"] or [])
     raw, tools, think, system, verbose = (flags[name] for name in ("raw", "tools", "think", "system", "verbose"))

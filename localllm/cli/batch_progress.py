@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from localllm.batch.summary import Counts, Summary
-from localllm.cli.io import is_terminal, note
+from localllm.cli.io import is_live, note
 from localllm.cli.progress import LINE_EVERY_S
 from localllm.units import rate
 
@@ -20,7 +20,7 @@ Show = Callable[[Counts], object]
 def answering(*, goes_on: bool) -> Iterator[Show]:
     """Gives what is told of each answer. goes_on: can a later run begin where this one is broken off?"""
     try:
-        if is_terminal(sys.stderr):
+        if is_live(sys.stderr):
             columns = (TextColumn("answering"), BarColumn(bar_width=None), MofNCompleteColumn())
             told = (TextColumn("{task.fields[told]}"), TimeRemainingColumn(compact=True))
             with Progress(*columns, *told, console=Console(stderr=True), transient=True) as progress:

@@ -15,15 +15,23 @@ from localllm.errors import LocalLLMError
 
 VARIABLE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
 WORDS = Path(__file__).with_name("words.json")
-VALUES = {  # of what the help calls so
+VALUES = {  # of a flag, or of what the help calls so
+    "--activations": ("int8",),
+    "--format": ("md", "json"),
+    "--log-format": ("text", "json", "off"),
+    "--to": ("gguf",),
+    "--type": ("q4_0", "q8_0"),
+    "API": ("completions", "chat", "ollama-generate", "ollama-chat"),
     "DEVICE": ("auto", "cpu", "cuda"),
     "DTYPE": ("auto", "float32", "bfloat16", "float16"),
+    "METHOD": ("rtn", "gptq", "awq", "smoothquant"),
     "KV": ("auto", "int8", "fp8"),
     "QUANT": ("int8", "int4"),
     "SHELL": ("bash", "zsh", "fish"),
 }
 AS_A_PATH = ("/", ".", "~")  # words that begin so are left to the shell
 A_MODEL = ("MODEL", "REFERENCE", "OTHER")  # what the help calls one
+MANY = "..."  # behind an argument that may be given several times
 PLAIN = re.compile(r"[\w./+@:-]+")  # what stands in a line without quotes
 MOST_FILES = 2000  # of a folder are looked at
 
@@ -81,18 +89,44 @@ def _of_command(command: dict[str, Any], before: list[str], word: str) -> Iterat
             arguments += 1
     name, equals, _ = word.partition("=")
     if flag:
-        yield from _values(options[flag]["value"])
+        yield from _values(flag, options[flag], word)
     elif equals and name in options:
-        yield from ((f"{name}={value}", about) for value, about in _values(options[name]["value"]))
+        found = _values(name, options[name], word.removeprefix(f"{name}="))
+        yield from ((f"{name}={value}", about) for value, about in found)
     elif word.startswith("-"):
         yield from _flags(options)
-    elif arguments < len(command["arguments"]):
-        argument = command["arguments"][arguments]
-        yield from _models(word) if argument in A_MODEL else _values(argument)
+    else:
+        argument = _argument(command["arguments"], arguments)
+        yield from _models(word) if argument in A_MODEL else _listed(argument)
 
 
-def _values(kind: str | None) -> Iterator[Offer]:
-    return ((value, "") for value in VALUES.get(kind or "", ()))
+def _argument(kinds: list[str], place: int) -> str:
+    """What may stand there; the last one may be meant for all that follow."""
+    if place < len(kinds):
+        return kinds[place].removesuffix(MANY)
+    return kinds[-1].removesuffix(MANY) if kinds and kinds[-1].endswith(MANY) else ""
+
+
+def _values(flag: str, option: dict[str, Any], word: str) -> Iterator[Offer]:
+    kind = option["value"] or ""
+    if kind in A_MODEL:
+        yield from _models(word)
+    elif kind == "ID" and option["type"] == "str":
+        yield from _conversations()
+    else:
+        yield from _listed(flag if flag in VALUES else kind)
+
+
+def _listed(kind: str) -> Iterator[Offer]:
+    return ((value, "") for value in VALUES.get(kind, ()))
+
+
+def _conversations() -> Iterator[Offer]:
+    from localllm.settings import Settings
+
+    names = sorted(file.stem for file in (Settings.from_environment().home / "chats").glob("*.json"))
+    yield from (("last", "the newest conversation"),) if names else ()
+    yield from ((name, "a conversation") for name in names)
 
 
 def _flags(options: dict[str, Any]) -> Iterator[Offer]:

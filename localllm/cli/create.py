@@ -1,5 +1,6 @@
 """`localllm create`: a Modelfile becomes a name that every command takes."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +10,9 @@ import typer
 from localllm.cli import options
 from localllm.cli.io import AnswerWriter, note
 from localllm.errors import UsageError
-from localllm.hub.names import is_path
-from localllm.modelfile.edition import TEXT_LIMIT
+from localllm.hub.made import edition_of
+from localllm.hub.names import is_path, known_as
+from localllm.modelfile.edition import TEXT_LIMIT, to_json
 from localllm.modelfile.parse import parse
 from localllm.modelfile.plan import Plan
 
@@ -27,6 +29,7 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)],
     file: File = "Modelfile",
     quant: Quant = None,
+    as_json: options.Json = False,
 ) -> None:
     """Make an edition of a model: with a system prompt, parameters or a template of its own.
 
@@ -42,7 +45,14 @@ def create(
     if is_path(edition.source) and not Path(edition.source).expanduser().is_absolute():
         edition = replace(edition, source=str(path.parent / edition.source))
     make(Plan(name, edition, quant=quant or ""), note)
-    out.write(f"{name}\n")
+    out.write(_as_json(name) if as_json else f"{name}\n")
+
+
+def _as_json(name: str) -> str:
+    """What has become of it: a model that is an edition itself lends its words."""
+    edition = edition_of(known_as(name))
+    assert edition
+    return json.dumps({"name": name, "edition": to_json(edition)}) + "\n"
 
 
 def text_of(file: Path) -> str:

@@ -1,11 +1,13 @@
 """A quick way in for `localllm run`, whose answer may come from a server within milliseconds: reads its flags
-without the library that does, which takes longer to import than a warm server to answer.
+without the library that does, which takes longer to import than a warm server to answer. And for `--help`, for
+which nobody waits.
 
 What flags there are comes from `words.json`, which is made of the command itself. Only what is plainly right is
-read here, and to the same values; all else (help, abbreviations, what is wrong) is left to the library.
+read here, and to the same values; all else (abbreviations, what is wrong) is left to the library.
 """
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,15 @@ WORDS = Path(__file__).with_name("words.json")
 KINDS = {"str": str, "int": int, "float": float}
 MOST_DIGITS = 15
 COMMAND = "run"
+HELP = (["--help"], ["-h"])
+FULL_WIDTH = 80  # columns, from which on the library's page is the same for every terminal
+
+
+def page_of(words: Sequence[str]) -> str | None:
+    """The page of `localllm --help`; None where the library has to look, or lay it out for a narrow terminal."""
+    if list(words) not in HELP or shutil.get_terminal_size().columns < FULL_WIDTH:
+        return None
+    return json.loads(WORDS.read_text(encoding="utf-8"))["help"]
 
 
 def flags_of(words: Sequence[str]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import suppress
 
-from localllm.cli.io import is_terminal, note
+from localllm.cli.io import is_live, note
 from localllm.request import GenerationEvent, Kind
 
 # Down a line and up again, in the same column, so that there is one below; the cursor kept; that line, emptied.
@@ -17,7 +17,7 @@ BELOW, BACK = "\x1bD\x1bM\x1b7\x1b[1E\x1b[2K", "\x1b8"
 
 class DraftLine:
     def __init__(self) -> None:
-        self.live = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+        self.live = is_live(sys.stderr)
         self.drafted = self.accepted = self.tokens = 0
         self.shown = False
         self.width = os.get_terminal_size(sys.stderr.fileno()).columns if self.live else 0

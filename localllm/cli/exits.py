@@ -1,31 +1,30 @@
 """What becomes of the errors of a command: one line on stderr, and the exit code."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
 from localllm.cli.io import abandon_stdout, note, use_utf8
+from localllm.cli.signals import Ended, die, raised
 from localllm.errors import LocalLLMError, UsageError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
 
 
 def exit_code(act: Callable[[], int | None]) -> int:
-    """Do it, and give the exit code of the program: its own, or that of its error."""
+    """Do it, and give the exit code of the program: its own, or that of its error. A signal is what it dies of."""
     use_utf8()
     try:
-        code = act()
+        with raised():
+            code = act()
         if sys.stdout is not None:
             sys.stdout.flush()
         return code or 0
     except KeyboardInterrupt:
-        import signal
-
-        # After a second Ctrl-C the engine's thread may still be inside a kernel, and an interpreter that ends
-        # around it aborts with a message. Everything that was said has been flushed.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os._exit(INTERRUPTED)
+        die(signal.SIGINT)
+    except Ended as ended:
+        die(ended.number)
     except LocalLLMError as error:
         note(f"error: {error}")
         return error.exit_code

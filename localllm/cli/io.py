@@ -4,8 +4,8 @@ and nothing else does; notes, progress and numbers go to stderr.
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,6 +20,11 @@ DIM, RESET = "\x1b[2m", "\x1b[0m"
 def is_terminal(stream: TextIO | None) -> bool:
     """A stream that was closed (`<&-`) is None, and no terminal."""
     return stream is not None and stream.isatty()
+
+
+def is_live(stream: TextIO | None) -> bool:
+    """A terminal where what was written can be replaced: no bar moves on a dumb one."""
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
 def both_ends_are_terminals() -> bool:
@@ -131,7 +136,7 @@ class ThoughtWriter:
 
     def __init__(self) -> None:
         self.terminal = is_terminal(sys.stderr)
-        self.dim = self.terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.dim = is_live(sys.stderr) and not os.environ.get("NO_COLOR")
         self.last = ""
 
     def write(self, text: str) -> None:
@@ -167,13 +172,25 @@ def note(text: str) -> None:
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show that something takes a moment, on a terminal only; it leaves no trace."""
-    if not is_terminal(sys.stderr):
+    """Show that something takes a moment, on a terminal only, where it leaves no trace."""
+    if not is_live(sys.stderr):
         yield
         return
     from rich.console import Console  # 60 ms that a pipe need not wait for
 
     with Console(stderr=True).status(text):
+        yield
+
+
+@contextmanager
+def hushed(flags: Mapping[str, Any]) -> Iterator[None]:
+    """Meanwhile nobody reads stderr, if the flags ask for that. An error is told once it has come out of here."""
+    if not flags["quiet"]:
+        yield
+        return
+    if flags.get("verbose"):
+        raise UsageError("--quiet and --verbose contradict each other", "leave out one of them")
+    with open(os.devnull, "w", encoding="utf-8") as nobody, redirect_stderr(nobody):
         yield
 
 

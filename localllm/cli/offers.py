@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from localllm.arch.cost import parameters
+from localllm.arch.describe import describe
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.cli.models import Entry, State, known_models
+from localllm.cli.models import Entry, known_models
 from localllm.cli.recommended import Candidate, recommended
 from localllm.device import dtype_for, free_bytes, resolve_device
 from localllm.errors import LocalLLMError
@@ -83,7 +85,6 @@ def plain(entry: Entry, about: str) -> Offer:
 
 def measured(offer: Offer, header: Header, place: Place) -> tuple[Offer, Fit | None]:
     """With what its header tells of memory and speed. None where the plan does not know such a model."""
-    from localllm.arch.describe import describe
     from localllm.plan.expected import known_rate
 
     try:
@@ -107,10 +108,7 @@ def needs_bytes(found: Fit) -> int:
 
 def stated(entry: Entry, known: CatalogEntry | None, place: Place) -> tuple[Offer, Candidate | None]:
     """One that is not here, by what the catalogue says of it."""
-    unfinished = entry.state is State.INCOMPLETE
-    about = (
-        known.about if known else "its download was broken off" if unfinished else "a name that was given to it"
-    )
+    about = known.about if known else "a name that was given to it"
     nothing = Offer(
         entry.name, about, entry.parameters, entry.download_bytes, entry.license, False, None, None, None, None
     )
@@ -145,7 +143,7 @@ def read_rate(place: Place) -> float | None:
     from localllm.rates import kept_rates
 
     dtype = resolve_dtype(place.wish.dtype, "BF16", place.device)
-    kept = kept_rates(place.device, dtype, place.settings, lambda text: None)
+    kept = kept_rates(place.device, dtype, place.settings)
     return DECODING * kept.read if kept else None
 
 
@@ -153,7 +151,7 @@ def offer_of(name: str, header: Header, place: Place, *, nbytes: int) -> Offer:
     """One that is about to be downloaded, by its headers. nbytes: of all its files."""
     known = catalog().get(name)
     about, license = (known.about, known.license) if known else ("", None)
-    counted = count(sum(tensor.elements for tensor in header.tensors.values()))
-    parameters = (known and known.parameters) or counted
-    offer = Offer(name, about, parameters, nbytes, license, False, None, None, None, None)
-    return measured(offer, header, place)[0]
+    stated = known and known.parameters
+    offer = Offer(name, about, stated or "-", nbytes, license, False, None, None, None, None)
+    offer, found = measured(offer, header, place)
+    return replace(offer, parameters=count(parameters(found.needs.config))) if found and not stated else offer

@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from localllm.cli.io import AnswerWriter, is_terminal, note
+from localllm.cli.io import AnswerWriter, is_live, note
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import Order, Show
 from localllm.units import seconds, size
@@ -162,7 +162,7 @@ def summary(order: Order) -> str:
 def shown() -> Iterator[Show]:
     """Bars on a terminal, else lines."""
     try:
-        if is_terminal(sys.stderr):
+        if is_live(sys.stderr):
             with _progress() as progress:
                 yield Bars(progress)
         else:
@@ -205,7 +205,7 @@ def parts(*, as_json: bool = False, goes_on: bool = True) -> Iterator[Parts]:
     try:
         if as_json:
             yield Parts(events=Events())
-        elif is_terminal(sys.stderr):
+        elif is_live(sys.stderr):
             columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
             with Progress(
                 *columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), transient=True
@@ -221,7 +221,7 @@ def parts(*, as_json: bool = False, goes_on: bool = True) -> Iterator[Parts]:
 @contextmanager
 def bar(text: str, total: int) -> Iterator[Callable[[int], object]]:
     """One bar on a terminal, gone at its end; gives what is told how many bytes more are done."""
-    if not is_terminal(sys.stderr):
+    if not is_live(sys.stderr):
         yield lambda _: None
         return
     with _progress(transient=True) as progress:
@@ -241,10 +241,22 @@ def _progress(*, transient: bool = False) -> Progress:
 
 @contextmanager
 def saying() -> Iterator[Callable[[str], None]]:
-    """Gives what takes the words for what is being done: on a terminal alone, where they leave no trace. Nothing
-    moves on its own, which would take time of what is measured."""
-    if not is_terminal(sys.stderr):
-        yield lambda text: None
+    """Gives what takes the words for what is being done: on a terminal they leave no trace, elsewhere they are a
+    line now and then. Nothing moves on its own, which would take time of what is measured."""
+    if not is_live(sys.stderr):
+        yield said_now_and_then()
         return
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
         yield lambda text: live.update(Text(text.translate(VISIBLE)), refresh=True)
+
+
+def said_now_and_then() -> Callable[[str], None]:
+    last = time.monotonic()
+
+    def say(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_EVERY_S:
+            last = time.monotonic()
+            note(text)
+
+    return say

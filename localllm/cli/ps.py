@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import closing
 from typing import Any
 
 from localllm.cli import options, report
@@ -16,8 +17,9 @@ def ps(server: options.Running = None, as_json: options.Json = False) -> None:
 
     UNTIL is when one is unloaded if nobody asks it; KV is how much of its cache answers use.
     """
-    out, asked = AnswerWriter(), Server(server)
-    found = checked(asked.ask("/localllm/ps"), asked.url)
+    out = AnswerWriter()
+    with closing(Server(server)) as asked:
+        found = checked(asked.ask("/localllm/ps"), asked.url)
     if as_json:
         out.write(json.dumps(found, indent=1) + "\n")
         return
@@ -30,15 +32,18 @@ def ps(server: options.Running = None, as_json: options.Json = False) -> None:
     out.write(report.table([header, *rows]) + "\n")
 
 
-def stop(model: options.ModelName, server: options.Running = None) -> None:
+def stop(model: options.ModelName, server: options.Running = None, as_json: options.Json = False) -> None:
     """Unload a model of a running server.
 
     MODEL is a name of `localllm ps`. Answers under way end first.
     """
-    asked = Server(server)
-    found = asked.ask("/localllm/stop", {"model": model})
+    with closing(Server(server)) as asked:
+        found = asked.ask("/localllm/stop", {"model": model})
     if "users" not in found:
         raise unknown(asked.url)
+    if as_json:
+        AnswerWriter().write(json.dumps({"name": model, "users": found["users"]}) + "\n")
+        return
     note(f"{model} is unloaded when its answers have ended" if found["users"] else f"{model} is unloaded")
 
 

@@ -10,7 +10,7 @@ from localllm.cli.asking import ask
 
 def run(
     ctx: typer.Context,
-    model: options.ModelName,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)] = None,
     prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", hidden=True)] = None,
     system: Annotated[
         str | None,
@@ -80,7 +80,7 @@ def run(
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; one that is not on
     this machine is pulled first. The prompt is PROMPT, or what is piped in, or both, the piped text first. stdout
     gets the model's answer and nothing else; what it thinks before goes to stderr. In a terminal and without a
-    prompt, a conversation begins.
+    prompt, a conversation begins; without MODEL one is chosen first.
 
     A running server that has the model loaded answers instead (LOCALLLM_HOST, else port 11434 of this machine),
     which spares the loading; --verbose tells. Flags that say how to load a model (--context, --device, --dtype,

@@ -81,7 +81,7 @@ def known_rate(header: Header, found: Fit, device: torch.device, settings: Setti
         known = runs.typical(runs.read(settings.home / "runs.jsonl", lambda text: None), like)
     if known:
         return known.bandwidth / read
-    rates = kept_rates(device, kind, settings, lambda text: None)
+    rates = kept_rates(device, kind, settings)
     return DECODING * rates.read / read if rates else None
 
 

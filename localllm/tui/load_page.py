@@ -10,6 +10,7 @@ from localllm.visible import one_line
 
 MOST_FILES = 6  # lines of a download, beside that for all
 MOST_NOTES = 3
+ALL = "in all"
 DONE, FAILED, DIM, LIVE = "green", "red", "dim", "bold"
 
 
@@ -69,20 +70,25 @@ def in_all(files: list[Coming], here_bytes: int) -> Coming:
     begun = [file.began for file in files if file.began is not None]
     total, done = sum(file.size for file in files), sum(file.done for file in files)
     came = sum(file.came for file in files)
-    return Coming("in all", here_bytes + total, here_bytes + done, min(begun, default=None), came)
+    return Coming(ALL, here_bytes + total, here_bytes + done, min(begun, default=None), came)
 
 
 def file_row(file: Coming, now: float, width: int) -> Text:
-    name = width // 3
-    rate = file.rate(now)
-    told = f"{size(file.done)} of {size(file.size)}"
-    if rate and file.done < file.size:
-        told += f" {size(rate)}/s {seconds((file.size - file.done) / rate)} left"
-    elif file.done >= file.size and not file.verified and file.path != "in all":
-        told += " verifying"
-    row = Text("  " + elided(file.path, name - 3).ljust(name - 2))
-    row.append_text(bar(file.done, file.size, max(4, width - name - len(told) - 2)))
-    return row.append(f" {told}")
+    rate, left = file.rate(now), file.size - file.done
+    speed = f"{f'{size(rate)}/s':>9} {f'{time_of(left / rate)} left':>11}" if rate and left > 0 else ""
+    if left <= 0 and not file.verified and file.path != ALL:
+        speed = "verifying"
+    told = f"{size(file.done):>7} of {size(file.size):<7} {speed:<21}"
+    rest = max(8, width - len(told) - 3)  # for a mark, the name and the bar
+    name = rest * 3 // 4
+    row = Text("  " + elided(file.path, name - 1).ljust(name))
+    row.append_text(bar(file.done, file.size, rest - name))
+    return row.append(f" {told}".rstrip())
+
+
+def time_of(s: float) -> str:
+    """Roughly, as nobody knows better: 38 s, 12 min, 3 h."""
+    return f"{s:.0f} s" if s < 90 else f"{s / 60:.0f} min" if s < 90 * 60 else f"{s / 3600:.0f} h"
 
 
 def row(opening: Opening, phase: Phase, now: float, width: int) -> Text:
@@ -90,7 +96,7 @@ def row(opening: Opening, phase: Phase, now: float, width: int) -> Text:
     over = phase.ended is not None
     broken = over and phase is opening.phases[-1] and (opening.fault or opening.cancelled)
     took = seconds((phase.ended if phase.ended is not None else now) - phase.began)
-    row = Text("✗ " if broken else "✓ " if over else "▸ ", FAILED if broken else DONE if over else LIVE)
+    row = Text().append("✗ " if broken else "✓ " if over else "▸ ", FAILED if broken else DONE if over else LIVE)
     row.append(f"{phase.name:12}{took:>9}", "" if over else LIVE)
     if phase.total:
         in_bytes = phase.name not in (DOWNLOAD, QUANTIZE)
@@ -109,8 +115,8 @@ def row(opening: Opening, phase: Phase, now: float, width: int) -> Text:
 def fault(error: Exception) -> Text:
     """Its sentence, and what can be done."""
     message, remedy = (error.message, error.remedy) if isinstance(error, LocalLLMError) else (str(error), None)
-    told = Text(one_line(message), FAILED)
-    return told.append(f"\n{one_line(remedy)}", "not bold") if remedy else told
+    told = Text().append(one_line(message), FAILED)
+    return told.append(f"\n{one_line(remedy)}") if remedy else told
 
 
 def bar(done: int, total: int, width: int) -> Text:
@@ -119,9 +125,9 @@ def bar(done: int, total: int, width: int) -> Text:
 
 
 def elided(name: str, width: int) -> str:
-    """With its end, which tells files of a model apart."""
+    """With its beginning, which tells the parts of a model apart, and its end, which says what it is."""
     name = one_line(name)
     if len(name) <= width:
         return name
-    half = (width - 1) // 2
-    return f"{name[: width - 1 - half]}…{name[len(name) - half :]}"
+    end = width // 4
+    return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"

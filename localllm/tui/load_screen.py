@@ -17,6 +17,7 @@ from localllm.tui.machine import Machine
 from localllm.tui.opening import DOWNLOAD, Opening
 
 FRAMES_PER_S = 20
+MOST_WIDTH, BORDERS = 100, 4  # characters, as in the style below
 UNSEEN_S = 0.3  # what is ready before needs no screen of its own
 
 ON_THE_WAY = "Esc cancel"
@@ -72,9 +73,10 @@ class LoadScreen(ModalScreen[Model | None]):
         now = self.clock()
         if opening.fault or now - opening.began >= UNSEEN_S:
             self.remove_class("unseen")
-        told = self.query_one("#load_page", Static)
-        told.update(page(opening, now, max(20, told.size.width)))
-        self.query_one("#load_keys", Static).update(Text(self.keys_now))
+        keys, told = self.keys_now, self.query_one("#load_page", Static)
+        width = told.size.width or min(MOST_WIDTH, self.size.width * 9 // 10) - BORDERS  # none before it is seen
+        told.update(page(opening, now, width))
+        self.query_one("#load_keys", Static).update(Text(keys))
 
     @property
     def keys_now(self) -> str:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from localllm.hub.pull import Show
 from localllm.model import Model
+
+if TYPE_CHECKING:
+    from localllm.hub.pull import Show  # with the Hub's library 0.1 s that not everybody need wait for
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Watch(Protocol):
     """Follows a model on its way, from several threads. Raises Cancelled in any of its methods to break off."""
 
     @property
-    def pull(self) -> Show:
+    def pull(self) -> "Show":
         """Follows the download, which is the phase of that name."""
         ...
 

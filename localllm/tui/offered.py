@@ -11,12 +11,13 @@ def fit_of(offer: Offer) -> str:
     if offer.needs_bytes is not None and offer.free_bytes is not None:
         needs, free = size(offer.needs_bytes), size(offer.free_bytes)
         said = f"fits: {needs} of {free}" if offer.fits else f"does not fit: {needs} needed, {free} are free"
-    speed = speed_of(offer)
+    speed = f"about {rate(offer.tokens_per_s)}" if offer.tokens_per_s else ""
     return f"{said}; {speed}" if said and speed else said or speed
 
 
-def speed_of(offer: Offer) -> str:
-    return f"about {max(1, round(offer.tokens_per_s))} tokens/s" if offer.tokens_per_s else ""
+def rate(tokens_per_s: float) -> str:
+    """Of a guess: no digits that nobody knows."""
+    return f"{tokens_per_s:.0f} tokens/s" if tokens_per_s >= 2 else f"{tokens_per_s:.1f} tokens/s"
 
 
 def kind_of(offer: Offer) -> str:

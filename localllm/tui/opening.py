@@ -30,9 +30,9 @@ class Coming:
 
     def rate(self, now: float) -> float | None:
         """Bytes a second."""
-        return (
-            self.came / (now - self.began) if self.began is not None and self.came and now > self.began else None
-        )
+        if self.began is None or not self.came or now <= self.began:
+            return None
+        return self.came / (now - self.began)
 
 
 @dataclass

@@ -60,6 +60,15 @@ def test_the_words_are_those_of_the_commands():
         ("sudo -u me /usr/bin/localllm completion z", ["zsh"]),
         ("localllm completion zsh ", []),
         ("localllm", []),
+        ("localllm run demo --draft-model dem", ["demo"]),
+        ("localllm replay r.json --model=dem", ["--model=demo"]),
+        ("localllm rm gemma3:4b-int4 dem", ["demo"]),
+        ("localllm bench demo dem", ["demo"]),
+        ("localllm run demo Hello dem", []),
+        ("localllm serve --log-format j", ["json"]),
+        ("localllm quantize demo --method s", ["smoothquant"]),
+        ("localllm run demo --qui", ["--quiet"]),
+        ("localllm run demo --stop-id ", []),
     ],
 )
 def test_what_is_offered_fits_the_place(line, expected):
@@ -105,6 +114,15 @@ def test_names_that_the_user_gave_are_offered(tmp_path):
     (tmp_path / "home" / "aliases.json").write_text(json.dumps({"mine": "qwen3:8b", "not a name": "x"}))
     assert ("mine", "one of your names") in offers("localllm run mi")
     assert "not a name" not in words_at("localllm run ")
+
+
+def test_kept_conversations_are_offered_where_one_is_named(tmp_path):
+    assert words_at("localllm run demo --resume ") == []
+    (tmp_path / "home" / "chats").mkdir(parents=True)
+    for name in ("fox", "moon"):
+        (tmp_path / "home" / "chats" / f"{name}.json").touch()
+    assert words_at("localllm run demo --resume ") == ["last", "fox", "moon"]
+    assert words_at("localllm chats --rm mo") == ["moon"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 1, "a": 2}'])
@@ -197,6 +215,8 @@ def test_a_shell_puts_into_the_line_what_is_meant(shell, tmp_path, here, name):
     (write_cached(tmp_path / "cache", "someone/their-GGUF") / "their-Q4_K_M.gguf").touch()
     write_model(here / "tinsel-model")
     (here / "notes.txt").touch()
+    (tmp_path / "home" / "chats").mkdir(parents=True)
+    (tmp_path / "home" / "chats" / "moon.json").touch()
     arguments, set_up = SHELLS[name]
     terminal = shell(name, *arguments, set_up=set_up)
     for line, completed in {
@@ -208,6 +228,8 @@ def test_a_shell_puts_into_the_line_what_is_meant(shell, tmp_path, here, name):
         "localllm show someone/their-GGUF:Q\t": "localllm show someone/their-GGUF:Q4_K_M",
         "localllm show tins\t": "localllm show tinsel-model/",
         "localllm show ./no\t": "localllm show ./notes.txt",
+        "localllm run demo --schema no\t": "localllm run demo --schema notes.txt",
+        "localllm run demo --qui\t--resume mo\t": "localllm run demo --quiet --resume moon",
     }.items():
         terminal.type(line)
         terminal.type(f"{CTRL_A}echo @''@ \r")

@@ -29,5 +29,7 @@ def test_every_code_of_the_table_of_exit_codes_is_one_of_ours():
         8,
         9,
         10,
+        129,
         130,
+        143,
     ]

@@ -7,8 +7,8 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.cli.app import app
-from localllm.cli.door import WORDS, flags_of
+from localllm.cli.app import app, run_command
+from localllm.cli.door import WORDS, flags_of, page_of
 
 OPTIONS = json.loads(WORDS.read_text(encoding="utf-8"))["commands"]["run"]["options"]
 VALUES = st.one_of(
@@ -63,3 +63,17 @@ def test_plain_lines_need_no_library(line):
 )
 def test_the_rest_is_left_to_the_library(line):
     assert flags_of(line.split()) is None
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_page_of_help_is_the_librarys(flag, capsys, monkeypatch):
+    for columns in (79, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run_command([flag]) == 0
+        told = capsys.readouterr().out
+        assert page_of([flag]) == (told if columns >= 80 else None)
+
+
+def test_other_help_is_left_to_the_library():
+    assert page_of(["run", "--help"]) is None
+    assert page_of([]) is None

@@ -29,6 +29,13 @@ def test_a_prompt_may_begin_with_a_dash(localllm, model):
     assert localllm("run", model, "--", "-1 is what?")[1] == "1:-1 is what?"
 
 
+def test_without_a_model_a_pipe_is_told_how_to_name_one(localllm, engine):
+    code, out, err = localllm("run", piped=b"Hello")
+    assert (code, out, engine.loaded) == (2, "", [])
+    assert "error: no model is named; name one: " in err
+    assert "`localllm run demo` needs no download\n" in err
+
+
 @pytest.mark.parametrize("piped", [b"", b"\n", b" \n\t\n"])
 def test_an_empty_prompt_is_refused_before_the_model_loads(localllm, engine, model, piped):
     code, out, err = localllm("run", model, piped=piped)

@@ -170,10 +170,11 @@ def long_answer(url, home):
         yield process
 
 
-def test_ctrl_c_ends_the_answer_at_the_server(url, home):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_answer_at_the_server(url, home, number):
     with long_answer(url, home) as process:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        process.send_signal(number)
+        assert process.wait(10) == -number
         assert process.stderr.read() == b""
     gone(url)
 

@@ -105,4 +105,7 @@ def test_the_wheel_holds_every_file(tmp_path):
         pytest.skip("hatchling, which builds wheels, is not installed")
     assert found.returncode == 0, found.stderr
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        assert {f"localllm/server/web/{name}" for name in FILES} <= set(wheel.namelist())
+        held = set(wheel.namelist())
+    assert {f"localllm/server/web/{name}" for name in FILES} <= held
+    manual = f"localllm-{localllm.__version__}.data/data/share/man/man1"
+    assert {f"{manual}/{page.name}" for page in (ROOT / "man").glob("*.1")} <= held

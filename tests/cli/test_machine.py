@@ -1,0 +1,153 @@
+"""The models of this machine: what is offered, and how one is opened and left."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from localllm.cli.machine import open_model
+from localllm.errors import ModelNotFound
+from localllm.hub.catalog import PACKAGE
+from localllm.hub.partial import SUFFIX
+from localllm.quantize.store import kept
+from localllm.tui.machine import Cancelled
+from tests.shared import shared
+from tests.tui.host import NO_FLAGS, this_machine
+
+DEMO = PACKAGE / "boxed" / "demo"
+FLAGS = {**NO_FLAGS, "local": True, "verbose": False}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+class Told:
+    """A `Watch` that keeps what it is told, and breaks off where `until` says so."""
+
+    def __init__(self, until=lambda told: False):
+        self.until = until
+        self.phases, self.parts, self.notes = [], [], []
+        self.came, self.offer, self.order = 0, None, None
+
+    @property
+    def pull(self):
+        return self
+
+    def check(self):
+        if self.until(self):
+            raise Cancelled
+
+    def about(self, offer):
+        self.offer = offer
+
+    def phase(self, name):
+        self.phases.append(name)
+        self.check()
+
+    def part(self, done, total):
+        self.parts.append((self.phases[-1], done, total))
+        self.check()
+
+    def note(self, text):
+        self.notes.append(text)
+
+    say = note
+
+    def begin(self, order):
+        self.order = order
+        self.check()
+
+    def advance(self, file, count):
+        self.came += count
+        self.check()
+
+    def finish(self, file):
+        self.check()
+
+
+PHASES = ["import", "header", "tokenizer", "device", "weights", "cache"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_loading_is_broken_off_at_any_phase_and_leaves_nothing(phase):
+    open_model({**FLAGS, "model": "demo"}, watch=Told()).close()
+    before = {thread.name for thread in threading.enumerate()}
+    told = Told(lambda told: told.phases[-1:] == [phase])
+    with pytest.raises(Cancelled):
+        open_model({**FLAGS, "model": "demo"}, watch=told)
+    assert told.phases[-1] == phase
+    assert {thread.name for thread in threading.enumerate()} <= before
+    open_model({**FLAGS, "model": "demo"}, watch=Told()).close()
+
+
+def test_weights_that_were_read_are_let_go_when_loading_is_broken_off():
+    made = []
+
+    def half(told):
+        if told.parts and told.parts[-1][1] > told.parts[-1][2] / 2:
+            made.extend(weakref.ref(thing) for thing in gc.get_objects() if type(thing).__name__ == "Layer")
+            return True
+        return False
+
+    with pytest.raises(Cancelled):
+        open_model({**FLAGS, "model": "demo"}, watch=Told(half))
+    gc.collect()
+    assert made
+    assert not [reference for reference in made if reference() is not None]
+
+
+def test_bytes_of_weights_are_told_up_to_all_of_them():
+    told = Told()
+    with open_model({**FLAGS, "model": "demo"}, watch=told) as model:
+        done = [done for phase, done, _ in told.parts if phase == "weights"]
+        [total] = {total for phase, _, total in told.parts if phase == "weights"}
+        assert done == sorted(done)
+        assert done[0] == 0
+        assert done[-1] == total
+        assert total == pytest.approx(model.weight_bytes, rel=0.05)
+    assert list(dict.fromkeys(told.phases)) == PHASES
+
+
+def test_a_pull_is_broken_off_and_goes_on_where_it_was(hub, cache):
+    hub.add("org/tiny", DEMO)
+    hub.rate = 20_000_000
+    with pytest.raises(Cancelled):
+        open_model({**FLAGS, "model": "org/tiny"}, watch=Told(lambda told: told.came > 2_000_000))
+    assert list(cache.rglob(f"*{SUFFIX}"))
+    again = Told()
+    open_model({**FLAGS, "model": "org/tiny"}, watch=again).close()
+    assert 0 < again.order.missing_bytes < again.order.total_bytes - 1_000_000
+    assert again.came == again.order.missing_bytes
+    assert again.offer.bytes == again.order.total_bytes
+    assert again.offer.fits
+
+
+def test_quantizing_is_broken_off_and_goes_on_where_it_was(home):
+    flags = {**FLAGS, "model": str(shared("TinyStories-656K-hf")), "quant": "int8"}
+    with pytest.raises(Cancelled):
+        open_model(flags, watch=Told(lambda told: told.parts[-1:] and told.parts[-1][1] == 2))
+    [left] = kept(home)
+    assert not left.whole
+    again = Told()
+    open_model(flags, watch=again).close()
+    [left] = kept(home)
+    assert left.whole
+    assert "it is kept for the next time" in again.notes[0]
+    assert again.phases[0] == "quantize"
+    assert again.parts[-1][0] == "weights"
+
+
+def test_a_wrong_name_is_told_before_anything_is_loaded():
+    told = Told()
+    with pytest.raises(ModelNotFound):
+        open_model({**FLAGS, "model": "qwen3:0.6"}, watch=told)
+    assert not told.phases
+
+
+def test_the_flags_of_the_command_count_for_each_model_that_is_opened():
+    with this_machine(context=64, dtype="float32").open("demo", Told()) as model:
+        assert (model.context, model.dtype) == (64, "float32")

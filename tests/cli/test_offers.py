@@ -1,0 +1,195 @@
+"""What models are offered, and which one is recommended."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import localllm
+from localllm.arch.cost import WeightBytes
+from localllm.arch.describe import describe
+from localllm.checkpoint.header import read_header
+from localllm.cli import offers as module
+from localllm.cli.offers import BESIDE_WEIGHTS, offers
+from localllm.cli.recommended import COMFORT, FAST_TOKENS_PER_S, USUAL_READ, Candidate, recommended
+from localllm.device import resolve_device, resolve_dtype
+from localllm.errors import LocalLLMError
+from localllm.hub.catalog import PACKAGE, entries
+from localllm.hub.names import RepoName
+from localllm.hub.pull import order, pull
+from localllm.hub.store import cached_folder
+from localllm.plan.fit import Space, Wish, fit
+from localllm.plan.measured import DECODING
+from localllm.plan.memory import Needs, allocate_least
+from localllm.rates import Setup
+from localllm.settings import Settings
+from tests.hub.faults import refused
+from tests.hub.models import Watcher
+from tests.hub.real_configs import REAL_CONFIGS
+from tests.hub.test_catalog import COUNTED, model_of
+from tests.tui.host import offer
+
+GB = 10**9
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, cache):
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def here(home, monkeypatch):
+    """The offers of a machine with so many bytes free."""
+
+    def found(free: int = 16 * GB, **wish):
+        monkeypatch.setattr(module, "free_bytes", lambda device: free)
+        return {each.name: each for each in offers(Wish(**wish), "cpu", Settings.from_environment())}
+
+    return found
+
+
+def candidate(name, billions, gigabytes, active=None, gated=False, **fields):
+    """In memory with 16 GB free, at no known speed."""
+    known = {"needs_bytes": int((gigabytes + 1) * GB), "free_bytes": 16 * GB, "tokens_per_s": None} | fields
+    return Candidate(offer(name, **known), billions, active or billions, int(gigabytes * GB), gated)
+
+
+def test_models_that_are_here_come_first_and_every_name_of_the_catalogue_is_there(here):
+    found = list(here().values())
+    assert found[0].name == "demo"
+    assert [each.is_here for each in found] == sorted((each.is_here for each in found), reverse=True)
+    assert {entry.name for entry in entries()} <= {each.name for each in found}
+
+
+def test_what_is_here_fits_by_the_plan_itself(here):
+    demo = here()["demo"]
+    header = read_header(PACKAGE / "boxed" / "demo")
+    planned = fit(header, describe(header.config), Space("cpu", 16 * GB), Wish(), name="demo")
+    assert demo.fits
+    assert planned.weights.total < demo.needs_bytes < planned.memory.total + planned.workspace
+    assert demo.free_bytes == 16 * GB
+    tight = here(free=3_000_000)["demo"]
+    assert tight.fits is False
+    assert tight.needs_bytes > 3_000_000
+
+
+def test_a_longer_context_needs_more(here):
+    assert here(context=512)["demo"].needs_bytes > here(context=64)["demo"].needs_bytes
+
+
+def test_the_flag_quant_makes_models_of_the_catalogue_smaller_and_leaves_files_of_gguf(here):
+    plain, quantized = here(), here(quant="int4")
+    assert quantized["qwen3:4b"].needs_bytes < plain["qwen3:4b"].needs_bytes * 2 / 3
+    assert quantized["qwen3:4b-q4_k_m"].needs_bytes == plain["qwen3:4b-q4_k_m"].needs_bytes
+    assert quantized["demo"].fits, "it is quantized already"
+
+
+@pytest.mark.parametrize("entry", [entry for entry in COUNTED if entry.bytes], ids=lambda entry: entry.name)
+def test_beside_weights_a_usual_context_needs_about_what_is_allowed_for_it(entry):
+    config = describe(REAL_CONFIGS[model_of(entry)])
+    needs = Needs(entry.name, config, WeightBytes(entry.bytes, 0, 0, 0), "cpu", "bfloat16", "bfloat16")
+    memory = allocate_least(needs, min(4096, config.max_context))
+    beside = memory.total + memory.workspace - memory.weights.total
+    assert beside < BESIDE_WEIGHTS + entry.bytes / 6 or entry.name == "gemma4:31b-q4_k_m"
+
+
+def test_a_download_is_offered_and_what_keeps_it_from_running_is_told(here, hub, cache):
+    hub.add("org/whole", PACKAGE / "boxed" / "demo")
+    pull(order(RepoName("org/whole"), print), Watcher())
+    assert here()["org/whole"].is_here
+    assert here()["org/whole"].fits
+    next(cache.rglob("model.safetensors")).resolve().write_bytes(b"no weights")
+    assert here()["org/whole"].fits is None
+    assert "model.safetensors" in here()["org/whole"].about
+
+
+def test_a_download_that_was_broken_off_is_not_here_and_offered_as_the_catalogue_has_it(here, hub, cache):
+    repo, before = "HuggingFaceTB/SmolLM2-135M-Instruct", here()["smollm2:135m"]
+    hub.add(repo, PACKAGE / "boxed" / "demo")
+    hub.disturb(refused(404), "model.safetensors", times=None)
+    with pytest.raises(LocalLLMError):
+        pull(order(RepoName(repo), print), Watcher())
+    assert cached_folder(repo, "main")
+    assert here()["smollm2:135m"] == before
+    hub.faults.clear()
+    pull(order(RepoName(repo), print), Watcher())
+    assert here()["smollm2:135m"].is_here
+
+
+def test_no_speed_is_told_where_none_was_measured_and_none_is_measured_for_it(here, home):
+    assert all(each.tokens_per_s is None for each in here().values())
+    assert not home.exists()
+
+
+def test_speeds_come_from_what_was_measured_before(here, home):
+    cpu = resolve_device("cpu")
+    setup = Setup.of(cpu, resolve_dtype("auto", "BF16", cpu))
+    kept = [{"setup": vars(setup), "rates": {"copy": 1e10, "read": 1e10, "flops": 1e12, "share": 1.0}}]
+    home.mkdir()
+    (home / "rates.json").write_text(json.dumps({"kept": kept}))
+    found = here()
+    assert found["qwen3:8b-q4_k_m"].tokens_per_s == pytest.approx(DECODING * 1e10 / 5e9)
+    mixture = found["gpt-oss:20b-mxfp4"]
+    assert mixture.tokens_per_s == pytest.approx(DECODING * 1e10 / 12e9 * 20.9 / 4.19), "a token meets a fifth"
+    assert found["llama3.3:70b"].tokens_per_s is None, "what does not fit is not slow: it does not run"
+
+
+def test_answers_of_this_machine_tell_its_speed(here, home):
+    assert here()["demo"].tokens_per_s is None
+    with localllm.load("demo", draft="off") as llm:
+        *_, last = llm.stream("Once upon a time", llm.default_params)
+        llm.record(last.metrics, home, print)
+        assert here()["demo"].tokens_per_s == pytest.approx(last.metrics.tokens_per_s, rel=0.5)
+
+
+def test_the_strongest_that_fits_and_is_fast_enough_is_recommended():
+    small, better = candidate("small", 0.5, 0.4), candidate("better", 1.7, 1.1)
+    slow = candidate("slow", 8, 5)
+    assert recommended([small, slow, better], "cpu") is better.offer
+    assert recommended([small, slow, better], "cuda") is slow.offer, "a GPU reads all it holds many times a second"
+
+
+def test_a_speed_that_is_known_counts_more_than_a_guess():
+    fast = candidate("fast", 8, 5, tokens_per_s=FAST_TOKENS_PER_S)
+    slow = candidate("slow", 1, 0.5, tokens_per_s=FAST_TOKENS_PER_S - 1)
+    assert recommended([fast, slow], "cpu") is fast.offer
+    assert recommended([slow], "cpu") is None
+
+
+def test_memory_is_left_to_others():
+    most = COMFORT * 16
+    assert recommended([candidate("just", 8, most - 1)], "cuda")
+    assert recommended([candidate("more", 8, most - 0.9)], "cuda") is None
+
+
+def test_a_gated_model_is_not_recommended_and_one_that_is_here_goes_before_its_equal():
+    gated, here, there = (
+        candidate("gated", 9, 3, gated=True),
+        candidate("here", 8, 3, is_here=True),
+        candidate("t", 8, 2),
+    )
+    assert recommended([gated, there, here], "cuda") is here.offer
+
+
+def test_a_mixture_is_as_strong_as_the_mean_and_as_fast_as_what_a_token_meets():
+    mixture, dense = candidate("mixture", 8, 5, active=2), candidate("dense", 3, 1.7)
+    assert recommended([mixture, dense], "cpu") is mixture.offer
+    assert mixture.tokens_per_s("cpu") == pytest.approx(USUAL_READ["cpu"] / (5 * GB / 4))
+
+
+def test_something_is_recommended_for_machines_of_every_size_and_it_is_of_the_catalogue(here):
+    strength = []
+    for free in (1 * GB, 3 * GB, 8 * GB, 24 * GB):
+        [best] = [each for each in here(free).values() if each.recommended]
+        assert best.needs_bytes <= COMFORT * free
+        strength.append(best.needs_bytes)
+    assert strength == sorted(strength)
+
+
+def test_an_answer_of_a_server_does_not_wait_for_what_downloads_and_screens_need():
+    slow = {"torch", "huggingface_hub", "textual"}
+    code = f"import sys, localllm.cli.asking; print(sorted({slow} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"

@@ -1,0 +1,92 @@
+"""An app around one screen, and machines to open models on."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from textual.app import App
+from textual.screen import Screen
+
+from localllm.cli.machine import ThisMachine
+from localllm.cli.served import LOADING_FLAGS
+from localllm.model import Model
+from localllm.tui.load_screen import LoadScreen
+from localllm.tui.machine import Cancelled, Offer
+from localllm.tui.opening import Opening
+
+NO_FLAGS = {name: None for name in LOADING_FLAGS} | {"force": False, "deterministic": False, "server": None}
+OFFER = Offer(
+    name="qwen3:4b-q4_k_m",
+    about="qwen3:4b as GGUF, about 5 bits a weight",
+    parameters="4.02B",
+    bytes=2_500_000_000,
+    license="apache-2.0",
+    is_here=False,
+    fits=True,
+    needs_bytes=5_200_000_000,
+    free_bytes=23_500_000_000,
+    tokens_per_s=11.8,
+)
+
+
+def this_machine(**flags: Any) -> ThisMachine:
+    """By the flags of `run`; no server is asked, whatever runs beside the tests."""
+    return ThisMachine({**NO_FLAGS, "local": True, "verbose": False, **flags})
+
+
+def offer(name: str, **fields: Any) -> Offer:
+    return replace(OFFER, name=name, **fields)
+
+
+class Host(App[None]):
+    """Shows one screen; `given` is what it was dismissed with."""
+
+    def __init__(self, screen: Callable[[], Screen[Any]]):
+        super().__init__()
+        self.make = screen
+        self.given: list[Any] = []
+
+    def on_mount(self) -> None:
+        self.show()
+
+    def show(self) -> None:
+        self.push_screen(self.make(), self.given.append)
+
+
+def loads(machine: Any, name: str) -> Host:
+    return Host(lambda: LoadScreen(machine, name))
+
+
+class Clock:
+    """Seconds that pass when it is said."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Played:
+    """A machine that does what it is told while a model is opened, and has these offers."""
+
+    def __init__(
+        self, *acts: Callable[[Opening], object], offers: Sequence[Offer] = (), model: Model | None = None
+    ):
+        self.acts = acts
+        self.found = offers
+        self.model = model
+        self.done = threading.Event()
+        self.gone_on = threading.Event()
+
+    def offers(self) -> Sequence[Offer]:
+        return self.found
+
+    def open(self, name: str, watch: Opening) -> Any:
+        for act in self.acts:
+            act(watch)
+        self.done.set()
+        while not self.gone_on.wait(0.01):
+            if watch.cancelled:
+                raise Cancelled
+        return self.model
