@@ -118,7 +118,7 @@ def _heading(text: str) -> str:
 def _closed(text: str) -> str:
     """Markdown whose fences are closed, so that what was cut in a block of code does not swallow what follows."""
     fence = ""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # no other character ends a line of Markdown
         if not (found := FENCE.match(line)):
             continue
         marks, rest = found.groups()

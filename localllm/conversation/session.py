@@ -4,7 +4,7 @@ Both the line editor and the app have one. Knows nothing of terminals.
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localllm.conversation.attach import attach, typed
@@ -59,6 +59,7 @@ class Session:
         """
         if not self.keeps or not self.chat.root.children:
             return ""
+        self._take_title()
         record = self.record
         try:
             content = text_of(Kept.of(self.chat, self.title, self.began, self.began))
@@ -72,6 +73,18 @@ class Session:
         if before and self.id != before:
             return f"another process has gone on with {before}; this conversation is kept as {self.id}"
         return ""
+
+    def _take_title(self) -> None:
+        """Whoever gave the conversation another title meanwhile, here or elsewhere, has not gone on with it."""
+        if self.id is None or self.sessions.stamp(self.id) in (self.stamp, None):
+            return
+        try:
+            found, stamp = self.sessions.read(self.id)
+        except UsageError:  # damaged: it is left as it is
+            return
+        if text_of(replace(found, title=self.record.title, changed=self.began)) == self.kept:
+            self.title, self.stamp = found.title, stamp
+            self.kept = text_of(replace(found, changed=self.began))
 
     def save(self, name: str) -> None:
         """Keep it under a name that a person gave, from now on; the name that it had by itself is given up.

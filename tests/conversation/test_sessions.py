@@ -234,3 +234,12 @@ def test_processes_keep_their_conversations_beside_each_other(tmp_path):
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
     assert [one.head.questions for one in Sessions(folder).list()] == [3] * 40
     assert len(list(folder.iterdir())) == 41  # and the lock
+
+
+def test_a_title_that_was_given_meanwhile_is_no_going_on(session):
+    say(session, "hello")
+    name = session.id
+    session.sessions.rename(name, "birds")
+    list(session.ask("more"))
+    assert session.keep() == ""
+    assert [(one.id, one.title, one.head.questions) for one in session.sessions.list()] == [(name, "birds", 2)]

@@ -309,7 +309,10 @@ async def test_who_is_not_alone_with_a_conversation_is_told_of_its_new_name(tmp_
     async with opened(app) as pilot:
         await talk(pilot, "first")
         name = app.session.id
-        app.session.sessions.rename(name, "another process was here")
+        other = app.begin(app.model)
+        other.load(name)
+        list(other.ask("elsewhere"))
+        other.keep()
         await talk(pilot, "second")
         assert app.session.id != name
         assert f"gone on with {name}; this conversation is kept as {app.session.id}" in told(app)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+from localllm.columns import table
 from localllm.inspection import Slot
 from localllm.tui.sparkline import bar
 from localllm.tui.top.glance import Glance, Pace, Seen
@@ -47,7 +48,7 @@ def times(model: Seen) -> list[str]:
     ]
     answers, minutes = model.recent["answers"], model.recent["window_s"] / 60
     rows[0] = (f"last {minutes:.0f} min", *rows[0][1:])
-    lines = aligned(rows)
+    lines = table(rows, "<>>>").split("\n")
     return [f"{lines[0]}   of {answers:,} answers", *lines[1:]]
 
 
@@ -68,7 +69,7 @@ def slots(found: Sequence[Slot], most: int) -> list[str]:
     if not found:
         return ["no requests"]
     shown = found if len(found) <= most else found[: max(1, most - 1)]
-    lines = aligned([SLOTS, *map(row, shown)], last="<")
+    lines = table([SLOTS, *map(row, shown)], "<>>>>><").split("\n")
     return lines if len(shown) == len(found) else [*lines, f"and {len(found) - len(shown)} more"]
 
 
@@ -91,16 +92,6 @@ def state(slot: Slot) -> str:
     if slot.output_tokens:
         return "decode"
     return f"prefill {slot.computed / slot.prompt_tokens:.0%}" if slot.prompt_tokens else "prefill"
-
-
-def aligned(rows: Sequence[Sequence[str]], last: str = ">") -> list[str]:
-    """The first column to the left, numbers to the right; last: where the last one stands."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = ["<", *(">" for _ in widths[2:]), last]
-    return [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(cells, sides, widths, strict=True)).rstrip()
-        for cells in rows
-    ]
 
 
 def plain(glance: Glance, url: str, paces: Sequence[Pace | None], most: int = 20) -> str:
