@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from localllm.errors import UsageError
 from localllm.files import strict_json
+from localllm.paths import expanded
 from localllm.visible import VISIBLE
 
 NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
@@ -58,7 +59,7 @@ def read_bytes(file: str) -> bytes:
     try:
         if file == "-":
             return sys.stdin.buffer.read() if sys.stdin else b""
-        return Path(file).expanduser().read_bytes()
+        return expanded(file).read_bytes()
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
 
@@ -78,7 +79,7 @@ def read_text(file: str) -> str:
 
 def path_for_receipt(file: str) -> Path:
     """Where a receipt is to be written. Raises UsageError for a folder."""
-    path = Path(file).expanduser()
+    path = expanded(file)
     if path.is_dir():
         raise UsageError(f"{file} is a folder", "name a file for the receipt")
     return path

@@ -56,6 +56,7 @@ class ChatScreen(TurnScreen):
         self.model, self.chat = session.llm, session.chat
         self.answering: Answering | None = None
         self.question = ""  # of the answer under way, as it was typed
+        self.told = ""  # when the answer was kept
         self.transcript = Transcript(self.chat)
         self.inspector = Inspector(self.model)
         self.strip = MetricsStrip(self.model)
@@ -156,7 +157,7 @@ class ChatScreen(TurnScreen):
         try:
             yield from ask()
         finally:
-            self.session.keep()
+            self.told = self.session.keep()
 
     def hand_over(self) -> None:
         """What came since the last frame, to those who show it."""
@@ -171,6 +172,9 @@ class ChatScreen(TurnScreen):
                 watcher.end(ended)
             if self.transcript.failed:
                 self.prompt.text = self.prompt.text or self.question
+            if self.told:
+                self.say(self.told, "warning")
+                self.told = ""
             self.prompt.busy = False
 
     # Panels, stopping, leaving

@@ -17,14 +17,18 @@ def seen(app):
     return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
 
 
+def told(app):
+    """The words that go by themselves."""
+    return " ".join(notification.message for notification in app._notifications)
+
+
+def beside_the_scrollbar(app):
+    return [line[:70].rstrip() for line in seen(app).splitlines()[2:16]]
+
+
 def words(app):
     """The same, wherever lines end."""
     return " ".join(seen(app).split())
-
-
-def without_bar(text):
-    """Of the transcript, and not how much of all that is."""
-    return [line[:70].rstrip() for line in text.splitlines()[2:16]]
 
 
 @pytest.fixture
@@ -235,10 +239,10 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
         await until(pilot, lambda: "line 59" in seen(app))
         app.screen.transcript.action_page_up()
         await pilot.pause(0.5)
-        before = seen(app)
+        before = beside_the_scrollbar(app)
         gate.set()
         await talk.answered(pilot)
-        assert without_bar(seen(app)) == without_bar(before)
+        assert beside_the_scrollbar(app) == before
         app.screen.transcript.action_last()
         await until(pilot, lambda: "more 59" in seen(app))
 
@@ -287,6 +291,17 @@ async def test_ctrl_c_stops_then_clears_then_leaves(tmp_path, opened, until, tal
         assert app.is_running
         await pilot.press("ctrl+c")
     assert app.return_code == 0
+
+
+async def test_who_is_not_alone_with_a_conversation_is_told_of_its_new_name(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("one"), saying("two")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "first")
+        name = app.session.id
+        app.session.sessions.rename(name, "another process was here")
+        await talk(pilot, "second")
+        assert app.session.id != name
+        assert f"gone on with {name}; this conversation is kept as {app.session.id}" in told(app)
 
 
 async def test_leaving_in_the_middle_keeps_the_conversation(tmp_path, opened, until):
