@@ -266,7 +266,7 @@ def test_a_server_of_another_version_is_told_as_such(words, localllm):
 
 
 def test_a_conversation_says_which_server_hears_it(url):
-    chat = Terminal("run", "demo", program=(sys.executable, "-m", "localllm"), LOCALLLM_HOST=url)
+    chat = Terminal("run", "demo", "--plain", program=(sys.executable, "-m", "localllm"), LOCALLLM_HOST=url)
     with closing(chat):
         chat.see(f"at {url}")
         chat.see(">>> ")
