@@ -237,8 +237,9 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
     async with opened(app) as pilot:
         await pilot.press(*"hi", "enter")
         await until(pilot, lambda: "line 59" in seen(app))
-        app.screen.transcript.action_page_up()
-        await pilot.pause(0.5)
+        transcript = app.screen.transcript
+        transcript.action_page_up()
+        await until(pilot, lambda: "line 59" not in seen(app) and transcript.scroll_y == transcript.scroll_target_y)
         before = beside_the_scrollbar(app)
         gate.set()
         await talk.answered(pilot)
