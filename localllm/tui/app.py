@@ -4,6 +4,7 @@ Knows the machine and its models by `Machine` alone.
 """
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,9 @@ class ChatApp(App[int]):
     def hold(self, model: Model) -> None:
         """Talk with a model: go on with the conversation, or begin one."""
         self.model = model
+        # What is there now stays: a collector that goes through all of it again and again holds the keys up.
+        gc.collect()
+        gc.freeze()
         try:
             if self.session:
                 self.session.go_on_with(model)
@@ -95,6 +99,7 @@ class ChatApp(App[int]):
             if self.model:
                 self.model.close()
                 self.model = None
+            gc.unfreeze()
             self.open_or_leave(chosen.name)
 
     def end_by(self, number: signal.Signals) -> None:
