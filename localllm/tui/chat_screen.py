@@ -7,6 +7,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal
+from textual.highlight import highlight
 from textual.widgets import Footer, Static
 
 from localllm.conversation.chat import Events
@@ -74,6 +75,8 @@ class ChatScreen(TurnScreen):
     def on_mount(self) -> None:
         self.set_interval(1 / FRAMES_PER_S, self.hand_over)
         self.prompt.focus()
+        # The first block of code would else wait 0.1 s for what colours it.
+        self.run_worker(lambda: highlight("x = 1", language="python"), thread=True)
         if not self.model.has_chat_template:
             self.say(f"{self.model.name} has no chat template: it continues the text of this conversation")
 

@@ -5,12 +5,14 @@
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from localllm.arch.cost import WeightBytes
 from localllm.checkpoint.digest import FileDigest
 from localllm.errors import ContextOverflow, DamagedModel, UsageError
+from localllm.inspection import Reads
 from localllm.metrics import Stopwatch
 from localllm.plan.memory import Memory
 from localllm.receipt import Model, Setup
@@ -34,6 +36,27 @@ class FakeTokenizer:
         return "".join(chr(token) for token in ids)
 
 
+class Told:
+    """An answer that may be closed from another thread, as those of an engine may."""
+
+    def __init__(self, events):
+        self.events = events
+        self.closed = False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.closed:
+            self.events.close()
+        return next(self.events)
+
+    def close(self):
+        self.closed = True
+        with suppress(ValueError):  # it is being read, which notices
+            self.events.close()
+
+
 class FakeLLM:
     """Says back what it was sent. Some prompts make it do other things: see `stream`."""
 
@@ -46,6 +69,8 @@ class FakeLLM:
     load_phases = MappingProxyType({"header": 0.25, "weights": 1.25})
     read_bytes_per_s = None
     without_graphs = ""
+    blocks, block_tokens = 256, 16
+    reads = Reads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
     deterministic = True
     tokenizer = FakeTokenizer()
     default_params = SamplingParams(temperature=0.7, top_k=40)
@@ -82,6 +107,9 @@ class FakeLLM:
         return {"linear": ("fake",)}
 
     def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
+        return Told(self.events(prompt, params, tools, template_arguments))
+
+    def events(self, prompt, params, tools, template_arguments):
         params = params or self.default_params
         self.asked.append((prompt, params))
         self.given.append((tools, template_arguments))

@@ -47,7 +47,7 @@ def test_ctrl_z_suspends_and_fg_goes_on(app):
     app.raw_until(LEFT)
     assert os.WIFSTOPPED(os.waitpid(app.process.pid, os.WUNTRACED)[1])
     app.process.send_signal(signal.SIGCONT)
-    app.raw_until(SHOWN)
+    app.raw_until("Say something")
     app.type("hello\r")
     app.raw_until("1:hello")
 

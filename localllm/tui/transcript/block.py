@@ -20,7 +20,7 @@ from localllm.tui.transcript.markdown import Form, Piece
 COLOURED_CHARACTERS: Final = 40_000  # of code; colours of more take longer than they are worth
 COLOURED_WHILE_WRITTEN: Final = 2_000
 RULE_CELLS = 24
-HEAD, CHOSEN, CODE_GROUND, HEADING = "dim", "bold $primary", "on $boost", "bold"
+HEAD, CHOSEN, CODE_GROUND, HEADING = "dim", "bold $primary", "on $surface", "bold"
 
 
 class Block:
