@@ -16,6 +16,7 @@ from tools.screens import FOLDER, picture
 COLUMNS, LINES = 120, 32
 RATE = 2_500_000  # bytes a second of each connection, so that a download can be seen
 FOX, OWL = "Tell me a story about a fox", "Tell me a story about an owl"
+HEDGEHOG = "Tell me a story about a hedgehog"
 PROMPT = "Say something"
 
 pytestmark = [
@@ -42,22 +43,12 @@ def window(hub, tmp_path):
         window.close()
 
 
-@pytest.fixture
-def keep(request, window):
-    """Takes a picture of the window; with `--screens` all of them are written in the end."""
-    taken = {}
+def test_a_session_from_the_download_to_the_day_after(request, window):
+    pictures = {}
 
-    def take(name: str, title: str = "localllm run org/tiny") -> None:
-        taken[name] = picture(window.coloured, COLUMNS, title)
+    def keep(name):
+        pictures[name] = picture(window.coloured, COLUMNS, "localllm run org/tiny")
 
-    yield take
-    if request.config.getoption("--screens"):
-        FOLDER.mkdir(exist_ok=True)
-        for name, drawn in taken.items():
-            (FOLDER / f"{name}.svg").write_text(drawn, encoding="utf-8")
-
-
-def test_a_session_from_the_download_to_the_day_after(window, keep):
     window.see_shell()
     window.type("clear; stty -g > before; localllm run org/tiny --seed 1")
     window.press("Enter")
@@ -72,10 +63,14 @@ def test_a_session_from_the_download_to_the_day_after(window, keep):
 
     window.type("localllm run org/tiny --resume last --seed 1")
     window.press("Enter")
-    window.see(OWL, "org/tiny · cpu")
-    ask(window, "Who are you?")
+    window.still(f"> {HEDGEHOG}", "org/tiny · cpu")
+    assert re.search(r"> Who are you\?\n\n +\w.*\.\n", ask(window, "Who are you?"))
     window.press("C-d")
     window.see_shell()
+    if request.config.getoption("--screens"):
+        FOLDER.mkdir(exist_ok=True)
+        for name, drawn in pictures.items():
+            (FOLDER / f"{name}.svg").write_text(drawn, encoding="utf-8")
 
 
 def download(window, keep):
@@ -86,27 +81,34 @@ def download(window, keep):
     window.still("org/tiny · cpu · context 1,024", PROMPT)
 
 
+def send(window, text):
+    """Enter follows when the text can be seen in the prompt."""
+    window.type(text)
+    window.see(f"\n {text}")
+    window.press("Enter")
+
+
 def ask(window, question):
     """Gives the screen when the answer has ended."""
-    window.type(question)
-    window.press("Enter")
-    return window.still(f"> {question}", PROMPT, "TTFT")
+    send(window, question)
+    return window.still(f"> {question}", PROMPT)
+
+
+def command(window, line, told):
+    send(window, line)
+    window.see(told)
 
 
 def chat(window, keep):
-    window.type(FOX)
-    window.press("Enter")
-    window.see(f"> {FOX}", "Once upon a time")
-    screen = window.still(PROMPT)
-    assert "average" in screen
+    screen = ask(window, FOX)
+    assert "Once upon a time" in screen and "tokens/s" in screen
     keep("chat")
 
 
 def stop(window):
     """In mid-answer, of a model that would go on to the end of the context, and in a window that is made smaller."""
     command(window, "/set parameter ignore_eos true", "ignore_eos = True")
-    window.type("Count the stars")
-    window.press("Enter")
+    send(window, "Count the stars")
     window.see("> Count the stars", "tokens/s", "average")
     window.resize(80, 24)
     window.see("> Count the stars", "tokens/s", "avg")
@@ -115,12 +117,6 @@ def stop(window):
     window.resize(COLUMNS, LINES)
     window.still("stopped", "average")
     command(window, "/set parameter ignore_eos none", "ignore_eos = False")
-
-
-def command(window, line, told):
-    window.type(line)
-    window.press("Enter")
-    window.see(told)
 
 
 def choose_the_newest_turn(window):
@@ -134,10 +130,8 @@ def edit_and_go_between_the_branches(window, keep):
     window.still("Enter asks this instead")
     window.press("C-u")
     window.see(PROMPT)
-    window.type(OWL)
-    window.press("Enter")
-    screen = window.still(f"> {OWL}", "2/2")
-    assert "Count the stars" not in screen
+    screen = ask(window, OWL)
+    assert "2/2" in screen and "Count the stars" not in screen
     choose_the_newest_turn(window)
     window.press("Left")
     window.see("> Count the stars", "stopped", "1/2")
@@ -148,36 +142,38 @@ def edit_and_go_between_the_branches(window, keep):
 
 def inspect(window, keep):
     window.press("F3")
-    window.see("1 Time line", "Every step of the engine")
+    window.still("1 Time line", "Every step of the engine")
     window.press("Tab")
-    window.type("And then?")
-    window.press("Enter")
-    window.still("> And then?")
+    window.still()
+    ask(window, HEDGEHOG)
     keep("timeline")
-    print(window.screen)
-    window.press("BTab", "2")
-    window.see("the model", "after sampling")
+    window.press("BTab")
+    window.still()
+    window.press("2")
+    window.press("Home", *["Right"] * 8)
+    window.still("token 9", "the model", "after sampling")
     keep("tokens")
-    print(window.screen)
     window.press("3")
     window.see("blocks of 16 tokens")
     keep("blocks")
-    print(window.screen)
     window.press("F3")
+    window.still()
 
 
 def export(window):
     command(window, "/export story.md", "exported to story.md")
     page = (window.folder / "story.md").read_text()
-    assert page
-    print(page)
+    questions = [FOX, OWL, HEDGEHOG]
+    assert [page.index(question) for question in questions] == sorted(page.index(question) for question in questions)
+    assert "Once upon a time" in page and "Count the stars" not in page
 
 
 def leave(window):
     window.press("C-d")
     window.see_shell()
-    command(window, "echo exit code $?; stty -g > after; cmp before after && echo the same", "the same")
-    print(window.screen)
+    window.type("echo exit code $?; stty -g > after; cmp before after && echo as before")
+    window.press("Enter")
+    window.see("\nexit code 0", "\nas before")
     assert not window.is_set("alternate_on")
     assert not window.is_set("mouse_any_flag")
     assert window.is_set("cursor_flag")
