@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from localllm.errors import UsageError
 from localllm.files import strict_json
 from localllm.paths import expanded
-from localllm.visible import VISIBLE
+from localllm.visible import visible
 
 NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -123,7 +123,7 @@ class AnswerWriter:
     def write(self, text: str) -> None:
         if text:
             self.last = text[-1]
-            sys.stdout.write(text.translate(VISIBLE) if self.terminal else text)
+            sys.stdout.write(visible(text) if self.terminal else text)
             sys.stdout.flush()
 
     def finish(self) -> None:
@@ -145,7 +145,7 @@ class ThoughtWriter:
             if not self.last and self.terminal and not self.dim:
                 self._put("(thinking)\n")
             self.last = text[-1]
-            shown = text.translate(VISIBLE) if self.terminal else text
+            shown = visible(text) if self.terminal else text
             self._put(f"{DIM}{shown}{RESET}" if self.dim else shown)
 
     def finish(self) -> None:
@@ -167,7 +167,7 @@ def note(text: str) -> None:
         with suppress(OSError):
             # Calls of functions and the words of files and templates are remarks, too.
             # With its end in one piece: several threads remark.
-            sys.stderr.write((text.translate(VISIBLE) if is_terminal(sys.stderr) else text) + "\n")
+            sys.stderr.write((visible(text) if is_terminal(sys.stderr) else text) + "\n")
             sys.stderr.flush()
 
 

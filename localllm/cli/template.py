@@ -7,8 +7,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from localllm.checkpoint.gguf.header import read_gguf
-from localllm.cli import io, options, report
+from localllm.cli import io, options
 from localllm.cli.flags import parse_template_args
+from localllm.columns import table
 from localllm.errors import UsageError
 from localllm.files import TOKENIZER_FILES
 from localllm.hub.gguf import is_gguf, models_in
@@ -130,4 +131,4 @@ def _table(tokens: list[Token]) -> str:
         (str(place), str(token.id), token.kind, json.dumps(token.text, ensure_ascii=False))
         for place, token in enumerate(tokens)
     ]
-    return report.table([("PLACE", "ID", "KIND", "TEXT"), *rows])
+    return table([("PLACE", "ID", "KIND", "TEXT"), *rows])

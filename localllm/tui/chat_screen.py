@@ -21,10 +21,10 @@ from localllm.tui.inspector.panel import Inspector
 from localllm.tui.machine import Machine
 from localllm.tui.metrics.strip import MetricsStrip
 from localllm.tui.prompt import Prompt
-from localllm.tui.transcript.markdown import visible
 from localllm.tui.transcript.view import Transcript
 from localllm.tui.turn_screen import TurnScreen
 from localllm.tui.wishes import CommandChosen, SessionChosen
+from localllm.visible import visible
 
 FRAMES_PER_S = 30
 WIDE = 110  # columns from which the inspector stands beside the conversation, and not in its place

@@ -16,7 +16,7 @@ from localllm.errors import LocalLLMError, UsageError
 from localllm.files import write_named
 from localllm.paths import expanded
 from localllm.tui.dialogs import Confirm, Dialog
-from localllm.visible import VISIBLE, one_line
+from localllm.visible import one_line, visible
 
 CALLED = {"md": "Markdown", "json": "JSON"}
 LONGEST_NAME = 60  # characters of a name that is made from a title
@@ -128,7 +128,7 @@ class ExportScreen(Dialog[Path]):
         )
 
     def tell(self, fault: str) -> None:
-        self.query_one(".fault", Static).update(fault.translate(VISIBLE))
+        self.query_one(".fault", Static).update(visible(fault))
 
     def done(self, path: Path) -> None:
         self.notify(f"exported to {one_line(str(path))}", markup=False)

@@ -9,10 +9,10 @@ from localllm.files import write_named
 from localllm.tui.dialogs import Ask, Confirm
 from localllm.tui.panel_screen import PanelScreen
 from localllm.tui.prompt import Prompt
-from localllm.tui.transcript.markdown import visible
 from localllm.tui.transcript.saving import name_for, path_of
 from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
+from localllm.visible import visible
 
 
 class TurnScreen(PanelScreen):

@@ -22,13 +22,14 @@ def told(app):
     return " ".join(notification.message for notification in app._notifications)
 
 
-def beside_the_scrollbar(app):
-    return [line[:70].rstrip() for line in seen(app).splitlines()[2:16]]
-
-
 def words(app):
     """The same, wherever lines end."""
     return " ".join(seen(app).split())
+
+
+def beside_the_scrollbar(app):
+    """Lines of the conversation without what stands at their end, which tells how much of all they are."""
+    return [line[:70].rstrip() for line in seen(app).splitlines()[2:16]]
 
 
 @pytest.fixture
@@ -172,6 +173,16 @@ async def test_commands_act_as_in_the_line_editor(tmp_path, opened, talk):
     assert app.return_code == 0
 
 
+async def test_without_colours_there_are_none_not_even_greys(tmp_path, monkeypatch, opened, talk):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_with(ScriptedModel(saying("Hello **to you**.\n\n```python\nx = 1\n```")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        segments = [segment for strip in app.screen._compositor.render_strips() for segment in strip]
+        styles = [segment.style for segment in segments if segment.style]
+        assert all(color is None or color.is_default for style in styles for color in (style.color, style.bgcolor))
+
+
 async def test_code_is_copied_and_saved_but_never_over_a_file_unasked(tmp_path, monkeypatch, opened, talk, until):
     monkeypatch.chdir(tmp_path)
     answer = "Two:\n\n```python\na = 1\n```\n\nand\n\n```sh\nls\n```\n"
@@ -239,7 +250,8 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
         await until(pilot, lambda: "line 59" in seen(app))
         transcript = app.screen.transcript
         transcript.action_page_up()
-        await until(pilot, lambda: "line 59" not in seen(app) and transcript.scroll_y == transcript.scroll_target_y)
+        there = transcript.scroll_target_y
+        await until(pilot, lambda: "line 59" not in seen(app) and transcript.scroll_y == there)
         before = beside_the_scrollbar(app)
         gate.set()
         await talk.answered(pilot)

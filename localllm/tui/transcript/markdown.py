@@ -16,7 +16,7 @@ from markdown_it.token import Token
 from textual.content import Content, Span
 from textual.style import Style
 
-from localllm.visible import VISIBLE
+from localllm.visible import visible
 
 PARSER: Final = MarkdownIt("gfm-like", {"html": False})
 BULLETS = "•◦▪"
@@ -83,10 +83,6 @@ def _as_it_is(source: str) -> tuple[list[Piece], int, int]:
         Piece(Form.TEXT, Content(visible(part).rstrip("\n")), is_apart=i == 0) for i, part in enumerate(parts)
     ]
     return pieces, len(pieces) - 1, sum(map(len, parts[:-1]))
-
-
-def visible(text: str) -> str:
-    return text.translate(VISIBLE)
 
 
 class _Reader:
