@@ -22,13 +22,15 @@ from localllm.tui.wishes import ModelChosen, SessionChosen
 
 
 class PanelScreen(Screen[None]):
-    """Who inherits lays out `side`, in which panels stand, and handles the messages of `wishes.py`."""
+    """Who inherits lays out `side`, in which panels stand, has an inspector, and handles the messages of
+    `wishes.py`."""
 
     COMMANDS: ClassVar = {Actions, Commands, Models, Conversations, Themes}
     BINDING_GROUP_TITLE = "Conversation"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f1", "help", "Help"),
         Binding("f2", "settings", "Settings"),
+        Binding("f3", "inspector", "Inspector"),
         Binding("f4", "models", "Models"),
         Binding("f5", "sessions", "Conversations"),
     ]

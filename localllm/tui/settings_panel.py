@@ -35,7 +35,7 @@ FIELDS = (
     "max_tokens",
     "stop",
 )
-HINT = "For the next answer on. ● is not what the model recommends; ctrl+r takes all of these back."
+HINT = "For the next answer on. ● is not what the model recommends; Ctrl-R takes all of these back."
 AS_THE_TEMPLATE_SAYS, ON, OFF = "default", "on", "off"
 
 
@@ -55,6 +55,7 @@ class Setting(Vertical):
         .fault { color: $error; height: auto; padding-left: 2; display: none; }
         &.-changed Label { color: $primary; text-style: bold; }
         &.-wrong .fault { display: block; }
+        &.-wrong .meaning { display: none; }
     }
     """
 
@@ -67,7 +68,7 @@ class Setting(Vertical):
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Label(markup=False)
-            yield Input(select_on_focus=False)
+            yield Input()
         yield Static(classes="meaning", markup=False)
         yield Static(classes="fault", markup=False)
 
@@ -115,7 +116,7 @@ class Setting(Vertical):
 
 class SettingsPanel(VerticalScroll):
     BINDING_GROUP_TITLE = "Settings"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "reset", "Reset to recommended")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "reset", "Reset")]
     DEFAULT_CSS = """
     SettingsPanel {
         width: 50%;

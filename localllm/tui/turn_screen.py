@@ -48,9 +48,8 @@ class TurnScreen(PanelScreen):
     def action_edit_turn(self) -> None:
         view = self.chosen()
         if view and view.turn:
-            self.prompt.text = self.session.edit(view.turn)
+            self.prompt.edit(self.session.edit(view.turn))
             self.prompt.focus()
-            self.say("Enter asks this instead, on a branch of its own; Escape leaves it as it was")
 
     def action_ask_again(self) -> None:
         view = self.chosen()

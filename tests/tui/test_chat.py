@@ -27,9 +27,9 @@ def words(app):
     return " ".join(seen(app).split())
 
 
-def without_bar(text):
-    """Of the transcript, and not how much of all that is."""
-    return [line[:70].rstrip() for line in text.splitlines()[2:16]]
+def beside_the_scrollbar(app):
+    """Lines of the conversation without what stands at their end, which tells how much of all they are."""
+    return [line[:70].rstrip() for line in seen(app).splitlines()[2:16]]
 
 
 @pytest.fixture
@@ -248,12 +248,14 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
     async with opened(app) as pilot:
         await pilot.press(*"hi", "enter")
         await until(pilot, lambda: "line 59" in seen(app))
-        app.screen.transcript.action_page_up()
-        await pilot.pause(0.5)
-        before = seen(app)
+        transcript = app.screen.transcript
+        transcript.action_page_up()
+        there = transcript.scroll_target_y
+        await until(pilot, lambda: "line 59" not in seen(app) and transcript.scroll_y == there)
+        before = beside_the_scrollbar(app)
         gate.set()
         await talk.answered(pilot)
-        assert without_bar(seen(app)) == without_bar(before)
+        assert beside_the_scrollbar(app) == before
         app.screen.transcript.action_last()
         await until(pilot, lambda: "more 59" in seen(app))
 

@@ -33,14 +33,14 @@ TYPICAL = 512  # steps that the scale of their times is by
 
 class TimeLine(Drawn, can_focus=True):
     BINDINGS: ClassVar = [
-        Binding("left", "move(-1)", "step before", show=False),
-        Binding("right", "move(1)", "step after", show=False),
+        Binding("left", "move(-1)", "Step before", show=False),
+        Binding("right", "move(1)", "Step after", show=False),
         Binding("pageup", "move(-20)", "20 before", show=False),
         Binding("pagedown", "move(20)", "20 after", show=False),
-        Binding("home", "first", "first step", show=False),
-        Binding("end", "newest", "newest step", show=False),
-        Binding("plus,equals_sign", "zoom(1)", "closer", show=False),
-        Binding("minus", "zoom(-1)", "farther", show=False),
+        Binding("home", "first", "First step", show=False),
+        Binding("end", "newest", "Newest step", show=False),
+        Binding("plus,equals_sign", "zoom(1)", "Closer", show=False),
+        Binding("minus", "zoom(-1)", "Farther", show=False),
     ]
 
     def __init__(self, record: Record):

@@ -65,10 +65,10 @@ class TopApp(App[int]):
     #trouble { padding: 1; color: $error; }
     """
     BINDINGS: ClassVar = [
-        Binding("q,escape", "quit", "quit"),
-        Binding("space", "pause", "pause"),
-        Binding("plus,equals_sign", "faster", "more often", key_display="+"),
-        Binding("minus", "slower", "less often", key_display="-"),
+        Binding("q,escape", "quit", "Quit"),
+        Binding("space", "pause", "Pause"),
+        Binding("plus,equals_sign", "faster", "More often", key_display="+"),
+        Binding("minus", "slower", "Less often", key_display="-"),
     ]
     ENABLE_COMMAND_PALETTE = False
     FASTEST_S, SLOWEST_S = 0.25, 16.0
