@@ -14,6 +14,7 @@ from typing import Protocol
 from localllm.conversation.chat import Events
 from localllm.request import GenerationEvent
 
+WAIT_S = 0.05
 Came = tuple[float, GenerationEvent]  # when, in seconds of `time.perf_counter()`
 
 
@@ -75,3 +76,11 @@ class Answering:
         """At once; what was said stays."""
         self.stopping = True
         self.end()
+
+    def finish(self, most_s: float) -> None:
+        """Stop it, and wait for its end; most_s: no longer than this."""
+        self.stop()
+        limit = time.perf_counter() + most_s
+        while self.thread.is_alive() and time.perf_counter() < limit:
+            self.end()  # it may have begun just after it was stopped
+            self.thread.join(WAIT_S)

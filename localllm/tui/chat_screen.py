@@ -240,5 +240,4 @@ class ChatScreen(TurnScreen):
     def on_unmount(self) -> None:
         """What was said so far is kept, however the app is left."""
         if self.answering:
-            self.answering.stop()
-            self.answering.thread.join(LAST_WORDS_S)
+            self.answering.finish(LAST_WORDS_S)

@@ -14,6 +14,19 @@ def begun(chat: Chat, text: str) -> Answering:
     return Answering(lambda: chat.ask(text), chat.stop)
 
 
+class Slow(ScriptedModel):
+    """Takes its time before an answer can be stopped."""
+
+    def __init__(self, *answers):
+        super().__init__(*answers)
+        self.go_on, self.asking = threading.Event(), threading.Event()
+
+    def stream(self, *given, **named):
+        self.asking.set()
+        assert self.go_on.wait(10)
+        return super().stream(*given, **named)
+
+
 def ended(answering: Answering):
     """What came until the end."""
     came, limit = [], time.monotonic() + 10
@@ -48,21 +61,24 @@ def test_a_question_that_was_stopped_before_the_first_word_leaves_nothing():
 
 
 def test_one_that_begins_only_after_it_was_stopped_ends_as_well():
-    go_on, asking = threading.Event(), threading.Event()
-
-    class Slow(ScriptedModel):
-        def stream(self, *given, **named):
-            asking.set()
-            assert go_on.wait(10)
-            return super().stream(*given, **named)
-
-    chat = Chat(Slow([threading.Event()]))
+    model = Slow([threading.Event()])
+    chat = Chat(model)
     answering = begun(chat, "hello")
-    assert asking.wait(10)
+    assert model.asking.wait(10)
     answering.stop()
-    go_on.set()
+    model.go_on.set()
     events, end = ended(answering)
     assert (events, end.stopped, end.error, chat.turns) == ([], True, None, [])
+
+
+def test_who_leaves_just_before_it_begins_waits_for_its_end_and_no_longer():
+    model = Slow([threading.Event()])
+    answering = begun(Chat(model), "hello")
+    assert model.asking.wait(10)
+    threading.Timer(0.2, model.go_on.set).start()
+    began = time.monotonic()
+    answering.finish(8)
+    assert not answering.thread.is_alive() and time.monotonic() - began < 6
 
 
 def test_an_answer_that_is_not_stopped_comes_to_its_end_and_stopping_it_then_changes_nothing():
