@@ -43,6 +43,12 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that at the end no process works through one while the others wait."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected lives to the end: millions of objects that no collection of garbage, which
     tests of memory ask for often, need look at again."""

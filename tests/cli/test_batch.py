@@ -1,17 +1,16 @@
 """`localllm batch` as a process of its own, with a real model: killed, interrupted, piped, and what it says."""
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from tests.scripted import write_scripted
 
@@ -203,10 +202,7 @@ def test_a_pipe_gets_the_lines_and_nothing_else(model: str, answers: bytes, sour
     assert "5 lines: 5 ok, 0 failed\n" in err
 
 
-def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(
-    source: Path, tmp_path: Path, real: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(source: Path, tmp_path: Path) -> None:
     for arguments, says in (
         ((source, "--model", "x", "--json"), "cannot both go to stdout"),
         ((tmp_path / "none", "--model", "x"), "cannot be read: No such file"),
@@ -214,5 +210,5 @@ def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(
         ((source, "-o", tmp_path, "--model", "x"), "cannot be written"),
         ((source, "--model", "no/such/model"), "no/such/model"),
     ):
-        code, printed, err = real("batch", *map(str, arguments))
+        code, printed, err = finish(start(*arguments, env=os.environ | {"HF_HUB_OFFLINE": "1"}))
         assert (code in (2, 8), printed, says in err) == (True, "", True), err

@@ -250,8 +250,8 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
         await until(pilot, lambda: "line 59" in seen(app))
         transcript = app.screen.transcript
         transcript.action_page_up()
-        there = transcript.scroll_target_y
-        await until(pilot, lambda: "line 59" not in seen(app) and transcript.scroll_y == there)
+        await until(pilot, lambda: "line 59" not in seen(app))
+        await until(pilot, lambda: transcript.scroll_y == transcript.scroll_target_y)
         before = beside_the_scrollbar(app)
         gate.set()
         await talk.answered(pilot)
