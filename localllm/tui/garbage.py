@@ -1,5 +1,5 @@
-"""Python's collector of garbage, kept from holding up keys: what there is when a conversation begins it need not go
-through again and again, which takes a tenth of a second, and all of what came since only now and then.
+"""Python's collector of garbage, kept from holding up keys: what there is when a conversation begins it need not
+go through again and again, which takes a tenth of a second, and all of what came since only now and then.
 """
 
 import gc

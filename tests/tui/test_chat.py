@@ -233,7 +233,9 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
         before = seen(app)
         gate.set()
         await talk.answered(pilot)
-        assert [line[:70].rstrip() for line in seen(app).splitlines()[2:16]] == before.splitlines()[2:16]
+        assert [line[:70].rstrip() for line in seen(app).splitlines()[2:16]] == [
+            line[:70].rstrip() for line in before.splitlines()[2:16]
+        ]
         app.screen.transcript.action_last()
         await until(pilot, lambda: "more 59" in seen(app))
 
