@@ -7,7 +7,7 @@ list that a model is still writing.
 from bisect import bisect_right
 from itertools import accumulate
 
-from textual.geometry import Offset, Size
+from textual.geometry import Offset, Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
@@ -40,13 +40,20 @@ class Answer(Widget):
     def grow(self, source: str) -> None:
         """source: the whole answer as far as it came, which begins with what is shown."""
         self.source = source
+        first, height, width = self.settled, self.height, self.size.width
         pieces, settled, read = pieces_of(source[self.read :])
         self.put(pieces)
-        for block in self.blocks[self.settled : self.settled + settled]:
+        for block in self.blocks[first : first + settled]:
             block.settle()
         self.settled += settled
         self.read += read
-        self.refresh(layout=True)
+        if width:
+            self.draw(width)
+        if width and self.height == height:  # all else stays where it is
+            line = self.starts[first]
+            self.refresh(Region(0, line, width, height - line))
+        else:
+            self.refresh(layout=True)
 
     def finish(self) -> None:
         """No more comes: an address that was given at the end is known to the text before it."""
