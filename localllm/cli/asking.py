@@ -36,7 +36,8 @@ FLAGS_OF_ONE_ANSWER = {
 
 def ask(flags: Mapping[str, Any]) -> None:
     """flags: by the names of `run`'s parameters, None or False where they were not given. Raises LocalLLMError."""
-    if flags["model"] is None:
+    converses = not flags["prompt"] and io.both_ends_are_terminals()
+    if flags["model"] is None and (flags["plain"] or not converses):  # else the app helps to choose one
         raise UsageError("no model is named", NO_MODEL)
     given = sampling_fields({**flags, "grammar": asked_grammar(flags)})
     arguments = parse_template_args(flags["template_arg"] or [])
@@ -49,7 +50,7 @@ def ask(flags: Mapping[str, Any]) -> None:
         raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
     if flags["draft_model"] and flags["draft"] is False:
         raise UsageError("--no-draft guesses nothing, and --draft-model guesses", "leave out one of them")
-    if not flags["prompt"] and io.both_ends_are_terminals():
+    if converses:
         _refuse_flags_of_one_answer(flags)
         _converse(flags, given, arguments)
         return

@@ -7,6 +7,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal
+from textual.events import Key, Paste
 from textual.highlight import highlight
 from textual.widgets import Footer, Static
 
@@ -20,12 +21,13 @@ from localllm.tui.inspector.panel import Inspector
 from localllm.tui.machine import Machine
 from localllm.tui.metrics.strip import MetricsStrip
 from localllm.tui.prompt import Prompt
-from localllm.tui.transcript.markdown import visible
 from localllm.tui.transcript.view import Transcript
 from localllm.tui.turn_screen import TurnScreen
 from localllm.tui.wishes import CommandChosen, SessionChosen
+from localllm.visible import visible
 
 FRAMES_PER_S = 30
+WIDE = 110  # columns from which the inspector stands beside the conversation, and not in its place
 LEAVE_S = 2.0  # within which a second Ctrl-C leaves
 LAST_WORDS_S = 5.0  # that an answer is given to end, when the app is left
 
@@ -33,7 +35,6 @@ LAST_WORDS_S = 5.0  # that an answer is given to end, when the app is left
 class ChatScreen(TurnScreen):
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar = [
-        Binding("f3", "inspector", "Inspector"),
         Binding("tab", "app.focus_next", "Turns"),
         Binding("escape", "back", "Stop, back", show=False),
         Binding("ctrl+c", "interrupt", "Copy, stop, clear, leave", show=False, priority=True),
@@ -47,15 +48,21 @@ class ChatScreen(TurnScreen):
         #middle { height: 1fr; }
         Transcript { width: 1fr; }
         Inspector { border-left: solid $panel; }
+        &.-narrow Inspector { border-left: none; }
+        &.-narrow.-inspecting Transcript { display: none; }
     }
     """
 
-    def __init__(self, session: Session, machine: Machine):
+    def __init__(self, session: Session, machine: Machine, early: list[Key | Paste]):
+        """early: what was typed before there was a prompt; it is taken."""
         super().__init__()
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]
+        self.early = early
         self.session, self.machine = session, machine
         self.model, self.chat = session.llm, session.chat
         self.answering: Answering | None = None
         self.question = ""  # of the answer under way, as it was typed
+        self.told = ""  # when the answer was kept
         self.transcript = Transcript(self.chat)
         self.inspector = Inspector(self.model)
         self.strip = MetricsStrip(self.model)
@@ -74,7 +81,9 @@ class ChatScreen(TurnScreen):
 
     def on_mount(self) -> None:
         self.set_interval(1 / FRAMES_PER_S, self.hand_over)
-        self.prompt.focus()
+        self.set_focus(self.prompt.editor)
+        while self.early:
+            self.prompt.editor.post_message(self.early.pop(0))
         # The first block of code would else wait 0.1 s for what colours it.
         self.run_worker(lambda: highlight("x = 1", language="python"), thread=True)
         if not self.model.has_chat_template:
@@ -120,7 +129,7 @@ class ChatScreen(TurnScreen):
         if done.text:
             self.transcript.tell(done.text)
         if done.draft is not None:
-            self.prompt.text = done.draft
+            self.prompt.edit(done.draft)
         if done.ask:  # /edit TEXT or /regenerate: something else in place of the newest turn
             words = line.split(maxsplit=1)[1:]
             self.answer(unquote(words[0]) if words else at.question, done.ask, at.parent)
@@ -156,7 +165,7 @@ class ChatScreen(TurnScreen):
         try:
             yield from ask()
         finally:
-            self.session.keep()
+            self.told = self.session.keep()
 
     def hand_over(self) -> None:
         """What came since the last frame, to those who show it."""
@@ -171,6 +180,9 @@ class ChatScreen(TurnScreen):
                 watcher.end(ended)
             if self.transcript.failed:
                 self.prompt.text = self.prompt.text or self.question
+            if self.told:
+                self.say(self.told, "warning")
+                self.told = ""
             self.prompt.busy = False
 
     # Panels, stopping, leaving
@@ -178,13 +190,17 @@ class ChatScreen(TurnScreen):
     async def action_inspector(self) -> None:
         """Open it beside the conversation, or close it."""
         await self.close_settings()
+        self.toggle_inspector()
+
+    def toggle_inspector(self) -> None:
+        """The keyboard stays with the prompt: Tab leads into the inspector."""
         self.inspector.toggle()
-        if not self.inspector.display:
-            self.prompt.focus()
+        self.set_class(self.inspector.display, "-inspecting")
+        self.set_focus(self.prompt.editor)
 
     async def action_settings(self) -> None:
         if self.inspector.display:
-            self.inspector.toggle()
+            self.toggle_inspector()
         await super().action_settings()
 
     async def action_back(self) -> None:
@@ -195,7 +211,7 @@ class ChatScreen(TurnScreen):
             self.session.editing, self.prompt.text = None, ""
         elif not await self.close_settings():
             if self.inspector.display and not self.transcript.has_focus:
-                self.inspector.toggle()
+                self.toggle_inspector()
             self.prompt.focus()
 
     def action_interrupt(self) -> None:

@@ -50,7 +50,7 @@ class HelpScreen(Screen[None]):
         yield Input(placeholder="type to search, arrows scroll …", select_on_focus=False)
         with VerticalScroll(can_focus=False):
             yield Static(markup=False)
-        yield Footer(show_command_palette=False)
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         stack = self.app.screen_stack
@@ -67,6 +67,8 @@ class HelpScreen(Screen[None]):
 
     def draw(self) -> None:
         words, region = self.query_one(Input).value.casefold().split(), self.query_one(VerticalScroll).size
+        if not region.width:
+            return  # it is not laid out yet
         shown = page(self.sections, words, max(region.width - 2, NAMES + 20))
         self.query_one("VerticalScroll > Static", Static).update(shown)
 

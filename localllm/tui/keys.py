@@ -11,6 +11,7 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 
 OURS = "localllm."
+SHORT = {"pgup": "PgUp", "pgdn": "PgDn"}
 
 
 class Key(NamedTuple):
@@ -19,6 +20,11 @@ class Key(NamedTuple):
     action: str
     node: DOMNode  # whose action it is
     place: str  # where it counts
+
+
+def key_name(shown: str) -> str:
+    """As it stands on keyboards, of Textual's name for it: F1, Tab, ^C; letters stay as they are typed."""
+    return shown if len(shown) == 1 else SHORT.get(shown, shown.title())
 
 
 def keys_of(screen: Screen[Any]) -> list[Key]:
@@ -38,7 +44,7 @@ def keys_of(screen: Screen[Any]) -> list[Key]:
 
 def _bindings(node: DOMNode) -> Iterator[tuple[str, Binding]]:
     """With the name of the place where each counts."""
-    for kind in type(node).__mro__:
+    for kind in reversed(type(node).__mro__):
         if kind is App:
             palette = Binding(node.app.COMMAND_PALETTE_BINDING, "command_palette", "Command palette")
             bindings = [*Binding.make_bindings(App.BINDINGS), palette]

@@ -20,10 +20,10 @@ FRAMES_PER_S = 20
 MOST_WIDTH, BORDERS = 100, 4  # characters, as in the style below
 UNSEEN_S = 0.3  # what is ready before needs no screen of its own
 
-ON_THE_WAY = "Esc cancel"
-ASKING = "Stop the download? What came is kept, and it goes on there the next time.   Y stop   N go on"
-STOPPING = "stopping …"
-FAILED = "R try again   Esc back"
+ON_THE_WAY = "Esc Cancel"
+ASKING = "Stop the download? What came is kept, and it goes on there the next time.   Y Stop   N Go on"
+STOPPING = "Stopping …"
+FAILED = "R Try again   Esc Back"
 
 
 class LoadScreen(ModalScreen[Model | None]):
@@ -39,10 +39,10 @@ class LoadScreen(ModalScreen[Model | None]):
     LoadScreen #load_keys { height: auto; margin-top: 1; color: $text-muted; }
     """
     BINDINGS: ClassVar = [
-        Binding("escape", "leave", "cancel", show=False),
-        Binding("y,enter", "stop", "stop", show=False),
-        Binding("n", "go_on", "go on", show=False),
-        Binding("r", "again", "try again", show=False),
+        Binding("escape", "leave", "Cancel", show=False),
+        Binding("y,enter", "stop", "Stop", show=False),
+        Binding("n", "go_on", "Go on", show=False),
+        Binding("r", "again", "Try again", show=False),
     ]
 
     def __init__(self, machine: Machine, name: str, clock: Callable[[], float] = time.perf_counter):
@@ -85,6 +85,11 @@ class LoadScreen(ModalScreen[Model | None]):
         if self.opening.cancelled:
             return STOPPING
         return ASKING if self.asking else ON_THE_WAY
+
+    @property
+    def asks(self) -> bool:
+        """Are letters answers?"""
+        return self.asking or self.opening.fault is not None
 
     @property
     def downloads(self) -> bool:

@@ -119,7 +119,7 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
                 yield Rows(markup=False)
             with VerticalScroll(id="details", can_focus=False):
                 yield Static(markup=False)
-        yield Footer(show_command_palette=False)
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_resize(self, event: Resize) -> None:
         self.set_class(event.size.width >= WIDE, "-wide")

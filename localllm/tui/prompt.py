@@ -24,6 +24,8 @@ from localllm.visible import one_line
 
 PLACEHOLDER = "Say something, or ? for help"
 WAITS = " sent when the answer is there; Esc takes it back "
+STOPS = " Esc stops the answer "
+EDITS = " Enter asks this instead, on a branch of its own; Esc leaves it as it was "
 SEARCHES = " what was written before: type words, Enter takes one, Esc leaves "
 
 
@@ -40,7 +42,7 @@ class Prompt(Vertical):
     class HelpWanted(Message):
         """By a question mark in the empty prompt."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "search", "search history", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "search", "Search history", show=False)]
     DEFAULT_CSS = """
     Prompt {
         height: auto;
@@ -60,6 +62,7 @@ class Prompt(Vertical):
         self.offers = Offers()
         self.editor = Editor(self, PLACEHOLDER)
         self.waits = False
+        self.edits = False  # what stands here was asked before, and is asked otherwise
         self.searched: str | None = None  # what stood here before the history was searched, while it is
         self.place: int | None = None  # in the history
         self.shown: str | None = None  # what was put here, until it is changed: there is nothing to complete
@@ -75,9 +78,15 @@ class Prompt(Vertical):
 
     @text.setter
     def text(self, text: str) -> None:
-        """Such as a message that is to be changed and sent again."""
-        self.place = None
+        """Such as a message that could not be answered."""
+        self.place, self.edits = None, False
         self._put(text)
+        self._tell()
+
+    def edit(self, text: str) -> None:
+        """A message that is asked otherwise, until another text stands here."""
+        self.text, self.edits = text, True
+        self._tell()
 
     @property
     def selected_text(self) -> str:
@@ -90,6 +99,7 @@ class Prompt(Vertical):
     def watch_busy(self, busy: bool) -> None:
         if self.waits and not busy:
             self._send()
+        self._tell()
 
     # What the editor asks
 
@@ -240,7 +250,13 @@ class Prompt(Vertical):
         self._tell()
 
     def _tell(self) -> None:
-        self.border_title = WAITS if self.waits else SEARCHES if self.searched is not None else ""
+        told = (
+            (self.waits, WAITS),
+            (self.searched is not None, SEARCHES),
+            (self.edits, EDITS),
+            (self.busy, STOPS),
+        )
+        self.border_title = next((words for holds, words in told if holds), "")
 
 
 def _completes(offer: Offer, text: str) -> bool:

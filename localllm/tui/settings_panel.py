@@ -12,6 +12,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Select, Static, TextArea
 
@@ -19,7 +20,7 @@ from localllm.conversation.chat import Chat
 from localllm.conversation.parameters import with_parameter
 from localllm.errors import LocalLLMError, UsageError
 from localllm.meanings import MEANINGS, THINK
-from localllm.visible import VISIBLE, one_line
+from localllm.visible import one_line, visible
 
 FIELDS = (
     "temperature",
@@ -34,7 +35,7 @@ FIELDS = (
     "max_tokens",
     "stop",
 )
-HINT = "For the next answer on. ● is not what the model recommends; ctrl+r takes all of these back."
+HINT = "For the next answer on. ● is not what the model recommends; Ctrl-R takes all of these back."
 AS_THE_TEMPLATE_SAYS, ON, OFF = "default", "on", "off"
 
 
@@ -54,6 +55,7 @@ class Setting(Vertical):
         .fault { color: $error; height: auto; padding-left: 2; display: none; }
         &.-changed Label { color: $primary; text-style: bold; }
         &.-wrong .fault { display: block; }
+        &.-wrong .meaning { display: none; }
     }
     """
 
@@ -66,7 +68,7 @@ class Setting(Vertical):
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Label(markup=False)
-            yield Input(select_on_focus=False)
+            yield Input()
         yield Static(classes="meaning", markup=False)
         yield Static(classes="fault", markup=False)
 
@@ -114,7 +116,7 @@ class Setting(Vertical):
 
 class SettingsPanel(VerticalScroll):
     BINDING_GROUP_TITLE = "Settings"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "reset", "Reset to recommended")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "reset", "Reset")]
     DEFAULT_CSS = """
     SettingsPanel {
         width: 50%;
@@ -158,7 +160,8 @@ class SettingsPanel(VerticalScroll):
         if not self.chat.model.has_chat_template:
             system = self.query_one(TextArea)
             system.disabled = True
-            system.placeholder = f"{one_line(self.chat.model.name)} has no chat template for one"
+            # As content: a text would be read as markup.
+            system.placeholder = Content(f"{one_line(self.chat.model.name)} has no chat template for one")
         self.reload()
         self.run_worker(self.ask_for_switch, thread=True)  # a model in a server is asked there
 
@@ -173,7 +176,7 @@ class SettingsPanel(VerticalScroll):
 
     def reload(self) -> None:
         """Show what the conversation has now, which may have been changed elsewhere."""
-        self.system_shown = (self.chat.system or "").translate(VISIBLE)
+        self.system_shown = visible(self.chat.system or "")
         self.query_one(TextArea).text = self.system_shown
         for setting in self.query(Setting):
             setting.reload()
@@ -221,7 +224,7 @@ class SettingsPanel(VerticalScroll):
 def written(value: Any) -> str:
     """A field as a person types it; empty: none."""
     if isinstance(value, tuple):
-        return shlex.join(word.replace("\n", "\\n").replace("\t", "\\t").translate(VISIBLE) for word in value)
+        return shlex.join(visible(word.replace("\n", "\\n").replace("\t", "\\t")) for word in value)
     return "" if value is None else str(value)
 
 

@@ -75,7 +75,8 @@ def test_a_session_from_the_download_to_the_day_after(request, window):
 
 def download(window, keep):
     window.until(lambda screen: "model.safetensors" in screen and "verified" in screen, "a file that is verified")
-    window.until(lambda screen: re.search(r"━{4}.*[2-5]\.\d\d MB of 5\.97 MB .*left", screen), "half of the weights")
+    half = re.compile(r"━{4}.*[2-5]\.\d\d MB of 5\.97 MB .*left")
+    window.until(half.search, "half of the weights")
     keep("pull")
     window.see("✓ download", "6.17 MB, verified", "▸ ")
     window.still("org/tiny · cpu · context 1,024", PROMPT)
@@ -112,7 +113,7 @@ def chat(window, keep):
 
 
 def stop(window):
-    """In mid-answer, of a model that would go on to the end of the context, and in a window that is made smaller."""
+    """In mid-answer, of a model that would go on to the end of the context, in a window that is made smaller."""
     command(window, "/set parameter ignore_eos true", "ignore_eos = True")
     send(window, "Count the stars")
     window.see("> Count the stars", "tokens/s", "average")
@@ -171,7 +172,8 @@ def export(window):
     command(window, "/export story.md", "exported to story.md")
     page = (window.folder / "story.md").read_text()
     questions = [FOX, OWL, HEDGEHOG]
-    assert [page.index(question) for question in questions] == sorted(page.index(question) for question in questions)
+    places = [page.index(question) for question in questions]
+    assert places == sorted(places)
     assert "Once upon a time" in page and "Count the stars" not in page
 
 

@@ -66,8 +66,8 @@ class Inspector(Widget):
     }
     """
     BINDINGS: ClassVar = [
-        Binding("1", "view('timeline')", "time line", show=False),
-        Binding("2", "view('tokens')", "tokens", show=False),
+        Binding("1", "view('timeline')", "Time line", show=False),
+        Binding("2", "view('tokens')", "Tokens", show=False),
         Binding("3", "view('blocks')", "KV blocks", show=False),
     ]
 
@@ -102,12 +102,11 @@ class Inspector(Widget):
         return self.query_one(ContentSwitcher).current or "timeline"
 
     def toggle(self) -> None:
-        """Open with the keyboard on the view, or close."""
+        """Open or close it; the keyboard stays where it is."""
         self.display = not self.display
         self.stale = True
         if self.display:
             self.draw()
-            self.focus_view()
 
     def action_view(self, view: str) -> None:
         self.query_one(ContentSwitcher).current = view

@@ -9,7 +9,7 @@ from textual.events import Click, MouseScrollDown, MouseScrollUp
 
 from localllm.metrics import percentile
 from localllm.tui.inspector.drawn import Drawn
-from localllm.tui.inspector.flow import MARKS, visible
+from localllm.tui.inspector.flow import MARKS, signs
 from localllm.tui.inspector.lanes import (
     DIM,
     MARGIN,
@@ -33,14 +33,14 @@ TYPICAL = 512  # steps that the scale of their times is by
 
 class TimeLine(Drawn, can_focus=True):
     BINDINGS: ClassVar = [
-        Binding("left", "move(-1)", "step before", show=False),
-        Binding("right", "move(1)", "step after", show=False),
+        Binding("left", "move(-1)", "Step before", show=False),
+        Binding("right", "move(1)", "Step after", show=False),
         Binding("pageup", "move(-20)", "20 before", show=False),
         Binding("pagedown", "move(20)", "20 after", show=False),
-        Binding("home", "first", "first step", show=False),
-        Binding("end", "newest", "newest step", show=False),
-        Binding("plus,equals_sign", "zoom(1)", "closer", show=False),
-        Binding("minus", "zoom(-1)", "farther", show=False),
+        Binding("home", "first", "First step", show=False),
+        Binding("end", "newest", "Newest step", show=False),
+        Binding("plus,equals_sign", "zoom(1)", "Closer", show=False),
+        Binding("minus", "zoom(-1)", "Farther", show=False),
     ]
 
     def __init__(self, record: Record):
@@ -191,4 +191,4 @@ def spelled(token: Token, before: Token | None) -> Content:
     """As the view of tokens shows it: neighbours that were guessed alike have one mark together."""
     style = {Guess.RIGHT: RIGHT, Guess.WRONG: f"{WRONG} strike"}.get(token.guess, WRITES)
     mark = "" if before and before.guess is token.guess else MARKS[token.guess]
-    return Content.styled(mark + visible(token.text), style)
+    return Content.styled(mark + signs(token.text), style)

@@ -49,14 +49,14 @@ class Tokens(ScrollView, can_focus=True):
         *(f"tokens--{name}" for name in ("unknown", "special", "wrong", "right")),
     }
     BINDINGS: ClassVar = [
-        Binding("left", "move(-1)", "token before", show=False),
-        Binding("right", "move(1)", "token after", show=False),
-        Binding("up", "line(-1)", "line above", show=False),
-        Binding("down", "line(1)", "line below", show=False),
-        Binding("pageup", "line(-8)", "page up", show=False),
-        Binding("pagedown", "line(8)", "page down", show=False),
-        Binding("home", "first", "first token", show=False),
-        Binding("end", "newest", "newest token", show=False),
+        Binding("left", "move(-1)", "Token before", show=False),
+        Binding("right", "move(1)", "Token after", show=False),
+        Binding("up", "line(-1)", "Line above", show=False),
+        Binding("down", "line(1)", "Line below", show=False),
+        Binding("pageup", "line(-8)", "Page up", show=False),
+        Binding("pagedown", "line(8)", "Page down", show=False),
+        Binding("home", "first", "First token", show=False),
+        Binding("end", "newest", "Newest token", show=False),
     ]
 
     class Chosen(Message):

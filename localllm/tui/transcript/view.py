@@ -20,8 +20,8 @@ from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError
 from localllm.request import FinishReason
 from localllm.tui.answering import Came, Ended
-from localllm.tui.transcript.markdown import visible
 from localllm.tui.transcript.turn_view import TurnView
+from localllm.visible import visible
 
 BATCH_CHARACTERS, BATCH_TURNS = 6_000, 12  # that become widgets together
 MOST_TURNS = 3 * BATCH_TURNS  # that are widgets
@@ -39,22 +39,22 @@ class Transcript(VerticalScroll):
     """
     BINDING_GROUP_TITLE = "Conversation"
     BINDINGS: ClassVar = [
-        Binding("up,k", "choose(-1)", "turn before", show=False),
-        Binding("down,j", "choose(1)", "turn after", show=False),
-        Binding("e", "screen.edit_turn", "edit"),
-        Binding("r", "screen.ask_again", "again"),
-        Binding("left", "screen.go_to_branch(-1)", "branch", key_display="←→"),
-        Binding("right", "screen.go_to_branch(1)", "next branch", show=False),
-        Binding("u", "screen.undo", "undo"),
-        Binding("U,ctrl+r", "screen.redo", "bring back", show=False),
-        Binding("c", "screen.copy_answer", "copy"),
-        Binding("y", "screen.copy_code", "copy code"),
-        Binding("s", "screen.save_code", "save code"),
-        Binding("n", "screen.choose_code(1)", "next code", show=False),
-        Binding("N", "screen.choose_code(-1)", "code before", show=False),
-        Binding("t", "screen.fold_thoughts", "thoughts"),
-        Binding("home,g", "first", "beginning", show=False),
-        Binding("end,G", "last", "end", show=False),
+        Binding("up,k", "choose(-1)", "Turn before", show=False),
+        Binding("down,j", "choose(1)", "Turn after", show=False),
+        Binding("e", "screen.edit_turn", "Edit"),
+        Binding("r", "screen.ask_again", "Again"),
+        Binding("left", "screen.go_to_branch(-1)", "Branch", key_display="←→"),
+        Binding("right", "screen.go_to_branch(1)", "Next branch", show=False),
+        Binding("u", "screen.undo", "Undo"),
+        Binding("U,ctrl+r", "screen.redo", "Bring back", show=False),
+        Binding("c", "screen.copy_answer", "Copy"),
+        Binding("y", "screen.copy_code", "Copy code"),
+        Binding("s", "screen.save_code", "Save code", show=False),
+        Binding("n", "screen.choose_code(1)", "Next code", show=False),
+        Binding("N", "screen.choose_code(-1)", "Code before", show=False),
+        Binding("t", "screen.fold_thoughts", "Thoughts"),
+        Binding("home,g", "first", "Beginning", show=False),
+        Binding("end,G", "last", "End", show=False),
     ]
 
     def __init__(self, chat: Chat):
