@@ -41,8 +41,8 @@ SIGNS = {
 
 
 def bindings(kind: type) -> Iterator[Binding]:
-    """Those of ours, of a class and what it inherits from."""
-    for one in kind.__mro__:
+    """Those of ours, of what a class inherits from and its own."""
+    for one in reversed(kind.__mro__):
         if one.__module__.startswith("localllm.") and "BINDINGS" in vars(one):
             yield from (b for b in Binding.make_bindings(vars(one)["BINDINGS"]) if b.description)
 
@@ -61,7 +61,9 @@ def keys() -> str:
     for place, kind in PLACES.items():
         meanings: dict[str, list[str]] = {}
         for binding in [*bindings(kind), *([palette] if kind is ChatScreen else [])]:
-            meanings.setdefault(binding.description, []).append(f"`{spelled(binding.key)}`")
+            first, rest = binding.description[:1], binding.description[1:]
+            meaning = binding.description if rest[:1].isupper() else first.lower() + rest  # KV stays KV
+            meanings.setdefault(meaning, []).append(f"`{spelled(binding.key)}`")
         told = "; ".join(f"{' '.join(names)} {meaning}" for meaning, names in meanings.items())
         rows.append(f"| {place} | {told} |")
     return "\n".join(rows)
