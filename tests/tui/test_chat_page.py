@@ -1,4 +1,4 @@
-"""docs/chat.md: its keys are those of the app, and the pictures of all pages are there, and ask nothing of anybody."""
+"""docs/chat.md: its keys are those of the app; the pictures of all pages are there, and ask nothing of anybody."""
 
 import importlib
 import inspect
@@ -28,7 +28,9 @@ def test_the_keys_on_the_page_are_those_of_the_app():
 
 def test_no_place_with_keys_is_left_out():
     modules = pkgutil.walk_packages(localllm.tui.__path__, "localllm.tui.")
-    kinds = {kind for m in modules for _, kind in inspect.getmembers(importlib.import_module(m.name), inspect.isclass)}
+    kinds = {
+        kind for m in modules for _, kind in inspect.getmembers(importlib.import_module(m.name), inspect.isclass)
+    }
     with_keys = {kind for kind in kinds if "BINDINGS" in vars(kind) and [*bindings(kind)]}
     shown = {inherited for kind in PLACES.values() for inherited in kind.__mro__}
     assert with_keys - shown == SAYS_ITS_KEYS
@@ -50,11 +52,15 @@ def test_a_picture_says_nothing_of_who_took_it(path):
     ElementTree.parse(path)
     text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert "http" not in text and "127.0.0.1" not in text
-    assert not re.search(r"/(home|root|tmp|work|Users)/", text) and Path.home().name not in re.findall(r"\w+@", text)
+    assert not re.search(r"/(home|root|tmp|work|Users)/", text) and Path.home().name not in re.findall(
+        r"\w+@", text
+    )
 
 
 def test_a_screen_is_drawn_with_its_colours_blocks_and_strangers_signs():
     drawn = picture("\x1b[1;38;2;92;200;181m▄█<&\x1b[0m \x1b[7mwhat\x1b[0m", 20, "a <title>")
-    texts = [element.text for element in ElementTree.fromstring(drawn).iter() if element.text and element.text.strip()]
+    texts = [
+        element.text for element in ElementTree.fromstring(drawn).iter() if element.text and element.text.strip()
+    ]
     assert {"▄█<&", "what", "a\xa0<title>"} <= set(texts)
     assert "fill: #5cc8b5;font-weight: bold" in drawn and "#dfe5ea" in drawn
