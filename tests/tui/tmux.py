@@ -106,4 +106,6 @@ class Window:
         return self.until(unmoved, f"{texts} and no movement")
 
     def close(self) -> None:
+        socket = Path(self.do("display-message", "-p", "#{socket_path}").strip())
         self.do("kill-server")
+        socket.unlink(missing_ok=True)  # which tmux leaves behind
