@@ -15,8 +15,9 @@ check:    ## format, lint, types, and who may import whom
 bench:    ## a generated 1B model beside transformers; appends to bench/results/
 	$(PYTHON) -m bench.decode --save
 
-docs:     ## the help texts in docs/cli.md and words for Tab, the tables of docs/hardware.md, kernels.md and models.md
+docs:     ## the help texts in docs/cli.md and words for Tab, the tables of docs/chat.md, hardware.md, kernels.md and models.md
 	$(PYTHON) tools/cli_docs.py
+	$(PYTHON) tools/chat_docs.py
 	$(PYTHON) tools/hardware_docs.py
 	$(PYTHON) tools/kernel_docs.py
 	$(PYTHON) -m pytest -q -n 0 tests/models --models-table

@@ -92,17 +92,20 @@ class Window:
             time.sleep(LOOK_S)
         return screen
 
-    def still(self, *texts: str) -> str:
-        """Wait until all of them stand there and nothing moves any more, as when an answer has ended."""
+    def still(self, *texts: str, when: Callable[[str], object] = bool) -> str:
+        """Wait until all of them stand there, in such a screen, and nothing moves any more."""
         last, since = "", time.monotonic()
 
         def unmoved(screen: str) -> bool:
             nonlocal last, since
             if screen != last:
                 last, since = screen, time.monotonic()
-            return all(text in screen for text in texts) and time.monotonic() - since > STILL_S
+            seen = all(text in screen for text in texts) and when(screen)
+            return seen and time.monotonic() - since > STILL_S
 
         return self.until(unmoved, f"{texts} and no movement")
 
     def close(self) -> None:
+        socket = Path(self.do("display-message", "-p", "#{socket_path}").strip())
         self.do("kill-server")
+        socket.unlink(missing_ok=True)  # which tmux leaves behind

@@ -14,7 +14,7 @@ from localllm.tui.sparkline import bar
 from localllm.units import size
 
 ABOUT = "Keys and values so far, block by block; a found one is not computed again."
-FOUND, PROMPT, ANSWER, FREE = ("▒", "$success"), ("█", "$primary"), ("█", "$accent"), ("·", DIM)
+FOUND, PROMPT, ANSWER, FREE = ("▒", "$success"), ("▓", "$primary"), ("█", "$accent"), ("·", DIM)
 LINES = 6  # beside the grid
 
 

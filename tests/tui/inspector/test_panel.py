@@ -250,7 +250,7 @@ def test_blocks_fill_one_by_one() -> None:
     steps = [event.step for _, event in story(40, prompt=100, found=32) if event.step]
     first, last = steps[0], steps[-1]
     early = filled(grid(first, 320, 16, 40, 1))
-    assert early == "▒▒████▎" + "·" * 13  # 100 tokens: 32 found, 64 more in whole blocks, 4 in the last
+    assert early == "▒▒▓▓▓▓▎" + "·" * 13  # 100 tokens: 32 found, 64 more in whole blocks, 4 in the last
     late = filled(grid(last, 320, 16, 40, 1))
     assert late.count("▒") == 2 and late.count("·") == 20 - last.blocks
 
