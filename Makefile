@@ -21,6 +21,9 @@ docs:     ## the help texts in docs/cli.md and words for Tab, the tables of docs
 	$(PYTHON) tools/kernel_docs.py
 	$(PYTHON) -m pytest -q -n 0 tests/models --models-table
 
+screens:  ## the pictures of the app in docs/images, from a session in tmux
+	$(PYTHON) -m pytest -q -n 0 tests/tui/test_session_in_tmux.py --screens
+
 binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (docs/binary.md)
 	$(PYTHON) -m pip install -q -e ".[binary]"
 	PATH="$(CURDIR)/.venv/bin:$$PATH" nice $(PYTHON) tools/binary/build.py
@@ -29,4 +32,4 @@ binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (d
 catalog:  ## what models.toml states that the Hub does not
 	$(PYTHON) tools/catalog.py
 
-.PHONY: setup test check bench docs binary catalog
+.PHONY: setup test check bench docs screens binary catalog

@@ -1,96 +1,72 @@
 """How long a key takes to be seen in the chat app while an answer streams: from the write of the key into the
 terminal until the program has written the changed prompt to it.
 
-The real app runs in a pseudo-terminal of 80x24 (what a terminal takes to draw is not in it), and an answer of
-Markdown comes meanwhile: paragraphs, lists, code and a table, by a model that plays so many tokens a second, or by
-the model in the box. Each key is another letter, which stands nowhere else on the screen, so the first time that
-it is written is its echo. `--turns` loads a conversation before: 1,000 turns are 2,000 messages and 1 MB.
+The real app runs in a pseudo-terminal (what a terminal takes to draw is not in it), and an answer without an end
+comes meanwhile: paragraphs, lists, code and a table from a model that plays 200 tokens a second, with all that an
+engine reports of its steps; or the model in the box tells one story after the other, as fast as its engine does in
+the app's process. How many tokens came a second is told beside the times. Each key is another letter, which stands
+nowhere else on the screen, so the first time that it is written is its echo. A long conversation is one of 2,000
+messages and 1 MB.
 
-`python bench/tui.py [--rate N] [--turns N] [--model demo] [--keys N] [--save]` prints one JSON line.
+`python bench/tui.py [--scene NAME] [--keys N] [--save]` prints one JSON line, all scenes within four minutes.
 """
 
 import argparse
-import itertools
 import os
 import pty
 import select
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import termios
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PARAGRAPH = "Sorting is *stable* when equals keep their order, which `sorted` promises and **many** rely on. "
-ANSWER = (
-    "## A part\n\n" + PARAGRAPH * 3 + "\n\n"
-    "- an item with `code` and some words that go on beyond the end of a line of eighty columns, as they do\n"
-    * 12
-    + "\n```python\n"
-    + "def key(word: str) -> int:\n    return len(word)  # the shortest first\n\n\n" * 10
-    + "```\n\n| way | new |\n|---|---|\n"
-    + "| `sort` | no |\n" * 6
-    + "\n"
-)
+APP = str(Path(__file__).with_name("tui_app.py"))
 LETTERS = [
     chr(code) for code in (*range(0x391, 0x3CA), *range(0x410, 0x450), *range(0x531, 0x557)) if code != 0x3A2
 ]
-ESCAPE, CTRL_C = "\x1b", "\x03"
+ESCAPE, CTRL_C, ENTER, TAB, INSPECTOR = "\x1b", "\x03", "\r", "\t", "\x1bOR"
+PAGE_UP, PAGE_DOWN = "\x1b[5~", "\x1b[6~"
+QUESTION = "Tell me a story"
 TAKE_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
-GAPS_S = (0.071, 0.113, 0.187)  # between keys: no multiple of a frame
+GAPS_S = (0.041, 0.071, 0.113)  # between keys: no multiple of a frame
+SMALL, LARGE = (24, 80), (50, 160)
 
 
-def show(rate: float, turns: int, model: str | None) -> None:
-    """The app, in the process that has the terminal."""
-    from localllm.conversation.chat import Chat
-    from localllm.conversation.session import Session
-    from localllm.conversation.turn import Turn
-    from localllm.tui.app import ChatApp
-    from tests.tui.scripted import Played, ScriptedMachine, ScriptedModel, saying
+@dataclass(frozen=True)
+class Scene:
+    model: str = "played"
+    turns: int = 0  # that the conversation has already
+    size: tuple[int, int] = SMALL
+    view: str = ""  # of the inspector, by its key; "" while it is closed
 
-    def paced():
-        due = time.perf_counter()
-        for step in itertools.cycle(saying(ANSWER)[:-1]):
-            due += 1 / rate
-            time.sleep(max(0.0, due - time.perf_counter()))
-            yield step
 
-    class Playing(ScriptedModel):
-        def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
-            return Played(paced())
-
-    def begin(loaded):
-        chat = Chat(loaded)
-        for number in range(turns):
-            turn = Turn(f"question {number}", chat.at, PARAGRAPH * 5 + ANSWER[400:900], model=loaded.name)
-            chat.at.children.append(turn)
-            chat.at.chosen = turn
-            chat.at = turn
-        return Session(loaded, chat, Path(tempfile.mkdtemp()) / "chats", keeps=False)
-
-    if model:
-        import localllm
-
-        loaded = localllm.load(model)
-    else:
-        loaded = Playing()
-    machine: Any = ScriptedMachine(loaded)
-    ChatApp(machine, loaded.name, begin, Path(tempfile.mkdtemp())).run()
+SCENES = {
+    "played": Scene(),
+    "demo": Scene("demo"),
+    "long": Scene(turns=1000),
+    "large": Scene("demo", size=LARGE),
+    "inspected": Scene(view="1"),
+    "inspected demo": Scene("demo", size=LARGE, view="2"),
+}
 
 
 class Terminal:
-    def __init__(self, words: list[str]):
+    def __init__(self, words: list[str], size: tuple[int, int]):
         self.fd, inner = pty.openpty()
-        termios.tcsetwinsize(self.fd, (24, 80))
-        command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, __file__, "--show", *words]
+        termios.tcsetwinsize(self.fd, size)
+        command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, APP, *words]
         environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=environment)
         os.close(inner)
 
-    def until(self, expected: str, seconds: float) -> float:
+    def until(self, expected: str, seconds: float = 10.0) -> float:
         """Seconds from now until the program writes this."""
         start = time.perf_counter()
         wanted, seen = expected.encode(), b""
@@ -107,8 +83,33 @@ class Terminal:
             if select.select([self.fd], [], [], left)[0]:
                 os.read(self.fd, 1 << 16)
 
+    def settles(self, quiet: float = 0.25) -> tuple[float, float]:
+        """Seconds from now until the program writes anything, and until it has written all: nothing more comes
+        for `quiet` seconds."""
+        start = time.perf_counter()
+        first, last = None, start
+        while select.select([self.fd], [], [], quiet if first else 10)[0]:
+            os.read(self.fd, 1 << 16)
+            last = time.perf_counter()
+            first = first or last
+        return (first or last) - start, last - start
+
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.type(key)
+            self.drain(0.2)
+
+    def resize(self, size: tuple[int, int]) -> None:
+        termios.tcsetwinsize(self.fd, size)
+        self.process.send_signal(signal.SIGWINCH)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
 
 
 def in_ms(seconds: list[float]) -> dict[str, float]:
@@ -120,55 +121,85 @@ def in_ms(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def measure(words: list[str], keys: int, question: str) -> dict[str, object]:
-    start = time.perf_counter()
-    terminal = Terminal(words)
-    try:
-        terminal.until("Say something", 60)
-        opened = time.perf_counter() - start
-        quiet, busy = list[float](), list[float]()
-        for during, taken in ((False, quiet), (True, busy)):
-            terminal.drain(0.5)
-            for number in range(keys):
-                letter = LETTERS[number % len(LETTERS)]
-                if number % len(LETTERS) == 0:
-                    terminal.type(ESCAPE)  # stops the answer before
-                    terminal.drain(0.3)
-                    if number or during:
-                        terminal.type(CTRL_C)  # clears the line
-                    terminal.drain(0.3)
-                    if during:
-                        terminal.type(question + "\r")
-                        terminal.drain(1.0)
-                terminal.type(letter)
-                taken.append(terminal.until(letter, 10))
-                terminal.drain(GAPS_S[number % len(GAPS_S)])
-        return {"opened_s": round(opened, 2), "keys": keys, "idle_ms": in_ms(quiet), "streaming_ms": in_ms(busy)}
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.fd)
+def type_letters(
+    terminal: Terminal, keys: int, before: Callable[[], None], after: Callable[[], None]
+) -> dict[str, float]:
+    """before and after: what is done around each time that all letters are typed."""
+    taken = list[float]()
+    while len(taken) < keys:
+        before()
+        for letter in LETTERS[: keys - len(taken)]:
+            terminal.type(letter)
+            taken.append(terminal.until(letter))
+            terminal.drain(GAPS_S[len(taken) % len(GAPS_S)])
+        after()
+    return in_ms(taken)
+
+
+def look_around(terminal: Terminal) -> dict[str, object]:
+    """Times until something is drawn, and until all is, of a conversation at rest."""
+    found = dict[str, object]()
+    for name, keys, times in (("page_up", PAGE_UP, 40), ("page_down", PAGE_DOWN, 40)):
+        taken = [pressed(terminal, keys) for _ in range(times)]
+        found[f"{name}_ms"] = in_ms([first for first, _ in taken])
+        found[f"{name}_whole_ms"] = in_ms([whole for _, whole in taken])
+    resized = list[tuple[float, float]]()
+    for size in (LARGE, SMALL) * 5:
+        terminal.resize(size)
+        resized.append(terminal.settles())
+    return found | {
+        "resize_ms": in_ms([first for first, _ in resized]),
+        "resize_whole_ms": in_ms([whole for _, whole in resized]),
+    }
+
+
+def pressed(terminal: Terminal, keys: str) -> tuple[float, float]:
+    terminal.type(keys)
+    return terminal.settles()
+
+
+def measure(scene: Scene, keys: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as home:
+        start = time.perf_counter()
+        terminal = Terminal([scene.model, str(scene.turns), home], scene.size)
+        try:
+            terminal.until("Say something", 60)
+            found: dict[str, object] = {"opened_s": round(time.perf_counter() - start, 2)}
+            terminal.settles()
+            if scene.turns:
+                found |= look_around(terminal)
+            if not scene.view:
+                found["idle_ms"] = type_letters(
+                    terminal, len(LETTERS), lambda: None, lambda: terminal.press(CTRL_C)
+                )
+            else:
+                for key in (INSPECTOR, scene.view, TAB):
+                    terminal.press(key)
+
+            def ask() -> None:
+                terminal.press(QUESTION, ENTER)
+                terminal.drain(1.0)
+
+            found["streaming_ms"] = type_letters(terminal, keys, ask, lambda: terminal.press(ESCAPE, CTRL_C))
+        finally:
+            terminal.close()
+        tokens, seconds = 0, 0.0
+        for line in (Path(home) / "came").read_text().splitlines():
+            tokens, seconds = tokens + int(line.split()[0]), seconds + float(line.split()[1])
+    return found | {"tokens_per_s": round(tokens / seconds, 1)}
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rate", type=float, default=200.0, help="tokens a second of the model that plays")
-    options.add_argument("--turns", type=int, default=0, help="that the conversation has already")
-    options.add_argument("--model", help="a real one in place of the one that plays")
-    options.add_argument("--keys", type=int, default=300)
+    options.add_argument("--scene", choices=SCENES, action="append", help="instead of all")
+    options.add_argument("--keys", type=int, default=300, help="of each scene")
     options.add_argument("--save", action="store_true", help="append the result to bench/results/tui.jsonl")
-    options.add_argument("--show", action="store_true", help=argparse.SUPPRESS)
     chosen = options.parse_args()
-    if chosen.show:
-        show(chosen.rate, chosen.turns, chosen.model)
-        return
-    words = [
-        f"--rate={chosen.rate}",
-        f"--turns={chosen.turns}",
-        *([f"--model={chosen.model}"] if chosen.model else []),
-    ]
-    asked = {"rate": None if chosen.model else chosen.rate, "turns": chosen.turns, "model": chosen.model}
-    result = asked | measure(words, chosen.keys, "Tell me a story")
+    result: dict[str, object] = {"keys": chosen.keys, "load_average_before": os.getloadavg()[0]}
+    for name in chosen.scene or SCENES:
+        result[name] = measure(SCENES[name], chosen.keys)
+        print(name, result[name], file=sys.stderr)
+    result["load_average_after"] = os.getloadavg()[0]
     from bench.report import finish
 
     finish("tui", result, chosen.save)

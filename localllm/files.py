@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
-from localllm.errors import DamagedModel, DiskFull, LocalLLMError
+from localllm.errors import DamagedModel, DiskFull, LocalLLMError, UsageError
 
 # Where a folder has a tokenizer. The first that is there counts: tokenizer.json alone says every step, and where
 # Mistral gives both others, tokenizer.model is the one it has left behind.
@@ -74,6 +74,22 @@ def write_whole(path: Path, text: str) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+def write_named(path: Path, text: str, *, replace: bool) -> None:
+    """A file that a person named; replace: also where one is there already.
+
+    Raises FileExistsError, and UsageError where it cannot be written.
+    """
+    try:
+        content = text.encode()  # before a file is begun
+        with path.open("wb" if replace else "xb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise
+    except (OSError, ValueError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise UsageError(f"{path} cannot be written: {why}", "name another file") from error
 
 
 def damaged(file: PurePath, why: str) -> DamagedModel:

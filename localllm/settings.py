@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localllm.errors import UsageError
+from localllm.paths import expanded
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class Settings:
         if draft not in ("lookup", "off"):
             raise UsageError(f"LOCALLLM_DRAFT is {draft!r}", "set it to lookup or off")
         return cls(
-            home=Path(environment.get("LOCALLLM_HOME") or "~/.localllm").expanduser(),
+            home=expanded(environment.get("LOCALLLM_HOME") or "~/.localllm"),
             device=environment.get("LOCALLLM_DEVICE") or "auto",
             dtype=environment.get("LOCALLLM_DTYPE") or "auto",
-            cache=Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "localllm",
+            cache=expanded(environment.get("XDG_CACHE_HOME") or "~/.cache") / "localllm",
             threads=int(threads) if threads else None,
             kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
             draft=draft,

@@ -6,6 +6,11 @@ VISIBLE |= {code: 0xFFFD for code in range(0x80, 0xA0)}
 IN_ONE_LINE = VISIBLE | {ord("\t"): " ", ord("\n"): " ", 0x2028: " ", 0x2029: " "}
 
 
+def visible(text: str) -> str:
+    """With its tabs and lines as they are."""
+    return text.translate(VISIBLE)
+
+
 def one_line(text: str) -> str:
     """A name or a title, whatever stands in it."""
     return text.translate(IN_ONE_LINE)

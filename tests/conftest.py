@@ -60,6 +60,7 @@ def pytest_report_header() -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--models-table", action="store_true", help="write what was measured to docs/models.md")
+    parser.addoption("--screens", action="store_true", help="write what was seen in tmux to docs/images")
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.errors import DamagedModel
-from localllm.files import JSON_LIMIT, read_json, write_whole
+from localllm.errors import DamagedModel, UsageError
+from localllm.files import JSON_LIMIT, read_json, write_named, write_whole
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,25 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         write_whole(file, "half \udcff")
     assert file.read_text(encoding="utf-8") == "second ❤"
     assert [path.name for path in file.parent.iterdir()] == ["kept.json"]
+
+
+def test_a_named_file_is_replaced_only_where_that_is_meant(tmp_path: Path) -> None:
+    file = tmp_path / "notes.md"
+    write_named(file, "one", replace=False)
+    with pytest.raises(FileExistsError):
+        write_named(file, "two", replace=False)
+    assert file.read_text() == "one"
+    write_named(file, "two", replace=True)
+    assert file.read_text() == "two"
+
+
+@pytest.mark.parametrize("name", ["none/x", "x" * 300, "a\0b", "."], ids=["folder", "length", "zero", "itself"])
+def test_a_named_file_that_cannot_be_written_is_a_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"(?s)cannot be written: .*; name another file"):
+        write_named(tmp_path / name, "text", replace=True)
+
+
+def test_a_text_that_no_file_can_hold_leaves_none_behind(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="surrogates"):
+        write_named(tmp_path / "x", "\ud800", replace=False)
+    assert not (tmp_path / "x").exists()

@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localllm.cli import io, report
+from localllm.cli import io
 from localllm.cli.progress import saying
+from localllm.columns import columns, table
 from localllm.errors import UsageError
 
 OF_LOADS = {
@@ -83,7 +84,7 @@ def against(urls: Sequence[str], models: Sequence[str], flags: Mapping[str, Any]
     elif flags["as_csv"] or flags["as_markdown"]:
         out.write((load_report.as_csv if flags["as_csv"] else load_report.as_markdown)(result))
     else:
-        blocks = [report.columns(load_report.facts(result)), report.table(load_report.rows(result))]
+        blocks = [columns(load_report.facts(result)), table(load_report.rows(result))]
         out.write(
             "\n\n".join([*blocks, *(["\n".join(said)] if (said := load_report.notes(result)) else [])]) + "\n"
         )

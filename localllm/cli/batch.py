@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
 import typer
@@ -16,6 +15,7 @@ from localllm.cli import options
 from localllm.cli.io import AnswerWriter, called, note, status
 from localllm.cli.loading import load_model
 from localllm.errors import LinesFailed, UsageError
+from localllm.paths import expanded
 
 if TYPE_CHECKING:
     from localllm.batch.job import Job
@@ -94,7 +94,7 @@ def opened(source: str) -> BinaryIO:
     if source == STDIO and sys.stdin is not None:
         return sys.stdin.buffer
     try:
-        return Path(source).expanduser().open("rb")
+        return expanded(source).open("rb")
     except OSError as error:
         raise UsageError(f"{called(source)} cannot be read: {error.strerror}") from error
 
@@ -106,7 +106,7 @@ def opened_to_write(output: str) -> "Stream":
     if output == STDIO:
         AnswerWriter()  # raises UsageError where it is closed
         return Stream(sys.stdout.fileno())
-    path = Path(output).expanduser()
+    path = expanded(output)
     return Stream(os.open(path, os.O_WRONLY)) if is_stream(path) else OutFile(path)
 
 

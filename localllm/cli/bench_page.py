@@ -4,7 +4,7 @@ from localllm.benchmark.report import with_spread
 from localllm.benchmark.result import Edition, Result
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.summary import Summary
-from localllm.cli import report
+from localllm.columns import columns, table
 from localllm.units import count, operations, seconds, size
 
 Rows = list[tuple[str, ...]]
@@ -26,7 +26,7 @@ def _where(result: Result) -> str:
     load = "" if noise.load_average is None else f"load average {noise.load_average:.2f} before, "
     drafts = "with drafts" if result.drafts else "without drafts"
     rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
-    return report.columns(
+    return columns(
         [
             ("date", result.date),
             ("processor", f"{machine.processor}, {machine.cores:g} cores, {machine.instructions}"),
@@ -45,7 +45,7 @@ def _edition(edition: Edition) -> str:
     )
     forms = ", ".join(f"{name} {size(taken)}" for name, taken in loaded.formats.items())
     peak = "" if edition.peak_bytes is None else f", {size(edition.peak_bytes)} at most"
-    facts = report.columns(
+    facts = columns(
         [
             ("model", f"{loaded.name}, {count(loaded.parameters)} parameters"),
             ("stored as", forms),
@@ -73,7 +73,7 @@ def _speeds(edition: Edition) -> str:
         )
         for found in edition.found
     ]
-    return report.table(rows)
+    return table(rows)
 
 
 def _tokens(requests: Summary) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _latencies(edition: Edition) -> str:
         gaps = requests.itl_s
         times = (requests.ttft_s.p50, gaps.p50, gaps.p95, gaps.p99, requests.tpot_s.p50, requests.e2e_s.p50)
         rows.append((str(found.scenario), *map(seconds, times)))
-    return report.table(rows)
+    return table(rows)
 
 
 def _rooflines(edition: Edition) -> str:
@@ -106,7 +106,7 @@ def _rooflines(edition: Edition) -> str:
         rows.append(_roofline(f"{found.scenario} prefill", found.prefill, operations(found.prefill.flops_per_s)))
         if found.decode:
             rows.append(_roofline(f"{found.scenario} step", found.decode, f"{size(found.decode.bytes_per_s)}/s"))
-    return report.table(rows)
+    return table(rows)
 
 
 def _roofline(name: str, roof: Roofline, reached: str) -> tuple[str, ...]:
@@ -116,10 +116,10 @@ def _roofline(name: str, roof: Roofline, reached: str) -> tuple[str, ...]:
 
 def _left_out(edition: Edition) -> list[str]:
     rows = [(f"not run: {scenario}", reason) for scenario, reason in edition.left_out]
-    return [report.columns(rows)] if rows else []
+    return [columns(rows)] if rows else []
 
 
 def _compared(result: Result) -> str:
     a, b = (edition.loaded.name for edition in result.editions)
     rows = [(f"{one.scenario} {one.measure}", one.ratio.verdict(a, b)) for one in result.compared]
-    return report.table([("COMPARED", f"{result.rounds} PAIRS OF ROUNDS"), *rows])
+    return table([("COMPARED", f"{result.rounds} PAIRS OF ROUNDS"), *rows])

@@ -1,7 +1,6 @@
 """`localllm chats`: kept conversations are listed, searched, exported and deleted."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,8 @@ from localllm.conversation.export import exported
 from localllm.conversation.keeping import listed, shown
 from localllm.conversation.sessions import Hit, Sessions, Summary
 from localllm.errors import UsageError
+from localllm.files import write_named
+from localllm.paths import expanded
 from localllm.settings import Settings
 from localllm.units import utc
 
@@ -78,16 +79,13 @@ def chats(
 
 def _export(sessions: Sessions, name: str, form: str | None, output: str | None, everything: bool) -> None:
     conversation, _ = sessions.read(sessions.find(name))
-    path = Path(output).expanduser() if output else None
+    path = expanded(output) if output else None
     ending = path.suffix.removeprefix(".") if path else ""
     text = exported(conversation, form or ("json" if ending == "json" else "md"), everything=everything)
     if path is None:
         AnswerWriter().write(text)
         return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{output} cannot be written: {error}", "name another file") from error
+    write_named(path, text, replace=True)
 
 
 def _as_json(one: Summary) -> dict[str, Any]:

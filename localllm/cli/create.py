@@ -15,6 +15,7 @@ from localllm.hub.names import is_path, known_as
 from localllm.modelfile.edition import TEXT_LIMIT, to_json
 from localllm.modelfile.parse import parse
 from localllm.modelfile.plan import Plan
+from localllm.paths import expanded
 
 File = Annotated[
     str, typer.Option("-f", "--file", help="What it is made of.", metavar="FILE", show_default="Modelfile")
@@ -42,7 +43,7 @@ def create(
     out = AnswerWriter()
     path = Path(file)
     edition = parse(text_of(path))
-    if is_path(edition.source) and not Path(edition.source).expanduser().is_absolute():
+    if is_path(edition.source) and not expanded(edition.source).is_absolute():
         edition = replace(edition, source=str(path.parent / edition.source))
     make(Plan(name, edition, quant=quant or ""), note)
     out.write(_as_json(name) if as_json else f"{name}\n")

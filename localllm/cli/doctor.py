@@ -8,10 +8,11 @@ from dataclasses import asdict
 import typer
 
 from localllm import units
-from localllm.cli import options, report
+from localllm.cli import options
 from localllm.cli.examination import Examination, Processor, examine
 from localllm.cli.io import AnswerWriter
 from localllm.cli.remedies import Finding, findings
+from localllm.columns import columns
 from localllm.settings import Settings
 
 Rows = list[tuple[str, str]]
@@ -46,8 +47,7 @@ def _page(seen: Examination, found: list[Finding]) -> str:
     ]
     width = max(len(name) for _, rows in sections for name, _ in rows)
     blocks = [
-        title + "\n" + report.columns([(name.ljust(width), text) for name, text in rows])
-        for title, rows in sections
+        title + "\n" + columns([(name.ljust(width), text) for name, text in rows]) for title, rows in sections
     ]
     return "\n\n".join([*blocks, _verdict(found)]) + "\n"
 

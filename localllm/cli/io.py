@@ -11,7 +11,8 @@ from typing import Any, TextIO
 
 from localllm.errors import UsageError
 from localllm.files import strict_json
-from localllm.visible import VISIBLE
+from localllm.paths import expanded
+from localllm.visible import visible
 
 NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -58,7 +59,7 @@ def read_bytes(file: str) -> bytes:
     try:
         if file == "-":
             return sys.stdin.buffer.read() if sys.stdin else b""
-        return Path(file).expanduser().read_bytes()
+        return expanded(file).read_bytes()
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
 
@@ -78,7 +79,7 @@ def read_text(file: str) -> str:
 
 def path_for_receipt(file: str) -> Path:
     """Where a receipt is to be written. Raises UsageError for a folder."""
-    path = Path(file).expanduser()
+    path = expanded(file)
     if path.is_dir():
         raise UsageError(f"{file} is a folder", "name a file for the receipt")
     return path
@@ -122,7 +123,7 @@ class AnswerWriter:
     def write(self, text: str) -> None:
         if text:
             self.last = text[-1]
-            sys.stdout.write(text.translate(VISIBLE) if self.terminal else text)
+            sys.stdout.write(visible(text) if self.terminal else text)
             sys.stdout.flush()
 
     def finish(self) -> None:
@@ -144,7 +145,7 @@ class ThoughtWriter:
             if not self.last and self.terminal and not self.dim:
                 self._put("(thinking)\n")
             self.last = text[-1]
-            shown = text.translate(VISIBLE) if self.terminal else text
+            shown = visible(text) if self.terminal else text
             self._put(f"{DIM}{shown}{RESET}" if self.dim else shown)
 
     def finish(self) -> None:
@@ -166,7 +167,7 @@ def note(text: str) -> None:
         with suppress(OSError):
             # Calls of functions and the words of files and templates are remarks, too.
             # With its end in one piece: several threads remark.
-            sys.stderr.write((text.translate(VISIBLE) if is_terminal(sys.stderr) else text) + "\n")
+            sys.stderr.write((visible(text) if is_terminal(sys.stderr) else text) + "\n")
             sys.stderr.flush()
 
 

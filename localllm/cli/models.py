@@ -10,9 +10,10 @@ from typing import Annotated
 
 from localllm import units
 from localllm.checkpoint.facts import Facts, read_facts
-from localllm.cli import options, report
+from localllm.cli import options
 from localllm.cli.io import AnswerWriter, note
 from localllm.cli.quality_page import text_of
+from localllm.columns import columns, table
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
@@ -88,7 +89,7 @@ def list_models(
         out.write(json.dumps([_as_json(entry) for entry in models], indent=1) + "\n")
         return
     header = ("NAME", "PARAMETERS", "CONTEXT", "SIZE", "LICENSE", "STATE")
-    out.write(report.table([header, *(_row(entry) for entry in models)]) + "\n")
+    out.write(table([header, *(_row(entry) for entry in models)]) + "\n")
     if out.terminal and len(models) < len(found):
         note(f"{len(found) - len(models)} more are known by name: `localllm list --all`")
 
@@ -111,7 +112,7 @@ def show(model: options.ModelName, quant: options.OfQuant = None, as_json: optio
         told = _as_json(entry) | {"edition": to_json(edition) if edition else None}
         out.write(json.dumps(told, indent=1) + "\n")
         return
-    out.write(report.columns(_details(entry)) + "\n")
+    out.write(columns(_details(entry)) + "\n")
     if edition:
         out.write("\n" + written(edition, edition.parent or edition.source))
     if quality := _quality(entry):

@@ -4,7 +4,7 @@ unless a word is that long."""
 import textwrap
 
 from localllm import units
-from localllm.cli import report
+from localllm.columns import columns, table
 from localllm.plan.plan import Choice, Plan
 from localllm.plan.speed import Speed
 from localllm.plan.weights import GGUF_BITS
@@ -19,9 +19,7 @@ Rows = list[tuple[str, str]]
 
 def text_of(plan: Plan) -> str:
     """The whole page, without a line break at its end."""
-    return "\n\n".join(
-        [report.columns([*_device(plan), ("", ""), *_memory(plan)]), _speeds(plan), *_quantizations(plan)]
-    )
+    return "\n\n".join([columns([*_device(plan), ("", ""), *_memory(plan)]), _speeds(plan), *_quantizations(plan)])
 
 
 def _device(plan: Plan) -> Rows:
@@ -79,14 +77,14 @@ def _room(plan: Plan) -> Rows:
 
 def _speeds(plan: Plan) -> str:
     """A column of what is possible at most, and one of what is expected where that is known."""
-    columns = [("AT MOST", plan.chosen.ceiling), *([("EXPECTED", plan.expected)] if plan.expected else [])]
+    told = [("AT MOST", plan.chosen.ceiling), *([("EXPECTED", plan.expected)] if plan.expected else [])]
 
     def together(speed: Speed) -> str:
         return f"{units.rate(speed.all_tokens_per_s)} of {speed.users}"
 
-    speeds = [speed for _, speed in columns]
+    speeds = [speed for _, speed in told]
     rows = [
-        ("SPEED", *(head for head, _ in columns)),
+        ("SPEED", *(head for head, _ in told)),
         (f"TTFT of {plan.prompt} tokens", *(units.seconds(speed.ttft_s) for speed in speeds)),
         ("decoding at first", *(units.rate(speed.first_tokens_per_s) for speed in speeds)),
         (f"with {plan.context} tokens in the cache", *(units.rate(speed.tokens_per_s) for speed in speeds)),
@@ -94,7 +92,7 @@ def _speeds(plan: Plan) -> str:
         ("bound by", *(LIMITS[speed.bound] for speed in speeds)),
     ]
     source = f"\nexpected from {plan.expectation.source}" if plan.expectation else ""
-    return report.table(rows) + source
+    return table(rows) + source
 
 
 def _quantizations(plan: Plan) -> list[str]:
@@ -117,7 +115,7 @@ def _quantizations(plan: Plan) -> list[str]:
     last = [f"best that fits: {best}", f"* {ABOUT}"]
     if len({choice.fit.context for choice in plan.choices}) > 1:
         last.insert(0, OWN_CONTEXTS)
-    return [report.table([head, *rows]), "\n".join(last)]
+    return [table([head, *rows]), "\n".join(last)]
 
 
 def _kind_of(choice: Choice, plan: Plan) -> str:

@@ -29,7 +29,7 @@ from localllm.cli.io import AnswerWriter, is_live, note
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import Order, Show
 from localllm.units import seconds, size
-from localllm.visible import VISIBLE
+from localllm.visible import visible
 
 MOST_BARS = 8  # of files that are done stay in sight
 LINE_EVERY_S = 10.0  # in a log
@@ -52,7 +52,7 @@ class Bars:
         if len(coming) > 1:
             self.all = self.progress.add_task("in all", total=order.total_bytes, completed=here)
         for file in coming:
-            name = escape(file.path.translate(VISIBLE))
+            name = escape(visible(file.path))
             kept = order.here[file.digest]
             self.bars[file.digest] = self.progress.add_task(name, total=file.size, completed=kept, visible=False)
 
@@ -73,7 +73,7 @@ class Bars:
             self.progress.update(bar, completed=file.size, visible=len(self.bars) <= MOST_BARS)
 
     def say(self, text: str) -> None:
-        self.progress.console.print(escape(text.translate(VISIBLE)), highlight=False)
+        self.progress.console.print(escape(visible(text)), highlight=False)
 
 
 class Lines:
@@ -247,7 +247,7 @@ def saying() -> Iterator[Callable[[str], None]]:
         yield said_now_and_then()
         return
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-        yield lambda text: live.update(Text(text.translate(VISIBLE)), refresh=True)
+        yield lambda text: live.update(Text(visible(text)), refresh=True)
 
 
 def said_now_and_then() -> Callable[[str], None]:

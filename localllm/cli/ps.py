@@ -5,10 +5,11 @@ import time
 from contextlib import closing
 from typing import Any
 
-from localllm.cli import options, report
+from localllm.cli import options
 from localllm.cli.io import AnswerWriter, note
 from localllm.client.model import unknown
 from localllm.client.server import Server, checked
+from localllm.columns import table
 from localllm.units import seconds, size
 
 
@@ -29,7 +30,7 @@ def ps(server: options.Running = None, as_json: options.Json = False) -> None:
         rows = [*map(_row, found["models"]), *loading]
     except (LookupError, TypeError):
         raise unknown(asked.url) from None
-    out.write(report.table([header, *rows]) + "\n")
+    out.write(table([header, *rows]) + "\n")
 
 
 def stop(model: options.ModelName, server: options.Running = None, as_json: options.Json = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm import units
-from localllm.cli import report
+from localllm.columns import columns, table
 from localllm.quality.report import Answers, Error, Estimate, Quality, Side
 from localllm.quant.recipe import Recipe
 
@@ -29,7 +29,7 @@ def text_of(quality: Quality) -> str:
 
 def _subject(quality: Quality) -> str:
     text, recipe = quality.text, quality.recipe or {}
-    return report.columns(
+    return columns(
         [
             *_wrapped("reference", quality.reference.name),
             *_wrapped("compared", quality.other.name),
@@ -65,7 +65,7 @@ def _sides(quality: Quality) -> str:
     def cache(side: Side) -> str:
         return side.kv_dtype or side.dtype
 
-    return report.table(
+    return table(
         [
             ("", "REFERENCE", "COMPARED"),
             ("weights", *(units.size(side.weight_bytes) for side in sides)),
@@ -82,7 +82,7 @@ def _distance(quality: Quality) -> str:
     distance = quality.distance
     ratio, divergence = distance.log_ratio, distance.divergence
     growth = math.expm1(ratio.value)
-    return report.columns(
+    return columns(
         [
             ("perplexity changes by", f"{_signed(growth)} ± {_percent(math.exp(ratio.value) * ratio.error)}"),
             ("KL divergence, nats", f"{_estimate(divergence.mean)} on average"),
@@ -101,11 +101,11 @@ def _distance(quality: Quality) -> str:
 def _worst(head: str, errors: Sequence[Error]) -> str:
     found = sorted(errors, key=lambda error: -error.relative)[:WORST]
     rows = [(head, "OUTPUT OFF BY"), *((error.name, _percent(error.relative)) for error in found)]
-    return report.table(rows) if found else ""
+    return table(rows) if found else ""
 
 
 def _answers(answers: Answers) -> str:
-    return report.columns(
+    return columns(
         [
             *_wrapped("prompt", repr(answers.prompt)),
             ("answers", f"{answers.same} of {answers.tokens} tokens are the same before the first that differs"),

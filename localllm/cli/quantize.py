@@ -13,6 +13,7 @@ from localllm.cli import io, options, progress, quality_page
 from localllm.cli.io import AnswerWriter, note, status
 from localllm.errors import DoesNotFit, UsageError
 from localllm.hub.resolve import ModelRef, resolve
+from localllm.paths import expanded
 from localllm.quality.report import Quality, as_dict
 from localllm.quality.text import EVALUATION_NAME, WINDOW, windows_of
 from localllm.quant.recipe import METHODS, Method, Recipe
@@ -109,7 +110,7 @@ def quantize(
 
 def target_of(output: str) -> Path:
     """Raises UsageError for a path that ends in no name, beside which nothing can be begun."""
-    target = Path(output).expanduser()
+    target = expanded(output)
     if target.name in ("", ".."):
         raise UsageError(f"{output!r} is no name for what is to be written", "write for example -o model-int4")
     return target

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from localllm.cli.io import AnswerWriter, note
 from localllm.cli.progress import bar, shown
-from localllm.cli.report import table
+from localllm.columns import table
 from localllm.errors import DamagedModel, LocalLLMError
 from localllm.hub.names import RepoName
 from localllm.hub.verify import FAULTY, Snapshot, State, blobs, hash_all, repair, snapshots, states

@@ -26,7 +26,7 @@ from localllm.conversation.limits import what_cut
 from localllm.conversation.session import Session
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
 from localllm.request import FinishReason
-from localllm.visible import VISIBLE
+from localllm.visible import visible
 
 LOCAL_MODES = 3  # place of c_lflag in what tcgetattr gives
 OPENS_QUOTES = re.compile(r'\s*(/system\s+)?"""')
@@ -47,7 +47,7 @@ def converse(session: Session) -> None:
             if line.startswith("/"):
                 done = execute(session, line)
                 if done.text:
-                    print(done.text.translate(VISIBLE))
+                    print(visible(done.text))
                 if done.ask:
                     answer(session, done.ask)
                 draft = done.draft or ""

@@ -4,14 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from localllm.columns import columns, table
+from localllm.columns import columns
 from localllm.metrics import Metrics
 from localllm.units import rate, seconds, size
 
 if TYPE_CHECKING:
     from localllm.plan.memory import Memory
-
-__all__ = ["columns", "load_block", "metrics_block", "table"]
 
 
 def metrics_block(metrics: Metrics, seed: int | None) -> str:

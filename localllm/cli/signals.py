@@ -1,7 +1,7 @@
 """What ends the program from outside: it puts away what it holds, then dies of the signal, as shells expect.
 
-One that exits with 130 instead lets a loop of bash or xargs go on to the next round. Shells show 128 plus the
-number: 130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that is gone.
+Shells show 128 plus the number: 130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that is gone. Without a
+terminal SIGINT is exit code 130 for whatever else started the program, too.
 """
 
 import os
@@ -46,8 +46,19 @@ def _raise(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def die(number: int) -> NoReturn:
-    """Of the signal, at once: the engine's thread may be inside a kernel, and an interpreter that ends around it
-    aborts with a message. Everything that was said has been flushed."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    """Of the signal, at once; of SIGINT away from a terminal's foreground with exit code 130. The engine's thread
+    may be inside a kernel, and an interpreter that ends around it aborts with a message. Everything that was said
+    has been flushed."""
+    if number != signal.SIGINT or _in_foreground():
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     os._exit(128 + number)
+
+
+def _in_foreground() -> bool:
+    """Of a terminal, where Ctrl-C was typed: bash and xargs end a loop only if its command died of the signal."""
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # none, or it is gone
+        return False

@@ -2,19 +2,20 @@
 
 import json
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from localllm.checkpoint.gguf.header import read_gguf
-from localllm.cli import io, options, report
+from localllm.cli import io, options
 from localllm.cli.flags import parse_template_args
+from localllm.columns import table
 from localllm.errors import UsageError
 from localllm.files import TOKENIZER_FILES
 from localllm.hub.gguf import is_gguf, models_in
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve
+from localllm.paths import expanded
 from localllm.text.control import RenderedChat
 from localllm.text.detokenizer import Detokenizer
 from localllm.text.messages import checked
@@ -104,7 +105,7 @@ def _read_conversation(file: str) -> tuple[list[Any], list[dict[str, Any]] | Non
 
 def _tokenizer(model: str) -> Tokenizer:
     """A folder or a GGUF file that holds a tokenizer alone will do."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     in_folder = any((path / name).is_file() for name in TOKENIZER_FILES) and not models_in(path)
     alone = is_path(model) and path.exists() and (is_gguf(path) or in_folder)
     path = path if alone else resolve(model).path
@@ -130,4 +131,4 @@ def _table(tokens: list[Token]) -> str:
         (str(place), str(token.id), token.kind, json.dumps(token.text, ensure_ascii=False))
         for place, token in enumerate(tokens)
     ]
-    return report.table([("PLACE", "ID", "KIND", "TEXT"), *rows])
+    return table([("PLACE", "ID", "KIND", "TEXT"), *rows])

@@ -10,7 +10,6 @@ from localllm.cli import options
 from localllm.cli.io import AnswerWriter, both_ends_are_terminals
 from localllm.client.server import Server
 from localllm.errors import UsageError
-from localllm.tui.top.board import plain
 from localllm.tui.top.glance import look, pace
 from localllm.units import duration
 
@@ -52,4 +51,6 @@ def top(
             ]
             out.write(json.dumps(asdict(now) | {"models": models}, indent=1) + "\n")
             return
+        from localllm.tui.top.board import plain  # 80 ms that no other command need wait for
+
         out.write(plain(now, asked.url, paces) + "\n")

@@ -2,13 +2,14 @@
 
 import time
 from itertools import islice
-from pathlib import Path
 
 from localllm.columns import table
 from localllm.conversation.export import FORMATS, exported
 from localllm.conversation.session import Session
 from localllm.conversation.sessions import Hit, Summary, as_title
 from localllm.errors import UsageError
+from localllm.files import write_named
+from localllm.paths import expanded
 
 MOST_LISTED = 20  # conversations: a person reads no more of them in passing
 
@@ -66,17 +67,14 @@ def shown(hit: Hit) -> str:
 
 def export(session: Session, rest: str) -> str:
     everything, name = rest.startswith("all "), rest.removeprefix("all ").strip()
-    path = Path(name).expanduser()
+    path = expanded(name)
     form = path.suffix.removeprefix(".")
     if form not in FORMATS:
         raise UsageError("/export needs a file of Markdown or JSON", "/export [all] FILE.md or FILE.json")
     if not session.chat.turns and not everything:
         raise UsageError("nothing was said yet")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(exported(session.record, form, everything=everything))
+        write_named(path, exported(session.record, form, everything=everything), replace=False)
     except FileExistsError as error:
         raise UsageError(f"{name} is there already", "name another file") from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{name} cannot be written: {error}") from error
     return f"exported to {name}"

@@ -25,6 +25,7 @@ from localllm.errors import ModelNotFound
 from localllm.hub.aliases import aliases
 from localllm.hub.catalog import CatalogEntry, catalog
 from localllm.hub.made import edition_of, made_files
+from localllm.paths import expanded
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 ALIAS = re.compile(rf"{WORD}(:{WORD})?")
@@ -63,7 +64,7 @@ def parse(name: str, *, paths: bool = True) -> RepoName | CatalogEntry | Path:
     Raises ModelNotFound for what is no name, or one that nobody knows (with near names).
     """
     if paths and is_path(name):
-        return Path(name).expanduser()
+        return expanded(name)
     name = known_as(name)
     if edition := edition_of(name):
         return _known(edition.source)

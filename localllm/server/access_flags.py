@@ -4,9 +4,9 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from localllm.errors import UsageError
+from localllm.paths import expanded
 from localllm.server.access import ANY, Access, digest
 
 LEAST_KEY = 16  # characters; `openssl rand -hex 32` makes 64
@@ -68,7 +68,7 @@ def read_keys(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        lines = Path(file).expanduser().read_text().splitlines()
+        lines = expanded(file).read_text().splitlines()
     except (OSError, ValueError) as error:
         raise UsageError(f"the keys in {file} cannot be read ({_why(error)})", "give a file of text") from None
     if not (keys := [line.strip() for line in lines if line.strip()]):
@@ -87,7 +87,7 @@ def tls_of(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     def refuse() -> str:
         raise UsageError(f"the key in {key or certificate} is encrypted", "give one without a password")
 
-    files = [Path(file).expanduser() for file in (certificate, key) if file is not None]
+    files = [expanded(file) for file in (certificate, key) if file is not None]
     for file in files:
         try:
             file.read_bytes()

@@ -17,6 +17,7 @@ from localllm.conversation.session import Session
 from localllm.model import Model
 from localllm.tui.chat_screen import ChatScreen
 from localllm.tui.first_run import FirstRunScreen
+from localllm.tui.garbage import leave_out, let_go
 from localllm.tui.keys import key_name
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.machine import Machine
@@ -118,6 +119,7 @@ class ChatApp(App[int]):
     def hold(self, model: Model) -> None:
         """Talk with a model: go on with the conversation, or begin one."""
         self.model = model
+        leave_out()
         try:
             if self.session:
                 self.session.go_on_with(model)
@@ -135,6 +137,7 @@ class ChatApp(App[int]):
             if self.model:
                 self.model.close()
                 self.model = None
+            let_go()
             self.open_or_leave(chosen.name)
 
     def end_by(self, number: signal.Signals) -> None:

@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.events import Key, Paste
+from textual.highlight import highlight
 from textual.widgets import Footer, Static
 
 from localllm.conversation.chat import Events
@@ -20,10 +21,10 @@ from localllm.tui.inspector.panel import Inspector
 from localllm.tui.machine import Machine
 from localllm.tui.metrics.strip import MetricsStrip
 from localllm.tui.prompt import Prompt
-from localllm.tui.transcript.markdown import visible
 from localllm.tui.transcript.view import Transcript
 from localllm.tui.turn_screen import TurnScreen
 from localllm.tui.wishes import CommandChosen, SessionChosen
+from localllm.visible import visible
 
 FRAMES_PER_S = 30
 WIDE = 110  # columns from which the inspector stands beside the conversation, and not in its place
@@ -61,6 +62,7 @@ class ChatScreen(TurnScreen):
         self.model, self.chat = session.llm, session.chat
         self.answering: Answering | None = None
         self.question = ""  # of the answer under way, as it was typed
+        self.told = ""  # when the answer was kept
         self.transcript = Transcript(self.chat)
         self.inspector = Inspector(self.model)
         self.strip = MetricsStrip(self.model)
@@ -82,6 +84,8 @@ class ChatScreen(TurnScreen):
         self.set_focus(self.prompt.editor)
         while self.early:
             self.prompt.editor.post_message(self.early.pop(0))
+        # The first block of code would else wait 0.1 s for what colours it.
+        self.run_worker(lambda: highlight("x = 1", language="python"), thread=True)
         if not self.model.has_chat_template:
             self.say(f"{self.model.name} has no chat template: it continues the text of this conversation")
 
@@ -161,7 +165,7 @@ class ChatScreen(TurnScreen):
         try:
             yield from ask()
         finally:
-            self.session.keep()
+            self.told = self.session.keep()
 
     def hand_over(self) -> None:
         """What came since the last frame, to those who show it."""
@@ -176,6 +180,9 @@ class ChatScreen(TurnScreen):
                 watcher.end(ended)
             if self.transcript.failed:
                 self.prompt.text = self.prompt.text or self.question
+            if self.told:
+                self.say(self.told, "warning")
+                self.told = ""
             self.prompt.busy = False
 
     # Panels, stopping, leaving

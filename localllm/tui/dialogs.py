@@ -69,7 +69,7 @@ class Ask(Dialog[str]):
     check: raises LocalLLMError for a line that will not do, whose words are shown; then it is asked again.
     """
 
-    def __init__(self, question: str, text: str = "", check: Callable[[str], None] = lambda line: None):
+    def __init__(self, question: str, text: str = "", check: Callable[[str], object] = lambda line: None):
         super().__init__()
         self.question = question
         self.text = text

@@ -14,7 +14,7 @@ from textual.widgets import TextArea
 from textual.widgets.text_area import Location
 
 from localllm.conversation.attach import dropped
-from localllm.visible import VISIBLE
+from localllm.visible import visible
 
 # What terminals without a protocol for keys send for Alt+Enter, and Textual reads as Enter alone.
 cast(dict[str, Any], ANSI_SEQUENCES_KEYS)["\x1b\r"] = (SimpleNamespace(value="alt+enter"),)
@@ -74,7 +74,7 @@ class Editor(TextArea):
         """What is shown of it: itself, unless it is too long to be looked at here."""
         lines = len(text.removesuffix("\n").split("\n"))
         if lines <= MOST_LINES and len(text) <= MOST_CHARACTERS:
-            return text.translate(VISIBLE)
+            return visible(text)
         number = str(len(self.pastes) + 1)
         self.pastes[number] = text
         size = f"{lines:,} lines" if lines > 1 else f"{len(text):,} characters"

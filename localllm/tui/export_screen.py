@@ -12,10 +12,11 @@ from textual.widgets import Button, Input, Label, RadioButton, RadioSet, Static
 
 from localllm.conversation.export import FORMATS, exported
 from localllm.conversation.kept import Kept
-from localllm.errors import LocalLLMError
-from localllm.files import write_whole
+from localllm.errors import LocalLLMError, UsageError
+from localllm.files import write_named
+from localllm.paths import expanded
 from localllm.tui.dialogs import Confirm, Dialog
-from localllm.visible import VISIBLE, one_line
+from localllm.visible import one_line, visible
 
 CALLED = {"md": "Markdown", "json": "JSON"}
 LONGEST_NAME = 60  # characters of a name that is made from a title
@@ -85,7 +86,12 @@ class ExportScreen(Dialog[Path]):
         if not name:
             self.tell("the file needs a name")
             return
-        self.write(self.folder / Path(name).expanduser(), overwrite=False)
+        try:
+            path = self.folder / expanded(name)
+        except UsageError as error:
+            self.tell(str(error))
+        else:
+            self.write(path, overwrite=False)
 
     def write(self, path: Path, *, overwrite: bool) -> None:
         form, everything = self.form, self.everything
@@ -93,16 +99,9 @@ class ExportScreen(Dialog[Path]):
         def work() -> None:
             try:
                 text = exported(self.read(), form, everything=everything)
-                if overwrite:
-                    write_whole(path, text)
-                else:
-                    with path.open("x", encoding="utf-8") as file:
-                        file.write(text)
+                write_named(path, text, replace=overwrite)
             except FileExistsError:
                 then = partial(self.ask, path)
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error
-                then = partial(self.tell, f"{path} cannot be written: {reason}")
             except LocalLLMError as error:
                 then = partial(self.tell, str(error))
             else:
@@ -129,7 +128,7 @@ class ExportScreen(Dialog[Path]):
         )
 
     def tell(self, fault: str) -> None:
-        self.query_one(".fault", Static).update(fault.translate(VISIBLE))
+        self.query_one(".fault", Static).update(visible(fault))
 
     def done(self, path: Path) -> None:
         self.notify(f"exported to {one_line(str(path))}", markup=False)

@@ -1,5 +1,5 @@
-"""The screen of a conversation, as far as it opens others: settings beside it; help, models, kept conversations
-and the export above it. What a person chooses there is told by messages, to whoever knows what to do about it.
+"""The screen of a conversation, as far as it opens others: settings beside it; help, models and kept
+conversations above it. What a person chooses there is told by messages, to whoever knows what to do about it.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from textual.widget import Widget
 
 from localllm.conversation.session import Session
 from localllm.conversation.sessions import Sessions
-from localllm.tui.export_screen import ExportScreen
 from localllm.tui.help_screen import HelpScreen
 from localllm.tui.machine import Machine
 from localllm.tui.models_screen import ModelsScreen
@@ -70,10 +69,6 @@ class PanelScreen(Screen[None]):
 
     def action_sessions(self) -> None:
         self.app.push_screen(SessionsScreen(self.sessions), self._tell(SessionChosen))
-
-    def action_export(self) -> None:
-        record = self.session.record
-        self.app.push_screen(ExportScreen(lambda: record, record.title))
 
     def _tell(self, wish: Callable[[str], Message]) -> Callable[[str | None], None]:
         def chosen(name: str | None) -> None:

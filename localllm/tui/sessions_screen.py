@@ -107,7 +107,7 @@ class SessionsScreen(Picker[Found, str]):
             if title is not None:
                 self.change(lambda: self.sessions.rename(name, title))
 
-        self.app.push_screen(Ask("What is it to be called?", one_line(row.summary.title), _check_title), rename)
+        self.app.push_screen(Ask("What is it to be called?", one_line(row.summary.title), as_title), rename)
 
     def action_delete(self) -> None:
         if not (row := self.chosen):
@@ -137,10 +137,6 @@ class SessionsScreen(Picker[Found, str]):
             self.app.call_from_thread(self.search)
 
         self.run_worker(run, thread=True, group="change")
-
-
-def _check_title(text: str) -> None:
-    as_title(text)
 
 
 def _moment(seconds: float) -> str:

@@ -12,6 +12,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Select, Static, TextArea
 
@@ -19,7 +20,7 @@ from localllm.conversation.chat import Chat
 from localllm.conversation.parameters import with_parameter
 from localllm.errors import LocalLLMError, UsageError
 from localllm.meanings import MEANINGS, THINK
-from localllm.visible import VISIBLE, one_line
+from localllm.visible import one_line, visible
 
 FIELDS = (
     "temperature",
@@ -159,7 +160,8 @@ class SettingsPanel(VerticalScroll):
         if not self.chat.model.has_chat_template:
             system = self.query_one(TextArea)
             system.disabled = True
-            system.placeholder = f"{one_line(self.chat.model.name)} has no chat template for one"
+            # As content: a text would be read as markup.
+            system.placeholder = Content(f"{one_line(self.chat.model.name)} has no chat template for one")
         self.reload()
         self.run_worker(self.ask_for_switch, thread=True)  # a model in a server is asked there
 
@@ -174,7 +176,7 @@ class SettingsPanel(VerticalScroll):
 
     def reload(self) -> None:
         """Show what the conversation has now, which may have been changed elsewhere."""
-        self.system_shown = (self.chat.system or "").translate(VISIBLE)
+        self.system_shown = visible(self.chat.system or "")
         self.query_one(TextArea).text = self.system_shown
         for setting in self.query(Setting):
             setting.reload()
@@ -222,7 +224,7 @@ class SettingsPanel(VerticalScroll):
 def written(value: Any) -> str:
     """A field as a person types it; empty: none."""
     if isinstance(value, tuple):
-        return shlex.join(word.replace("\n", "\\n").replace("\t", "\\t").translate(VISIBLE) for word in value)
+        return shlex.join(visible(word.replace("\n", "\\n").replace("\t", "\\t")) for word in value)
     return "" if value is None else str(value)
 
 

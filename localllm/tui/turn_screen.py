@@ -5,13 +5,14 @@ from collections.abc import Callable
 from localllm.conversation.chat import Chat, Events
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
+from localllm.files import write_named
 from localllm.tui.dialogs import Ask, Confirm
 from localllm.tui.panel_screen import PanelScreen
 from localllm.tui.prompt import Prompt
-from localllm.tui.transcript.markdown import visible
-from localllm.tui.transcript.saving import check_path, name_for, path_of, write_code
+from localllm.tui.transcript.saving import name_for, path_of
 from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
+from localllm.visible import visible
 
 
 class TurnScreen(PanelScreen):
@@ -125,16 +126,19 @@ class TurnScreen(PanelScreen):
 
     async def save(self, code: str, name: str) -> None:
         """Ask where to, and for leave where there is something already."""
-        written = await self.app.push_screen_wait(Ask("Save the code as", name, check_path))
+        written = await self.app.push_screen_wait(Ask("Save the code as", name, path_of))
         if written is None:
             return
-        path = path_of(written)
-        if path.exists() and not await self.app.push_screen_wait(
-            Confirm(f"{path} exists. Replace it?", "Replace")
-        ):
-            return
+        text = f"{code}\n"
         try:
-            write_code(path, code)
+            path = path_of(written)
+            try:
+                write_named(path, text, replace=False)
+            except FileExistsError:
+                question = visible(f"{path} exists. Replace it?")
+                if not await self.app.push_screen_wait(Confirm(question, "Replace")):
+                    return
+                write_named(path, text, replace=True)
         except UsageError as error:
             self.say(str(error), "error")
         else:

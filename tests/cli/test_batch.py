@@ -1,16 +1,17 @@
 """`localllm batch` as a process of its own, with a real model: killed, interrupted, piped, and what it says."""
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from tests.scripted import write_scripted
 
@@ -49,7 +50,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.Popen([sys.executable, "-m", "localllm", "batch", *map(str, arguments)], **streams)
+    command = [sys.executable, "-m", "localllm", "batch", *map(str, arguments)]
+    return subprocess.Popen(command, **streams, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[bytes], piped: bytes | None = None) -> tuple[int, str, str]:
@@ -87,8 +89,10 @@ def test_a_thousand_lines_broken_off_four_times_give_the_same_file(
         until_written(process, out, size)
         process.send_signal(how)
         code, _, err = finish(process)
-        told = "broken off; the same command goes on where it stopped\n" if how is signal.SIGINT else ""
-        assert (code, err) == (-how, told), f"before byte {size} of {sizes}"
+        ended = (-how, "")
+        if how is signal.SIGINT:
+            ended = (130, "broken off; the same command goes on where it stopped\n")
+        assert (code, err) == ended, f"before byte {size} of {sizes}"
         reached.append(out.stat().st_size)
     assert 0 < reached[0] < reached[-1] < len(answers)
     code, _, err = finish(start(source, "-o", out, "--model", model))
@@ -199,7 +203,10 @@ def test_a_pipe_gets_the_lines_and_nothing_else(model: str, answers: bytes, sour
     assert "5 lines: 5 ok, 0 failed\n" in err
 
 
-def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(source: Path, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(
+    source: Path, tmp_path: Path, real: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for arguments, says in (
         ((source, "--model", "x", "--json"), "cannot both go to stdout"),
         ((tmp_path / "none", "--model", "x"), "cannot be read: No such file"),
@@ -207,5 +214,5 @@ def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(source: Path,
         ((source, "-o", tmp_path, "--model", "x"), "cannot be written"),
         ((source, "--model", "no/such/model"), "no/such/model"),
     ):
-        code, printed, err = finish(start(*arguments, env=os.environ | {"HF_HUB_OFFLINE": "1"}))
+        code, printed, err = real("batch", *map(str, arguments))
         assert (code in (2, 8), printed, says in err) == (True, "", True), err

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tools.cli_docs import WORDS, words
 
 ROOT = Path(__file__).parents[2]
 CTRL_A = "\x01"
-FAST_S = 0.3
 
 
 @pytest.fixture(autouse=True)
@@ -150,19 +148,15 @@ def ask(line):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
 
-def test_an_answer_is_quick_and_needs_no_library(tmp_path):
+def test_an_answer_imports_nothing_that_takes_time(tmp_path):
     for i in range(100):
         write_cached(tmp_path / "cache", f"someone/model-{i}")
-    durations = []
-    for _ in range(3):
-        start = time.monotonic()
-        done = ask("localllm run ")
-        durations.append(time.monotonic() - start)
+    done = ask("localllm run ")
     assert len(done.stdout.splitlines()) > 200
     assert "someone/model-99\tin the cache\n" in done.stdout
     loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "typer", "rich", "httpx2", "huggingface_hub.file_download", "localllm.cli.app"} & loaded
-    assert min(durations) < FAST_S
+    assert not {"pydantic", "textual", "jinja2", "http.client", "ssl", "asyncio"} & loaded
 
 
 def test_a_shell_never_sees_an_error(tmp_path):

@@ -26,13 +26,27 @@ sys.exit(main())
 """
 
 
-@pytest.fixture
-def doctor(tmp_path: Path):
+SECRETS = {
+    "HF_TOKEN": "hf_hunter2",
+    "HTTPS_PROXY": "http://me:hunter2@proxy:3128",
+    "HF_ENDPOINT": "https://me:hunter2@mirror.example",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where nothing is."""
+    return tmp_path_factory.mktemp("doctor")
+
+
+@pytest.fixture(scope="module")
+def doctor(place: Path):
     """Run it with nothing of the person who runs the tests."""
 
     def run(*arguments: str, code: str | None = None, **variables: str) -> Finished:
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        own = {"LOCALLLM_HOME": str(tmp_path / "home"), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
+        own = {"LOCALLLM_HOME": str(place / "home"), "HF_HOME": str(place / "hf"), "OMP_NUM_THREADS": "1"}
         start = ["-c", code] if code else ["-m", "localllm"]
         command = [sys.executable, *start, "doctor", *arguments]
         return subprocess.run(command, env=kept | own | variables, capture_output=True, text=True, timeout=120)
@@ -40,10 +54,23 @@ def doctor(tmp_path: Path):
     return run
 
 
-def test_a_machine_as_it_is(doctor, tmp_path: Path) -> None:
-    done = doctor("--json", code=NO_NETWORK)
+@pytest.fixture(scope="module")
+def printed(doctor) -> str:
+    """The page for a person who has secrets."""
+    done = doctor(**SECRETS)
     assert (done.returncode, done.stderr) == (0, "")
-    seen = json.loads(done.stdout)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def as_json(doctor) -> str:
+    done = doctor("--json", code=NO_NETWORK, **SECRETS)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_machine_as_it_is(as_json: str, place: Path) -> None:
+    seen = json.loads(as_json)
     assert seen["fine"] and not any(finding["breaks_run"] for finding in seen["findings"])
     assert seen["versions"]["Python"] == platform.python_version()
     assert seen["versions"]["torch"] == torch.__version__
@@ -54,35 +81,25 @@ def test_a_machine_as_it_is(doctor, tmp_path: Path) -> None:
     assert seen["measured"][0]["device"] == "cpu"
     assert all(0 < rate < math.inf for rate in seen["measured"][0]["rates"].values())
     assert seen["boxed"]["tokens"] > 0 and seen["boxed"]["tokens_per_s"] > 0
-    assert seen["cache"] | {"path": str(tmp_path / "hf" / "hub"), "exists": False, "models": 0} == seen["cache"]
+    assert seen["cache"] | {"path": str(place / "hf" / "hub"), "exists": False, "models": 0} == seen["cache"]
     assert (seen["cache"]["because"], seen["home"]["because"]) == ("HF_HOME", "LOCALLLM_HOME")
-    assert not (tmp_path / "hf").exists()  # it looks, and makes nothing
+    assert not (place / "hf").exists()  # it looks, and makes nothing
 
 
-def test_the_page_for_a_person(doctor) -> None:
-    done = doctor()
-    assert (done.returncode, done.stderr) == (0, "")
-    blocks = done.stdout.removesuffix("\n").split("\n\n")
+def test_the_page_for_a_person(printed: str) -> None:
+    blocks = printed.removesuffix("\n").split("\n\n")
     assert [block.split("\n")[0] for block in blocks[:-1]] == ["VERSIONS", "DEVICES", "SPEED", "MODELS", "HUB"]
     rows = [re.match(r"\S+( \S+)*  +", line) for block in blocks[:-1] for line in block.split("\n")[1:]]
     assert len({row.end() for row in rows if row}) == 1 and all(rows)
-    assert "tokens/s on" in done.stdout
+    assert "tokens/s on" in printed
     assert blocks[-1] == "Nothing is missing." or all(line.startswith("note: ") for line in blocks[-1].split("\n"))
 
 
-def test_secrets_are_never_printed_and_settings_are(doctor) -> None:
-    variables = {
-        "HF_TOKEN": "hf_hunter2",
-        "HTTPS_PROXY": "http://me:hunter2@proxy:3128",
-        "HF_ENDPOINT": "https://me:hunter2@mirror.example",
-        "HF_HUB_OFFLINE": "1",
-    }
-    for arguments in ([], ["--json"]):
-        done = doctor(*arguments, **variables)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "hunter2" not in done.stdout
-        assert all(words in done.stdout for words in ("HF_TOKEN", "***@proxy:3128", "***@mirror.example"))
-    assert json.loads(done.stdout)["hub"]["offline"] is True
+def test_secrets_are_never_printed_and_settings_are(printed: str, as_json: str) -> None:
+    for said in (printed, as_json):
+        assert "hunter2" not in said
+        assert all(words in said for words in ("HF_TOKEN", "***@proxy:3128", "***@mirror.example"))
+    assert json.loads(as_json)["hub"]["offline"] is True
 
 
 def test_folders_that_cannot_be_written_are_notes(doctor, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-from localllm.cli.report import load_block, metrics_block, table
+from localllm.cli.report import load_block, metrics_block
+from localllm.columns import table
 from localllm.metrics import Stopwatch
 from tests.cli.fake_engine import FakeLLM
 

@@ -165,6 +165,7 @@ def long_answer(url, home):
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         assert process.stdout.read(1)
         yield process
@@ -174,7 +175,7 @@ def long_answer(url, home):
 def test_a_signal_ends_the_answer_at_the_server(url, home, number):
     with long_answer(url, home) as process:
         process.send_signal(number)
-        assert process.wait(10) == -number
+        assert process.wait(10) == (130 if number == signal.SIGINT else -number)
         assert process.stderr.read() == b""
     gone(url)
 
@@ -265,7 +266,7 @@ def test_a_server_of_another_version_is_told_as_such(words, localllm):
 
 
 def test_a_conversation_says_which_server_hears_it(url):
-    chat = Terminal("run", "demo", program=(sys.executable, "-m", "localllm"), LOCALLLM_HOST=url)
+    chat = Terminal("run", "demo", "--plain", program=(sys.executable, "-m", "localllm"), LOCALLLM_HOST=url)
     with closing(chat):
         chat.see(f"at {url}")
         chat.see(">>> ")

@@ -37,11 +37,12 @@ def in_bash(command, **options):
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_the_program_dies_of_the_signal_without_a_word_and_what_was_said_stays(model, number):
-    with under_way(model, SLOWLY) as process:
+def test_a_signal_ends_the_program_without_a_word_and_what_was_said_stays(model, number):
+    """Away from a terminal Ctrl-C is an exit code, as nobody sits there whose loop has to end."""
+    with under_way(model, SLOWLY, start_new_session=True) as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (-number, b"")
+    assert (process.returncode, err) == (130 if number == signal.SIGINT else -number, b"")
     assert len(out) < 3000
 
 
@@ -90,8 +91,8 @@ def act():
 exit_code(act)
 """
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, start_new_session=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert time.monotonic() - start < 10
 
 
@@ -129,6 +130,18 @@ def test_the_time_of_a_stop_is_told_as_the_gap_that_it_was(model):
     assert 1.5 + 65 * 0.02 <= e2e_s < 10
 
 
+def test_ctrl_c_in_a_terminal_ends_the_loop_of_a_script(model):
+    """bash goes on with the next round after a command that ends with exit code 130."""
+    script = f"for round in 1 2 3; do {RUN} {model} '{SLOWLY}'; done; echo went on"
+    shell = Terminal("-c", script, program=("/bin/bash",))
+    try:
+        shell.see("1:sl")
+        shell.type(CTRL_C)
+        assert shell.leave() == -signal.SIGINT
+    finally:
+        shell.close()
+
+
 def test_jobs_of_a_shell(model):
     """Ctrl-Z stops the program and fg goes on, a job in the background needs no terminal, Ctrl-C ends a loop."""
     shell = Terminal("--norc", "--noprofile", "-i", program=("/bin/bash",), HISTFILE="")
@@ -146,6 +159,10 @@ def test_jobs_of_a_shell(model):
         shell.see("code=0\n")
         shell.type(f"{RUN} {model} background & wait $!; echo code=$?\r")
         assert "1:background" in shell.see("code=0\n")
+        shell.type(f"{RUN} {model} '{SLOWLY}' &\r")
+        shell.see("1:sl")
+        shell.type("kill -INT $!; wait $!; jobs\r")
+        shell.see("Exit 130")  # nobody typed Ctrl-C: it would be "Interrupt" if it had died of the signal
         shell.type(f"for i in 1 2 3; do run '{SLOWLY}'; done; echo code=$?\r")
         shell.see("1:sl")
         shell.type(CTRL_C)

@@ -51,14 +51,15 @@ def test_a_reader_who_leaves_a_stream_frees_its_blocks(demo_url, demo, prompt):
 
 def test_blocks_are_free_a_quarter_of_a_second_after_a_reader_left(demo_url, demo):
     took = []
-    for _ in range(3):  # of which the fastest counts: the machine may be busy with something else
+    while len(took) < 3:  # of which the fastest counts: the machine may be busy with something else
         with httpx2.stream("POST", f"{demo_url}/v1/completions", json=LONG | {"stream": True}) as answer:
             next(answer.iter_lines())
-            assert demo.stats().used_blocks
+            under_way = demo.stats().used_blocks
             start = time.monotonic()
         while demo.stats().used_blocks and time.monotonic() < start + 10:
             time.sleep(0.001)
-        took.append(time.monotonic() - start)
+        if under_way:
+            took.append(time.monotonic() - start)
     assert min(took) < 0.25
     assert demo.stats().running == 0
 

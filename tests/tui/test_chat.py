@@ -20,14 +20,19 @@ def seen(app):
     return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
 
 
+def told(app):
+    """The words that go by themselves."""
+    return " ".join(notification.message for notification in app._notifications)
+
+
 def words(app):
     """The same, wherever lines end."""
     return " ".join(seen(app).split())
 
 
-def without_bar(text):
-    """Of the transcript, and not how much of all that is."""
-    return [line[:70].rstrip() for line in text.splitlines()[2:16]]
+def beside_the_scrollbar(app):
+    """Lines of the conversation without what stands at their end, which tells how much of all they are."""
+    return [line[:70].rstrip() for line in seen(app).splitlines()[2:16]]
 
 
 @pytest.fixture
@@ -171,6 +176,16 @@ async def test_commands_act_as_in_the_line_editor(tmp_path, opened, talk):
     assert app.return_code == 0
 
 
+async def test_without_colours_there_are_none_not_even_greys(tmp_path, monkeypatch, opened, talk):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_with(ScriptedModel(saying("Hello **to you**.\n\n```python\nx = 1\n```")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        segments = [segment for strip in app.screen._compositor.render_strips() for segment in strip]
+        styles = [segment.style for segment in segments if segment.style]
+        assert all(color is None or color.is_default for style in styles for color in (style.color, style.bgcolor))
+
+
 async def test_code_is_copied_and_saved_but_never_over_a_file_unasked(tmp_path, monkeypatch, opened, talk, until):
     monkeypatch.chdir(tmp_path)
     answer = "Two:\n\n```python\na = 1\n```\n\nand\n\n```sh\nls\n```\n"
@@ -236,12 +251,14 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
     async with opened(app) as pilot:
         await pilot.press(*"hi", "enter")
         await until(pilot, lambda: "line 59" in seen(app))
-        app.screen.transcript.action_page_up()
-        await pilot.pause(0.5)
-        before = seen(app)
+        transcript = app.screen.transcript
+        transcript.action_page_up()
+        there = transcript.scroll_target_y
+        await until(pilot, lambda: "line 59" not in seen(app) and transcript.scroll_y == there)
+        before = beside_the_scrollbar(app)
         gate.set()
         await talk.answered(pilot)
-        assert without_bar(seen(app)) == without_bar(before)
+        assert beside_the_scrollbar(app) == before
         app.screen.transcript.action_last()
         await until(pilot, lambda: "more 59" in seen(app))
 
@@ -290,6 +307,17 @@ async def test_ctrl_c_stops_then_clears_then_leaves(tmp_path, opened, until, tal
         assert app.is_running
         await pilot.press("ctrl+c")
     assert app.return_code == 0
+
+
+async def test_who_is_not_alone_with_a_conversation_is_told_of_its_new_name(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("one"), saying("two")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "first")
+        name = app.session.id
+        app.session.sessions.rename(name, "another process was here")
+        await talk(pilot, "second")
+        assert app.session.id != name
+        assert f"gone on with {name}; this conversation is kept as {app.session.id}" in told(app)
 
 
 async def test_leaving_in_the_middle_keeps_the_conversation(tmp_path, opened, until):

@@ -144,10 +144,11 @@ async def test_a_model_without_a_template_has_no_switch_and_no_system_prompt(tmp
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        app.screen.session.chat.model = Untold(saying("Blue."))
+        app.screen.session.chat.model = model = Untold(saying("Blue."))
+        model.name = "a[/b]"
         panel = await opened(app, pilot)
         assert not panel.query_one("#think").display and panel.query_one(TextArea).disabled
-        assert "scripted has no chat template" in said(app)
+        assert "a[/b] has no chat template" in said(app)
         assert app.focused is box(panel, "temperature")
 
 

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widget import Widget
 
 from localllm.inspection import Candidate
-from localllm.tui.inspector.flow import visible
+from localllm.tui.inspector.flow import signs
 from localllm.tui.inspector.record import Guess, Token
 from localllm.tui.sparkline import bar
 
@@ -26,7 +26,7 @@ def share(value: float) -> str:
 
 def quoted(text: str, width: int) -> str:
     """Visible, and cut where it is longer."""
-    seen = visible(text)
+    seen = signs(text)
     return seen if cell_len(seen) <= width else set_cell_size(seen, width - 1) + "…"
 
 

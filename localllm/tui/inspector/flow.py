@@ -13,7 +13,7 @@ SEEN = {" ": "·", "\t": "⇥", "\n": "↵"}
 MARKS = {Guess.RIGHT: "✓", Guess.WRONG: "✗", Guess.NONE: ""}
 
 
-def visible(text: str) -> str:
+def signs(text: str) -> str:
     """One line: white space as signs, and nothing that moves a cursor, turns the writing around or hides."""
     return "".join(map(_sign, text)) or "∅"
 
@@ -56,7 +56,7 @@ class Flow:
     def add(self, token: Token) -> None:
         mark = MARKS[token.guess] if token.guess is not self.guess else ""  # once for neighbours
         self.guess = token.guess
-        text = mark + visible(token.text)
+        text = mark + signs(token.text)
         if self.column and self.column + cell_len(text) > self.width:
             self.turn()
         index = len(self.line_of)

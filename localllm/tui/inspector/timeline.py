@@ -9,7 +9,7 @@ from textual.events import Click, MouseScrollDown, MouseScrollUp
 
 from localllm.metrics import percentile
 from localllm.tui.inspector.drawn import Drawn
-from localllm.tui.inspector.flow import MARKS, visible
+from localllm.tui.inspector.flow import MARKS, signs
 from localllm.tui.inspector.lanes import (
     DIM,
     MARGIN,
@@ -191,4 +191,4 @@ def spelled(token: Token, before: Token | None) -> Content:
     """As the view of tokens shows it: neighbours that were guessed alike have one mark together."""
     style = {Guess.RIGHT: RIGHT, Guess.WRONG: f"{WRONG} strike"}.get(token.guess, WRITES)
     mark = "" if before and before.guess is token.guess else MARKS[token.guess]
-    return Content.styled(mark + visible(token.text), style)
+    return Content.styled(mark + signs(token.text), style)

@@ -13,9 +13,11 @@ from textual.widgets import Footer, Static
 
 from localllm.errors import LocalLLMError
 from localllm.tui.sparkline import nice_top, sparkline
+from localllm.tui.themes import native_colors
 from localllm.tui.top import board
 from localllm.tui.top.glance import Glance, Pace, Seen, pace
 from localllm.units import rate
+from localllm.visible import one_line
 
 HISTORY = 512  # looks
 MOST_SLOTS = 12
@@ -72,7 +74,7 @@ class TopApp(App[int]):
     FASTEST_S, SLOWEST_S = 0.25, 16.0
 
     def __init__(self, look: Look, url: str, every: float = 1.0):
-        super().__init__()
+        super().__init__(ansi_color=native_colors())
         self.look = look
         self.url = url
         self.every = every
@@ -107,7 +109,7 @@ class TopApp(App[int]):
     def trouble(self, text: str) -> None:
         """It is asked again: a server may come back."""
         shown = self.query_one("#trouble", Static)
-        shown.update(text)
+        shown.update(one_line(text))
         shown.display = True
 
     def follow(self, glance: Glance) -> None:

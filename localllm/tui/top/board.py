@@ -15,7 +15,7 @@ SLOTS = ("ID", "AGE", "PROMPT", "FOUND", "ANSWER", "TOKENS/S", "STATE")
 
 def head(glance: Glance, url: str) -> str:
     free = ", ".join(f"{size(count)} free on {device}" for device, count in glance.free_bytes.items())
-    return f"localllm {glance.version} at {url}, {free}"
+    return one_line(f"localllm {glance.version} at {url}, {free}")
 
 
 def title(model: Seen, now: float) -> str:
@@ -24,7 +24,7 @@ def title(model: Seen, now: float) -> str:
     else:
         left = "kept for ever" if model.until is None else f"kept {seconds(max(0.0, model.until - now))}"
     where = f"{model.device} {model.dtype}, {size(model.bytes)}, context {model.context:,}, {left}"
-    return f"{one_line(model.name)}  {where}"
+    return one_line(f"{model.name}  {where}")
 
 
 def speeds(now: Pace | None) -> list[str]:

@@ -16,7 +16,7 @@ from markdown_it.token import Token
 from textual.content import Content, Span
 from textual.style import Style
 
-from localllm.visible import VISIBLE
+from localllm.visible import visible
 
 PARSER: Final = MarkdownIt("gfm-like", {"html": False})
 BULLETS = "•◦▪"
@@ -26,7 +26,7 @@ CODE, LINK, ADDRESS = "$text-primary", "underline", "dim"
 WEB = ("http://", "https://")
 PARSED_CHARACTERS = 60_000  # of one block; a longer one is shown as it is, as parsing one may take its square
 PLAIN_CHARACTERS = 2_000  # of a piece of such text
-
+LINE: Final = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # as Markdown has them: str.splitlines ends more
 
 NOTHING: Final = Content()
 
@@ -70,7 +70,7 @@ def pieces_of(source: str) -> tuple[list[Piece], int, int]:
     starts = [token.map[0] for token in tokens if token.level == 0 and token.map]
     if not starts:
         return [], 0, 0
-    lines = source.splitlines(keepends=True)
+    lines = LINE.findall(source)
     last = starts[-1]
     place = next(i for i, token in enumerate(tokens) if token.level == 0 and token.map and token.map[0] == last)
     settled = _Reader(tokens[:place]).pieces
@@ -83,10 +83,6 @@ def _as_it_is(source: str) -> tuple[list[Piece], int, int]:
         Piece(Form.TEXT, Content(visible(part).rstrip("\n")), is_apart=i == 0) for i, part in enumerate(parts)
     ]
     return pieces, len(pieces) - 1, sum(map(len, parts[:-1]))
-
-
-def visible(text: str) -> str:
-    return text.translate(VISIBLE)
 
 
 class _Reader:

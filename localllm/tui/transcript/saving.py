@@ -1,4 +1,4 @@
-"""A block of code into a file."""
+"""Where a block of code is to be saved."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from localllm.errors import UsageError
+from localllm.paths import expanded
 
 TEXT = ".txt"
 
@@ -21,21 +22,13 @@ def name_for(language: str) -> str:
 
 
 def path_of(written: str) -> Path:
-    return Path(written.strip()).expanduser()
-
-
-def check_path(written: str) -> None:
     """Raises UsageError for what is no place for a file."""
-    path = path_of(written)
-    if path.is_dir():  # also no name at all: the folder that one is in
-        raise UsageError(f"{path} is a folder", "name a file")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}", "make it first")
-
-
-def write_code(path: Path, code: str) -> None:
-    """Raises UsageError where it cannot be written."""
+    path = expanded(written.strip())
     try:
-        path.write_text(code + "\n", encoding="utf-8")
+        if path.is_dir():  # also no name at all: the folder that one is in
+            raise UsageError(f"{path} is a folder", "name a file")
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent}", "make it first")
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another place") from error
+        raise UsageError(f"{path} cannot be looked for: {error.strerror}", "name another file") from error
+    return path

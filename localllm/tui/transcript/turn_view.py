@@ -10,7 +10,7 @@ from localllm.conversation.turn import Turn
 from localllm.tui.transcript.answer import Answer
 from localllm.tui.transcript.block import Block
 from localllm.tui.transcript.hanging import Hanging
-from localllm.tui.transcript.markdown import visible
+from localllm.visible import visible
 
 
 class TurnView(Vertical):

@@ -20,8 +20,8 @@ from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError
 from localllm.request import FinishReason
 from localllm.tui.answering import Came, Ended
-from localllm.tui.transcript.markdown import visible
 from localllm.tui.transcript.turn_view import TurnView
+from localllm.visible import visible
 
 BATCH_CHARACTERS, BATCH_TURNS = 6_000, 12  # that become widgets together
 MOST_TURNS = 3 * BATCH_TURNS  # that are widgets

@@ -206,13 +206,15 @@ def test_ctrl_c_gives_what_was_measured_so_far():
     command = [sys.executable, "-m", "localllm", "bench", "--requests", "9", "--json", "--against"]
     with (
         ScriptedServer(stalling) as server,
-        subprocess.Popen([*command, server.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        subprocess.Popen(
+            [*command, server.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        ) as process,
     ):
         assert fourth.wait(30)
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=20)
         stop.set()
-    assert (process.returncode, error) == (-signal.SIGINT, b"")
+    assert (process.returncode, error) == (130, b"")
     found = json.loads(out)
     assert not found["complete"]
     assert (found["servers"][0]["answers"], found["servers"][0]["unanswered"]) == (3, 1)

@@ -109,6 +109,7 @@ def test_idle_keep_alive(url):
 def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
     """Nothing comes over it for longer than any of the limits."""
     with connect(url) as connection:
+        connection.settimeout(60)
         connection.sendall(asking(max_tokens=1000))
         assert heard(connection).status == 200
 

@@ -1,7 +1,7 @@
 import pytest
 from rich.cells import cell_len
 
-from localllm.tui.inspector.flow import Flow, visible
+from localllm.tui.inspector.flow import Flow, signs
 from localllm.tui.inspector.record import Guess, Token
 
 
@@ -31,7 +31,7 @@ def lines(flow: Flow) -> list[str]:
     ],
 )
 def test_everything_is_seen_and_nothing_obeyed(text: str, seen: str) -> None:
-    assert visible(text) == seen
+    assert signs(text) == seen
 
 
 def test_tokens_are_not_cut_where_they_fit_on_a_line() -> None:

@@ -41,11 +41,13 @@ class Playing:
         self.looks += 1
         return self.at(self.looks)
 
+    version = "0.1.0"
+
     def at(self, second):
         further = {"output_tokens": 40 * second**2 % 700, "prompt_tokens": 300 * second}
         counts = {name: count + further.get(name, 0) for name, count in COUNTS.items()}
         models = tuple(dataclasses.replace(model, counts=counts) for model in self.models)
-        return Glance("0.1.0", float(second), {"cpu": 18_000_000_000}, models, ())
+        return Glance(self.version, float(second), {"cpu": 18_000_000_000}, models, ())
 
 
 def app_of(look):
@@ -87,6 +89,21 @@ async def test_a_server_that_has_gone_is_told_and_asked_again(until):
         await until(pilot, lambda: app.query_one("#trouble").display)
         look.gone = False
         await until(pilot, lambda: not app.query_one("#trouble").display)
+
+
+async def test_words_of_a_server_move_nothing(until):
+    look = Playing(dataclasses.replace(MODEL, name="[/a]\x1b[2J", device="\x1b]0;title\x07"))
+    look.version = "\x9b1m"
+    app = app_of(look)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.query(ModelBoard))
+        app.paused = True
+        await pilot.pause(0.1)
+        app.trouble("[/b] \x1b[3J")
+        await pilot.pause(0.1)
+        text = "".join(strip.text for strip in app.screen._compositor.render_strips())
+        assert not {"\x1b", "\x07", "\x9b"} & set(text)
+        assert "[/a]␛[2J" in text and "[/b] ␛[3J" in text
 
 
 async def test_models_come_and_go(until):

@@ -67,6 +67,13 @@ def test_reading_on_from_what_is_settled_gives_the_same_pieces(cut):
     assert all(piece.same(other) for piece, other in zip(whole[settled:], rest, strict=True))
 
 
+@pytest.mark.parametrize("end", ["\f", "\v", "\x1c", "\x85", "\u2028", "\r", "\r\n"])
+def test_what_other_programs_take_for_line_ends_does_not_shift_what_is_settled(end):
+    source = f"one{end}two{end}three\n\nfour\n\nfive"
+    _, _, read = pieces_of(source)
+    assert source[read:] == "five"
+
+
 def test_html_and_control_characters_are_text():
     assert shown("a <b>bold</b> \x1b]0;title\x07 word\n\n<script>x</script>") == [
         ("a <b>bold</b> ␛]0;title␇ word", True),

@@ -1,0 +1,111 @@
+"""The chat app as `bench/tui.py` measures it: with a model whose answers have no end, in this process' terminal.
+
+`python bench/tui_app.py MODEL TURNS HOME`; how many tokens came in how many seconds is written into HOME/came.
+"""
+
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import localllm
+from localllm.conversation.chat import Chat
+from localllm.conversation.session import Session
+from localllm.conversation.turn import Turn
+from localllm.inspection import Candidate, StepReport
+from localllm.request import GenerationEvent
+from localllm.tui.app import ChatApp
+from tests.tui.scripted import Played, ScriptedMachine, ScriptedModel, saying
+
+PARAGRAPH = "Sorting is *stable* when equals keep their order, which `sorted` promises and **many** rely on. "
+ANSWER = (
+    "## A part\n\n" + PARAGRAPH * 3 + "\n\n"
+    "- an item with `code` and some words that go on beyond the end of a line of eighty columns, as they do\n"
+    * 12
+    + "\n```python\n"
+    + "def key(word: str) -> int:\n    return len(word)  # the shortest first\n\n\n" * 10
+    + "```\n\n| way | new |\n|---|---|\n"
+    + "| `sort` | no |\n" * 6
+    + "\n"
+)
+RATE = 200.0  # tokens a second
+HOME = Path(sys.argv[3])
+
+
+def paced():
+    """Words with all that an engine reports of its steps, at their time."""
+    began = time.perf_counter()
+    candidates = tuple(Candidate(word, -1.0 - word, 0.3 / (1 + word)) for word in range(8))
+    for number, step in enumerate(itertools.cycle(saying(ANSWER)[:-1])):
+        assert isinstance(step, GenerationEvent)
+        time.sleep(max(0.0, began + (number + 1) / RATE - time.perf_counter()))
+        start, end = number / RATE, (number + 1) / RATE
+        report = StepReport(
+            start, end, 1, 33 + number, 3 + number // 16, 0, 1, 0, candidates=(candidates,), prompt=32
+        )
+        yield GenerationEvent(1, step.text, (number % 90 + 33,), step=report)
+
+
+class Counted:
+    """Answers one after the other, as one that has no end, and how many tokens they brought."""
+
+    def __init__(self, ask):
+        self.ask, self.answer = ask, ask()
+        self.began, self.tokens, self.closed = time.perf_counter(), 0, False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        while not self.closed:
+            event = next(self.answer, None)
+            if event is None:
+                self.answer = self.ask()
+            elif event.metrics is None:
+                self.tokens += len(event.token_ids)
+                return event
+        raise StopIteration
+
+    def close(self):
+        if not self.closed:
+            self.closed = True
+            self.answer.close()
+            with (HOME / "came").open("a") as file:
+                file.write(f"{self.tokens} {time.perf_counter() - self.began}\n")
+
+
+class Playing(ScriptedModel):
+    context = 1 << 20
+
+    def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
+        return Counted(lambda: Played(paced()))
+
+
+class Endless:
+    """Answers the first question again and again."""
+
+    def __init__(self, model):
+        self.model, self.prompt = model, None
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def stream(self, prompt, *others, **wanted):
+        self.prompt = self.prompt or prompt
+        return Counted(lambda: self.model.stream(self.prompt, *others, **wanted))
+
+
+def begin(model: Any) -> Session:
+    """With a conversation of so many turns before: 1,000 are 2,000 messages and 1 MB."""
+    chat = Chat(model)
+    for number in range(int(sys.argv[2])):
+        turn = Turn(f"question {number}", chat.at, PARAGRAPH * 5 + ANSWER[400:900], model=model.name)
+        chat.at.children.append(turn)
+        chat.at.chosen = turn
+        chat.at = turn
+    return Session(model, chat, HOME / "chats", keeps=False)
+
+
+loaded: Any = Playing() if sys.argv[1] == "played" else Endless(localllm.load(sys.argv[1]))
+ChatApp(ScriptedMachine(loaded), loaded.name, begin, HOME).run()

@@ -1,0 +1,26 @@
+"""Where code is saved: what a person types there may be anything."""
+
+import pytest
+
+from localllm.errors import UsageError
+from localllm.tui.transcript.saving import name_for, path_of
+
+
+@pytest.mark.parametrize(
+    ("written", "fault"),
+    [
+        ("", "is a folder; name a file"),
+        ("none/x.py", "there is no folder"),
+        pytest.param("x" * 300, "File name too long; name another file", id="long"),
+        ("~nobody-here/x.py", "write the whole path"),
+    ],
+)
+def test_what_is_no_place_for_a_file_is_a_sentence(tmp_path, monkeypatch, written, fault):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=fault):
+        path_of(written)
+
+
+@pytest.mark.parametrize(("language", "name"), [("python", "code.py"), ("", "code.txt"), ("../x", "code.txt")])
+def test_a_file_is_named_as_its_language_has_it(language, name):
+    assert name_for(language) == name
