@@ -144,8 +144,6 @@ def edit_and_go_between_the_branches(window, keep):
 def inspect(window, keep):
     window.press("F3")
     window.still("1 Time line", "Every step of the engine")
-    window.press("Tab")
-    window.still()
     ask(window, HEDGEHOG)
     keep("timeline")
     window.press("BTab")
