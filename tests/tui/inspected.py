@@ -26,6 +26,7 @@ class Inspected(App[None]):
 
     def on_mount(self) -> None:
         self.inspector.toggle()
+        self.inspector.focus_view()
         for place, answer in enumerate(self.answers, 1):
             self.begin()
             self.tell(answer)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from textual.app import App, ComposeResult
+from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Input, Static
@@ -15,6 +16,7 @@ from localllm.conversation.kept import Kept, write
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.request import SamplingParams
+from localllm.tui.keys import key_name
 from localllm.tui.machine import Offer
 from localllm.tui.panel_screen import PanelScreen
 from localllm.tui.themes import dress, native_colors
@@ -109,6 +111,9 @@ class Stage(App[None]):
         self.home = home
         self.make = screen
         self.given: list[Any] = []
+
+    def get_key_display(self, binding: Binding) -> str:
+        return key_name(super().get_key_display(binding))
 
     def on_mount(self) -> None:
         dress(self, self.home)

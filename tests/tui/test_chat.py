@@ -8,8 +8,11 @@ import pytest
 from localllm.conversation.chat import Chat
 from localllm.errors import ContextOverflow
 from localllm.request import FinishReason, GenerationEvent
+from localllm.tui.chat_screen import ChatScreen
+from localllm.tui.help_screen import HelpScreen
+from localllm.tui.load_screen import LoadScreen
 from localllm.tui.transcript.turn_view import TurnView
-from tests.tui.scripted import ScriptedModel, app_with, saying
+from tests.tui.scripted import ScriptedMachine, ScriptedModel, app_with, saying
 
 
 def seen(app):
@@ -329,3 +332,71 @@ async def test_leaving_in_the_middle_keeps_the_conversation(tmp_path, opened, un
         app.exit(0)
     (kept,) = (tmp_path / "chats").glob("*.json")
     assert "Half" in kept.read_text() and json.dumps("hi") in kept.read_text()
+
+
+class Slow(ScriptedMachine):
+    """Its model is ready when it is let go on."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.go = threading.Event()
+
+    def open(self, name, watch):
+        assert self.go.wait(20)
+        return super().open(name, watch)
+
+
+async def test_what_is_typed_while_a_model_loads_stands_in_the_prompt(tmp_path, opened, until, talk):
+    app = app_with(ScriptedModel(saying("Hello.")), tmp_path)
+    app.machine = machine = Slow(app.machine.model)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: isinstance(app.screen, LoadScreen))
+        await pilot.press(*"yes nox", "backspace", "enter", *"more")
+        machine.go.set()
+        await until(pilot, lambda: isinstance(app.screen, ChatScreen) and app.screen.chat.turns)
+        await talk.answered(pilot)
+        assert app.screen.chat.turns[0].question == "yes no" and app.screen.prompt.text == "more"
+
+
+async def test_the_inspector_leaves_the_keyboard_to_the_prompt_and_tab_leads_into_it(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("Hello.")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        await pilot.press("f3", *"more")
+        assert app.screen.prompt.text == "more" and "Every step" in seen(app)
+        await pilot.press("tab", "2")
+        assert app.screen.prompt.text == "more" and app.screen.inspector.view == "tokens"
+        await pilot.press("escape")
+        assert not app.screen.inspector.display
+        await pilot.press("tab", "f3", "!")  # from the conversation, which it covers here
+        assert app.screen.prompt.text == "more!"
+
+
+async def test_the_inspector_stands_beside_the_conversation_where_there_is_room(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("Hello.")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        await pilot.press("f3")
+        assert "Time line" in seen(app) and "> hi" not in seen(app)
+        await pilot.resize_terminal(160, 50)
+        await pilot.pause(0.1)
+        assert "Time line" in seen(app) and "> hi" in seen(app)
+        await pilot.resize_terminal(80, 24)
+        await pilot.press("f3")
+        await pilot.pause(0.1)
+        assert "Time line" not in seen(app) and "> hi" in seen(app) and "Hello." in seen(app)
+
+
+async def test_ctrl_c_leaves_a_list_as_escape_does(tmp_path, opened):
+    app = app_with(ScriptedModel(), tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press("f1")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert isinstance(app.screen, ChatScreen)
+
+
+async def test_without_colours_none_is_sent(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert app_with(ScriptedModel(), tmp_path).native_ansi_color

@@ -15,7 +15,7 @@ async def test_every_key_and_every_command_is_told_once(tmp_path):
         await pilot.pause()
         found = dict(sections(app.screen))
         assert [meaning for _, meaning in found["Conversation"]] == [b.description for b in PanelScreen.BINDINGS]
-        assert ("^r", "Reset to recommended") in found["Settings"]
+        assert ("^R", "Reset") in found["Settings"]
         assert {"Quit", "Command palette"} <= {meaning for _, meaning in found["Everywhere"]}
         assert {usage for usage, _ in found["Commands"]} == {command.usage for command in COMMANDS.values()}
         assert all(len(rows) == len(set(rows)) for rows in found.values())

@@ -68,7 +68,7 @@ async def test_escape_asks_before_it_stops_a_download_and_the_next_goes_on_there
         await pilot.press("escape")
         await until(pilot, lambda: "Stop the download?" in told(app))
         await pilot.press("n")
-        await until(pilot, lambda: "Esc cancel" in told(app))
+        await until(pilot, lambda: "Esc Cancel" in told(app))
         await pilot.press("escape", "y")
         await until(pilot, lambda: app.given == [None])
         await until(pilot, lambda: not threads_of_models(), 5)
@@ -109,7 +109,7 @@ async def test_loading_is_left_at_the_next_tensor_and_another_model_loads(until)
 async def test_a_name_that_nobody_knows_is_told_with_near_ones(hub, cache, until):
     app = loads(this_machine(), "qwen3:0.6")
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "R try again" in told(app))
+        await until(pilot, lambda: "R Try again" in told(app))
         assert "did you mean" in told(app)
         assert "qwen3:0.6b" in told(app)
         await pilot.press("escape")
@@ -121,7 +121,7 @@ async def test_without_a_network_the_sentence_says_so_and_a_second_try_succeeds(
     hub.disturb(refused(503), "/api/", times=5)
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "R try again" in told(app))
+        await until(pilot, lambda: "R Try again" in told(app))
         assert "check the connection" in told(app)
         await pilot.press("r")
         await until(pilot, lambda: app.given)
@@ -136,7 +136,7 @@ async def test_what_does_not_fit_is_refused_before_it_comes_and_nothing_else_is_
     hub.add("org/tiny", DEMO)
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "R try again" in told(app))
+        await until(pilot, lambda: "R Try again" in told(app))
         assert "does not fit: " in told(app)
         assert "1.00 MB are free" in told(app)
         assert "name a smaller model" in told(app)
@@ -149,7 +149,7 @@ async def test_a_file_that_comes_damaged_twice_is_told(hub, cache, until):
     hub.disturb(flipped(100_000), "model.safetensors", times=None)
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "R try again" in told(app))
+        await until(pilot, lambda: "R Try again" in told(app))
         assert "another content than the hub announced" in told(app)
 
 
@@ -158,7 +158,7 @@ async def test_a_full_disk_is_told_before_the_download(hub, cache, until, monkey
     hub.add("org/tiny", DEMO)
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "R try again" in told(app))
+        await until(pilot, lambda: "R Try again" in told(app))
         assert "make room" in told(app)
 
 
