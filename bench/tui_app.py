@@ -78,7 +78,9 @@ class Counted:
 class Playing(ScriptedModel):
     context = 1 << 20
 
-    def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
+    def stream(  # pyright: ignore[reportIncompatibleMethodOverride] - it is read and closed in the same way
+        self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None
+    ):
         return Counted(lambda: Played(paced()))
 
 
