@@ -89,10 +89,16 @@ class Editor(TextArea):
         }.get(event.key)
         if event.key in NEW_LINE:
             self.insert("\n")
-        elif not (asked and asked()):
+        elif not (asked and asked()) and not await self._do_bound(event.key):
             return
         event.stop()
         event.prevent_default()
+
+    async def _do_bound(self, key: str) -> bool:
+        """What the key is bound to here, at once. Textual does it when the key has come up to the screen, and letters
+        that came together with it, as in a slow terminal, would stand in the text before."""
+        bound = self._bindings.key_to_bindings.get(key, ())
+        return any([await self.app.run_action(binding.action, self) for binding in bound])
 
     async def _on_paste(self, event: Paste) -> None:
         event.stop()

@@ -110,6 +110,16 @@ async def test_keys_of_shells(app):
         assert app.prompt.text == "Xone Y"
 
 
+async def test_keys_that_come_together_keep_their_order(app):
+    """As from a slow terminal, or a script: nobody waits between them."""
+    async with app.run_test() as pilot:
+        await pilot.press(*"old")
+        for key, character in (("ctrl+u", "\x15"), ("a", "a"), ("ctrl+a", "\x01"), ("b", "b"), ("enter", "\r")):
+            app.post_message(Key(key, character))
+        await pilot.pause(0.2)
+        assert app.sent == ["ba"]
+
+
 async def test_what_it_cannot_decide_reaches_the_screen(app):
     async with app.run_test() as pilot:
         await pilot.press("ctrl+z", "escape", "ctrl+d")
