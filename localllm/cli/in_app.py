@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from localllm.cli.io import is_terminal
 from localllm.cli.machine import ThisMachine
+from localllm.cli.signals import die
 from localllm.conversation.session import Session
 from localllm.errors import LocalLLMError, UsageError
 from localllm.model import Model
@@ -42,8 +42,7 @@ def converse(flags: Mapping[str, Any], begin: Callable[[Model], Session]) -> Non
     app = ChatApp(ThisMachine(flags), flags["model"], begin, Settings.from_environment().home)
     app.run()
     if app.ended_by:
-        signal.signal(app.ended_by, signal.SIG_DFL)
-        os.kill(os.getpid(), app.ended_by)
+        die(app.ended_by)
     if app.fault:
         raise app.fault
     if app.return_code:

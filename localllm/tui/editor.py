@@ -95,8 +95,8 @@ class Editor(TextArea):
         event.prevent_default()
 
     async def _do_bound(self, key: str) -> bool:
-        """What the key is bound to here, at once. Textual does it when the key has come up to the screen, and letters
-        that came together with it, as in a slow terminal, would stand in the text before."""
+        """What the key is bound to here, at once. Textual does it when the key has come up to the screen, and
+        letters that came together with it, as in a slow terminal, would stand in the text before."""
         bound = self._bindings.key_to_bindings.get(key, ())
         return any([await self.app.run_action(binding.action, self) for binding in bound])
 

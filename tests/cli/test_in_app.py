@@ -60,7 +60,7 @@ def test_a_terminal_that_cannot_show_it_is_told_of_plain(terminal, model):  # no
 
 def test_a_model_that_is_not_there_is_told_when_the_terminal_is_plain_again(terminal, tmp_path):  # noqa: F811
     chat = terminal("run", str(tmp_path / "nowhere"))
-    chat.raw_until("Esc back")
+    chat.raw_until("Esc Back")
     chat.type("\x1b")
     told = chat.raw_until("error: ")
     assert LEFT in told

@@ -92,9 +92,7 @@ def main() -> None:
         if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
             raise CannotBuild("the one file is for Linux on x86-64; build it there")
         if torch.version.cuda or torch.version.hip:
-            raise CannotBuild(
-                "this torch is for GPUs and takes gigabytes; install the one from https://download.pytorch.org/whl/cpu"
-            )
+            raise CannotBuild("this torch is for GPUs and takes gigabytes; install its build for processors alone")
         asked.work.mkdir(parents=True, exist_ok=True)
         asked.output.parent.mkdir(parents=True, exist_ok=True)
         tree, launcher = asked.work / "tree", asked.work / "launcher"
