@@ -11,6 +11,7 @@ from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import Button, Input, Static
 
 from localllm.errors import LocalLLMError
+from localllm.visible import visible
 
 
 class Dialog(ModalScreen[ScreenResultType]):
@@ -86,6 +87,6 @@ class Ask(Dialog[str]):
         try:
             self.check(submitted.value)
         except LocalLLMError as fault:
-            self.query_one(".fault", Static).update(str(fault))
+            self.query_one(".fault", Static).update(visible(str(fault)))
         else:
             self.dismiss(submitted.value)

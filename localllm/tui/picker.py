@@ -17,6 +17,8 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.worker import get_current_worker
 
+from localllm.visible import visible
+
 Row = TypeVar("Row")
 Chosen = TypeVar("Chosen")
 MOST_ROWS = 200  # laid out at once, so that each key is answered soon; a search finds the others
@@ -160,7 +162,7 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
             return
         self.rows = rows
         self.list.loading = False
-        said = str(fault) if fault else "" if rows else self.nothing
+        said = visible(str(fault)) if fault else "" if rows else self.nothing
         if len(rows) > MOST_ROWS:
             said = f"the first {MOST_ROWS} of {len(rows):,}; type more to find the others"
         note = self.query_one("#said", Static)

@@ -143,6 +143,12 @@ async def test_a_fault_stands_in_place_of_the_list(tmp_path, until):
         assert app.given == [None]
 
 
+async def test_a_fault_moves_nothing_on_the_screen(tmp_path, until):
+    app = stage(tmp_path, Machine(NetworkError("away\x1b[2J")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "away␛[2J" in said(app))
+
+
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=["small", "large"])
 def test_picture(snap_compare, tmp_path, size):
     async def there(pilot):
