@@ -5,6 +5,7 @@ one of them is stale."""
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,19 @@ def kind(option: Any) -> str:
     return next((t.__name__ for t in (str, int, float) if annotation in (t, list[t])), "other")
 
 
+def fill(folder: Path, wanted: Mapping[Path, str]) -> None:
+    """With these files, all of one ending, and no others of it."""
+    folder.mkdir(exist_ok=True)
+    endings = {file.suffix for file in wanted}
+    for file in folder.iterdir():
+        if file.suffix in endings and file not in wanted:
+            file.unlink()
+    for file, content in wanted.items():
+        file.write_text(content, encoding="utf-8")
+
+
 if __name__ == "__main__":
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     WORDS.write_text(words(), encoding="utf-8")
-    json_docs.write()
-    man_docs.write()
+    fill(json_docs.FOLDER, json_docs.schemas())
+    fill(man_docs.FOLDER, man_docs.pages())

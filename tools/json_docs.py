@@ -97,17 +97,3 @@ def comments(kind: type) -> dict[str, str]:
         elif isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             found[name] = " ".join(str(following.value.value).split())
     return found
-
-
-def write() -> None:
-    wanted = schemas()
-    FOLDER.mkdir(exist_ok=True)
-    for file in FOLDER.glob("*.json"):
-        if file not in wanted:
-            file.unlink()
-    for file, text in wanted.items():
-        file.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write()

@@ -124,17 +124,3 @@ def plain(words: str) -> str:
     ):
         words = words.replace(mark, safe)
     return words
-
-
-def write() -> None:
-    wanted = pages()
-    FOLDER.mkdir(exist_ok=True)
-    for file in FOLDER.glob("*.1"):
-        if file not in wanted:
-            file.unlink()
-    for file, content in wanted.items():
-        file.write_text(content, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write()

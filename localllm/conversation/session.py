@@ -38,6 +38,11 @@ class Session:
     def record(self) -> Kept:
         return Kept.of(self.chat, self.title, self.began, time.time())
 
+    @property
+    def _content(self) -> str:
+        """What a file would hold, but for the time. Raises ValueError as `text_of`."""
+        return text_of(Kept.of(self.chat, self.title, self.began, self.began))
+
     def ask(self, text: str) -> Events:
         """The answer to a message, with the files that it names. Raises UsageError where one cannot be brought in,
         and as `Chat.ask`."""
@@ -60,15 +65,14 @@ class Session:
         if not self.keeps or not self.chat.root.children:
             return ""
         self._take_title()
-        record = self.record
         try:
-            content = text_of(Kept.of(self.chat, self.title, self.began, self.began))
+            content = self._content
         except ValueError as error:
             raise UsageError(f"the conversation cannot be saved: {error}") from error
         if content == self.kept:
             return ""
         before = self.id
-        self.id, self.stamp = self.sessions.keep(record, self.id, self.stamp)
+        self.id, self.stamp = self.sessions.keep(self.record, self.id, self.stamp)
         self.kept = content
         if before and self.id != before:
             return f"another process has gone on with {before}; this conversation is kept as {self.id}"
@@ -111,7 +115,7 @@ class Session:
         found.go_on(self.chat)
         self.id, self.stamp, self.editing = name, stamp, None
         self.title, self.began = found.title, found.began
-        self.kept = text_of(Kept.of(self.chat, self.title, self.began, self.began))
+        self.kept = self._content
         return found
 
     def go_on_with(self, model: Model) -> None:

@@ -130,8 +130,9 @@ class Sessions:
 
     def rename(self, name: str, title: str) -> None:
         """Give it another title. Raises UsageError."""
-        conversation, stamp = self.read(self.find(name))
-        self.keep(replace(conversation, title=as_title(title)), self.find(name), stamp)
+        name = self.find(name)
+        conversation, stamp = self.read(name)
+        self.keep(replace(conversation, title=as_title(title)), name, stamp)
 
     def delete(self, name: str) -> str:
         """Gives its whole name. Raises UsageError."""
