@@ -16,7 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import localllm
 from bench.rounds import Sample, medians, new_prompt, run, take_turns
-from localllm.arch.cost import parameters
+from localllm.arch.cost import parameter_count
 
 
 class TokenTimes(BaseStreamer):
@@ -73,7 +73,7 @@ def measure(folder: Path, prompt_tokens: int, answer: int, rounds: int) -> dict[
     result: dict[str, Any] = {name: s | {"load_s": medians(loads)[name]} for name, s in taken.items()}
     mine, rival = result["localllm"], result["transformers"]
     ratios = {f"{key}_ratio": mine[key] / rival[key] for key in mine}
-    sizes = {"parameters": parameters(llm.config), "prompt_tokens": prompt_tokens, "output_tokens": answer}
+    sizes = {"parameters": parameter_count(llm.config), "prompt_tokens": prompt_tokens, "output_tokens": answer}
     llm.close()
     return sizes | {"rounds": rounds} | result | ratios
 

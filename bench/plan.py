@@ -15,9 +15,9 @@ from typing import Any
 import localllm
 from bench.rounds import Sample, new_prompt, run, take_turns
 from localllm.checkpoint.header import read_header
-from localllm.plan.expected import here
-from localllm.plan.fit import Wish
-from localllm.plan.plan import Plan, plan
+from localllm.plan.expected import expect_on_device
+from localllm.plan.fit import LoadOptions
+from localllm.plan.plan import Plan, plan_model
 from localllm.plan.speed import Speed
 from localllm.settings import Settings
 
@@ -27,9 +27,9 @@ TOLERANCE = 0.95  # of what was predicted must be reached
 def predict(folder: Path, home: Path, prompt: int, answer: int) -> Plan:
     """The plan of the model, with rates that are measured now."""
     settings = Settings.from_environment({"LOCALLLM_HOME": str(home)})
-    header, wish = read_header(folder), Wish(prompt + answer, dtype="bfloat16")
-    hardware, expectation = here(header, wish, "cpu", settings, name="llama-1b")
-    return plan(header, hardware, wish, name="llama-1b", prompt=prompt, expectation=expectation)
+    header, wish = read_header(folder), LoadOptions(prompt + answer, dtype="bfloat16")
+    hardware, expectation = expect_on_device(header, wish, "cpu", settings, name="llama-1b")
+    return plan_model(header, hardware, wish, name="llama-1b", prompt=prompt, expectation=expectation)
 
 
 def reached(llm: localllm.LLM, turn: int, prompt: int, answer: int) -> Sample:

@@ -120,7 +120,7 @@ def measure(folder: Path, prompt_tokens: int, answer_tokens: int, rounds: int) -
         )
         ratio = taken["at once"]["requests_per_s"] / taken["one after the other"]["requests_per_s"]
         sizes = {"prompt_tokens": prompt_tokens, "output_tokens": answer_tokens, "rounds": rounds}
-        patience_s = llm.worker.engine.chunk.patience_s
+        patience_s = llm.worker.engine.chunk_policy.patience_s
         return sizes | {"requests": AT_ONCE, "at_once_ratio": ratio, "patience_s": patience_s} | taken
 
 

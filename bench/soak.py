@@ -26,7 +26,7 @@ import httpx2
 import psutil
 
 from bench.report import finish
-from localllm.benchmark.load.client import events, parsed
+from localllm.benchmark.load.client import parse_message, read_sse
 from localllm.metrics import percentile
 
 DISTINCT = 96  # requests, of which every stream draws its own
@@ -106,8 +106,8 @@ async def pieces(client: httpx2.AsyncClient, body: dict[str, Any]) -> AsyncGener
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx2.codes.OK:
             raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread())[:200]!r}")
-        async for message in events(response):
-            piece = parsed(message)
+        async for message in read_sse(response):
+            piece = parse_message(message)
             if "error" in piece:
                 raise RuntimeError(str(piece["error"]))
             yield piece["choices"][0]["text"]

@@ -25,12 +25,12 @@ from bench import checkpoint
 from bench.report import finish
 from bench.rounds import Sample, medians, new_prompt
 from localllm.metrics import Metrics
-from localllm.plan.memory import VERIFIED_ROWS
+from localllm.plan.memory import MAX_VERIFIED_TOKENS
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.speculation.gate import Gate
-from localllm.runtime.speculation.lookup import Lookup
-from localllm.runtime.speculation.policy import Speculation, Track
-from localllm.runtime.speculation.price import Price, cpu_guess
+from localllm.runtime.speculation.gate import DraftBudget
+from localllm.runtime.speculation.lookup import PromptLookup
+from localllm.runtime.speculation.policy import DraftTrack, SpeculativeDrafter
+from localllm.runtime.speculation.price import StepCost, estimate_cpu_cost
 from localllm.settings import Settings
 
 TOKEN, OTHER = 7, 8  # what the output is forced to be, and a wrong guess
@@ -38,7 +38,7 @@ CHANCES = (0.8, 0.0, 0.5, 0.95)
 SHORT, LONG = 300, 500  # characters of a prompt: stories260K has a context of 512 tokens
 
 
-class Controlled(Lookup):
+class Controlled(PromptLookup):
     """Always finds a match, and is right with a chance that is set."""
 
     def __init__(self, token_ids: list[int], accepts: float):
@@ -48,18 +48,20 @@ class Controlled(Lookup):
     def match(self) -> int:
         return 8
 
-    def continuation(self, most: int) -> list[int]:
-        return [TOKEN if self.rng.random() < self.accepts else OTHER for _ in range(most)]
+    def continuation(self, max_tokens: int) -> list[int]:
+        return [TOKEN if self.rng.random() < self.accepts else OTHER for _ in range(max_tokens)]
 
 
-class ControlledSpeculation(Speculation):
+class ControlledSpeculation(SpeculativeDrafter):
     def __init__(self, accepts: float):
-        super().__init__(Price(cpu_guess), VERIFIED_ROWS["cpu"])
+        super().__init__(StepCost(estimate_cpu_cost), MAX_VERIFIED_TOKENS["cpu"])
         self.accepts = accepts
 
-    def track(self, sequence: Sequence) -> Track:
+    def track(self, sequence: Sequence) -> DraftTrack:
         if sequence not in self.tracks:
-            self.tracks[sequence] = Track(Controlled(sequence.token_ids, self.accepts), Gate(self.ended))
+            self.tracks[sequence] = DraftTrack(
+                Controlled(sequence.token_ids, self.accepts), DraftBudget(self.last_budget)
+            )
         return self.tracks[sequence]
 
 
@@ -71,13 +73,13 @@ class Run:
     metrics: Metrics
 
 
-def lookup() -> Speculation:
-    return Speculation(Price(cpu_guess), VERIFIED_ROWS["cpu"])
+def lookup() -> SpeculativeDrafter:
+    return SpeculativeDrafter(StepCost(estimate_cpu_cost), MAX_VERIFIED_TOKENS["cpu"])
 
 
 def pairs(
     llm: localllm.LLM,
-    drafter: Speculation,
+    drafter: SpeculativeDrafter,
     prompts: Callable[[int], str | list[int]],
     params: localllm.SamplingParams,
     rounds: int,
@@ -85,7 +87,7 @@ def pairs(
     """Medians over all rounds but the first, which warms up; plain steps and guesses take turns going first."""
     samples: list[Sample] = []
 
-    def go(prompt: str | list[int], by: Speculation | None) -> Run:
+    def go(prompt: str | list[int], by: SpeculativeDrafter | None) -> Run:
         def use() -> None:
             llm.worker.engine.drafter = by
 
@@ -112,7 +114,7 @@ def pairs(
         }
         print(f"  {turn}: { ({key: round(value, 2) for key, value in sample.items()}) }", file=sys.stderr)
         samples += [sample] if turn else []
-    prices = {str(count): round(price, 2) for count, price in sorted(drafter.price.measured(1).items())}
+    prices = {str(count): round(price, 2) for count, price in sorted(drafter.step_cost.measured_costs(1).items())}
     return {key: round(value, 3) for key, value in medians(samples).items()} | {"prices": prices}
 
 

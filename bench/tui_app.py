@@ -102,11 +102,11 @@ def begin(model: Any) -> Session:
     """With a conversation of so many turns before: 1,000 are 2,000 messages and 1 MB."""
     chat = Chat(model)
     for number in range(int(sys.argv[2])):
-        turn = Turn(f"question {number}", chat.at, PARAGRAPH * 5 + ANSWER[400:900], model=model.name)
-        chat.at.children.append(turn)
-        chat.at.chosen = turn
-        chat.at = turn
-    return Session(model, chat, HOME / "chats", keeps=False)
+        turn = Turn(f"question {number}", chat.current, PARAGRAPH * 5 + ANSWER[400:900], model=model.name)
+        chat.current.children.append(turn)
+        chat.current.chosen_child = turn
+        chat.current = turn
+    return Session(model, chat, HOME / "chats", autosave=False)
 
 
 loaded: Any = Playing() if sys.argv[1] == "played" else Endless(localllm.load(sys.argv[1]))

@@ -3,44 +3,44 @@
 import os
 import sys
 
-COMPLETE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
+COMPLETION_VARIABLE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
 
 
 def main() -> int:
     """Ctrl-C ends the program without a word also while it is still being read."""
     try:
-        if COMPLETE in os.environ:  # a shell asks
-            from localllm.cli.complete import answer
+        if COMPLETION_VARIABLE in os.environ:  # a shell asks
+            from localllm.cli.complete import print_completions
 
-            return answer(os.environ[COMPLETE])
-        from localllm.cli.door import flags_of, page_of
+            return print_completions(os.environ[COMPLETION_VARIABLE])
+        from localllm.cli.door import help_page, parse_run_flags
 
-        if page := page_of(sys.argv[1:]):
-            from localllm.cli.exits import exit_code
-            from localllm.cli.io import AnswerWriter
+        if page := help_page(sys.argv[1:]):
+            from localllm.cli.exits import run_with_exit_code
+            from localllm.cli.io import StdoutWriter
 
-            return exit_code(lambda: AnswerWriter().write(page))
-        if flags := flags_of(sys.argv[1:]):
-            from localllm.cli.asking import ask
-            from localllm.cli.exits import exit_code
-            from localllm.cli.io import hushed
+            return run_with_exit_code(lambda: StdoutWriter().write(page))
+        if flags := parse_run_flags(sys.argv[1:]):
+            from localllm.cli.asking import execute_run
+            from localllm.cli.exits import run_with_exit_code
+            from localllm.cli.io import silence_stderr
 
             def act() -> None:
-                with hushed(flags):
-                    ask(flags)
+                with silence_stderr(flags):
+                    execute_run(flags)
 
-            return exit_code(act)
+            return run_with_exit_code(act)
         from localllm.cli.app import main
     except KeyboardInterrupt:
         import signal
 
-        from localllm.cli.signals import die
+        from localllm.cli.signals import die_by_signal
 
-        die(signal.SIGINT)
+        die_by_signal(signal.SIGINT)
     except ValueError as error:
-        from localllm.cli.exits import bad_setting
+        from localllm.cli.exits import invalid_hf_setting
 
-        told = bad_setting(error)
+        told = invalid_hf_setting(error)
         print(f"error: {told}", file=sys.stderr)
         return told.exit_code
     return main()

@@ -5,55 +5,58 @@ from dataclasses import dataclass, replace
 import torch
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UnsupportedModel
-from localllm.hub.resolve import resolve
-from localllm.metrics import Phases
-from localllm.plan.fit import Wish, needs_of
-from localllm.plan.memory import TOKEN_BUDGET, Memory, Needs
-from localllm.quant.vectors import FORMS
-from localllm.room import Room
+from localllm.hub.resolve import resolve_model
+from localllm.metrics import PhaseTimer
+from localllm.plan.fit import LoadOptions, model_needs
+from localllm.plan.memory import TOKEN_BUDGET, MemoryNeeds, MemoryPlan
+from localllm.quant.vectors import KV_DTYPES
+from localllm.room import CacheSpec
 from localllm.runtime.build import load_decoder
 from localllm.runtime.engine import Engine
 from localllm.runtime.speculation.draft_model import DraftModel
-from localllm.runtime.speculation.pace import Pace
-from localllm.runtime.speculation.price import Price
+from localllm.runtime.speculation.pace import DraftModelCost
+from localllm.runtime.speculation.price import StepCost
 
 
 @dataclass(frozen=True)
-class Beside:
+class DraftModelPlan:
     name: str
     header: Header
     config: ModelConfig
-    needs: Needs
+    needs: MemoryNeeds
 
     @classmethod
-    def find(cls, name: str, kind: str, wish: Wish) -> "Beside":
-        """kind: of the device; wish: of the model beside it. Raises as `resolve`, `read_header` and `describe`."""
-        ref = resolve(name)
+    def find(cls, name: str, device_type: str, target_wish: LoadOptions) -> "DraftModelPlan":
+        """device_type: of the device; target_wish: of the model beside it. Raises as `resolve`, `read_header` and
+        `describe`."""
+        ref = resolve_model(name)
         header = read_header(ref.path)
-        config = describe(header.config)
+        config = parse_config(header.config)
         if config.encoder:
             raise UnsupportedModel(f"{ref.name!r} gives vectors and guesses no tokens", "name another draft model")
         check_quantization(header.config)
-        own = replace(wish, context=None, quant=None)
-        return cls(ref.name, header, config, needs_of(header, config, kind, own, name=ref.name))
+        own = replace(target_wish, context=None, quant=None)
+        return cls(ref.name, header, config, model_needs(header, config, device_type, own, name=ref.name))
 
-    def room(self, device: torch.device, *, graphs: bool) -> Room:
+    def cache_spec(self, device: torch.device, *, use_graphs: bool) -> CacheSpec:
         kind: torch.dtype = getattr(torch, self.needs.dtype)
-        return Room(self.needs, device, kind, FORMS.get(self.needs.kv_dtype, kind), graphs)
+        return CacheSpec(self.needs, device, kind, KV_DTYPES.get(self.needs.kv_dtype, kind), use_graphs)
 
-    def load(self, engine: Engine, room: Room, memory: Memory, price: Price, phases: Phases) -> DraftModel:
-        """Beside an engine that was made with the same memory; price: of the engine's steps."""
-        target, context = engine.runner, room.context(memory)
-        decoder, _ = load_decoder(self.header, self.config, target.device, room.dtype, context, phases)
+    def load(
+        self, engine: Engine, cache_spec: CacheSpec, memory: MemoryPlan, step_cost: StepCost, phases: PhaseTimer
+    ) -> DraftModel:
+        """Beside an engine that was made with the same memory; step_cost: of the engine's steps."""
+        target, context = engine.runner, cache_spec.max_len(memory)
+        decoder, _ = load_decoder(self.header, self.config, target.device, cache_spec.dtype, context, phases)
         return DraftModel(
-            room.runner(decoder, memory),
-            room.pool(memory),
+            cache_spec.make_runner(decoder, memory),
+            cache_spec.make_block_pool(memory),
             target.model.config.vocab_size,
             context,
             TOKEN_BUDGET[target.device.type],
-            Pace(self.needs.weights.total / max(1, memory.weights.total), price.table),
+            DraftModelCost(self.needs.weights.total / max(1, memory.weights.total), step_cost.cost_table),
         )

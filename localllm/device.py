@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localllm import processor
 from localllm.errors import NoSuchDevice, UsageError
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 CLEAR_REFS = Path("/proc/self/clear_refs")
-NO_LIMIT = 2**60  # bytes; the first version of control groups writes 2**63 less a page for no limit
+UNLIMITED_BYTES = 2**60  # bytes; the first version of control groups writes 2**63 less a page for no limit
 NVIDIA, DISPLAY = "0x10de", "0x03"  # a maker and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("int8", "fp8")  # of keys and values, beside the model's own
-DO_WITHOUT = "leave --device out or name cpu; `localllm doctor` says more"
+NO_GPU_REMEDY = "leave --device out or name cpu; `localllm doctor` says more"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -43,28 +44,30 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"there is no device {name!r}", "name auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda", 0) if count and runs_here(0) else torch.device("cpu")
+        return torch.device("cuda", 0) if count and has_torch_kernels(0) else torch.device("cpu")
     index = int(name.partition(":")[2] or 0)
     if not count:
-        raise NoSuchDevice(why_no_gpu(torch.version.cuda, nvidia_driver(), nvidia_devices()), DO_WITHOUT)
+        raise NoSuchDevice(
+            explain_no_gpu(torch.version.cuda, nvidia_driver(), count_nvidia_devices()), NO_GPU_REMEDY
+        )
     if index >= count:
         raise NoSuchDevice(f"there is no device {name}", f"here are cuda:0 to cuda:{count - 1}")
-    if not runs_here(index):
+    if not has_torch_kernels(index):
         called = torch.cuda.get_device_name(index)
         raise NoSuchDevice(
-            f"this torch has no kernels for {name}, the {called}", f"install one that has; {DO_WITHOUT}"
+            f"this torch has no kernels for {name}, the {called}", f"install one that has; {NO_GPU_REMEDY}"
         )
     return torch.device("cuda", index)
 
 
-def runs_here(index: int) -> bool:
+def has_torch_kernels(index: int) -> bool:
     """Has this torch kernels for the GPU?"""
     import torch
 
     return has_kernels(*torch.cuda.get_device_capability(index), torch.cuda.get_arch_list())
 
 
-def why_no_gpu(torch_cuda: str | None, driver: str | None, plugged_in: int) -> str:
+def explain_no_gpu(torch_cuda: str | None, driver: str | None, plugged_in: int) -> str:
     """torch_cuda: the CUDA that torch was made for, None: the CPU alone; driver: its version, None: not loaded."""
     if torch_cuda is None:
         return "there is no CUDA device: this torch is for the CPU alone"
@@ -77,7 +80,7 @@ def why_no_gpu(torch_cuda: str | None, driver: str | None, plugged_in: int) -> s
 
 
 @contextmanager
-def on(device: torch.device) -> Iterator[None]:
+def device_context(device: torch.device) -> Iterator[None]:
     """What this thread allocates, starts and captures without naming a device goes there."""
     import torch
 
@@ -85,7 +88,7 @@ def on(device: torch.device) -> Iterator[None]:
         yield
 
 
-def claim(device: torch.device, size: int) -> None:
+def reserve_bytes(device: torch.device, size: int) -> None:
     """Have so many bytes of a GPU kept for this process's later tensors. Raises torch.OutOfMemoryError."""
     import torch
 
@@ -93,7 +96,7 @@ def claim(device: torch.device, size: int) -> None:
         torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def release(device: torch.device) -> None:
+def release_cached(device: torch.device) -> None:
     """What torch keeps of a GPU for later tensors goes back to all."""
     import torch
 
@@ -109,10 +112,11 @@ def resolve_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
     return getattr(torch, dtype_for(name, stored, device.type))
 
 
-def dtype_for(name: str, stored: str, kind: str) -> str:
+def dtype_for(name: str, stored: str, device_type: str) -> str:
     """`auto`: as stored, except that a CPU without fast 16-bit arithmetic computes in float32.
 
-    `stored` is the dtype of the weights as safetensors spells it; kind: `cpu`, which is this machine's, or `cuda`.
+    `stored` is the dtype of the weights as safetensors spells it; device_type: `cpu`, which is this machine's, or
+    `cuda`.
     Raises UsageError for an unknown name.
     """
     if name != "auto":
@@ -120,10 +124,11 @@ def dtype_for(name: str, stored: str, kind: str) -> str:
             raise UsageError(f"there is no dtype {name!r}", f"name auto, {', '.join(DTYPES)}")
         return name
     wanted = {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
-    if kind == "cpu" and wanted != "float32":
+    if device_type == "cpu" and wanted != "float32":
         import torch
 
-        if wanted == "float16" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        limited = processor.forced_level() in ("avx2", "baseline")  # such a processor has no such arithmetic
+        if wanted == "float16" or limited or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "float32"
     return wanted
 
@@ -153,7 +158,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory that can be taken now without pushing anything out."""
     import torch
 
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
 
 
 def total_bytes(device: torch.device) -> int:
@@ -167,7 +172,7 @@ def total_bytes(device: torch.device) -> int:
     return int(min(psutil.virtual_memory().total, limit))
 
 
-def free_memory() -> int:
+def free_host_bytes() -> int:
     """Of the processor, in bytes, within what a container grants."""
     import psutil
 
@@ -199,12 +204,12 @@ def container_memory(groups: Path = CONTROL_GROUPS) -> tuple[int, int] | None:
     for limit, used, parts in (second, first):
         with suppress(OSError, ValueError):  # ValueError: `max`
             in_bytes = int(limit.read_text())
-            if in_bytes < NO_LIMIT:
-                return in_bytes, max(0, int(used.read_text()) - _idle_files(parts))
+            if in_bytes < UNLIMITED_BYTES:
+                return in_bytes, max(0, int(used.read_text()) - _inactive_file_bytes(parts))
     return None
 
 
-def _idle_files(parts: Path) -> int:
+def _inactive_file_bytes(parts: Path) -> int:
     """Of this group and those below it, which the first version counts apart."""
     try:
         found = dict(line.split() for line in parts.read_text().splitlines())
@@ -240,13 +245,16 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def instructions() -> list[str]:
-    """What torch makes use of in this processor, the vectors first."""
+def cpu_features() -> list[str]:
+    """What torch makes use of in this processor, the vectors first, and what LOCALLLM_CPU leaves to the compiled
+    kernels, if it is set."""
     import torch
 
     fast_bfloat16 = ["bfloat16"] if dtype_for("auto", "BF16", "cpu") == "bfloat16" else []
     tiles = ["AMX"] if torch.cpu._is_amx_tile_supported() else []
-    return [torch.backends.cpu.get_cpu_capability(), *fast_bfloat16, *tiles]
+    level = processor.forced_level()
+    limit = [f"LOCALLLM_CPU={level}"] if level else []
+    return [torch.backends.cpu.get_cpu_capability(), *fast_bfloat16, *tiles, *limit]
 
 
 @dataclass(frozen=True)
@@ -261,14 +269,16 @@ class Gpu:
     free_bytes: int
 
 
-def gpus() -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """Every GPU that torch can use, in its order; none is no error."""
     import torch
 
     def gpu(index: int) -> Gpu:
         free, memory = torch.cuda.mem_get_info(index)
         major, minor = torch.cuda.get_device_capability(index)
-        return Gpu(index, torch.cuda.get_device_name(index), f"{major}.{minor}", runs_here(index), memory, free)
+        return Gpu(
+            index, torch.cuda.get_device_name(index), f"{major}.{minor}", has_torch_kernels(index), memory, free
+        )
 
     return [gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 
@@ -294,7 +304,7 @@ def has_kernels(major: int, minor: int, architectures: Iterable[str]) -> bool:
     return any(map(runs, architectures))
 
 
-def nvidia_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:
+def count_nvidia_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:
     """How many NVIDIA GPUs are plugged in, with a driver or without one; 0 where the system does not say."""
     count = 0
     for device in pci.glob("*"):
@@ -322,7 +332,7 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def restart_peak(device: torch.device) -> bool:
+def reset_peak_bytes(device: torch.device) -> bool:
     """Let `peak_bytes` begin anew, at what is held now; False where the system cannot."""
     import torch
 

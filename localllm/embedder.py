@@ -19,36 +19,36 @@ import numpy as np
 import torch
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.describe import describe
-from localllm.arch.pooling import Pooling, dimension, pooling
+from localllm.arch.describe import parse_config
+from localllm.arch.pooling import Pooling, embedding_size, parse_pooling
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.tokenizer import read_tokenizer
-from localllm.device import dtype_name, free_bytes, on, release, resolve_device
+from localllm.device import device_context, dtype_name, free_bytes, release_cached, resolve_device
 from localllm.embedding import (
+    EmbeddingInput,
     Embeddings,
-    Input,
-    Reads,
-    batches,
+    InputEncoder,
+    batch_by_length,
     check_dimensions,
-    check_wanted,
-    in_order,
-    never,
-    prefix_of,
-    shortened,
+    never_gone,
+    prompt_prefix,
+    raise_if_gone,
+    restore_order,
+    truncate_dimensions,
 )
 from localllm.errors import LocalLLMError, UnsupportedModel
-from localllm.hub.resolve import ModelRef, resolve, to_pull
-from localllm.metrics import EngineStats, Phases
-from localllm.plan.fit import Space, Wish, check
-from localllm.plan.memory import TOKEN_BUDGET, Memory, allocate_least
-from localllm.plan.shortage import shortage
-from localllm.runtime.build import keep_kernels, load_encoder
+from localllm.hub.resolve import ModelRef, missing_repo, resolve_model
+from localllm.metrics import EngineStats, PhaseTimer
+from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
+from localllm.plan.memory import TOKEN_BUDGET, MemoryPlan, allocate_minimum
+from localllm.plan.shortage import shortage_error
+from localllm.runtime.build import load_encoder, set_triton_cache_dir
 from localllm.runtime.encoder import Encoder
-from localllm.runtime.faults import broken, gpu_failed, out_of_memory, telling
+from localllm.runtime.faults import gpu_failure_error, is_gpu_failure, is_out_of_memory, translate_device_errors
 from localllm.runtime.kernels.threads import threads_for
-from localllm.runtime.pooling import Pool
-from localllm.runtime.texts import Texts
+from localllm.runtime.pooling import Pooler
+from localllm.runtime.texts import EncoderBatch
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 
@@ -61,49 +61,51 @@ class Embedder:
         self,
         ref: ModelRef,
         config: ModelConfig,
-        how: Pooling,
+        pooling: Pooling,
         tokenizer: Tokenizer,
         model: Encoder,
-        pool: Pool,
-        memory: Memory,
+        pooler: Pooler,
+        memory: MemoryPlan,
         device: torch.device,
         threads: int,
         load_s: float,
-        short: Callable[[], LocalLLMError],
+        shortage: Callable[[], LocalLLMError],
     ):
-        """threads: of the CPU, of an operation; short: what to tell where a batch finds no memory."""
+        """threads: of the CPU, of an operation; shortage: what to tell where a batch finds no memory."""
         self.name, self.path = ref.name, ref.path
         self.config = config
-        self.pooling = how
+        self.pooling = pooling
         self.tokenizer = tokenizer
         self.model: Encoder | None = model  # None once it is closed
-        self.pool = pool
+        self.pooler = pooler
         self.memory = memory
         self.context = memory.context  # tokens
-        self.dimension = dimension(config, how)
+        self.dimension = embedding_size(config, pooling)
         self.weight_bytes = memory.weights.total
-        self.place = device
+        self.torch_device = device
         self.device = str(device)
         self.dtype = dtype_name(model.dtype)
         self.kv_dtype = self.dtype  # in which keys and values live while a batch is computed
         self.load_s = load_s
-        self.asked = self.done = self.prompt_tokens = 0  # batches, and tokens of those that are computed
-        self.short = short
-        self.counting = threading.Lock()
-        self.thread = ThreadPoolExecutor(1, "localllm-embedder", set_threads, (threads,))
-        self.shut = weakref.finalize(self, self.thread.shutdown, cancel_futures=True)
+        self.submitted_batches = self.finished_batches = self.prompt_tokens = (
+            0  # batches, and tokens of those that are computed
+        )
+        self.shortage = shortage
+        self.count_lock = threading.Lock()
+        self.executor = ThreadPoolExecutor(1, "localllm-embedder", set_threads, (threads,))
+        self.shut_down = weakref.finalize(self, self.executor.shutdown, cancel_futures=True)
 
     def __repr__(self) -> str:
         return f"<Embedder {self.name} on {self.device} in {self.dtype}, {self.dimension} dimensions>"
 
     def embed(
         self,
-        inputs: Input | Sequence[Input],
+        inputs: EmbeddingInput | Sequence[EmbeddingInput],
         *,
         dimensions: int | None = None,
         truncate: bool = False,
         prompt: str | None = None,
-        gone: Callable[[], bool] = never,
+        gone: Callable[[], bool] = never_gone,
     ) -> Embeddings:
         """A vector of length one for each text, or for each list of token ids, which are taken as they are.
 
@@ -113,17 +115,17 @@ class Embedder:
         UsageError before anything is computed.
         """
         check_dimensions(dimensions, self.dimension)
-        prefix = prefix_of(self.pooling.prompts, prompt, self.pooling.default_prompt)
-        reads = Reads(self.tokenizer, self.config.vocab_size, self.context, self.config.max_context)
-        read = reads.token_ids(inputs, prefix, truncate=truncate)
+        prefix = prompt_prefix(self.pooling.prompts, prompt, self.pooling.default_prompt)
+        reads = InputEncoder(self.tokenizer, self.config.vocab_size, self.context, self.config.max_context)
+        read = reads.encode(inputs, prefix, truncate=truncate)
         lengths = [len(ids) for ids in read.token_ids]
         pieces = []
-        for places in batches(lengths, TOKEN_BUDGET[self.place.type]):
-            check_wanted(gone)
+        for places in batch_by_length(lengths, TOKEN_BUDGET[self.torch_device.type]):
+            raise_if_gone(gone)
             some = [read.token_ids[place] for place in places]
-            pieces.append((places, self.call(partial(self.compute, some))))
-        vectors = in_order(pieces, len(lengths))
-        return Embeddings(shortened(vectors, dimensions), tuple(lengths), read.left_out)
+            pieces.append((places, self.run_on_thread(partial(self.embed_batch, some))))
+        vectors = restore_order(pieces, len(lengths))
+        return Embeddings(truncate_dimensions(vectors, dimensions), tuple(lengths), read.left_out)
 
     def resize(self, context: int) -> None:
         """Let texts be longer, as far as the model has positions for them."""
@@ -131,7 +133,7 @@ class Embedder:
 
     def stats(self) -> EngineStats:
         """In the words of an engine, whose cache and output it does not have; requests are counted by batch."""
-        under_way = self.asked - self.done
+        under_way = self.submitted_batches - self.finished_batches
         running = min(under_way, 1)
         return EngineStats(
             running=running,
@@ -143,7 +145,7 @@ class Embedder:
             used_blocks=0,
             cached_blocks=0,
             evicted_blocks=0,
-            steps=self.done,
+            steps=self.finished_batches,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=0,
             lookups=0,
@@ -156,32 +158,32 @@ class Embedder:
             finished={},
         )
 
-    def call(self, function: Callable[[], np.ndarray]) -> np.ndarray:
+    def run_on_thread(self, function: Callable[[], np.ndarray]) -> np.ndarray:
         """On its own thread. Raises LocalLLMError after `close`."""
-        with self.counting:
-            self.asked += 1
+        with self.count_lock:
+            self.submitted_batches += 1
         try:
-            return self.thread.submit(contextvars.copy_context().run, function).result()
+            return self.executor.submit(contextvars.copy_context().run, function).result()
         except LocalLLMError:
             raise
         except Exception as error:
-            if self.model is None or not self.shut.alive:
+            if self.model is None or not self.shut_down.alive:
                 raise LocalLLMError("the model is closed", "load it again") from None
-            if out_of_memory(error):
-                raise self.short() from error
-            if gpu_failed(error):
-                raise broken(error) from error
+            if is_out_of_memory(error):
+                raise self.shortage() from error
+            if is_gpu_failure(error):
+                raise gpu_failure_error(error) from error
             raise
         finally:
-            with self.counting:
-                self.done += 1
+            with self.count_lock:
+                self.finished_batches += 1
 
-    def compute(self, token_ids: Sequence[Sequence[int]]) -> np.ndarray:
+    def embed_batch(self, token_ids: Sequence[Sequence[int]]) -> np.ndarray:
         """token_ids: shortest first -> [texts, dimension] float32"""
         assert self.model
-        with torch.inference_mode(), on(self.place):
-            texts = Texts.of(token_ids, self.place)
-            vectors = self.pool.of_texts(self.model(texts), texts).cpu().numpy()
+        with torch.inference_mode(), device_context(self.torch_device):
+            texts = EncoderBatch.from_token_ids(token_ids, self.torch_device)
+            vectors = self.pooler.pool_batch(self.model(texts), texts).cpu().numpy()
         self.prompt_tokens += len(texts.token_ids)
         if not np.isfinite(vectors).all():
             raise LocalLLMError("the model computed NaN or infinity", "try --dtype float32")
@@ -189,9 +191,9 @@ class Embedder:
 
     def close(self) -> None:
         """Free its memory. What is computed ends first; what waits ends with an error."""
-        self.shut()
+        self.shut_down()
         self.model = None
-        release(self.place)
+        release_cached(self.torch_device)
 
     def __enter__(self) -> "Embedder":
         return self
@@ -225,30 +227,30 @@ def load_embedder(
     """
     settings = settings or Settings.from_environment()
     place = resolve_device(settings.device if device == "auto" else device)
-    wish = Wish(context, dtype=settings.dtype if dtype == "auto" else dtype)
-    if repo := to_pull(str(model)):
-        from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
+    wish = LoadOptions(context, dtype=settings.dtype if dtype == "auto" else dtype)
+    if repo := missing_repo(str(model)):
+        from localllm.fetch import LogProgress, fetch  # with the Hub's library 0.1 s that others need not wait for
 
-        fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), wish, force=force)
+        fetch(repo, LogProgress(), lambda: FreeMemory(place.type, free_bytes(place)), wish, force=force)
     start = time.perf_counter()
-    ref = resolve(str(model))
+    ref = resolve_model(str(model))
     header = read_header(ref.path)
-    config = describe(header.config)
+    config = parse_config(header.config)
     if config.encoder is None:
         raise UnsupportedModel(
             f"{ref.name!r} gives tokens, not vectors", "localllm.load gives an LLM that can embed"
         )
     check_quantization(header.config)
-    how = pooling(header.config, config)
+    how = parse_pooling(header.config, config)
     tokenizer = read_tokenizer(header)
-    fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
-    memory = fit.memory or allocate_least(fit.needs, context)
+    fit = check_fit(header, FreeMemory(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+    memory = fit.memory or allocate_minimum(fit.needs, context)
     if place.type != "cpu":
-        keep_kernels(settings.cache)
+        set_triton_cache_dir(settings.cache)
     kind: torch.dtype = getattr(torch, fit.dtype)
-    short = partial(shortage, memory, str(place), fit.kv_dtype, header.quantization is not None)
-    with torch.inference_mode(), on(place), telling(short):
-        encoder, pool = load_encoder(header, config, how, place, kind, memory.context, Phases())
+    short = partial(shortage_error, memory, str(place), fit.kv_dtype, header.quantization is not None)
+    with torch.inference_mode(), device_context(place), translate_device_errors(short):
+        encoder, pool = load_encoder(header, config, how, place, kind, memory.context, PhaseTimer())
     threads = threads_for(memory.weights.total, settings.threads)
     load_s = time.perf_counter() - start
     return Embedder(ref, config, how, tokenizer, encoder, pool, memory, place, threads, load_s, short)

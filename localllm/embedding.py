@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
-from localllm.request import token_ids_of
+from localllm.request import to_token_ids
 
-Input = str | Sequence[int]
+EmbeddingInput = str | Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +24,14 @@ class Embeddings:
     left_out: tuple[int, ...]  # tokens of each text that the model has no room for, cut off at its end
 
 
-class Embeds(Protocol):
+class EmbeddingModel(Protocol):
     """A model that gives vectors: an Embedder, or an LLM."""
 
     @property
     def name(self) -> str: ...
     def embed(
         self,
-        inputs: Input | Sequence[Input],
+        inputs: EmbeddingInput | Sequence[EmbeddingInput],
         *,
         dimensions: int | None = None,
         truncate: bool = False,
@@ -40,53 +40,55 @@ class Embeds(Protocol):
     ) -> Embeddings: ...
 
 
-class Encodes(Protocol):
+class TokenEncoder(Protocol):
     """What is needed of a tokenizer."""
 
     special_ids: dict[int, str]
 
     def encode(self, text: str) -> list[int]: ...
-    def fewest_tokens(self, text: str, most: int) -> int: ...
+    def min_token_count(self, text: str, limit: int) -> int: ...
 
 
 @dataclass(frozen=True)
-class Reads:
+class InputEncoder:
     """What a model takes, for checks before anything is computed."""
 
-    tokenizer: Encodes
+    tokenizer: TokenEncoder
     vocab_size: int
     context: int  # tokens
-    longest: int  # tokens that a context could have at most
+    max_context: int  # tokens that a context could have at most
 
-    def token_ids(self, inputs: Input | Sequence[Input], prefix: str, *, truncate: bool) -> "Read":
+    def encode(
+        self, inputs: EmbeddingInput | Sequence[EmbeddingInput], prefix: str, *, truncate: bool
+    ) -> "EncodedInputs":
         """Raises UsageError for no input, an empty one or an id of no token, ContextOverflow for one that is too
         long, unless it may be cut."""
-        texts = parted(inputs)
+        texts = split_inputs(inputs)
         if not truncate:
             for text in texts:
                 self.check_length(text, prefix)
-        cut = [self.fitted(self.ids_of(each, prefix), truncate=truncate) for each in texts]
-        return Read([ids for ids, _ in cut], tuple(left for _, left in cut))
+        cut = [self.truncate_ids(self.encode_input(each, prefix), truncate=truncate) for each in texts]
+        return EncodedInputs([ids for ids, _ in cut], tuple(left for _, left in cut))
 
-    def check_length(self, text: Input, prefix: str) -> None:
+    def check_length(self, text: EmbeddingInput, prefix: str) -> None:
         """Raises ContextOverflow for one that is too long in any case, before it is tokenized."""
         if isinstance(text, str):
-            fewest = self.tokenizer.fewest_tokens(prefix + text, self.context)
+            fewest = self.tokenizer.min_token_count(prefix + text, self.context)
             if fewest > self.context:
-                raise self.overflow(fewest, at_least=True)
+                raise self.overflow_error(fewest, at_least=True)
 
-    def overflow(self, tokens: int, *, at_least: bool = False) -> ContextOverflow:
+    def overflow_error(self, tokens: int, *, at_least: bool = False) -> ContextOverflow:
         asked = "more" if at_least else tokens
-        more = f"give --context {asked}" if tokens <= self.longest else f"the model reads {self.longest}"
+        more = f"give --context {asked}" if tokens <= self.max_context else f"the model reads {self.max_context}"
         remedy = f"{more}; cut the text, or allow that it is truncated (--truncate)"
         return ContextOverflow(tokens, self.context, remedy, at_least=at_least)
 
-    def ids_of(self, text: Input, prefix: str) -> list[int]:
+    def encode_input(self, text: EmbeddingInput, prefix: str) -> list[int]:
         if isinstance(text, str):
             if not text.strip():
                 raise UsageError("a text to embed is empty", "leave it out")
             return self.tokenizer.encode(prefix + text)
-        ids = token_ids_of(text)
+        ids = to_token_ids(text)
         if not ids:
             raise UsageError("a list of token ids to embed is empty", "leave it out")
         beyond = next((token for token in ids if not 0 <= token < self.vocab_size), None)
@@ -94,24 +96,24 @@ class Reads:
             raise UsageError(f"{beyond} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
         return ids
 
-    def fitted(self, ids: list[int], *, truncate: bool) -> tuple[list[int], int]:
+    def truncate_ids(self, ids: list[int], *, truncate: bool) -> tuple[list[int], int]:
         """As many as there is room for, and how many are left out. What the tokenizer puts last stays last."""
         over = len(ids) - self.context
         if over <= 0:
             return ids, 0
         if not truncate:
-            raise self.overflow(len(ids))
+            raise self.overflow_error(len(ids))
         last = ids[-1:] if ids[-1] in self.tokenizer.special_ids else []
         return ids[: self.context - len(last)] + last, over
 
 
 @dataclass(frozen=True)
-class Read:
+class EncodedInputs:
     token_ids: list[list[int]]
     left_out: tuple[int, ...]
 
 
-def parted(inputs: Input | Sequence[Input]) -> list[Input]:
+def split_inputs(inputs: EmbeddingInput | Sequence[EmbeddingInput]) -> list[EmbeddingInput]:
     """Several texts, or one of them; token ids alone are one text."""
     if isinstance(inputs, str):
         return [inputs]
@@ -123,7 +125,7 @@ def parted(inputs: Input | Sequence[Input]) -> list[Input]:
     return [found]  # pyright: ignore[reportReturnType]
 
 
-def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def batch_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Places of texts that are computed together, the shortest first: so many tokens as fit the budget, but for a
     text that alone is longer."""
     found: list[list[int]] = []
@@ -137,26 +139,26 @@ def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return found
 
 
-def never() -> bool:
+def never_gone() -> bool:
     return False
 
 
-def check_wanted(gone: Callable[[], bool]) -> None:
+def raise_if_gone(gone: Callable[[], bool]) -> None:
     """Raises LocalLLMError where whoever asked has gone."""
     if gone():
         raise LocalLLMError("nobody waits for the vectors any more")
 
 
-def in_order(pieces: Iterable[tuple[Sequence[int], np.ndarray]], count: int) -> np.ndarray:
+def restore_order(batches: Iterable[tuple[Sequence[int], np.ndarray]], count: int) -> np.ndarray:
     """[count, dimension] float32 of batches' places and vectors."""
     rows: list[np.ndarray | None] = [None] * count
-    for places, vectors in pieces:
+    for places, vectors in batches:
         for place, vector in zip(places, vectors, strict=True):
             rows[place] = vector
     return np.stack([row for row in rows if row is not None])
 
 
-def shortened(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
+def truncate_dimensions(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     """The first numbers of each, of length one again (Kusupati et al. 2022, for models trained so).
 
     Raises UsageError for more than there are.
@@ -168,15 +170,15 @@ def shortened(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     return first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
-def check_dimensions(asked: int | None, dimension: int) -> None:
-    if asked is not None and not (type(asked) is int and 0 < asked <= dimension):
-        raise UsageError(f"{asked!r} dimensions are asked for", f"its vectors have {dimension}")
+def check_dimensions(requested: int | None, dimension: int) -> None:
+    if requested is not None and not (type(requested) is int and 0 < requested <= dimension):
+        raise UsageError(f"{requested!r} dimensions are asked for", f"its vectors have {dimension}")
 
 
-def prefix_of(prompts: Mapping[str, str], name: str | None, usual: str) -> str:
+def prompt_prefix(prompts: Mapping[str, str], name: str | None, default: str) -> str:
     """What is put before a text. Raises UsageError for the name of no prompt."""
     if name is None:
-        return usual
+        return default
     if name not in prompts:
         raise UsageError(f"this model has no prompt {name!r}", f"it has {', '.join(prompts) or 'none'}")
     return prompts[name]

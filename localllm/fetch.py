@@ -15,23 +15,23 @@ from localllm.checkpoint.remote import remote_header
 from localllm.errors import DoesNotFit, UnsupportedModel
 from localllm.hub.listing import RemoteFile
 from localllm.hub.names import RepoName
-from localllm.hub.pull import Order, Show, order, pull
-from localllm.hub.resolve import downloaded, is_downloaded
-from localllm.plan.fit import Space, Wish, check
-from localllm.units import size
+from localllm.hub.pull import PullPlan, PullProgress, plan_pull, pull
+from localllm.hub.resolve import downloaded_path, is_downloaded
+from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
+from localllm.units import format_bytes
 
 LOG = logging.getLogger("localllm")
-FindSpace = Callable[[], Space]  # asked late: it may have to import torch
+MeasureSpace = Callable[[], FreeMemory]  # asked late: it may have to import torch
 
 
 def fetch(
     repo: RepoName,
-    show: Show,
-    memory: FindSpace,
-    wish: Wish,
+    show: PullProgress,
+    measure_space: MeasureSpace,
+    wish: LoadOptions,
     *,
     force: bool,
-    on_header: Callable[[Order, Header], object] = lambda job, header: None,
+    on_header: Callable[[PullPlan, Header], object] = lambda job, header: None,
 ) -> Path:
     """Pull what is missing or new; nothing that does not run here, unless forced. on_header: told what is to come
     and what it is, before it is checked whether that runs.
@@ -40,13 +40,13 @@ def fetch(
     """
     if constants.is_offline_mode() and is_downloaded(repo):
         show.say(f"{repo} is here; HF_HUB_OFFLINE is set, so nobody is asked for a newer one")
-        return downloaded(repo, str(repo))
-    job = order(repo, show.say)
+        return downloaded_path(repo, str(repo))
+    job = plan_pull(repo, show.say)
     if job.missing_bytes:
         try:
             header = remote_header(job, show.say)
             on_header(job, header)
-            check_runs(header, memory, wish, str(repo))
+            check_supported(header, measure_space, wish, str(repo))
         except (DoesNotFit, UnsupportedModel) as error:
             if not force:
                 anyway = "--force downloads it all the same"
@@ -57,23 +57,23 @@ def fetch(
     return pull(job, show)
 
 
-def check_runs(header: Header, memory: FindSpace, wish: Wish, name: str) -> None:
+def check_supported(header: Header, measure_space: MeasureSpace, wish: LoadOptions, name: str) -> None:
     """Raises UnsupportedModel for a family or a format that does not run, DoesNotFit where memory is too small."""
     check_quantization(header.config)
-    check(header, memory(), wish, name=name)
+    check_fit(header, measure_space(), wish, name=name)
 
 
-class Logged:
+class LogProgress:
     """Follows a pull in Python's log."""
 
-    def begin(self, order: Order) -> None:
-        LOG.info("pulling %s: %s", order.listing.repo, size(order.missing_bytes))
+    def begin(self, order: PullPlan) -> None:
+        LOG.info("pulling %s: %s", order.listing.repo, format_bytes(order.missing_bytes))
 
     def advance(self, file: RemoteFile, count: int) -> None:
         pass
 
     def finish(self, file: RemoteFile) -> None:
-        LOG.info("%s: %s, verified", file.path, size(file.size))
+        LOG.info("%s: %s, verified", file.path, format_bytes(file.size))
 
     def say(self, text: str) -> None:
         LOG.warning("%s", text)

@@ -17,15 +17,15 @@ from localllm.errors import DamagedModel, DiskFull, LocalLLMError, UsageError
 # Mistral gives both others, tokenizer.model is the one it has left behind.
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 LFS_POINTER = b"version https://git-lfs"
-JSON_LIMIT = 64 * 2**20  # bytes; the largest real one, an index, has a few megabytes
+MAX_JSON_BYTES = 64 * 2**20  # bytes; the largest real one, an index, has a few megabytes
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file; {} where there is no such file. Raises DamagedModel for anything else."""
     if not file.is_file():
         return {}
-    if file.stat().st_size > JSON_LIMIT:
-        raise damaged(file, "it is larger than any configuration")
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise damaged_file(file, "it is larger than any configuration")
     return parse_json(file.read_bytes(), file)
 
 
@@ -35,19 +35,19 @@ def parse_json(content: bytes, file: PurePath) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
-            raise damaged(file, "a key stands in it twice")
+            raise damaged_file(file, "a key stands in it twice")
         return fields
 
     try:
         value = json.loads(content, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise damaged(file, f"it is not valid JSON ({error})") from None
+        raise damaged_file(file, f"it is not valid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise damaged(file, "it does not hold a JSON object")
+        raise damaged_file(file, "it does not hold a JSON object")
     return value
 
 
-def strict_json(content: str | bytes) -> Any:
+def parse_strict_json(content: str | bytes) -> Any:
     """JSON as its standard has it: Python reads NaN, numbers beyond all and halves of characters besides, which
     nothing can write again. Raises ValueError and RecursionError."""
 
@@ -61,7 +61,7 @@ def strict_json(content: str | bytes) -> Any:
     return value
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """A reader sees the old file or the new one, never half of one. Makes the folder, for this user alone."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     import tempfile  # 10 ms that reading need not wait for
@@ -76,14 +76,14 @@ def write_whole(path: Path, text: str) -> None:
             raise
 
 
-def write_named(path: Path, text: str, *, replace: bool) -> None:
-    """A file that a person named; replace: also where one is there already.
+def write_user_file(path: Path, text: str, *, overwrite: bool) -> None:
+    """A file that a person named; overwrite: also where one is there already.
 
     Raises FileExistsError, and UsageError where it cannot be written.
     """
     try:
         content = text.encode()  # before a file is begun
-        with path.open("wb" if replace else "xb") as file:
+        with path.open("wb" if overwrite else "xb") as file:
             file.write(content)
     except FileExistsError:
         raise
@@ -92,32 +92,34 @@ def write_named(path: Path, text: str, *, replace: bool) -> None:
         raise UsageError(f"{path} cannot be written: {why}", "name another file") from error
 
 
-def damaged(file: PurePath, why: str) -> DamagedModel:
+def damaged_file(file: PurePath, why: str) -> DamagedModel:
     return DamagedModel(f"{file} is damaged: {why}", "fetch the model again")
 
 
-def refuse_pointer(file: Path, begin: bytes) -> None:
+def refuse_lfs_pointer(file: Path, first_bytes: bytes) -> None:
     """Raises DamagedModel where a file of weights begins as what Git LFS leaves in its place.
 
-    begin: its first 8 bytes or more.
+    first_bytes: its first 8 bytes or more.
     """
-    if len(begin) >= 8 and begin.startswith(LFS_POINTER[: len(begin)]):
-        raise damaged(file, "it is a Git LFS pointer, not the weights (`git lfs pull` gets them)")
+    if len(first_bytes) >= 8 and first_bytes.startswith(LFS_POINTER[: len(first_bytes)]):
+        raise damaged_file(file, "it is a Git LFS pointer, not the weights (`git lfs pull` gets them)")
 
 
 @contextmanager
-def writing(folder: Path, instead: str = "name a folder that can", *, goes_on: bool = False) -> Iterator[None]:
+def explain_disk_errors(
+    folder: Path, remedy: str = "name a folder that can", *, resumable: bool = False
+) -> Iterator[None]:
     """Turns the faults of a disk into sentences: DiskFull, and LocalLLMError where nothing may be written.
 
-    instead: its remedy; goes_on: what is there already is found by the next run.
+    remedy: its remedy; resumable: what is there already is found by the next run.
     """
     try:
         yield
     except OSError as error:
         match error.errno:
             case errno.ENOSPC | errno.EDQUOT:
-                again = "make room, then run the same command again" + (": it goes on" if goes_on else "")
+                again = "make room, then run the same command again" + (": it goes on" if resumable else "")
                 raise DiskFull(f"the disk with {folder} is full", again) from error
             case errno.EROFS | errno.EACCES | errno.EPERM:
-                raise LocalLLMError(f"{folder} cannot be written ({error.strerror})", instead) from error
+                raise LocalLLMError(f"{folder} cannot be written ({error.strerror})", remedy) from error
         raise

@@ -15,15 +15,17 @@ from pathlib import Path
 from localllm.errors import UsageError
 
 RESERVED_BYTES = 500_000_000  # of a GPU: the CUDA context and the libraries' workspaces
-NOISE = re.compile(r"nvidia|geforce|tesla|rtx|(?<=\d) ?gb\b|[^a-z0-9]+")  # what a name may have or leave out
+IGNORED_IN_NAMES = re.compile(
+    r"nvidia|geforce|tesla|rtx|(?<=\d) ?gb\b|[^a-z0-9]+"
+)  # what a name may have or leave out
 
 
 @dataclass(frozen=True)
-class Hardware:
+class DeviceSpec:
     """One device, catalogued or measured."""
 
     name: str
-    kind: str
+    device_type: str
     """`cpu` or `cuda`"""
 
     memory_bytes: int
@@ -40,7 +42,7 @@ class Hardware:
     """The datasheet with its year, or how it was measured"""
 
 
-def catalogued(name: str) -> Hardware:
+def find_device(name: str) -> DeviceSpec:
     """The device of a name in any spelling: `H100 SXM`, `h100`, `rtx4090`, `4090`, `NVIDIA GeForce RTX 4090`.
 
     Raises UsageError, with near names, where it is not in the catalogue.
@@ -50,24 +52,24 @@ def catalogued(name: str) -> Hardware:
         return found
     close = difflib.get_close_matches(_spelling(name), known, n=8, cutoff=0.6)
     near = list(dict.fromkeys(known[spelling].name for spelling in close))[:4]
-    guess = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names())}"
+    guess = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(device_names())}"
     raise UsageError(f"no device is catalogued as {name!r}", guess)
 
 
-def names() -> list[str]:
+def device_names() -> list[str]:
     """Every catalogued device, in the order of the file."""
     return list(dict.fromkeys(device.name for device in _by_spelling().values()))
 
 
 @functools.cache
-def _by_spelling() -> Mapping[str, Hardware]:
+def _by_spelling() -> Mapping[str, DeviceSpec]:
     """Each device under its name and its aliases; the devices in the order of the file."""
     content = tomllib.loads(Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8"))
-    known: dict[str, Hardware] = {}
+    known: dict[str, DeviceSpec] = {}
     for name, fields in content["devices"].items():
-        device = Hardware(
+        device = DeviceSpec(
             name=name,
-            kind="cuda",
+            device_type="cuda",
             memory_bytes=int(fields["memory_gb"] * 1e9) - RESERVED_BYTES,
             bandwidth=fields["gb_per_s"] * 1e9,
             flops=fields["tflops"] * 1e12,
@@ -79,4 +81,4 @@ def _by_spelling() -> Mapping[str, Hardware]:
 
 
 def _spelling(name: str) -> str:
-    return NOISE.sub("", name.lower())
+    return IGNORED_IN_NAMES.sub("", name.lower())

@@ -10,54 +10,58 @@ from torch import Tensor
 
 from localllm.arch.pooling import Pooling
 from localllm.embedding import (
+    EmbeddingInput,
     Embeddings,
-    Input,
-    Reads,
-    batches,
+    InputEncoder,
+    batch_by_length,
     check_dimensions,
-    check_wanted,
-    in_order,
-    prefix_of,
-    shortened,
+    prompt_prefix,
+    raise_if_gone,
+    restore_order,
+    truncate_dimensions,
 )
 from localllm.errors import ContextOverflow, DoesNotFit, LocalLLMError, UsageError
-from localllm.runtime.pooling import Pool
+from localllm.runtime.pooling import Pooler
 from localllm.runtime.state import OutOfBlocks
-from localllm.runtime.vectors import vectors_in_pieces
+from localllm.runtime.vectors import embed_in_chunks
 from localllm.worker import Worker
 
-Pooled = Literal["last", "mean"]
+PoolingType = Literal["last", "mean"]
 
 
-def embeddings(
+def embed_inputs(
     worker: Worker,
-    reads: Reads,
-    dimension: int,
-    inputs: Input | Sequence[Input],
+    input_encoder: InputEncoder,
+    hidden_size: int,
+    inputs: EmbeddingInput | Sequence[EmbeddingInput],
     *,
     dimensions: int | None,
     truncate: bool,
     prompt: str | None,
-    pooling: Pooled,
+    pooling: PoolingType,
     gone: Callable[[], bool],
 ) -> Embeddings:
-    """As `LLM.embed`. dimension: how many numbers a vector has."""
-    check_dimensions(dimensions, dimension)
-    if pooling not in get_args(Pooled):
-        raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(Pooled))}")
-    read = reads.token_ids(inputs, prefix_of({}, prompt, ""), truncate=truncate)
+    """As `LLM.embed`. hidden_size: how many numbers a vector has."""
+    check_dimensions(dimensions, hidden_size)
+    if pooling not in get_args(PoolingType):
+        raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(PoolingType))}")
+    read = input_encoder.encode(inputs, prompt_prefix({}, prompt, ""), truncate=truncate)
     lengths = [len(ids) for ids in read.token_ids]
-    pool, budget = Pool(Pooling(pooling)), worker.engine.scheduler.token_budget
+    pool, budget = Pooler(Pooling(pooling)), worker.engine.scheduler.token_budget
     pieces = [
-        (places, vectors(worker, [read.token_ids[place] for place in places], pool, gone))
-        for places in batches(lengths, budget)
+        (places, embed_batch(worker, [read.token_ids[place] for place in places], pool, gone))
+        for places in batch_by_length(lengths, budget)
     ]
-    return Embeddings(shortened(in_order(pieces, len(lengths)), dimensions), tuple(lengths), read.left_out)
+    return Embeddings(
+        truncate_dimensions(restore_order(pieces, len(lengths)), dimensions), tuple(lengths), read.left_out
+    )
 
 
-def vectors(worker: Worker, texts: Sequence[Sequence[int]], pool: Pool, gone: Callable[[], bool]) -> ndarray:
+def embed_batch(
+    worker: Worker, texts: Sequence[Sequence[int]], pooler: Pooler, gone: Callable[[], bool]
+) -> ndarray:
     """[texts, hidden_size] float32. Between two pieces the engine does whatever else there is to do."""
-    pieces, longest = vectors_in_pieces(worker.engine, texts, pool), max(map(len, texts))
+    pieces, longest = embed_in_chunks(worker.engine, texts, pooler), max(map(len, texts))
 
     def further() -> Tensor | None:
         if longest > worker.context:  # there may be less than when they were read
@@ -65,9 +69,9 @@ def vectors(worker: Worker, texts: Sequence[Sequence[int]], pool: Pool, gone: Ca
         return next(pieces)
 
     try:
-        check_wanted(gone)
+        raise_if_gone(gone)
         while (found := worker.call(further)) is None:
-            check_wanted(gone)
+            raise_if_gone(gone)
     except OutOfBlocks:
         raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
     finally:

@@ -56,7 +56,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Reads:
+class StepReads:
     """What a decode step of one request reads from memory, and how fast this machine reads: the roofline."""
 
     weights: float  # bytes a step, recurrent states among them
@@ -65,11 +65,11 @@ class Reads:
     bandwidth: float | None  # bytes a second, as measured; None where it was not
     windows: tuple[tuple[int, float], ...] = ()  # layers that see no more tokens, and bytes a step for each
 
-    def step(self, context: float) -> float:
+    def bytes_per_step(self, context: float) -> float:
         """Bytes that a step reads with so many tokens in the cache."""
         windows = sum(size * min(window, context) for window, size in self.windows)
         return self.weights + self.per_token * context + windows
 
-    def fraction(self, steps_per_s: float, context: float) -> float | None:
+    def bandwidth_fraction(self, steps_per_s: float, context: float) -> float | None:
         """Of the measured bandwidth, what so many steps a second read with so many tokens in the cache."""
-        return self.step(context) * steps_per_s / self.bandwidth if self.bandwidth else None
+        return self.bytes_per_step(context) * steps_per_s / self.bandwidth if self.bandwidth else None

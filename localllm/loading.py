@@ -10,51 +10,51 @@ from pathlib import Path
 import torch
 
 from localllm import provenance
-from localllm.arch.describe import describe
-from localllm.arch.fields import Fields
-from localllm.beside import Beside
+from localllm.arch.describe import parse_config
+from localllm.arch.fields import ConfigFields
+from localllm.beside import DraftModelPlan
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.tokenizer import read_tokenizer
-from localllm.device import anonymous_bytes, free_bytes, free_memory, on, resolve_device
+from localllm.device import anonymous_bytes, device_context, free_bytes, free_host_bytes, resolve_device
 from localllm.errors import UnsupportedModel, UsageError
-from localllm.hub.made import edition_of
-from localllm.hub.names import known_as
-from localllm.hub.resolve import ModelRef, resolve, to_pull
-from localllm.llm import LLM, Origin
-from localllm.metrics import Phases
+from localllm.hub.made import find_edition
+from localllm.hub.names import strip_latest
+from localllm.hub.resolve import ModelRef, missing_repo, resolve_model
+from localllm.llm import LLM, ModelOrigin
+from localllm.metrics import PhaseTimer
 from localllm.plan import expected
-from localllm.plan.fit import Space, Wish, check
+from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.plan.memory import (
     MAX_RUNNING,
+    MAX_VERIFIED_TOKENS,
     TOKEN_BUDGET,
-    VERIFIED_ROWS,
-    allocate_least,
+    allocate_minimum,
     host_blocks,
 )
-from localllm.plan.shortage import shortage
-from localllm.quant.vectors import FORMS
-from localllm.quantize.keep import kept_or_made
+from localllm.plan.shortage import shortage_error
+from localllm.quant.vectors import KV_DTYPES
+from localllm.quantize.keep import find_or_quantize
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import recipe_of
-from localllm.request import Grammar, SamplingParams, whole
-from localllm.room import Room, Rooms, added
-from localllm.runtime.build import keep_kernels, load_decoder, warm_up
-from localllm.runtime.deterministic import check as check_deterministic
-from localllm.runtime.deterministic import why_not as why_not_deterministic
+from localllm.request import Grammar, SamplingParams, require_int
+from localllm.room import CacheAllocation, CacheSpec, measured_growth
+from localllm.runtime.build import load_decoder, set_triton_cache_dir, warm_up
+from localllm.runtime.deterministic import check_deterministic as check_deterministic
+from localllm.runtime.deterministic import why_not_deterministic as why_not_deterministic
 from localllm.runtime.engine import Engine
-from localllm.runtime.faults import telling
+from localllm.runtime.faults import translate_device_errors
 from localllm.runtime.kernels import triton_runs_on
 from localllm.runtime.kernels.threads import threads_for
-from localllm.runtime.speculation.policy import Speculation
-from localllm.runtime.speculation.price import Price, cpu_guess, gpu_guess
+from localllm.runtime.speculation.policy import SpeculativeDrafter
+from localllm.runtime.speculation.price import StepCost, estimate_cpu_cost, estimate_gpu_cost
 from localllm.settings import Settings
-from localllm.text.grammar.compiled import Grammars
-from localllm.text.grammar.source import checked as checked_grammar
+from localllm.text.grammar.compiled import GrammarCompiler
+from localllm.text.grammar.source import compile_source as checked_grammar
 from localllm.text.output.formats import OutputFormat
 from localllm.text.same_vocabulary import check_same_vocabulary
 from localllm.text.template import ChatTemplate
-from localllm.worker import MOST_WAITING, Worker
+from localllm.worker import MAX_QUEUE, Worker
 
 
 def load(
@@ -71,7 +71,7 @@ def load(
     force: bool = False,
     grammar: Grammar | None = None,
     deterministic: bool | None = False,
-    max_queue: int = MOST_WAITING,
+    max_queue: int = MAX_QUEUE,
     on_phase: Callable[[str], object] = lambda name: None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> LLM:
@@ -95,15 +95,15 @@ def load(
     refused before its weights are read where that can be known.
     """
     settings = settings or Settings.from_environment()
-    whole("max_queue", max_queue, least=1)
+    require_int("max_queue", max_queue, minimum=1)
     if quant is not None:
         recipe_of(quant)  # a wrong name is told before a model is pulled
     guessing = settings.draft if draft == "auto" else draft
     if guessing not in ("lookup", "off"):
         raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
-    edition = edition_of(known_as(str(model)))
+    edition = find_edition(strip_latest(str(model)))
     place = resolve_device(settings.device if device == "auto" else device)
-    wish = Wish(
+    wish = LoadOptions(
         context,
         quant=quant,
         dtype=settings.dtype if dtype == "auto" else dtype,
@@ -112,27 +112,30 @@ def load(
     if grammar is not None:
         checked_grammar(grammar)
     for name in (model, draft_model):
-        if name is not None and (repo := to_pull(str(name))):
-            from localllm.fetch import Logged, fetch  # with the Hub's library 0.1 s that others need not wait for
+        if name is not None and (repo := missing_repo(str(name))):
+            from localllm.fetch import (
+                LogProgress,
+                fetch,
+            )  # with the Hub's library 0.1 s that others need not wait for
 
             own = wish if name is model else replace(wish, context=None, quant=None)
-            fetch(repo, Logged(), lambda: Space(place.type, free_bytes(place)), own, force=force)
-    start, phases = time.perf_counter(), Phases(on_begin=on_phase)
+            fetch(repo, LogProgress(), lambda: FreeMemory(place.type, free_bytes(place)), own, force=force)
+    start, phases = time.perf_counter(), PhaseTimer(on_begin=on_phase)
     with phases("header"):
-        ref = resolve(str(model))
+        ref = resolve_model(str(model))
         source, header = ref.path, read_header(ref.path)
-        beside = None if draft_model is None else Beside.find(str(draft_model), place.type, wish)
+        beside = None if draft_model is None else DraftModelPlan.find(str(draft_model), place.type, wish)
         if quant is not None:
             check_source(header, INSTEAD)
-            check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+            check_fit(header, FreeMemory(place.type, free_bytes(place)), wish, name=ref.name, force=force)
     if quant is not None:
         with phases("quantize"):
-            made = kept_or_made(header, quant, settings.home, lambda part, done, total: on_part(done, total))
+            made = find_or_quantize(header, quant, settings.home, lambda part, done, total: on_part(done, total))
         ref, wish = ModelRef(f"{ref.name} in {quant.upper()}", made), replace(wish, quant=None)
     with phases("header"):
         if quant is not None:
             header = read_header(ref.path)
-        config = describe(header.config)
+        config = parse_config(header.config)
         if config.encoder:
             raise UnsupportedModel(
                 f"{ref.name!r} does not support chat", "ask it for vectors: `localllm embed`, load_embedder"
@@ -142,29 +145,31 @@ def load(
             context = min(edition.context, config.max_context)
             wish = replace(wish, context=context)
         default_params = SamplingParams.from_generation_config(header.generation_config)
-        end_ids = Fields(header.generation_config).ids("eos_token_id")
+        end_ids = ConfigFields(header.generation_config).ids("eos_token_id")
     with phases("tokenizer"):
         tokenizer = read_tokenizer(header)
-        output = OutputFormat.of(tokenizer.chat_templates, tokenizer.added_tokens)
+        output = OutputFormat.detect(tokenizer.chat_templates, tokenizer.added_tokens)
         eos_ids = frozenset([*end_ids, *config.eos_ids, *tokenizer.eos_ids])
-        grammars = Grammars(tokenizer, config.vocab_size, eos_ids, output)
+        grammars = GrammarCompiler(tokenizer, config.vocab_size, eos_ids, output)
         if grammar is not None:
             grammars.compile(grammar)
         if beside:
             check_same_vocabulary(tokenizer, read_tokenizer(beside.header), (ref.name, beside.name))
     with phases("device"):
         taken = beside and beside.needs
-        fit = check(header, Space(place.type, free_bytes(place)), wish, name=ref.name, force=force, draft=taken)
-        memory = fit.memory or allocate_least(fit.needs, context)
+        fit = check_fit(
+            header, FreeMemory(place.type, free_bytes(place)), wish, name=ref.name, force=force, draft=taken
+        )
+        memory = fit.memory or allocate_minimum(fit.needs, context)
         if place.type != "cpu":
-            memory = replace(memory, host_blocks=host_blocks(memory, free_memory()))
-            keep_kernels(settings.cache)
+            memory = replace(memory, host_blocks=host_blocks(memory, free_host_bytes()))
+            set_triton_cache_dir(settings.cache)
     of_plan = partial(
-        shortage, device=str(place), kv_dtype=fit.kv_dtype, quantized=header.quantization is not None
+        shortage_error, device=str(place), kv_dtype=fit.kv_dtype, quantized=header.quantization is not None
     )
     short = partial(of_plan, memory)
     kind: torch.dtype = getattr(torch, fit.dtype)
-    kept: torch.dtype = FORMS.get(fit.kv_dtype, kind)
+    kept: torch.dtype = KV_DTYPES.get(fit.kv_dtype, kind)
     if deterministic or settings.deterministic:
         check_deterministic(config, place, kept)
         deterministic = True
@@ -172,39 +177,41 @@ def load(
         deterministic = why_not_deterministic(config, place, kept) is None
     anonymous = anonymous_bytes()
     threads = threads_for(fit.weights.total, settings.threads)
-    setup = expected.setup(ref.name, header, kind, place, threads, fit.weights.total)
+    setup = expected.run_setup(ref.name, header, kind, place, threads, fit.weights.total)
     guesser = None
     with contextlib.ExitStack() as undo:
-        template = ChatTemplate.of(tokenizer) if tokenizer.chat_templates else None
+        template = ChatTemplate.from_tokenizer(tokenizer) if tokenizer.chat_templates else None
         if template:
             undo.callback(template.close)
             template.warm_up()  # its process starts while the weights are read
-        with torch.inference_mode(), on(place), telling(short):
+        with torch.inference_mode(), device_context(place), translate_device_errors(short):
             with phases("weights"):
                 decoder, read_bytes_per_s = load_decoder(
                     header, config, place, kind, memory.context, phases, on_part
                 )
             graphs = settings.graphs and triton_runs_on(place)
-            room = Room(fit.needs, place, kind, kept, graphs, deterministic)
+            room = CacheSpec(fit.needs, place, kind, kept, graphs, deterministic)
             with phases("cache"):
-                engine = Engine(*room.caches(decoder, memory), TOKEN_BUDGET[place.type], MAX_RUNNING)
+                engine = Engine(*room.allocate(decoder, memory), TOKEN_BUDGET[place.type], MAX_RUNNING)
             if place.type != "cpu":
                 with phases("compile"):
                     warm_up(engine)
                 with phases("capture"):
-                    engine.runner.prepare(default_params)
-            aside = beside.room(place, graphs=graphs) if beside else None
-            price = Price(cpu_guess if place.type == "cpu" else gpu_guess)
+                    engine.runner.capture_decode_step(default_params)
+            aside = beside.cache_spec(place, use_graphs=graphs) if beside else None
+            price = StepCost(estimate_cpu_cost if place.type == "cpu" else estimate_gpu_cost)
             if beside and aside:
                 with phases("draft model"):
                     guesser = beside.load(engine, aside, memory, price, phases)
             if guessing == "lookup" or guesser:
-                lookup, rows = guessing == "lookup", VERIFIED_ROWS[place.type]
-                engine.drafter = Speculation(price, rows, lambda of: engine.runner.widths(of), lookup, guesser)
-            weights = added(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
+                lookup, rows = guessing == "lookup", MAX_VERIFIED_TOKENS[place.type]
+                engine.drafter = SpeculativeDrafter(
+                    price, rows, lambda of: engine.runner.captured_widths(of), lookup, guesser
+                )
+            weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
         worker = Worker(engine, tokenizer, threads, short, memory.context, max_queue)
         undo.pop_all()
-    origin = Origin(
+    origin = ModelOrigin(
         ref,
         source,
         quant,
@@ -228,6 +235,6 @@ def load(
         worker,
         memory,
         fit.kv_dtype,
-        Rooms(room, weights, of_plan, aside, guesser),
+        CacheAllocation(room, weights, of_plan, aside, guesser),
     )
     return llm.edited(edition) if edition else llm

@@ -6,68 +6,69 @@ from dataclasses import replace
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UsageError
-from localllm.hub.blobs import drop_unused, folder_of
-from localllm.hub.made import edition_of
-from localllm.hub.names import known_as
-from localllm.hub.naming import check_name, lasting, make
-from localllm.hub.resolve import resolve
+from localllm.hub.blobs import link_model_folder, remove_unused_uploads
+from localllm.hub.made import find_edition
+from localllm.hub.names import strip_latest
+from localllm.hub.naming import assign_edition, durable_target, validate_name
+from localllm.hub.resolve import resolve_model
 from localllm.modelfile.edition import Edition
-from localllm.modelfile.plan import Plan
+from localllm.modelfile.plan import CreateRequest
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import RECIPES
 from localllm.settings import Settings
 from localllm.text.template import ChatTemplate
 
-Say = Callable[[str], object]
+OnStatus = Callable[[str], object]
 
 
-def create(plan: Plan, say: Say) -> None:
-    """say: is told what is done next, in Ollama's words where it has some. What cannot run is refused before the
+def create(plan: CreateRequest, on_status: OnStatus) -> None:
+    """on_status: is told what is done next, in Ollama's words where it has some. What cannot run is refused
+    before the
     name is given.
 
     Raises UsageError, ModelNotFound, UnsupportedModel, DamagedModel, DiskFull.
     """
-    name = check_name(plan.name)
+    name = validate_name(plan.name)
     if plan.quant and plan.quant.lower() not in RECIPES:
         raise UsageError(f"quantize is {plan.quant[:40]!r}", f"name one of {', '.join(RECIPES)}")
     if not plan.files:
-        finish(name, from_model(plan.edition), plan.quant, say)
+        finish_edition(name, resolve_source(plan.edition), plan.quant, on_status)
         return
     if plan.edition.source:
         raise UsageError("there are a model to start from and files", "send one of the two")
-    say("parsing GGUF" if any(file.endswith(".gguf") for file in plan.files) else "parsing safetensors")
-    folder = folder_of(plan.files)
+    on_status("parsing GGUF" if any(file.endswith(".gguf") for file in plan.files) else "parsing safetensors")
+    folder = link_model_folder(plan.files)
     try:
-        path = resolve(str(folder)).path.absolute()
-        finish(name, replace(plan.edition, source=str(path)), plan.quant, say)
+        path = resolve_model(str(folder)).path.absolute()
+        finish_edition(name, replace(plan.edition, source=str(path)), plan.quant, on_status)
     finally:
-        drop_unused(str(folder))  # where it was refused, or quantized into another
+        remove_unused_uploads(str(folder))  # where it was refused, or quantized into another
 
 
-def finish(name: str, edition: Edition, quant: str, say: Say) -> None:
+def finish_edition(name: str, edition: Edition, quant: str, on_status: OnStatus) -> None:
     """Look whether it runs, quantize it where that is asked, and give it its name."""
-    header = read_header(resolve(edition.source).path)
+    header = read_header(resolve_model(edition.source).path)
     check_quantization(header.config)
     if edition.template:
         check_template(edition.template)
     if quant:
         check_source(header, INSTEAD)
-        say(f"quantizing to {quant.upper()}")
-        from localllm.quantize.keep import kept_or_made  # with torch
+        on_status(f"quantizing to {quant.upper()}")
+        from localllm.quantize.keep import find_or_quantize  # with torch
 
         home = Settings.from_environment().home
-        edition = replace(edition, source=str(kept_or_made(header, quant.lower(), home).absolute()))
-    say("writing manifest")
-    make(name, edition)
-    say("success")
+        edition = replace(edition, source=str(find_or_quantize(header, quant.lower(), home).absolute()))
+    on_status("writing manifest")
+    assign_edition(name, edition)
+    on_status("success")
 
 
-def from_model(edition: Edition) -> Edition:
+def resolve_source(edition: Edition) -> Edition:
     """On top of the model, or of the edition, that its source names."""
-    named = known_as(edition.source)
-    if base := edition_of(named):
-        return replace(edition.over(base), parent=edition.parent or named)
-    return replace(edition, source=lasting(named), parent=edition.parent or named)
+    named = strip_latest(edition.source)
+    if base := find_edition(named):
+        return replace(edition.merged_over(base), parent=edition.parent or named)
+    return replace(edition, source=durable_target(named), parent=edition.parent or named)
 
 
 def check_template(source: str) -> None:

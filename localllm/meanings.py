@@ -1,6 +1,6 @@
 """What each field of SamplingParams does, in one line, for `--help` and for the settings of the app."""
 
-MEANINGS = {
+PARAMETER_HELP = {
     "temperature": "0 takes the likeliest token; more varies more.",
     "top_k": "Keep the K likeliest tokens; 0 keeps all.",
     "top_p": "Keep the likeliest tokens that add up to P.",
@@ -16,4 +16,4 @@ MEANINGS = {
     "stop_ids": "End at this token. Repeatable.",
     "ignore_eos": "Go on past the model's end tokens.",
 }
-THINK = "Let the model think first, or not, if its template has a switch."
+THINK_HELP = "Let the model think first, or not, if its template has a switch."

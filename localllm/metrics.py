@@ -134,7 +134,7 @@ class EngineStats:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else math.nan
 
 
-class Phases:
+class PhaseTimer:
     """Seconds that each part of a longer task took, in their order. Of a part inside another only the inner one
     counts; any may come again."""
 
@@ -147,26 +147,26 @@ class Phases:
         self.seconds: dict[str, float] = {}
         self.on_begin = on_begin
         self.clock = clock
-        self.under_way: list[str] = []
-        self.since = 0.0
+        self.active: list[str] = []
+        self.last_mark = 0.0
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        if not self.under_way:
+        if not self.active:
             self.on_begin(name)
-        self.note()
-        self.under_way.append(name)
+        self.record_elapsed()
+        self.active.append(name)
         self.seconds.setdefault(name, 0.0)
         try:
             yield
         finally:
-            self.note()
-            self.under_way.pop()
+            self.record_elapsed()
+            self.active.pop()
 
-    def note(self) -> None:
-        before, self.since = self.since, self.clock()
-        if self.under_way:
-            self.seconds[self.under_way[-1]] += self.since - before
+    def record_elapsed(self) -> None:
+        before, self.last_mark = self.last_mark, self.clock()
+        if self.active:
+            self.seconds[self.active[-1]] += self.last_mark - before
 
 
 @dataclass
@@ -182,22 +182,22 @@ class Stopwatch:
     accepted_tokens: int = 0
     reasoning_tokens: int = 0
 
-    def schedule(self) -> None:
+    def mark_scheduled(self) -> None:
         """Only the first call counts: a preempted request is not new."""
         if self.scheduled is None:
             self.scheduled = self.clock()
 
-    def token(self, drafted: int = 0, *, accepted: bool = False) -> None:
+    def record_token(self, drafted: int = 0, *, accepted: bool = False) -> None:
         """drafted: draft tokens that were verified by its step; accepted: it was one of them."""
         self.token_times.append(self.clock())
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
 
-    def thought(self) -> None:
+    def mark_reasoning(self) -> None:
         """The newest token has brought a thought."""
         self.reasoning_tokens = len(self.token_times)
 
-    def stop(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:
+    def finish(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:
         times = self.token_times
         scheduled = math.nan if self.scheduled is None else self.scheduled
         first = times[0] if times else math.nan

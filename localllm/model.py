@@ -9,7 +9,7 @@ from localllm.request import GenerationEvent, Request, SamplingParams
 
 if TYPE_CHECKING:
     from localllm import receipt  # only those who want one wait for what it needs
-    from localllm.inspection import Reads
+    from localllm.inspection import StepReads
 
 
 class Stream(Iterator[GenerationEvent], Protocol):
@@ -65,7 +65,7 @@ class Model(ChatModel, Protocol):
     @property
     def block_tokens(self) -> int: ...
     @property
-    def reads(self) -> "Reads": ...
+    def reads(self) -> "StepReads": ...
     @property
     def tokenizer(self) -> Tokenizer: ...
     def prepare(

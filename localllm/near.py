@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 
-def instead(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """The remedy: the name that is spelt alike, or none."""
-    near = difflib.get_close_matches(name[:80], known, n=1)
+    near = difflib.get_close_matches(name[:80], choices, n=1)
     return f"did you mean {near[0]}?" if near else "leave it out"

@@ -19,7 +19,7 @@ def params_from_json(fields: Mapping[str, Any]) -> SamplingParams:
     """Raises KeyError, TypeError, ValueError, AttributeError or UsageError where these are no parameters; a field
     that is not there has its default, as it came with a later version."""
     bias: dict[str, str] = fields["logit_bias"]
-    parts = {name: kind(**fields[name]) for name, kind in _PARTS.items() if fields.get(name) is not None}
+    parts = {name: kind(**fields[name]) for name, kind in _NESTED.items() if fields.get(name) is not None}
     return SamplingParams(
         **{**fields, **parts, "logit_bias": {int(token): float(value) for token, value in bias.items()}}
     )
@@ -37,11 +37,11 @@ def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
     return biases
 
 
-def _parts() -> dict[str, type]:
+def _nested_dataclasses() -> dict[str, type]:
     """Fields that are made of fields themselves."""
     hints = get_type_hints(SamplingParams).items()
     found = ((name, kind) for name, hint in hints for kind in (hint, *get_args(hint)))
     return {name: kind for name, kind in found if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
-_PARTS = _parts()
+_NESTED = _nested_dataclasses()

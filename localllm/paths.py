@@ -5,7 +5,7 @@ from pathlib import Path
 from localllm.errors import UsageError
 
 
-def expanded(path: str) -> Path:
+def expand_path(path: str) -> Path:
     """With a home folder in place of its `~`. Raises UsageError where nobody knows which that is."""
     try:
         return Path(path).expanduser()

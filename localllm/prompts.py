@@ -9,21 +9,21 @@ from typing import Any, cast
 
 from localllm.errors import DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
-from localllm.request import token_ids_of
+from localllm.request import to_token_ids
 from localllm.text.grammar.functions import without_strict
-from localllm.text.messages import Message, checked
+from localllm.text.messages import Message, normalize_message
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-def unchecked(text: str) -> None:
+def accept_any_length(text: str) -> None:
     """It may be of any length."""
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptEncoder:
     """Of one model, or of an edition of it."""
 
     name: str
@@ -39,24 +39,29 @@ class Prompts:
         template_arguments: Mapping[str, Any] | None,
         before: Sequence[int] = (),
         *,
-        tools_unread: bool = False,
-        check: Callable[[str], None] = unchecked,
+        allow_ignored_tools: bool = False,
+        check: Callable[[str], None] = accept_any_length,
     ) -> list[int]:
         """As `encode`, behind `before`. Raises UsageError for none, or one that the model lacks."""
         said = self.encode(
-            prompt, tools, template_arguments, alone=not before, tools_unread=tools_unread, check=check
+            prompt,
+            tools,
+            template_arguments,
+            is_first=not before,
+            allow_ignored_tools=allow_ignored_tools,
+            check=check,
         )
-        ids = self.after(before, said)
+        ids = self.append_to(before, said)
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
-        beyond = self.beyond(ids)
+        beyond = self.first_unknown_id(ids)
         if beyond is not None and (isinstance(prompt, str) or is_messages(prompt)):
             raise DamagedModel(
                 f"the tokenizer knows a token {beyond} and the model only {self.vocab_size}",
                 "they are of two models, fetch this one again",
             )
         if beyond is not None:
-            raise self.no_token(beyond)
+            raise self.unknown_id_error(beyond)
         return ids
 
     def encode(
@@ -65,9 +70,9 @@ class Prompts:
         tools: Sequence[Message] | None,
         template_arguments: Mapping[str, Any] | None,
         *,
-        alone: bool = True,
-        tools_unread: bool = False,
-        check: Callable[[str], None] = unchecked,
+        is_first: bool = True,
+        allow_ignored_tools: bool = False,
+        check: Callable[[str], None] = accept_any_length,
     ) -> list[int]:
         """As `LLM.encode`. check: is given the text before it is tokenized, and raises where it is too long.
         Raises UsageError for messages that are none, or where there is no template."""
@@ -75,35 +80,35 @@ class Prompts:
             check(prompt)
             return self.tokenizer.encode(prompt)
         if not is_messages(prompt):
-            return token_ids_of(prompt)
+            return to_token_ids(prompt)
         if self.template is None:
             raise UsageError(
                 f"{self.name} has no chat template", "give the prompt as text: --raw, or /v1/completions"
             )
         said = list(cast(Sequence[Message], prompt))
-        said = self.edition.before(said) if self.edition and alone else said
-        messages = [checked(message) for message in said]
-        with_tools = bool(tools) and not tools_unread
-        arguments = self.template.arguments(template_arguments or {}, with_tools=with_tools)
+        said = self.edition.prepend_to(said) if self.edition and is_first else said
+        messages = [normalize_message(message) for message in said]
+        with_tools = bool(tools) and not allow_ignored_tools
+        arguments = self.template.template_arguments(template_arguments or {}, with_tools=with_tools)
         told = [without_strict(tool) for tool in tools] if tools else tools
         rendered = self.template.render(messages, tools=told, arguments=arguments)
         check(rendered.text)
         return self.tokenizer.encode_chat(rendered)
 
-    def after(self, before: Sequence[int], ids: list[int]) -> list[int]:
+    def append_to(self, before: Sequence[int], ids: list[int]) -> list[int]:
         """A text's token ids behind others: what is put before every text stands at the begin alone."""
-        earlier = token_ids_of(before)
-        if (strange := self.beyond(earlier)) is not None:
-            raise self.no_token(strange)
+        earlier = to_token_ids(before)
+        if (strange := self.first_unknown_id(earlier)) is not None:
+            raise self.unknown_id_error(strange)
         begin = self.tokenizer.encode("")[:1] if earlier else []
         return [*earlier, *(ids[1:] if begin and ids[:1] == begin else ids)]
 
-    def beyond(self, ids: Sequence[int]) -> int | None:
+    def first_unknown_id(self, ids: Sequence[int]) -> int | None:
         """The first that is no token of the model."""
         return next((token for token in ids if not 0 <= token < self.vocab_size), None)
 
-    def no_token(self, number: int) -> UsageError:
-        return UsageError(f"{number} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
+    def unknown_id_error(self, token_id: int) -> UsageError:
+        return UsageError(f"{token_id} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
 
 
 def is_messages(prompt: object) -> bool:

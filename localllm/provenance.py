@@ -4,15 +4,15 @@ from pathlib import Path
 
 import torch
 
-from localllm.checkpoint.digest import digests, whole
-from localllm.checkpoint.facts import formats
+from localllm.checkpoint.digest import combine_digests, digest_model
+from localllm.checkpoint.facts import tensor_formats
 from localllm.checkpoint.header import read_header
-from localllm.device import device_name, instructions
-from localllm.hub.catalog import boxed_folder, entries
+from localllm.device import cpu_features, device_name
+from localllm.hub.catalog import boxed_folder, catalog_entries
 from localllm.hub.names import RepoName
-from localllm.hub.store import snapshot_of
+from localllm.hub.store import parse_snapshot_path
 from localllm.receipt import Model, Setup
-from localllm.versions import versions
+from localllm.versions import library_versions
 
 # What computes, tokenizes, draws by grammars, or renders templates.
 LIBRARIES = ("torch", "triton", "llvmlite", "numpy", "tokenizers", "llguidance", "jinja2", "gguf")
@@ -20,17 +20,17 @@ LIBRARIES = ("torch", "triton", "llvmlite", "numpy", "tokenizers", "llguidance",
 
 def model(name: str, path: Path, source: Path, quant: str | None) -> Model:
     """path: what was loaded; source: what that was made of, where `quant` made it."""
-    files = digests(path)
-    stored = {form.name: form.nbytes for form in formats(read_header(path))}
-    return Model(name, source_name(source), quant, stored, *whole(files), files)
+    files = digest_model(path)
+    stored = {form.name: form.nbytes for form in tensor_formats(read_header(path))}
+    return Model(name, source_name(source), quant, stored, *combine_digests(files), files)
 
 
 def source_name(path: Path) -> str:
     """By which the very same model is found: a repository at a commit, the boxed model, else an absolute path."""
-    if found := snapshot_of(path):
+    if found := parse_snapshot_path(path):
         repo, commit, inner = found
         return str(RepoName(repo, commit, inner.as_posix() if inner.parts else None))
-    boxed = (entry.name for entry in entries() if boxed_folder(entry) == path)
+    boxed = (entry.name for entry in catalog_entries() if boxed_folder(entry) == path)
     return next(boxed, str(path.absolute()))
 
 
@@ -50,7 +50,7 @@ def setup(
     return Setup(
         device=str(device),
         device_name=device_name(device),
-        instructions=tuple(instructions()),
+        instructions=tuple(cpu_features()),
         threads=threads,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -60,5 +60,5 @@ def setup(
         draft=draft,
         draft_model=draft_model,
         deterministic=deterministic,
-        versions=versions(LIBRARIES),
+        versions=library_versions(LIBRARIES),
     )

@@ -11,12 +11,12 @@ from typing import Any
 
 from localllm.checkpoint.digest import FileDigest
 from localllm.errors import UsageError
-from localllm.files import strict_json
+from localllm.files import parse_strict_json
 from localllm.params import params_from_json
 from localllm.request import SamplingParams
 
-VERSION = 1
-TOKEN_LIMIT = 2**31
+RECEIPT_VERSION = 1
+MAX_TOKEN_ID = 2**31
 Kernels = dict[str, tuple[str, ...]]  # the kernels that ran, by operation
 
 
@@ -39,7 +39,7 @@ class Setup:
 
     device: str  # cpu, cuda:0
     device_name: str
-    instructions: tuple[str, ...]  # that torch makes use of in the processor
+    instructions: tuple[str, ...]  # that torch makes use of in the processor, and LOCALLLM_CPU
     threads: int
     dtype: str
     kv_dtype: str
@@ -63,7 +63,7 @@ class Question:
     params: dict[str, Any]  # SamplingParams, with the seed that was drawn where none was given
 
     @property
-    def sampling(self) -> SamplingParams:
+    def sampling_params(self) -> SamplingParams:
         return params_from_json(self.params)
 
 
@@ -87,7 +87,7 @@ class Receipt:
 
 
 def to_json(receipt: Receipt) -> dict[str, Any]:
-    return {"version": VERSION, **asdict(receipt)}
+    return {"version": RECEIPT_VERSION, **asdict(receipt)}
 
 
 def to_text(receipt: Receipt) -> str:
@@ -115,15 +115,15 @@ def read(content: str | bytes, name: str) -> Receipt:
     from pydantic import TypeAdapter, ValidationError  # 80 ms that writing one need not wait for
 
     try:
-        found = strict_json(content)
+        found = parse_strict_json(content)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is not JSON ({error})", "give a receipt of `localllm run`") from None
     fields = found.get("receipt", found) if isinstance(found, dict) else None
     if not isinstance(fields, dict) or type(fields.get("version")) is not int or "question" not in fields:
         raise UsageError(f"{name} is no receipt", "`localllm run MODEL PROMPT --receipt FILE` writes one")
-    if (version := fields.pop("version")) != VERSION:
+    if (version := fields.pop("version")) != RECEIPT_VERSION:
         raise UsageError(
-            f"{name} is a receipt of version {version}, and this localllm reads {VERSION}", "update it"
+            f"{name} is a receipt of version {version}, and this localllm reads {RECEIPT_VERSION}", "update it"
         )
     try:
         receipt = TypeAdapter(Receipt).validate_json(json.dumps(fields), strict=True, extra="forbid")
@@ -131,16 +131,16 @@ def read(content: str | bytes, name: str) -> Receipt:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise damaged(name, f"{where}: {first['msg']}") from None
+        raise damaged_receipt(name, f"{where}: {first['msg']}") from None
     except UsageError as error:
-        raise damaged(name, f"question.params: {error.message}") from None
+        raise damaged_receipt(name, f"question.params: {error.message}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(name, f"question.params: {error!r}") from None
-    strange = [t for t in (*receipt.question.token_ids, *receipt.answer.token_ids) if not 0 <= t < TOKEN_LIMIT]
+        raise damaged_receipt(name, f"question.params: {error!r}") from None
+    strange = [t for t in (*receipt.question.token_ids, *receipt.answer.token_ids) if not 0 <= t < MAX_TOKEN_ID]
     if strange:
-        raise damaged(name, f"{strange[0]} is no token")
+        raise damaged_receipt(name, f"{strange[0]} is no token")
     return receipt
 
 
-def damaged(name: str, why: str) -> UsageError:
-    return UsageError(f"{name} is a damaged receipt: {why}", "have it written again")
+def damaged_receipt(name: str, reason: str) -> UsageError:
+    return UsageError(f"{name} is a damaged receipt: {reason}", "have it written again")

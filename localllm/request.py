@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 SEED_LIMIT = 2**63
 SEED_BITS = 53  # of a seed that is drawn: what JSON readers keep of a number
-COUNT_LIMIT = 2**31 - 1
-BIAS_LIMIT = 10_000
-SMALLEST_TEMPERATURE = 1e-5  # below, differences of logits overflow
-TOP_LOGPROBS_LIMIT = 64
-GRAMMAR_LIMIT = 2**15  # characters; compiling a chain of names takes the square of its length
-SCHEMA_LIMIT = 2**18
-NESTING_LIMIT = 64  # of a schema
+MAX_COUNT = 2**31 - 1
+MAX_LOGIT_BIAS = 10_000
+MIN_TEMPERATURE = 1e-5  # below, differences of logits overflow
+MAX_TOP_LOGPROBS = 64
+MAX_GRAMMAR_LEN = 2**15  # characters; compiling a chain of names takes the square of its length
+MAX_SCHEMA_LEN = 2**18
+MAX_SCHEMA_DEPTH = 64  # of a schema
 
 
 class FinishReason(StrEnum):
@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class Kind(StrEnum):
+class EventType(StrEnum):
     """What a piece of an answer is."""
 
     CONTENT = "content"  # the answer itself
@@ -45,9 +45,9 @@ class Kind(StrEnum):
     TOOL_CALL = "tool_call"
 
 
-def _is_number(value: Any, kinds: tuple[type[int] | type[float], ...], low: float, high: float) -> bool:
+def _is_number(value: Any, types: tuple[type[int] | type[float], ...], low: float, high: float) -> bool:
     """NaN lies between no two numbers."""
-    return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+    return isinstance(value, types) and not isinstance(value, bool) and low <= value <= high
 
 
 class GrammarKind(StrEnum):
@@ -61,7 +61,7 @@ class GrammarKind(StrEnum):
     CHOICE = "choice"  # a JSON array of texts
 
 
-CALLED = {
+GRAMMAR_NAMES = {
     GrammarKind.JSON_SCHEMA: "JSON schema",
     GrammarKind.JSON: "JSON object",
     GrammarKind.REGEX: "regular expression",
@@ -87,14 +87,18 @@ class Grammar:
         if not isinstance(self.text, str) or (self.text and kind is GrammarKind.JSON):
             raise UsageError(f"the text of the {kind} grammar is {self.text!r}", "give a text; json has none")
         if not self.text.strip() and kind is not GrammarKind.JSON:
-            raise UsageError(f"the {CALLED[kind]} is empty", "write what answers are to be")
-        limit = SCHEMA_LIMIT if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE) else GRAMMAR_LIMIT
+            raise UsageError(f"the {GRAMMAR_NAMES[kind]} is empty", "write what answers are to be")
+        limit = MAX_SCHEMA_LEN if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE) else MAX_GRAMMAR_LEN
         if len(self.text) > limit:
-            raise UsageError(f"the {CALLED[kind]} has {len(self.text):,} characters", f"the limit is {limit:,}")
+            raise UsageError(
+                f"the {GRAMMAR_NAMES[kind]} has {len(self.text):,} characters", f"the limit is {limit:,}"
+            )
         try:
             self.text.encode()
         except UnicodeEncodeError as error:
-            raise UsageError(f"character {error.start} of the {CALLED[kind]} is a lone surrogate") from error
+            raise UsageError(
+                f"character {error.start} of the {GRAMMAR_NAMES[kind]} is a lone surrogate"
+            ) from error
         if kind is GrammarKind.JSON_SCHEMA:
             _ = self.schema  # reading it checks it
         if kind is GrammarKind.CHOICE:
@@ -103,35 +107,35 @@ class Grammar:
     @property
     def schema(self) -> Any:
         """The parsed text of a JSON schema: an object, true or false."""
-        content = self._parsed()
+        content = self._parse_json()
         if not isinstance(content, dict | bool):
             raise UsageError(f"the JSON schema is {self.text[:80]!r}", "give an object")
-        if depth(content) > NESTING_LIMIT:
-            raise UsageError(f"the JSON schema is nested more than {NESTING_LIMIT} deep", "use $defs and $ref")
+        if nesting_depth(content) > MAX_SCHEMA_DEPTH:
+            raise UsageError(f"the JSON schema is nested more than {MAX_SCHEMA_DEPTH} deep", "use $defs and $ref")
         return content
 
     @property
     def choices(self) -> list[str]:
         """The texts of a choice."""
-        texts = self._parsed()
+        texts = self._parse_json()
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise UsageError(f"the choices are {self.text[:80]!r}", "give texts, none of them empty")
         if any(0xD800 <= ord(letter) < 0xE000 for text in texts for letter in text):
             raise UsageError("a choice holds half a character, a lone surrogate", "send valid Unicode")
         return texts
 
-    def _parsed(self) -> Any:
+    def _parse_json(self) -> Any:
         try:
-            return json.loads(self.text, parse_constant=_refuse_constant)
+            return json.loads(self.text, parse_constant=_reject_constant)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"the {CALLED[self.kind]} is not JSON ({error})") from None
+            raise UsageError(f"the {GRAMMAR_NAMES[self.kind]} is not JSON ({error})") from None
 
 
-def _refuse_constant(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def depth(content: Any) -> int:
+def nesting_depth(content: Any) -> int:
     """How deep a JSON value is nested, level by level: it may be deeper than what is left of the stack."""
     levels, level = 0, [content]
     while level:
@@ -141,7 +145,7 @@ def depth(content: Any) -> int:
     return levels
 
 
-class OutOfRange(UsageError):
+class ParameterOutOfRange(UsageError):
     """A field of SamplingParams: `name`."""
 
     def __init__(self, name: str, message: str, remedy: str):
@@ -226,57 +230,57 @@ class SamplingParams:
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         number, whole = (int, float), (int,)
-        self._check("temperature", number, 0, 1000)
-        self._check("top_k", whole, 0, COUNT_LIMIT)
-        if 0 < self.temperature < SMALLEST_TEMPERATURE:
-            remedy = f"give 0, or at least {SMALLEST_TEMPERATURE}"
-            raise OutOfRange("temperature", f"temperature is {self.temperature!r}", remedy)
-        self._check("top_p", number, 0, 1, above=True)
-        self._check("min_p", number, 0, 1)
-        self._check("repetition_penalty", number, 0.01, 100)
-        self._check("repeat_last_n", whole, -1, COUNT_LIMIT)
-        self._check("presence_penalty", number, -100, 100)
-        self._check("frequency_penalty", number, -100, 100)
-        self._check("seed", whole, 0, SEED_LIMIT - 1, optional=True)
-        self._check("max_tokens", whole, 0, COUNT_LIMIT, optional=True)
-        self._check("logprobs", whole, 0, TOP_LOGPROBS_LIMIT, optional=True)
-        self._check("prompt_logprobs", whole, 0, TOP_LOGPROBS_LIMIT, optional=True)
+        self._check_range("temperature", number, 0, 1000)
+        self._check_range("top_k", whole, 0, MAX_COUNT)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            remedy = f"give 0, or at least {MIN_TEMPERATURE}"
+            raise ParameterOutOfRange("temperature", f"temperature is {self.temperature!r}", remedy)
+        self._check_range("top_p", number, 0, 1, exclusive_low=True)
+        self._check_range("min_p", number, 0, 1)
+        self._check_range("repetition_penalty", number, 0.01, 100)
+        self._check_range("repeat_last_n", whole, -1, MAX_COUNT)
+        self._check_range("presence_penalty", number, -100, 100)
+        self._check_range("frequency_penalty", number, -100, 100)
+        self._check_range("seed", whole, 0, SEED_LIMIT - 1, optional=True)
+        self._check_range("max_tokens", whole, 0, MAX_COUNT, optional=True)
+        self._check_range("logprobs", whole, 0, MAX_TOP_LOGPROBS, optional=True)
+        self._check_range("prompt_logprobs", whole, 0, MAX_TOP_LOGPROBS, optional=True)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("a stop string is empty or not a string", "leave it out")
         for token in (*self.stop_ids, *self.logit_bias):
             if type(token) is not int or token < 0:
                 raise UsageError(f"stop_ids and logit_bias name the token {token!r}", "give token ids from 0")
         for token, bias in self.logit_bias.items():
-            if bias != -math.inf and not _is_number(bias, number, -BIAS_LIMIT, BIAS_LIMIT):
+            if bias != -math.inf and not _is_number(bias, number, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS):
                 raise UsageError(
-                    f"logit_bias of token {token} is {bias!r}", f"give -inf or a number up to {BIAS_LIMIT}"
+                    f"logit_bias of token {token} is {bias!r}", f"give -inf or a number up to {MAX_LOGIT_BIAS}"
                 )
 
     @property
-    def counts_tokens(self) -> bool:
+    def uses_penalties(self) -> bool:
         """Does the choice depend on the tokens before it, beyond what the model makes of them?"""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
 
-    def _check(
+    def _check_range(
         self,
         name: str,
-        kinds: tuple[type[int] | type[float], ...],
+        types: tuple[type[int] | type[float], ...],
         low: float,
         high: float,
         *,
-        above: bool = False,
+        exclusive_low: bool = False,
         optional: bool = False,
     ) -> None:
-        """`low` and `high` are allowed, unless `above` leaves `low` out."""
+        """`low` and `high` are allowed, unless `exclusive_low` leaves `low` out."""
         value: Any = getattr(self, name)
         if value is None and optional:
             return
-        if not _is_number(value, kinds, low, high) or (above and value == low):
-            kind = "whole number" if kinds == (int,) else "number"
-            raise OutOfRange(
+        if not _is_number(value, types, low, high) or (exclusive_low and value == low):
+            kind = "whole number" if types == (int,) else "number"
+            raise ParameterOutOfRange(
                 name,
                 f"{name} is {repr(value)[:60]}",
-                f"give a {kind} {'above' if above else 'from'} {low:,} to {high:,}",
+                f"give a {kind} {'above' if exclusive_low else 'from'} {low:,} to {high:,}",
             )
 
     @classmethod
@@ -322,7 +326,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]  # (token id, log probability), likeliest first
 
 
-_ids = itertools.count(1)
+_request_ids = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -350,21 +354,21 @@ class Request:
     """Report every step, with so many candidates for each token; pieces of the prompt are reported as well.
     None: nothing is told."""
 
-    id: int = field(default_factory=lambda: next(_ids))
+    id: int = field(default_factory=lambda: next(_request_ids))
 
     def __post_init__(self) -> None:
-        if self.inspect is not None and not _is_number(self.inspect, (int,), 0, TOP_LOGPROBS_LIMIT):
-            raise UsageError(f"inspect is {self.inspect!r}", f"give a whole number up to {TOP_LOGPROBS_LIMIT}")
+        if self.inspect is not None and not _is_number(self.inspect, (int,), 0, MAX_TOP_LOGPROBS):
+            raise UsageError(f"inspect is {self.inspect!r}", f"give a whole number up to {MAX_TOP_LOGPROBS}")
 
-    def another(self, place: int) -> "Request":
-        """The same asked once more, for the answer at `place`, with a seed that follows from this one's."""
+    def with_choice_index(self, index: int) -> "Request":
+        """The same asked once more, for the answer at `index`, with a seed that follows from this one's."""
         seed = self.params.seed
         if seed is not None:
             import hashlib  # with OpenSSL: the first answer does not wait for it
 
-            digest = hashlib.sha256(f"{seed} {place}".encode()).digest()
+            digest = hashlib.sha256(f"{seed} {index}".encode()).digest()
             seed = int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
-        return replace(self, params=replace(self.params, seed=seed), id=next(_ids))
+        return replace(self, params=replace(self.params, seed=seed), id=next(_request_ids))
 
 
 @dataclass(frozen=True)
@@ -391,7 +395,7 @@ class GenerationEvent:
     finish_reason: FinishReason | None = None
     metrics: Metrics | None = None
     seed: int | None = None
-    kind: Kind = Kind.CONTENT
+    kind: EventType = EventType.CONTENT
     tool_call: ToolCall | None = None  # with the kind TOOL_CALL, whose text is empty
     drafted: int = 0  # draft tokens that the step of this token verified; with the first token of a step
     accepted: bool = False  # the token was one of them
@@ -416,16 +420,16 @@ class Completion:
     stop_string: str | None = None  # the one of `stop` that ended it
 
 
-def whole(name: str, value: object, least: int | None = None) -> int:
-    """Raises UsageError for what is no whole number, or less than `least`."""
-    if type(value) is not int or (least is not None and value < least):
+def require_int(name: str, value: object, minimum: int | None = None) -> int:
+    """Raises UsageError for what is no whole number, or less than `minimum`."""
+    if type(value) is not int or (minimum is not None and value < minimum):
         raise UsageError(
-            f"{name} is {value!r}", "give a whole number" + ("" if least is None else f" from {least}")
+            f"{name} is {value!r}", "give a whole number" + ("" if minimum is None else f" from {minimum}")
         )
     return value
 
 
-def token_ids_of(prompt: object) -> list[int]:
+def to_token_ids(prompt: object) -> list[int]:
     """Whole numbers of any kind (int, numpy, tensor) in whatever holds them, but no bytes and no truth values."""
     try:
         if isinstance(prompt, bytes | bytearray | Mapping):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from localllm.device import claim, free_bytes, free_memory, release
+from localllm.device import free_bytes, free_host_bytes, release_cached, reserve_bytes
 from localllm.errors import LocalLLMError
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, Memory, Needs, allocate, host_blocks
+from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, MemoryNeeds, MemoryPlan, allocate, host_blocks
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.model import Decoder
@@ -18,26 +18,26 @@ from localllm.runtime.state import BlockPool
 
 
 @dataclass(frozen=True)
-class Room:
+class CacheSpec:
     """What a model's caches are made of, whatever their size."""
 
-    needs: Needs
+    needs: MemoryNeeds
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
-    graphs: bool
-    by_row: bool = False  # what a token brings depends on nothing beside it
+    use_graphs: bool
+    batch_invariant: bool = False  # what a token brings depends on nothing beside it
 
-    def context(self, memory: Memory) -> int:
+    def max_len(self, memory: MemoryPlan) -> int:
         """Most tokens of a sequence; a draft model may know fewer than the model that it guesses for."""
         return min(memory.context, self.needs.config.max_context)
 
-    def rows(self, memory: Memory) -> int:
-        return memory.rows if self.needs.own_row_bytes else 0
+    def state_slots(self, memory: MemoryPlan) -> int:
+        return memory.state_slots if self.needs.own_state_slot_bytes else 0
 
-    def runner(self, decoder: Decoder, memory: Memory) -> Runner:
-        context = self.context(memory) if self.graphs else None
-        rows, by_row = self.rows(memory), self.by_row
+    def make_runner(self, decoder: Decoder, memory: MemoryPlan) -> Runner:
+        context = self.max_len(memory) if self.use_graphs else None
+        rows, by_row = self.state_slots(memory), self.batch_invariant
         return Runner(
             decoder,
             memory.blocks,
@@ -51,63 +51,69 @@ class Room:
             by_row,
         )
 
-    def pool(self, memory: Memory, aside: int = 0) -> BlockPool:
-        return BlockPool(memory.blocks, BLOCK_SIZE, self.rows(memory), aside)
+    def make_block_pool(self, memory: MemoryPlan, host_block_count: int = 0) -> BlockPool:
+        return BlockPool(memory.blocks, BLOCK_SIZE, self.state_slots(memory), host_block_count)
 
-    def caches(self, decoder: Decoder, memory: Memory) -> tuple[Runner, BlockPool]:
+    def allocate(self, decoder: Decoder, memory: MemoryPlan) -> tuple[Runner, BlockPool]:
         """As planned, with what a step needs set apart."""
-        release(self.device)  # what only loading took, or caches of another size
-        runner = self.runner(decoder, memory)
-        claim(self.device, memory.workspace)
-        return runner, self.pool(memory, memory.host_blocks)
+        release_cached(self.device)  # what only loading took, or caches of another size
+        runner = self.make_runner(decoder, memory)
+        reserve_bytes(self.device, memory.workspace)
+        return runner, self.make_block_pool(memory, memory.host_blocks)
 
 
 @dataclass(frozen=True)
-class Rooms:
+class CacheAllocation:
     """Of a model and of the draft model beside it."""
 
-    own: Room
-    weights: int  # bytes that are not free because of them; on a CPU mapped ones are
-    shortage: Callable[[Memory], LocalLLMError]  # what to tell where a device has less than was planned with
-    draft: Room | None = None
-    guesser: DraftModel | None = None
+    target: CacheSpec
+    weight_bytes: int  # bytes that are not free because of them; on a CPU mapped ones are
+    shortage: Callable[[MemoryPlan], LocalLLMError]  # what to tell where a device has less than was planned with
+    draft_spec: CacheSpec | None = None
+    draft_model: DraftModel | None = None
 
-    def plan(self, engine: Engine, memory: Memory, context: int | None) -> Memory:
+    def plan_resize(self, engine: Engine, memory: MemoryPlan, context: int | None) -> MemoryPlan:
         """What another context takes of what would be free without this model. Raises DoesNotFit and UsageError,
         as `allocate`."""
-        device, needs = self.own.device, self.own.needs
+        device, needs = self.target.device, self.target.needs
         if device.type == "cpu":  # where a cache takes memory as it is written
             pool = engine.pool
-            written = min(pool.count, pool.count - pool.available + len(pool.found))
-            return allocate(needs, free_bytes(device) + self.weights + written * memory.block_bytes, context)
+            written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
+            return allocate(needs, free_bytes(device) + self.weight_bytes + written * memory.block_bytes, context)
         planned = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
-        return replace(planned, host_blocks=host_blocks(planned, free_memory() + memory.host_bytes))
+        return replace(planned, host_blocks=host_blocks(planned, free_host_bytes() + memory.host_bytes))
 
-    def change(self, engine: Engine, old: Memory, new: Memory, params: SamplingParams) -> None:
+    def resize(self, engine: Engine, old: MemoryPlan, new: MemoryPlan, params: SamplingParams) -> None:
         """Other caches for an engine in which nothing runs; params: what to capture a first step for. Where the
         device breaks its word, it has the old ones again, and that is raised."""
         decoder = engine.runner.model
-        beside = self.guesser.runner.model if self.guesser else None
+        beside = self.draft_model.runner.model if self.draft_model else None
         engine.runner.free()
-        if self.guesser:
-            self.guesser.free()
+        if self.draft_model:
+            self.draft_model.free()
         try:
-            self.fill(engine, decoder, beside, new)
+            self.build_caches(engine, decoder, beside, new)
         except Exception:
-            self.fill(engine, decoder, beside, old)
+            self.build_caches(engine, decoder, beside, old)
             raise
         finally:
-            engine.runner.prepare(params)
+            engine.runner.capture_decode_step(params)
 
-    def fill(self, engine: Engine, decoder: Decoder, beside: Decoder | None, memory: Memory) -> None:
-        decoder.resize(self.own.context(memory), self.own.device)
-        engine.move(*self.own.caches(decoder, memory))
-        if self.guesser and self.draft and beside:
-            context = self.draft.context(memory)
-            beside.resize(context, self.draft.device)
-            self.guesser.move(self.draft.runner(beside, memory), self.draft.pool(memory), context)
+    def build_caches(
+        self, engine: Engine, decoder: Decoder, draft_decoder: Decoder | None, memory: MemoryPlan
+    ) -> None:
+        decoder.set_max_len(self.target.max_len(memory), self.target.device)
+        engine.replace_caches(*self.target.allocate(decoder, memory))
+        if self.draft_model and self.draft_spec and draft_decoder:
+            context = self.draft_spec.max_len(memory)
+            draft_decoder.set_max_len(context, self.draft_spec.device)
+            self.draft_model.replace_caches(
+                self.draft_spec.make_runner(draft_decoder, memory),
+                self.draft_spec.make_block_pool(memory),
+                context,
+            )
 
 
-def added(measure: Callable[[], int], begin: int, most: int) -> int:
+def measured_growth(measure: Callable[[], int], initial: int, limit: int) -> int:
     """How much more there is now than at the beginning, within reason."""
-    return max(0, min(measure() - begin, most))
+    return max(0, min(measure() - initial, limit))

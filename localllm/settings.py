@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localllm.errors import UsageError
-from localllm.paths import expanded
+from localllm.paths import expand_path
+
+CPU_LEVELS = ("avx512", "avx2", "baseline")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Settings:
     """LOCALLLM_GRAPHS: `off` launches the kernels of every step one by one on a GPU, where a captured graph is at
     fault. Default: on"""
 
+    cpu: str | None = None
+    """LOCALLLM_CPU: `avx512`, `avx2` or `baseline`: of the processor's instructions the compiled kernels use none
+    beyond them, and with `baseline` torch computes all. Default: all that the processor has"""
+
     draft: str = "lookup"
     """LOCALLLM_DRAFT: `lookup` guesses tokens that stood before in prompt or answer, so that a step may bring
     several; `off` does not. Which tokens come is the same. Default: lookup"""
@@ -55,29 +61,33 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS or
-        LOCALLLM_DETERMINISTIC not on or off, or LOCALLLM_DRAFT not lookup or off."""
+        LOCALLLM_DETERMINISTIC not on or off, LOCALLLM_DRAFT not lookup or off, or LOCALLLM_CPU no level."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
         draft = environment.get("LOCALLLM_DRAFT") or "lookup"
         if draft not in ("lookup", "off"):
             raise UsageError(f"LOCALLLM_DRAFT is {draft!r}", "set it to lookup or off")
+        cpu = environment.get("LOCALLLM_CPU") or None
+        if cpu is not None and cpu not in CPU_LEVELS:
+            raise UsageError(f"LOCALLLM_CPU is {cpu!r}", "set it to avx512, avx2 or baseline")
         return cls(
-            home=expanded(environment.get("LOCALLLM_HOME") or "~/.localllm"),
+            home=expand_path(environment.get("LOCALLLM_HOME") or "~/.localllm"),
             device=environment.get("LOCALLLM_DEVICE") or "auto",
             dtype=environment.get("LOCALLLM_DTYPE") or "auto",
-            cache=expanded(environment.get("XDG_CACHE_HOME") or "~/.cache") / "localllm",
+            cache=expand_path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "localllm",
             threads=int(threads) if threads else None,
             kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
+            cpu=cpu,
             draft=draft,
-            graphs=switch(environment, "LOCALLLM_GRAPHS", default="on"),
-            deterministic=switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
+            graphs=parse_switch(environment, "LOCALLLM_GRAPHS", default="on"),
+            deterministic=parse_switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
             host=environment.get("LOCALLLM_HOST") or None,
             api_key=environment.get("LOCALLLM_API_KEY") or None,
         )
 
 
-def switch(environment: Mapping[str, str], name: str, *, default: str) -> bool:
+def parse_switch(environment: Mapping[str, str], name: str, *, default: str) -> bool:
     value = environment.get(name) or default
     if value not in ("on", "off"):
         raise UsageError(f"{name} is {value!r}", "set it to on or off")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from localllm.inspection import Candidate, Reads, StepReport
+from localllm.inspection import Candidate, StepReads, StepReport
 
 
 def step_to_json(step: StepReport) -> dict[str, Any]:
@@ -18,31 +18,36 @@ def step_to_json(step: StepReport) -> dict[str, Any]:
     return found
 
 
-def step_from_json(found: Mapping[str, Any]) -> StepReport:
-    times = {name: float(found.get(name, 0)) for name in ("began_s", "ended_s")}
+def step_from_json(fields: Mapping[str, Any]) -> StepReport:
+    times = {name: float(fields.get(name, 0)) for name in ("began_s", "ended_s")}
     counted = ("tokens", "computed", "blocks", "found", "running", "waiting", "accepted", "place", "prompt")
-    counts = {name: int(found.get(name, 0)) for name in counted}
-    drafts = tuple(map(int, found.get("drafts", ())))
-    candidates = tuple(tuple(map(candidate_from_json, one)) for one in found.get("candidates", ()))
+    counts = {name: int(fields.get(name, 0)) for name in counted}
+    drafts = tuple(map(int, fields.get("drafts", ())))
+    candidates = tuple(tuple(map(candidate_from_json, one)) for one in fields.get("candidates", ()))
     return StepReport(**times, **counts, drafts=drafts, candidates=candidates)
 
 
-def reads_from_json(found: Mapping[str, Any]) -> Reads:
+def step_reads_from_json(fields: Mapping[str, Any]) -> StepReads:
     """What `dataclasses.asdict` gives. Raises LookupError, TypeError or ValueError where it is none."""
-    bandwidth = found["bandwidth"]
-    return Reads(
-        float(found["weights"]),
-        float(found["per_token"]),
-        float(found["kept_per_token"]),
+    bandwidth = fields["bandwidth"]
+    return StepReads(
+        float(fields["weights"]),
+        float(fields["per_token"]),
+        float(fields["kept_per_token"]),
         None if bandwidth is None else float(bandwidth),
-        tuple((int(window), float(size)) for window, size in found["windows"]),
+        tuple((int(window), float(size)) for window, size in fields["windows"]),
     )
 
 
-def candidate_to_json(each: Candidate) -> list[Any]:
-    return [each.token_id, each.logprob if math.isfinite(each.logprob) else None, each.chance, each.cut_by]
+def candidate_to_json(candidate: Candidate) -> list[Any]:
+    return [
+        candidate.token_id,
+        candidate.logprob if math.isfinite(candidate.logprob) else None,
+        candidate.chance,
+        candidate.cut_by,
+    ]
 
 
-def candidate_from_json(found: Any) -> Candidate:
-    token, logprob, chance, cut_by = found
+def candidate_from_json(fields: Any) -> Candidate:
+    token, logprob, chance, cut_by = fields
     return Candidate(int(token), -math.inf if logprob is None else float(logprob), float(chance), str(cut_by))

@@ -5,10 +5,10 @@ import re
 
 from localllm.errors import UsageError
 
-ONE = 0.9995  # what rounds to 1 in three digits: 999.6 MB are written as 1.00 GB, and not as 1000 MB
+ROUNDS_TO_ONE = 0.9995  # what rounds to 1 in three digits: 999.6 MB are written as 1.00 GB, and not as 1000 MB
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Three digits and a unit that fits: 850 µs, 12.3 ms, 1.25 s, 20.5 min; `-` where nothing was measured."""
     if math.isnan(value):
         return "-"
@@ -16,47 +16,47 @@ def seconds(value: float) -> str:
         if value >= 2 * unit_s and value >= 600:
             return f"{three_digits(value / unit_s)} {unit}"
     for factor, unit in ((1, "s"), (1e3, "ms")):
-        if value * factor >= ONE or value == 0:
+        if value * factor >= ROUNDS_TO_ONE or value == 0:
             return f"{three_digits(value * factor)} {unit}"
     return f"{value * 1e6:.0f} µs"
 
 
-def rate(value: float) -> str:
+def format_rate(value: float) -> str:
     return "-" if math.isnan(value) else f"{three_digits(value)} tokens/s"
 
 
-def size(count: float) -> str:
+def format_bytes(size_bytes: float) -> str:
     """Bytes in decimal units, as disks and the Hub count them."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 * ONE:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{three_digits(count)} {unit}"
-        count /= 1000
-    return f"{three_digits(count)} TB"
+        if size_bytes < 1000 * ROUNDS_TO_ONE:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{three_digits(size_bytes)} {unit}"
+        size_bytes /= 1000
+    return f"{three_digits(size_bytes)} TB"
 
 
-def operations(per_s: float) -> str:
+def format_flops(flops_per_s: float) -> str:
     """Arithmetic in a second, as datasheets have it: 313 GFLOP/s, 1.75 TFLOP/s."""
-    unit, name = (1e12, "TFLOP/s") if per_s >= 1e12 * ONE else (1e9, "GFLOP/s")
-    return f"{three_digits(per_s / unit)} {name}"
+    unit, name = (1e12, "TFLOP/s") if flops_per_s >= 1e12 * ROUNDS_TO_ONE else (1e9, "GFLOP/s")
+    return f"{three_digits(flops_per_s / unit)} {name}"
 
 
-def rough_size(count: float) -> str:
+def format_rough_bytes(size_bytes: float) -> str:
     """Of a number that was rounded to two digits: ~16 GB, ~4.9 GB."""
-    number, unit = size(count).split()
+    number, unit = format_bytes(size_bytes).split()
     return f"~{float(number):g} {unit}"
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """Parameters as model cards write them: 656K, 135M, 1.24B."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if value >= limit * ONE:
+        if value >= limit * ROUNDS_TO_ONE:
             return f"{value / limit:.3g}{unit}"
     return str(value)
 
 
-def parameters_of(stated: str) -> float:
+def parse_count(text: str) -> float:
     """Of `135M` or `1.24B`, as `count` writes them. Raises ValueError for another text."""
-    return float(stated[:-1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[stated[-1]]
+    return float(text[:-1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[text[-1]]
 
 
 def three_digits(value: float) -> str:
@@ -64,7 +64,7 @@ def three_digits(value: float) -> str:
     return f"{value:.{min(decimals, 2)}f}"
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds of `90`, `30s`, `5m`, `1h30m`. Raises UsageError."""
     if found := re.fullmatch(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9}(?:\.\d{1,6})?)s?)?", text):
         hours, minutes, rest = (float(part) if part else 0.0 for part in found.groups())
@@ -73,8 +73,8 @@ def duration(text: str) -> float:
     raise UsageError(f"{text!r} is no length of time", "write for example 30s, 5m or 1h30m")
 
 
-def utc(moment: float) -> str:
+def format_utc(timestamp: float) -> str:
     """Seconds since 1970 as ISO 8601: 2026-01-31T12:00:00Z."""
     from datetime import UTC, datetime  # 5 ms that most need not wait for
 
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from localllm import __version__
 
 
-def versions(libraries: Iterable[str]) -> dict[str, str | None]:
+def library_versions(libraries: Iterable[str]) -> dict[str, str | None]:
     """By name, those of the libraries (None: not installed) between localllm, Python and the system."""
 
     def version(name: str) -> str | None:

@@ -2,26 +2,26 @@
 
 from dataclasses import dataclass
 
-from localllm.text.ends import ends_of_turn
-from localllm.text.grammar.compiled import Grammars
+from localllm.text.ends import find_turn_end_tokens
+from localllm.text.grammar.compiled import GrammarCompiler
 from localllm.text.output.formats import OutputFormat
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
-MOST_KEPT = 8  # templates beside the model's own
+MAX_CACHED_FORMATS = 8  # templates beside the model's own
 
 
 @dataclass(frozen=True)
-class Voice:
+class ChatFormat:
     """What a chat template decides: how conversations are written, and how answers are read."""
 
     template: ChatTemplate
     output: OutputFormat
-    grammars: Grammars
+    grammars: GrammarCompiler
     eos_ids: frozenset[int]
 
 
-class Voices:
+class ChatFormats:
     """Of one model, by template: made once, as long as there are not too many."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int], renderer: ChatTemplate):
@@ -30,18 +30,20 @@ class Voices:
         self.vocab_size = vocab_size
         self.eos_ids = eos_ids
         self.renderer = renderer
-        self.kept: dict[str, Voice] = {}
+        self.cached: dict[str, ChatFormat] = {}
 
-    def of(self, source: str) -> Voice:
+    def get(self, source: str) -> ChatFormat:
         """source: Jinja."""
-        if found := self.kept.get(source):
+        if found := self.cached.get(source):
             return found
         templates = {"default": source}
-        output = OutputFormat.of(templates, self.tokenizer.added_tokens)
-        ends = self.eos_ids | self.tokenizer.ids_of(ends_of_turn(templates.values(), self.tokenizer.added_tokens))
-        grammars = Grammars(self.tokenizer, self.vocab_size, ends, output)
-        voice = Voice(self.renderer.with_templates(templates), output, grammars, ends)
-        while len(self.kept) >= MOST_KEPT:
-            self.kept.pop(next(iter(self.kept)), None)
-        self.kept[source] = voice
+        output = OutputFormat.detect(templates, self.tokenizer.added_tokens)
+        ends = self.eos_ids | self.tokenizer.added_token_ids(
+            find_turn_end_tokens(templates.values(), self.tokenizer.added_tokens)
+        )
+        grammars = GrammarCompiler(self.tokenizer, self.vocab_size, ends, output)
+        voice = ChatFormat(self.renderer.with_templates(templates), output, grammars, ends)
+        while len(self.cached) >= MAX_CACHED_FORMATS:
+            self.cached.pop(next(iter(self.cached)), None)
+        self.cached[source] = voice
         return voice

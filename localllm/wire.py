@@ -13,16 +13,16 @@ from typing import Any
 from localllm import errors
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
-from localllm.request import FinishReason, GenerationEvent, Kind, TokenLogprob, ToolCall
+from localllm.request import EventType, FinishReason, GenerationEvent, TokenLogprob, ToolCall
 
-Object = dict[str, Any]
-TextOf = Callable[[int], str]
-NAME = "localllm"  # by which a server says what it is
+JsonObject = dict[str, Any]
+TokenText = Callable[[int], str]
+SERVER_NAME = "localllm"  # by which a server says what it is
 
 
-def event_to_json(event: GenerationEvent, text_of: TextOf) -> Object:
-    """Without what is as it mostly is. text_of: of a token that a log probability names."""
-    found: Object = {}
+def event_to_json(event: GenerationEvent, token_text: TokenText) -> JsonObject:
+    """Without what is as it mostly is. token_text: of a token that a log probability names."""
+    found: JsonObject = {}
     for name in ("text", "seed", "drafted", "accepted", "stop_string"):
         if value := getattr(event, name):
             found[name] = value
@@ -30,7 +30,7 @@ def event_to_json(event: GenerationEvent, text_of: TextOf) -> Object:
         found["seed"] = event.seed
     if event.token_ids:
         found["token_ids"] = event.token_ids
-    if event.kind is not Kind.CONTENT:
+    if event.kind is not EventType.CONTENT:
         found["kind"] = event.kind
     if event.finish_reason:
         found["finish_reason"] = event.finish_reason
@@ -48,57 +48,57 @@ def event_to_json(event: GenerationEvent, text_of: TextOf) -> Object:
         found["step"] = step_to_json(event.step)
         named |= {each.token_id for one in event.step.candidates for each in one} | {*event.step.drafts}
     if named:
-        found["texts"] = {str(token): text_of(token) for token in named}
+        found["texts"] = {str(token): token_text(token) for token in named}
     return found
 
 
-def event_from_json(found: Mapping[str, Any]) -> tuple[GenerationEvent, dict[int, str]]:
+def event_from_json(fields: Mapping[str, Any]) -> tuple[GenerationEvent, dict[int, str]]:
     """The piece, and the texts of the tokens that it names. Raises LookupError, TypeError, ValueError or
     AttributeError where it is none."""
-    reason, measured, call = found.get("finish_reason"), found.get("metrics"), found.get("tool_call")
-    step = found.get("step")
+    reason, measured, call = fields.get("finish_reason"), fields.get("metrics"), fields.get("tool_call")
+    step = fields.get("step")
     if step is not None:
         from localllm.steps import step_from_json  # as above
 
         step = step_from_json(step)
     event = GenerationEvent(
         0,
-        str(found.get("text", "")),
-        tuple(map(int, found.get("token_ids", ()))),
-        tuple(map(_logprob_from_json, found.get("logprobs", ()))),
-        tuple(map(_logprob_from_json, found.get("prompt_logprobs", ()))),
+        str(fields.get("text", "")),
+        tuple(map(int, fields.get("token_ids", ()))),
+        tuple(map(_logprob_from_json, fields.get("logprobs", ()))),
+        tuple(map(_logprob_from_json, fields.get("prompt_logprobs", ()))),
         None if reason is None else FinishReason(reason),
         None if measured is None else metrics_from_json(measured),
-        found.get("seed"),
-        Kind(found.get("kind", Kind.CONTENT)),
+        fields.get("seed"),
+        EventType(fields.get("kind", EventType.CONTENT)),
         None if call is None else ToolCall(**call),
-        int(found.get("drafted", 0)),
-        bool(found.get("accepted", False)),
-        found.get("stop_string"),
+        int(fields.get("drafted", 0)),
+        bool(fields.get("accepted", False)),
+        fields.get("stop_string"),
         step,
     )
-    return event, {int(token): str(text) for token, text in found.get("texts", {}).items()}
+    return event, {int(token): str(text) for token, text in fields.get("texts", {}).items()}
 
 
-def metrics_to_json(metrics: Metrics) -> Object:
+def metrics_to_json(metrics: Metrics) -> JsonObject:
     fields = dataclasses.asdict(metrics)
     return {name: _number_to_json(value) for name, value in fields.items()}
 
 
-def metrics_from_json(found: Mapping[str, Any]) -> Metrics:
-    times = {name: math.nan if value is None else value for name, value in found.items()}
-    return Metrics(**{**times, "itl_s": tuple(found["itl_s"])})
+def metrics_from_json(fields: Mapping[str, Any]) -> Metrics:
+    times = {name: math.nan if value is None else value for name, value in fields.items()}
+    return Metrics(**{**times, "itl_s": tuple(fields["itl_s"])})
 
 
-def error_to_json(error: LocalLLMError) -> Object:
+def error_to_json(error: LocalLLMError) -> JsonObject:
     """`{"error": {...}}`, with the name of its class, which says the exit code."""
     names = (kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     return {"error": {"kind": next(names), "message": error.message, "remedy": error.remedy}}
 
 
-def error_from_json(found: Any) -> LocalLLMError:
+def error_from_json(body: Any) -> LocalLLMError:
     """The same error as far as this version knows it; a fault of the server where it is none."""
-    said = found.get("error") if isinstance(found, Mapping) else None
+    said = body.get("error") if isinstance(body, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(said.get("message"), str):
         return LocalLLMError(
             "the server answers in a way that this localllm does not know", "update the older one"

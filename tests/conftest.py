@@ -1,4 +1,5 @@
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,20 @@ NEED_TRITON = [
 collect_ignore = [] if TRITON else NEED_TRITON
 
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_as_of_a_terminal() -> Iterator[None]:
+    """Undo that the tests were started with signals ignored, as by nohup or in the background of a script, which
+    every process that they start would inherit. A hangup still does not end the tests: a handler, too, is taken
+    back to the default in a process that is started."""
+    wanted = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda number, frame: None}
+    ignored = [number for number in wanted if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, wanted[number])
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture
@@ -88,7 +103,7 @@ def hub(monkeypatch):
         )
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
         monkeypatch.setattr(http, "FIRST_WAIT_S", 0.01)
-        monkeypatch.setattr(http, "LONGEST_WAIT_S", 0.05)
+        monkeypatch.setattr(http, "MAX_WAIT_S", 0.05)
         http.close()
         yield hub
         http.close()

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import localllm
-from localllm.beside import Beside
+from localllm.beside import DraftModelPlan
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit
-from localllm.plan.fit import Space, Wish, check
+from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.request import SamplingParams
 from tests.shared import shared
 
@@ -32,12 +32,12 @@ def test_a_draft_model_leaves_greedy_and_seeded_texts(params: dict[str, float]) 
 
 def test_what_does_not_fit_with_a_draft_model_is_refused_with_numbers() -> None:
     header = read_header(shared("stories260K"))
-    beside = Beside.find(str(shared("stories260K")), "cpu", Wish())
-    alone = check(header, Space("cpu", 2**40), Wish(), name="large")
+    beside = DraftModelPlan.find(str(shared("stories260K")), "cpu", LoadOptions())
+    alone = check_fit(header, FreeMemory("cpu", 2**40), LoadOptions(), name="large")
     weights = alone.weights.total
     with pytest.raises(DoesNotFit, match=r"large and its draft model .* need 2") as refused:
-        check(header, Space("cpu", 2 * weights - 1), Wish(), name="large", draft=beside.needs)
+        check_fit(header, FreeMemory("cpu", 2 * weights - 1), LoadOptions(), name="large", draft=beside.needs)
     assert refused.value.exit_code == 3
-    both = check(header, Space("cpu", 2**40), Wish(), name="large", draft=beside.needs)
+    both = check_fit(header, FreeMemory("cpu", 2**40), LoadOptions(), name="large", draft=beside.needs)
     assert both.memory and alone.memory
     assert both.memory.total == alone.memory.total + weights + alone.memory.cache_bytes

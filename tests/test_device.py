@@ -5,20 +5,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from localllm import processor
 from localllm.device import (
     container_bytes,
     container_memory,
+    count_nvidia_devices,
     device_name,
+    explain_no_gpu,
     free_bytes,
-    gpus,
     has_kernels,
-    nvidia_devices,
+    list_gpus,
     nvidia_driver,
     peak_bytes,
     resolve_device,
     resolve_dtype,
     usable_cores,
-    why_no_gpu,
 )
 from localllm.errors import NoSuchDevice, UsageError
 
@@ -63,7 +64,7 @@ def test_why_there_is_no_gpu(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert why_no_gpu(torch_cuda, driver, plugged_in) == f"there is no CUDA device: {said}"
+    assert explain_no_gpu(torch_cuda, driver, plugged_in) == f"there is no CUDA device: {said}"
 
 
 def test_a_gpu_is_taken_as_it_was_named_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +84,7 @@ def test_a_gpu_is_taken_as_it_was_named_or_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_dtypes_are_kept_where_they_run_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "forced_level", lambda: None)
     for fast in (True, False):
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda fast=fast: fast)
         assert resolve_dtype("auto", "BF16", CPU) == (torch.bfloat16 if fast else torch.float32)
@@ -142,8 +144,8 @@ def test_nvidia_devices_are_counted_without_their_driver(tmp_path: Path) -> None
         (tmp_path / name / "vendor").write_text(f"{vendor}\n")
         (tmp_path / name / "class").write_text(f"{kind}\n")
     (tmp_path / "gone").mkdir()
-    assert nvidia_devices(tmp_path) == 2
-    assert nvidia_devices(tmp_path / "no such folder") == 0
+    assert count_nvidia_devices(tmp_path) == 2
+    assert count_nvidia_devices(tmp_path / "no such folder") == 0
 
 
 @pytest.mark.parametrize(
@@ -189,4 +191,4 @@ def test_kernels_run_on_their_own_generation(
 
 
 def test_the_gpus_are_those_that_torch_counts() -> None:
-    assert len(gpus()) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    assert len(list_gpus()) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)

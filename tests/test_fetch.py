@@ -6,9 +6,9 @@ import pytest
 
 import localllm
 from localllm.errors import DoesNotFit
-from localllm.hub.catalog import PACKAGE
+from localllm.hub.catalog import PACKAGE_FOLDER
 
-DEMO = PACKAGE / "boxed" / "demo"
+DEMO = PACKAGE_FOLDER / "boxed" / "demo"
 
 
 def test_load_pulls_what_is_missing_and_says_so_in_the_log(hub, cache, caplog):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import DamagedModel, UsageError
-from localllm.files import JSON_LIMIT, read_json, write_named, write_whole
+from localllm.files import MAX_JSON_BYTES, read_json, write_atomic, write_user_file
 
 
 @pytest.mark.parametrize(
@@ -23,39 +23,39 @@ def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     with file.open("wb") as stream:
-        stream.truncate(JSON_LIMIT + 1)
+        stream.truncate(MAX_JSON_BYTES + 1)
     with pytest.raises(DamagedModel, match="larger than any"):
         read_json(file)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "new" / "kept.json"
-    write_whole(file, "first")
-    write_whole(file, "second ❤")
+    write_atomic(file, "first")
+    write_atomic(file, "second ❤")
     assert file.read_text(encoding="utf-8") == "second ❤"
     with pytest.raises(UnicodeEncodeError):
-        write_whole(file, "half \udcff")
+        write_atomic(file, "half \udcff")
     assert file.read_text(encoding="utf-8") == "second ❤"
     assert [path.name for path in file.parent.iterdir()] == ["kept.json"]
 
 
 def test_a_named_file_is_replaced_only_where_that_is_meant(tmp_path: Path) -> None:
     file = tmp_path / "notes.md"
-    write_named(file, "one", replace=False)
+    write_user_file(file, "one", overwrite=False)
     with pytest.raises(FileExistsError):
-        write_named(file, "two", replace=False)
+        write_user_file(file, "two", overwrite=False)
     assert file.read_text() == "one"
-    write_named(file, "two", replace=True)
+    write_user_file(file, "two", overwrite=True)
     assert file.read_text() == "two"
 
 
 @pytest.mark.parametrize("name", ["none/x", "x" * 300, "a\0b", "."], ids=["folder", "length", "zero", "itself"])
 def test_a_named_file_that_cannot_be_written_is_a_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"(?s)cannot be written: .*; name another file"):
-        write_named(tmp_path / name, "text", replace=True)
+        write_user_file(tmp_path / name, "text", overwrite=True)
 
 
 def test_a_text_that_no_file_can_hold_leaves_none_behind(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="surrogates"):
-        write_named(tmp_path / "x", "\ud800", replace=False)
+        write_user_file(tmp_path / "x", "\ud800", overwrite=False)
     assert not (tmp_path / "x").exists()

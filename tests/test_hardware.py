@@ -6,7 +6,7 @@ import pytest
 
 from localllm import hardware
 from localllm.errors import UsageError
-from localllm.hardware import RESERVED_BYTES, catalogued, names
+from localllm.hardware import RESERVED_BYTES, device_names, find_device
 
 CATALOGUE = Path(hardware.__file__).with_name("hardware.toml")
 
@@ -25,12 +25,12 @@ CATALOGUE = Path(hardware.__file__).with_name("hardware.toml")
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_device_has_the_names_that_people_and_drivers_give_it(spellings: list[str], name: str) -> None:
-    assert {catalogued(spelling).name for spelling in spellings} == {name}
+    assert {find_device(spelling).name for spelling in spellings} == {name}
 
 
 def test_the_figures_that_everyone_quotes() -> None:
-    h100 = catalogued("h100")
-    assert (h100.kind, h100.measured) == ("cuda", False)
+    h100 = find_device("h100")
+    assert (h100.device_type, h100.measured) == ("cuda", False)
     assert h100.memory_bytes == 80_000_000_000 - RESERVED_BYTES
     assert (h100.bandwidth, h100.flops) == (3.35e12, 989.5e12)
     assert "datasheet" in h100.source
@@ -41,7 +41,7 @@ def test_the_figures_that_everyone_quotes() -> None:
 )
 def test_a_name_nearly_right_gets_the_near_ones(name: str, near: str) -> None:
     with pytest.raises(UsageError) as error:
-        catalogued(name)
+        find_device(name)
     assert error.value.message == f"no device is catalogued as {name!r}"
     assert near in (error.value.remedy or "")
 
@@ -49,12 +49,12 @@ def test_a_name_nearly_right_gets_the_near_ones(name: str, near: str) -> None:
 @pytest.mark.parametrize("name", ["", "abacus", "RTX", "NVIDIA GeForce RTX 4090 Laptop GPU", "🦊" * 1000])
 def test_another_device_is_never_taken_for_a_catalogued_one(name: str) -> None:
     with pytest.raises(UsageError):
-        catalogued(name)
+        find_device(name)
 
 
 def test_every_row_is_complete_and_plausible() -> None:
-    for name in names():
-        device = catalogued(name)
+    for name in device_names():
+        device = find_device(name)
         assert device.name == name
         assert 8e9 - RESERVED_BYTES <= device.memory_bytes <= 300e9
         assert 2e11 < device.bandwidth < 1e13
@@ -68,12 +68,12 @@ def test_no_spelling_names_two_devices_and_no_source_is_left_over() -> None:
     content = tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
     for name, fields in content["devices"].items():
         for spelling in (name, *fields.get("aliases", ())):
-            assert catalogued(spelling).name == name
+            assert find_device(spelling).name == name
     assert {fields["source"] for fields in content["devices"].values()} == set(content["sources"])
-    assert list(content["devices"]) == names()
+    assert list(content["devices"]) == device_names()
 
 
 def test_geforce_cards_sum_in_32_bits_at_half_the_rate() -> None:
     """The whitepapers' figures are 4 operations a cycle and core, as rows computed by us have it."""
     for name, cores, gigahertz in [("3090", 10496, 1.695), ("4090", 16384, 2.52), ("5090", 21760, 2.407)]:
-        assert catalogued(name).flops == pytest.approx(4 * cores * gigahertz * 1e9, rel=0.01)
+        assert find_device(name).flops == pytest.approx(4 * cores * gigahertz * 1e9, rel=0.01)

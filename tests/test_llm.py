@@ -151,8 +151,8 @@ def test_an_abandoned_stream_frees_its_memory(llm: LLM) -> None:
     stream = llm.stream(PROMPT, SamplingParams(temperature=0))
     next(stream)
     stream.close()  # pyright: ignore[reportAttributeAccessIssue]
-    assert llm.worker.call(lambda: llm.worker.engine.busy) is False
-    assert llm.worker.engine.pool.available == len(llm.worker.engine.pool.users)
+    assert llm.worker.call(lambda: llm.worker.engine.has_unfinished_requests) is False
+    assert llm.worker.engine.pool.free_count == len(llm.worker.engine.pool.ref_counts)
 
 
 def test_ids_may_come_as_a_tensor(llm: LLM) -> None:
@@ -235,7 +235,7 @@ def test_one_request_may_be_answered_twice_at_once(llm: LLM) -> None:
 def test_a_stream_that_nobody_reads_is_cancelled_when_it_goes(llm: LLM) -> None:
     stream = llm.stream(PROMPT, SamplingParams(temperature=0, ignore_eos=True))
     del stream
-    assert llm.worker.call(lambda: llm.worker.engine.busy) is False
+    assert llm.worker.call(lambda: llm.worker.engine.has_unfinished_requests) is False
 
 
 def test_a_model_that_nobody_holds_ends_its_thread_and_a_stream_holds_its_model() -> None:
@@ -268,7 +268,7 @@ def test_an_answer_that_cannot_be_told_ends_alone(llm: LLM, monkeypatch: pytest.
     def fail(ids: object) -> str:
         raise RuntimeError("no such token")
 
-    monkeypatch.setattr(bad.reply.detokenizer, "push", fail)
+    monkeypatch.setattr(bad.output.detokenizer, "push", fail)
     with pytest.raises(RuntimeError, match="no such token"):
         list(bad)
     assert "".join(event.text for event in good) == STORY

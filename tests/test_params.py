@@ -44,6 +44,6 @@ def test_a_field_that_is_made_of_fields_travels_by_itself(monkeypatch: pytest.Mo
 
     Later.__annotations__["shape"] = Shape | None
     monkeypatch.setattr(params, "SamplingParams", Later)
-    monkeypatch.setattr(params, "_PARTS", params._parts())
+    monkeypatch.setattr(params, "_NESTED", params._nested_dataclasses())
     for given in (Later(shape=Shape("a")), Later()):
         assert params_from_json(json.loads(json.dumps(params_to_json(given)))) == given

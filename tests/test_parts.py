@@ -9,7 +9,7 @@ import pytest
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
 from localllm.errors import UsageError
-from localllm.request import Kind
+from localllm.request import EventType
 from tests.scripted import CHATML, write_scripted
 from tests.shared import shared
 
@@ -63,7 +63,7 @@ def test_pieces_carry_their_kind_and_each_token_stands_in_one_of_them(load: Load
     llm = load(CALLING)
     events = list(llm.stream(QUESTION, SamplingParams(temperature=0, logprobs=0), TOOLS))
     kinds = [event.kind for event in events if event.text or event.tool_call]
-    assert list(dict.fromkeys(kinds)) == [Kind.REASONING, Kind.CONTENT, Kind.TOOL_CALL]
+    assert list(dict.fromkeys(kinds)) == [EventType.REASONING, EventType.CONTENT, EventType.TOOL_CALL]
     assert [len(event.token_ids) for event in events] == [len(event.logprobs) for event in events]
     assert sum(len(event.token_ids) for event in events) == events[-1].metrics.output_tokens
     assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
@@ -132,8 +132,11 @@ def test_content_that_was_held_for_a_stop_string_comes_before_the_call(load: Loa
         "tools": TOOLS,
     }
     kinds = [event.kind for event in load(CALLING).stream(QUESTION, **prompt) if event.text or event.tool_call]
-    assert kinds[-1] == Kind.TOOL_CALL
-    assert "".join(e.text for e in load(CALLING).stream(QUESTION, **prompt) if e.kind is Kind.CONTENT) == "I call"
+    assert kinds[-1] == EventType.TOOL_CALL
+    assert (
+        "".join(e.text for e in load(CALLING).stream(QUESTION, **prompt) if e.kind is EventType.CONTENT)
+        == "I call"
+    )
 
 
 def test_an_empty_list_of_tools_asks_nothing_of_a_template(load: Load) -> None:

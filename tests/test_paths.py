@@ -3,17 +3,17 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import UsageError
-from localllm.paths import expanded
+from localllm.paths import expand_path
 from localllm.settings import Settings
 
 
 def test_a_tilde_is_the_home_folder() -> None:
-    assert expanded("~/notes.md") == Path.home() / "notes.md"
-    assert expanded("a/~") == Path("a/~")
+    assert expand_path("~/notes.md") == Path.home() / "notes.md"
+    assert expand_path("a/~") == Path("a/~")
 
 
 def test_a_home_folder_that_nobody_knows_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="which folder ~nobody-here of ~nobody-here/x is; write the whole path"):
-        expanded("~nobody-here/x")
+        expand_path("~nobody-here/x")
     with pytest.raises(UsageError, match="nobody-here"):
         Settings.from_environment({"LOCALLLM_HOME": "~nobody-here"})

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from localllm import rates
 from localllm.device import device_name, free_bytes
-from localllm.rates import Setup, measure, this_machine, typical
+from localllm.rates import RateSetup, measure, measure_this_machine, median_seconds
 from localllm.settings import Settings
 
 CPU = torch.device("cpu")
@@ -20,9 +20,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "QUIET", 0.0)
+    monkeypatch.setattr(rates, "MIN_CPU_SHARE", 0.0)
     monkeypatch.setattr(rates, "COLUMNS", 64)
-    monkeypatch.setattr(rates, "ROWS", {"cpu": 32})
+    monkeypatch.setattr(rates, "MATRIX_ROWS", {"cpu": 32})
     monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 10 * 32 * 64 * 4})
 
 
@@ -46,9 +46,9 @@ class TensorBytes(TorchDispatchMode):
 
 
 def test_rates_are_what_the_operations_moved_and_computed_by_the_time_they_took() -> None:
-    runs: list[rates.Run] = []
+    runs: list[rates.Workload] = []
 
-    def clock(run: rates.Run) -> float:
+    def clock(run: rates.Workload) -> float:
         runs.append(run)
         return 0.5
 
@@ -65,13 +65,13 @@ def test_rates_are_what_the_operations_moved_and_computed_by_the_time_they_took(
 
 def test_the_typical_time_is_the_median_of_what_follows_the_first() -> None:
     taken = iter([9.0, 0.01, 0.03, 0.01, 0.02, 0.02])
-    assert typical(lambda run: next(taken), lambda: None) == 0.02
+    assert median_seconds(lambda run: next(taken), lambda: None) == 0.02
     assert next(taken, None) is None
 
 
 def test_a_slow_machine_repeats_less() -> None:
     taken = iter([9.0, 8.0, 7.0])
-    assert typical(lambda run: next(taken), lambda: None) == 8.0
+    assert median_seconds(lambda run: next(taken), lambda: None) == 8.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -86,10 +86,10 @@ def test_little_memory_makes_a_smaller_buffer(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_this_machine_is_measured_once(settings: Settings) -> None:
-    first = this_machine(settings=settings)
-    assert (first.name, first.kind, first.measured) == (device_name(CPU), "cpu", True)
+    first = measure_this_machine(settings=settings)
+    assert (first.name, first.device_type, first.measured) == (device_name(CPU), "cpu", True)
     assert 0 < first.memory_bytes <= 2 * free_bytes(CPU)
-    again = this_machine("cpu", "float32", settings)
+    again = measure_this_machine("cpu", "float32", settings)
     assert (again.bandwidth, again.flops) == (first.bandwidth, first.flops)
 
 
@@ -104,12 +104,12 @@ def edit(settings: Settings, **setup: object) -> None:
 
 
 def test_kept_rates_are_used(settings: Settings) -> None:
-    this_machine(settings=settings)
+    measure_this_machine(settings=settings)
     edit(settings)
-    kept = this_machine(settings=settings)
+    kept = measure_this_machine(settings=settings)
     assert (kept.bandwidth, kept.flops) == (2.0, 3.0)
-    assert this_machine(settings=settings, anew=True).bandwidth != 2.0
-    assert this_machine(settings=settings).bandwidth != 2.0
+    assert measure_this_machine(settings=settings, remeasure=True).bandwidth != 2.0
+    assert measure_this_machine(settings=settings).bandwidth != 2.0
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_kept_rates_are_used(settings: Settings) -> None:
     ids=lambda other: next(iter(other)),
 )
 def test_rates_of_another_setup_are_not_those_of_this_one(settings: Settings, other: dict[str, object]) -> None:
-    this_machine(settings=settings)
+    measure_this_machine(settings=settings)
     edit(settings, **other)
-    assert this_machine(settings=settings).bandwidth != 2.0
+    assert measure_this_machine(settings=settings).bandwidth != 2.0
     kept = json.loads((settings.home / "rates.json").read_text())["kept"]
     assert len(kept) == 2  # the other's stay for when it comes back
     assert kept[0]["rates"]["read"] == 2.0
@@ -128,7 +128,7 @@ def test_rates_of_another_setup_are_not_those_of_this_one(settings: Settings, ot
 
 def test_threads_of_the_settings_are_used_and_given_back(settings: Settings, tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    this_machine(settings=Settings(tmp_path, "cpu", "float32", threads=before + 1))
+    measure_this_machine(settings=Settings(tmp_path, "cpu", "float32", threads=before + 1))
     assert torch.get_num_threads() == before
     [entry] = json.loads((tmp_path / "rates.json").read_text())["kept"]
     assert entry["setup"]["threads"] == before + 1
@@ -137,13 +137,13 @@ def test_threads_of_the_settings_are_used_and_given_back(settings: Settings, tmp
 def test_rates_of_a_busy_machine_are_told_and_not_kept(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    this_machine(settings=settings)
+    measure_this_machine(settings=settings)
     edit(settings)
-    monkeypatch.setattr(rates, "QUIET", 2.0)
+    monkeypatch.setattr(rates, "MIN_CPU_SHARE", 2.0)
     notes: list[str] = []
-    assert this_machine(settings=settings, anew=True, note=notes.append).bandwidth != 2.0
+    assert measure_this_machine(settings=settings, remeasure=True, note=notes.append).bandwidth != 2.0
     assert len(notes) == 1 and "not kept" in notes[0]
-    assert this_machine(settings=settings).bandwidth == 2.0  # of a quiet hour
+    assert measure_this_machine(settings=settings).bandwidth == 2.0  # of a quiet hour
 
 
 def test_rates_of_a_memory_that_is_nearly_full_are_told_and_not_kept(
@@ -151,7 +151,7 @@ def test_rates_of_a_memory_that_is_nearly_full_are_told_and_not_kept(
 ) -> None:
     monkeypatch.setattr(rates, "free_bytes", lambda device: 8 * 4 * 32 * 64 * 4)  # for 4 of 10 matrices
     notes: list[str] = []
-    assert this_machine(settings=settings, note=notes.append).bandwidth > 0
+    assert measure_this_machine(settings=settings, note=notes.append).bandwidth > 0
     assert len(notes) == 1 and "not kept" in notes[0]
     assert not (settings.home / "rates.json").exists()
 
@@ -171,7 +171,7 @@ def test_what_another_program_takes_is_missing_from_the_share() -> None:
 
 
 def spoil(change: Callable[[dict], object]) -> bytes:
-    setup = vars(Setup("a", "b", 1, 1, "c"))
+    setup = vars(RateSetup("a", "b", 1, 1, "c"))
     content = {"kept": [{"setup": setup, "rates": {"copy": 1.0, "read": 2.0, "flops": 3.0, "share": 1.0}}]}
     change(content)
     return json.dumps(content).encode()
@@ -199,9 +199,9 @@ def test_a_damaged_file_is_measured_over_with_a_note(settings: Settings, content
     settings.home.mkdir()
     (settings.home / "rates.json").write_bytes(content)
     notes: list[str] = []
-    measured = this_machine(settings=settings, note=notes.append)
+    measured = measure_this_machine(settings=settings, note=notes.append)
     assert [note.count("rates.json") for note in notes] == [1]
-    assert this_machine(settings=settings, note=notes.append).bandwidth == measured.bandwidth
+    assert measure_this_machine(settings=settings, note=notes.append).bandwidth == measured.bandwidth
     assert len(notes) == 1
 
 
@@ -212,13 +212,13 @@ def test_rates_that_cannot_be_kept_are_measured_each_time(settings: Settings, bl
     else:
         (settings.home / "rates.json").mkdir(parents=True)
     notes: list[str] = []
-    assert this_machine(settings=settings, note=notes.append).bandwidth > 0
+    assert measure_this_machine(settings=settings, note=notes.append).bandwidth > 0
     assert len(notes) == 1 and "not kept" in notes[0]
 
 
 def test_the_file_does_not_grow_for_ever(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "MOST_KEPT", 2)
+    monkeypatch.setattr(rates, "MAX_SETUPS", 2)
     for threads in (1, 2, 3):
-        this_machine(settings=Settings(settings.home, "cpu", "float32", threads))
+        measure_this_machine(settings=Settings(settings.home, "cpu", "float32", threads))
     kept = json.loads((settings.home / "rates.json").read_text())["kept"]
     assert [entry["setup"]["threads"] for entry in kept] == [2, 3]

@@ -6,7 +6,7 @@ import pytest
 
 from localllm.errors import UsageError
 from localllm.params import params_to_json
-from localllm.receipt import VERSION, Answer, Question, Receipt, read, to_json, to_text
+from localllm.receipt import RECEIPT_VERSION, Answer, Question, Receipt, read, to_json, to_text
 from localllm.request import SamplingParams
 from tests.cli.fake_engine import MODEL, SETUP
 
@@ -29,7 +29,7 @@ def test_a_receipt_comes_back_from_its_file(question: Question) -> None:
     text = to_text(receipt)
     assert json.loads(text) == json.loads(json.dumps(to_json(receipt)))
     assert read(text, "a") == read(text.encode(), "a") == receipt
-    assert read(text, "a").question.sampling == PARAMS
+    assert read(text, "a").question.sampling_params == PARAMS
 
 
 def test_the_output_of_run_holds_one() -> None:
@@ -47,8 +47,10 @@ def test_what_is_no_receipt_is_told(content: bytes) -> None:
 
 
 def test_a_later_version_is_named() -> None:
-    content = json.dumps(to_json(RECEIPT) | {"version": VERSION + 1, "weather": "fine"})
-    with pytest.raises(UsageError, match=rf"of version {VERSION + 1}, and this localllm reads {VERSION}"):
+    content = json.dumps(to_json(RECEIPT) | {"version": RECEIPT_VERSION + 1, "weather": "fine"})
+    with pytest.raises(
+        UsageError, match=rf"of version {RECEIPT_VERSION + 1}, and this localllm reads {RECEIPT_VERSION}"
+    ):
         read(content, "FILE")
 
 

@@ -30,7 +30,7 @@ def test_an_answer_goes_on_to_the_letter_where_the_context_changes_under_it() ->
             assert text + "".join(event.text for event in stream) == expected
             assert llm.context == llm.stats().context == llm.memory.context == context
             assert llm.generate(PROMPT, params).text == expected
-            llm.worker.call(llm.worker.engine.pool.check_idle)
+            llm.worker.call(llm.worker.engine.pool.check_all_free)
 
 
 def test_the_new_context_is_the_one_that_holds() -> None:
@@ -92,8 +92,8 @@ def test_caches_that_cannot_be_made_leave_the_old_size(monkeypatch: pytest.Monke
     made: list[int] = []
     with localllm.load(shared("stories260K"), context=256) as llm:
         expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=60)).text
-        room = type(llm.rooms.own)
-        caches = room.caches
+        room = type(llm.cache_allocation.target)
+        caches = room.allocate
 
         def fail(self: object, decoder: object, memory: object) -> object:
             made.append(1)
@@ -101,7 +101,7 @@ def test_caches_that_cannot_be_made_leave_the_old_size(monkeypatch: pytest.Monke
                 raise MemoryError
             return caches(self, decoder, memory)  # pyright: ignore[reportArgumentType]
 
-        monkeypatch.setattr(room, "caches", fail)
+        monkeypatch.setattr(room, "allocate", fail)
         with pytest.raises(DoesNotFit, match="no memory left"):
             llm.resize(512)
         assert llm.context == 256
@@ -117,8 +117,8 @@ def test_a_draft_model_follows() -> None:
         before = llm.stats()
         assert llm.generate(PROMPT, params).text == expected
         assert llm.stats().accepted_tokens > before.accepted_tokens
-        assert llm.rooms.guesser
-        assert llm.rooms.guesser.context == 512
+        assert llm.cache_allocation.draft_model
+        assert llm.cache_allocation.draft_model.max_len == 512
 
 
 @pytest.mark.parametrize("family", ["Qwen3.5", "Phi-4-mini", "LFM2"])
@@ -155,7 +155,7 @@ def test_vectors_that_are_under_way_begin_anew_where_the_context_changes() -> No
         assert (llm.embed(text, gone=resizing(llm, 512)).vectors == expected).all()
         with pytest.raises(ContextOverflow, match="the context holds 100"):
             llm.embed(text, gone=resizing(llm, 100))
-        llm.worker.call(llm.worker.engine.pool.check_idle)
+        llm.worker.call(llm.worker.engine.pool.check_all_free)
 
 
 def resizing(llm: LLM, context: int) -> Callable[[], bool]:

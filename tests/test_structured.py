@@ -9,9 +9,9 @@ import pytest
 
 import localllm
 from localllm.errors import OutputInvalid, UsageError
-from localllm.llm import LLM, collect
+from localllm.llm import LLM, collect_completion
 from localllm.request import FinishReason, Grammar, GrammarKind, SamplingParams
-from localllm.text.grammar.result import check
+from localllm.text.grammar.result import check_content
 from tests.scripted import write_scripted
 from tests.text.grammar.conftest import DEMO
 from tests.text.grammar.schemas import COUNT, SCHEMAS, Schema
@@ -57,9 +57,9 @@ def finished(llm: LLM, schemas: list[Schema]) -> int:
         under_way.append((schema, request, llm.submit(request)))
     count = 0
     for schema, request, events in under_way:
-        answer = collect(request, events)
+        answer = collect_completion(request, events)
         if answer.finish_reason is FinishReason.STOP:
-            check(of(schema), answer.text)
+            check_content(of(schema), answer.text)
             count += 1
         else:  # nothing but the limit ends an answer early
             assert answer.finish_reason is FinishReason.LENGTH and len(answer.token_ids) == MOST
@@ -92,8 +92,8 @@ def test_other_grammars(demo: LLM, temperature: float) -> None:
         params = SamplingParams(grammar=grammar, temperature=temperature, max_tokens=100, seed=1)
         answer = demo.chat(HELLO, params)
         assert answer.finish_reason is FinishReason.STOP
-        check(grammar, answer.text)
-        assert check(grammar, demo.generate("Once upon a time", params).text) is None
+        check_content(grammar, answer.text)
+        assert check_content(grammar, demo.generate("Once upon a time", params).text) is None
 
 
 def test_others_in_the_batch_say_what_they_say_alone(demo: LLM) -> None:
@@ -102,7 +102,7 @@ def test_others_in_the_batch_say_what_they_say_alone(demo: LLM) -> None:
     constrained = demo.prepare(HELLO, SamplingParams(seed=4, max_tokens=40, grammar=of({"type": "object"})))
     free = demo.prepare(HELLO, plain)
     streams = [(request, demo.submit(request)) for request in (constrained, free)]
-    assert [collect(*stream).text for stream in streams][1] == alone
+    assert [collect_completion(*stream).text for stream in streams][1] == alone
 
 
 def test_an_answer_that_is_cut_is_told_apart(demo: LLM) -> None:
@@ -110,7 +110,7 @@ def test_an_answer_that_is_cut_is_told_apart(demo: LLM) -> None:
     answer = demo.chat(HELLO, SamplingParams(grammar=grammar, max_tokens=3, seed=0))
     assert answer.finish_reason is FinishReason.LENGTH
     with pytest.raises(OutputInvalid):
-        check(grammar, answer.text)
+        check_content(grammar, answer.text)
 
 
 def test_a_model_thinks_before_it_answers(tmp_path: Path) -> None:

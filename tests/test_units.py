@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from localllm.units import count, operations, rate, seconds, size
+from localllm.units import format_bytes, format_count, format_flops, format_rate, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -20,17 +20,17 @@ from localllm.units import count, operations, rate, seconds, size
     ],
 )
 def test_seconds(value, text):
-    assert seconds(value) == text
+    assert format_seconds(value) == text
 
 
 def test_what_rounds_to_a_thousand_is_one_of_the_next_unit():
-    assert [count(v) for v in (999_885_952, 999_900, 999)] == ["1B", "1M", "999"]
-    assert [size(v) for v in (999, 999_600, 999.6e6, 999.4e6)] == ["999 B", "1.00 MB", "1.00 GB", "999 MB"]
-    assert [seconds(v) for v in (0.9997, 0.0009997)] == ["1.00 s", "1.00 ms"]
-    assert [operations(v) for v in (999.7e9, 999e9)] == ["1.00 TFLOP/s", "999 GFLOP/s"]
+    assert [format_count(v) for v in (999_885_952, 999_900, 999)] == ["1B", "1M", "999"]
+    assert [format_bytes(v) for v in (999, 999_600, 999.6e6, 999.4e6)] == ["999 B", "1.00 MB", "1.00 GB", "999 MB"]
+    assert [format_seconds(v) for v in (0.9997, 0.0009997)] == ["1.00 s", "1.00 ms"]
+    assert [format_flops(v) for v in (999.7e9, 999e9)] == ["1.00 TFLOP/s", "999 GFLOP/s"]
 
 
 def test_rates_sizes_and_counts():
-    assert [rate(v) for v in (math.nan, 3.14159, 1234.5)] == ["-", "3.14 tokens/s", "1234 tokens/s"]
-    assert [size(v) for v in (12, 1040000, 16.4e9, 2e12)] == ["12 B", "1.04 MB", "16.4 GB", "2.00 TB"]
-    assert [count(v) for v in (12, 656_000, 135e6, 8.03e9)] == ["12", "656K", "135M", "8.03B"]
+    assert [format_rate(v) for v in (math.nan, 3.14159, 1234.5)] == ["-", "3.14 tokens/s", "1234 tokens/s"]
+    assert [format_bytes(v) for v in (12, 1040000, 16.4e9, 2e12)] == ["12 B", "1.04 MB", "16.4 GB", "2.00 TB"]
+    assert [format_count(v) for v in (12, 656_000, 135e6, 8.03e9)] == ["12", "656K", "135M", "8.03B"]

@@ -1,8 +1,8 @@
-from localllm.visible import one_line, visible
+from localllm.visible import one_line, printable
 
 
 def test_control_codes_are_seen_and_do_nothing():
-    assert visible("a\x1b[2Jb\x7fc\x9bd\te\nf") == "a␛[2Jb␡c\ufffdd\te\nf"
+    assert printable("a\x1b[2Jb\x7fc\x9bd\te\nf") == "a␛[2Jb␡c\ufffdd\te\nf"
 
 
 def test_a_name_stays_in_its_line():

@@ -102,7 +102,7 @@ def test_more_priority_is_answered_first(llm: LLM) -> None:
             llm.submit(llm.prepare(PROMPT, SHORT, priority=priority), lambda said, p=priority: order.append(p))
             for priority in (0, 1, 2)
         ]
-    while any(stream.reply.sequence in llm.worker.replies for stream in streams) or len(order) < 3:
+    while any(stream.output.sequence in llm.worker.outputs for stream in streams) or len(order) < 3:
         time.sleep(0.001)
     llm.worker.engine.scheduler.max_running = before
     assert order == [2] * 8 + [1] * 8 + [0] * 8
@@ -153,7 +153,7 @@ def test_numbers_are_read_while_a_step_runs(llm: LLM) -> None:
 
 def test_who_is_in_no_hurry_may_let_any_number_wait() -> None:
     with localllm.load(shared("stories260K"), max_queue=1) as llm:
-        llm.unhurried()
+        llm.prefer_throughput()
         request = llm.prepare(PROMPT, SHORT)
         with held(llm):
             streams = [llm.submit(request) for _ in range(600)]

@@ -10,12 +10,12 @@ import torch
 import transformers
 
 from localllm.arch.cost import state_bytes
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.runtime.engine import Engine
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
 from localllm.runtime.speculation.drafter import Drafter
@@ -97,9 +97,9 @@ def make_engine(
     blocks, as beside a GPU's."""
     header = read_header(folder)
     check_quantization(header.config)
-    config = describe(header.config)
+    config = parse_config(header.config)
     rows = rows if state_bytes(config, dtype.itemsize) else 0
-    decoder = Decoder(config, Source(Weights(header), device, dtype), context)
+    decoder = Decoder(config, WeightSource(Weights(header), device, dtype), context)
     captured = context if graphs or device.type == "cuda" else None
     runner = Runner(
         decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running, captured, deterministic

@@ -14,6 +14,6 @@ def no_instructions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(platform, "machine", lambda: "x86_64")
         patch.setattr(compile, "features", dict)
-        compile.runs_here.cache_clear()
+        compile.cpu_supported.cache_clear()
         yield
-    compile.runs_here.cache_clear()
+    compile.cpu_supported.cache_clear()

@@ -14,16 +14,16 @@ from huggingface_hub import HfApi
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from localllm.arch.cost import parameters
-from localllm.arch.describe import describe
+from localllm.arch.cost import parameter_count
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.remote import remote_header
 from localllm.errors import LocalLLMError
 from localllm.hub import pull
-from localllm.hub.catalog import CatalogEntry, catalog, entries
-from localllm.hub.http import told
-from localllm.hub.names import repo_of
-from localllm.units import count
+from localllm.hub.catalog import CatalogEntry, catalog, catalog_entries
+from localllm.hub.http import translate_errors
+from localllm.hub.names import repo_of_entry
+from localllm.units import format_count
 
 AT_A_TIME = 4
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
@@ -32,21 +32,21 @@ PARAMETERS_WITHIN, BYTES_WITHIN = 0.02, 0.06  # of what is stated; bytes are sta
 
 def differences(entry: CatalogEntry) -> Iterator[str]:
     """What the Hub says otherwise, a sentence for each. Raises what `pull` and `describe` raise."""
-    repo = repo_of(entry)
+    repo = repo_of_entry(entry)
     assert repo
-    with told(repo):
+    with translate_errors(repo):
         page = HfApi().model_info(repo.repo, revision=repo.revision)
     license = stated_license(page.card_data)
     yield from differing("license", entry.license, license or entry.license)  # copies often state none
     yield from differing("gated", entry.gated, bool(page.gated))
-    order = pull.order(repo, lambda text: None)
+    order = pull.plan_pull(repo, lambda text: None)
     yield from differing("bytes", entry.bytes, order.total_bytes, BYTES_WITHIN)
     config = remote_header(order, lambda text: None).config
     check_quantization(config)
-    model = describe(config)
+    model = parse_config(config)
     stated = entry.parameters and float(entry.parameters[:-1]) * UNITS[entry.parameters[-1]]
-    if list(differing("", stated, parameters(model), PARAMETERS_WITHIN)):
-        yield from differing("parameters", entry.parameters, count(parameters(model)))
+    if list(differing("", stated, parameter_count(model), PARAMETERS_WITHIN)):
+        yield from differing("parameters", entry.parameters, format_count(parameter_count(model)))
     yield from differing("context", entry.context, model.max_context)
 
 
@@ -78,7 +78,7 @@ def main(names: Sequence[str]) -> int:
     if unknown:
         print(f"models.toml has no {', '.join(unknown)}", file=sys.stderr)
         return 2
-    chosen = [catalog()[name] for name in names] or entries()
+    chosen = [catalog()[name] for name in names] or catalog_entries()
     of_the_hub = [entry for entry in chosen if entry.repo]
     with ThreadPoolExecutor(AT_A_TIME) as threads:
         reports = []

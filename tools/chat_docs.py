@@ -13,7 +13,7 @@ from textual.binding import Binding  # noqa: E402
 
 from localllm.tui.chat_screen import ChatScreen  # noqa: E402 (this tree, installed or not)
 from localllm.tui.inspector.panel import Inspector  # noqa: E402
-from localllm.tui.inspector.timeline import TimeLine  # noqa: E402
+from localllm.tui.inspector.timeline import Timeline  # noqa: E402
 from localllm.tui.inspector.tokens import Tokens  # noqa: E402
 from localllm.tui.prompt import Prompt  # noqa: E402
 from localllm.tui.sessions_screen import SessionsScreen  # noqa: E402
@@ -28,7 +28,7 @@ PLACES = {
     "the prompt": Prompt,
     "a turn that is chosen": Transcript,
     "the inspector": Inspector,
-    "its time line": TimeLine,
+    "its time line": Timeline,
     "its tokens": Tokens,
     "the settings": SettingsPanel,
     "conversations, models": SessionsScreen,

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from localllm.cli.app import app  # noqa: E402 (this tree, installed or not)
-from localllm.cli.complete import WORDS  # noqa: E402
+from localllm.cli.complete import COMMAND_TABLE  # noqa: E402
 from tools import json_docs, man_docs  # noqa: E402
 
 PAGE = ROOT / "docs" / "cli.md"
@@ -97,6 +97,6 @@ def fill(folder: Path, wanted: Mapping[Path, str]) -> None:
 
 if __name__ == "__main__":
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    WORDS.write_text(words(), encoding="utf-8")
+    COMMAND_TABLE.write_text(words(), encoding="utf-8")
     fill(json_docs.FOLDER, json_docs.schemas())
     fill(man_docs.FOLDER, man_docs.pages())

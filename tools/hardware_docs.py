@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from localllm.hardware import catalogued, names  # noqa: E402 (this tree, installed or not)
+from localllm.hardware import device_names, find_device  # noqa: E402 (this tree, installed or not)
 
 PAGE = ROOT / "docs" / "hardware.md"
 SECTION = re.compile(r"(<!-- catalogue -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -16,7 +16,7 @@ SECTION = re.compile(r"(<!-- catalogue -->\n).*?(<!-- end -->)", re.DOTALL)
 def table() -> str:
     """One row a device, in the order of the catalogue."""
     rows = ["| device | memory, GB | bandwidth, GB/s | TFLOP/s | source |", "| --- | --- | --- | --- | --- |"]
-    for device in map(catalogued, names()):
+    for device in map(find_device, device_names()):
         figures = (device.memory_bytes / 1e9, device.bandwidth / 1e9, device.flops / 1e12)
         rows.append(" | ".join([f"| {device.name}", *(f"{figure:g}" for figure in figures), f"{device.source} |"]))
     return "\n".join(rows)

@@ -19,8 +19,8 @@ from typing_extensions import is_typeddict
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from localllm.cli.printed import PRINTED, Form  # noqa: E402 (this tree, installed or not)
-from localllm.cli.printed_bench import FLAT  # noqa: E402
+from localllm.cli.printed import JSON_OUTPUTS, JsonOutput  # noqa: E402 (this tree, installed or not)
+from localllm.cli.printed_bench import FLATTEN  # noqa: E402
 
 FOLDER = ROOT / "docs" / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -28,10 +28,10 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 def schemas() -> dict[Path, str]:
     """Files and what belongs into them."""
-    return {FOLDER / f"{command}.json": text_of(command, form) for command, form in PRINTED.items()}
+    return {FOLDER / f"{command}.json": text_of(command, form) for command, form in JSON_OUTPUTS.items()}
 
 
-def text_of(command: str, form: Form) -> str:
+def text_of(command: str, form: JsonOutput) -> str:
     shape = {"object": "", "array": ", an array", "lines": ", each line of it"}[form.stdout]
     kind = list[form.type] if form.stdout == "array" else form.type
     schema = TypeAdapter(kind).json_schema(mode="serialization", schema_generator=Described)
@@ -65,7 +65,7 @@ class Described(GenerateJsonSchema):
         properties, required = dict[str, Any](), list[str]()
         for name, hint in get_type_hints(kind, include_extras=True).items():
             field = found["properties"][name]
-            if FLAT in getattr(hint, "__metadata__", ()):
+            if FLATTEN in getattr(hint, "__metadata__", ()):
                 whole = cast(dict[str, Any], self.get_schema_from_definitions(JsonRef(field["$ref"])))
                 properties |= whole["properties"]
                 required += whole["required"]

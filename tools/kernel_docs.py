@@ -18,8 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 from localllm.runtime.kernels import gpu  # noqa: E402 (this tree, installed or not)
 from localllm.runtime.kernels.gpu import aot  # noqa: E402
-from localllm.runtime.kernels.gpu.aot import Compiled  # noqa: E402
-from localllm.runtime.kernels.gpu.launch import GPUS, noting  # noqa: E402
+from localllm.runtime.kernels.gpu.aot import CompiledTriton  # noqa: E402
+from localllm.runtime.kernels.gpu.launch import GPUS, record_launches  # noqa: E402
 
 PAGE = ROOT / "docs" / "kernels.md"
 MARKS = ("<!-- kernels -->\n", "<!-- end -->")
@@ -40,7 +40,7 @@ def fewest() -> Iterator[tuple[Example, Callable[[], object]]]:
     """Of the examples as many as it takes to launch every kernel."""
     seen: set[str] = set()
     for example, launch in examples():
-        with noting(GPUS[90]) as launches:
+        with record_launches(GPUS[90]) as launches:
             launch()
         names = {noted.kernel.__name__ for noted in launches}
         if names - seen:
@@ -48,18 +48,18 @@ def fewest() -> Iterator[tuple[Example, Callable[[], object]]]:
             yield example, launch
 
 
-def compiled(example: Example) -> dict[int, list[Compiled]]:
+def compiled(example: Example) -> dict[int, list[CompiledTriton]]:
     """Its kernels in the order of their launch, for each architecture."""
     launch = dict(examples())[example]
     found = {}
     for arch, device in GPUS.items():
-        with noting(device) as launches:
+        with record_launches(device) as launches:
             launch()
         found[arch] = [aot.compile_for(noted, arch) for noted in launches]
     return found
 
 
-def table(found: dict[Example, dict[int, list[Compiled]]]) -> str:
+def table(found: dict[Example, dict[int, list[CompiledTriton]]]) -> str:
     """One row a kernel of an example: warps, registers and KiB of shared memory for each architecture."""
     head = ["kernel", "example", *(f"sm_{arch}" for arch in GPUS)]
     rows = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
@@ -70,9 +70,9 @@ def table(found: dict[Example, dict[int, list[Compiled]]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def cell(kernels: Iterator[Compiled]) -> str:
+def cell(kernels: Iterator[CompiledTriton]) -> str:
     """Of one kernel, which an example may launch several times, and not on every architecture."""
-    each = dict.fromkeys(f"{k.warps} · {k.registers} · {k.shared / 1024:.3g}" for k in kernels)
+    each = dict.fromkeys(f"{k.warps} · {k.registers} · {k.shared_bytes / 1024:.3g}" for k in kernels)
     return ", ".join(each) or "none"
 
 
@@ -82,13 +82,13 @@ def render(page: str, rows: str) -> str:
     return before + MARKS[0] + rows + MARKS[1] + rest.split(MARKS[1])[1]
 
 
-def faults(found: dict[Example, dict[int, list[Compiled]]]) -> list[str]:
+def faults(found: dict[Example, dict[int, list[CompiledTriton]]]) -> list[str]:
     every = ((example, k) for example, by_arch in found.items() for ks in by_arch.values() for k in ks)
     return [
-        f"{k.name} ({example}) on sm_{k.arch}: {k.spilled} bytes spilled, {k.shared} of shared memory, "
-        f"before it waits: {', '.join(sorted(k.too_early)) or 'nothing'}"
+        f"{k.name} ({example}) on sm_{k.arch}: {k.spilled_bytes} bytes spilled, {k.shared_bytes} of shared "
+        f"memory, before it waits: {', '.join(sorted(k.premature_instructions)) or 'nothing'}"
         for (_, example), k in every
-        if not k.fits or k.too_early
+        if not k.fits or k.premature_instructions
     ]
 
 

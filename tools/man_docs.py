@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from localllm import __version__  # noqa: E402 (this tree, installed or not)
-from localllm.cli.app import CONTEXT, app  # noqa: E402
+from localllm.cli.app import CONTEXT_SETTINGS, app  # noqa: E402
 
 FOLDER = ROOT / "man"
 PAGE = ROOT / "docs" / "cli.md"
@@ -77,7 +77,7 @@ def argument(place: Any) -> str:
 
 
 def options(command: Any) -> str:
-    context = typer.Context(command, help_option_names=CONTEXT["help_option_names"])
+    context = typer.Context(command, help_option_names=CONTEXT_SETTINGS["help_option_names"])
     found = []
     for option in command.get_params(context):
         if option.param_type_name == "option":

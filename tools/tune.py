@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from localllm.quant.formats.planes import planes_of
+from localllm.quant.formats.planes import pack_codes
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.gpu import skinny_plain, skinny_planes
 from localllm.runtime.kernels.gpu.aot import SHARED_BYTES
 from localllm.runtime.kernels.gpu.launch import gpu_of
-from localllm.runtime.kernels.gpu.tiles import TABLE, Tile, measured
+from localllm.runtime.kernels.gpu.tiles import TILES_PATH, Tile, measured_tiles
 
 SHAPES = [  # [out, in] of Llama 1B, 8B and a model of 32B: q with k and v, o, gate with up, down, head
     *[(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048)],
@@ -49,7 +49,7 @@ def weights_of(kind: str, rows: int, columns: int) -> list[Tensor | QuantizedTen
         bits, groups = (4, columns // GROUP) if kind == "int4" else (8, 1)
         codes = torch.randint(0, 16, (rows, columns), device="cuda", dtype=torch.uint8)
         scale = torch.rand(rows, groups, device="cuda").bfloat16()
-        return planes_of(codes, GROUP if kind == "int4" else None, bits, scale=scale)
+        return pack_codes(codes, GROUP if kind == "int4" else None, bits, scale=scale)
 
     first = made()
     return [first] + [made() for _ in range(max(1, CACHE_BYTES // first.nbytes))]
@@ -82,9 +82,9 @@ def best(kind: str, rows: int, columns: int, tokens: int) -> tuple[Tile, float]:
         def run(tile: Tile = tile) -> None:
             for weight in weights:
                 if isinstance(weight, QuantizedTensor):
-                    skinny_planes.product(x, weight, tile=tile)
+                    skinny_planes.packed_matmul(x, weight, tile=tile)
                 else:
-                    skinny_plain.product(x, weight, tile=tile)
+                    skinny_plain.dense_matmul(x, weight, tile=tile)
 
         try:
             graphs[tile] = captured(run)
@@ -100,14 +100,14 @@ def best(kind: str, rows: int, columns: int, tokens: int) -> tuple[Tile, float]:
 
 
 def write(table: dict[tuple[int, str, int, int], Tile]) -> None:
-    comment = [line for line in TABLE.read_text().splitlines() if line.startswith("#")]
+    comment = [line for line in TILES_PATH.read_text().splitlines() if line.startswith("#")]
     lines = ["\n".join(comment[:2]).replace(" No GPU has been measured yet.", "")]
     for (arch, kind, rows, columns), tile in sorted(table.items()):
         lines.append(
             f'[[tile]]\narch = {arch}\nkind = "{kind}"\nrows = {rows}\ncolumns = {columns}\n'
-            f"block = {tile.block}\nwarps = {tile.warps}\nstages = {tile.stages}\nsplits = {tile.splits}"
+            f"block = {tile.block_rows}\nwarps = {tile.warps}\nstages = {tile.stages}\nsplits = {tile.splits}"
         )
-    TABLE.write_text("\n\n".join(lines) + "\n")
+    TILES_PATH.write_text("\n\n".join(lines) + "\n")
 
 
 def main() -> int:
@@ -125,7 +125,7 @@ def main() -> int:
         print(f"tune.py knows no sm_{arch}", file=sys.stderr)
         return 3
     shapes = [(asked.rows, asked.columns)] if asked.rows and asked.columns else SHAPES
-    table = dict(measured())
+    table = dict(measured_tiles())
     for kind, (rows, columns) in itertools.product(asked.kind or KINDS, shapes):
         tile, time = best(kind, rows, columns, asked.tokens)
         table[arch, kind, rows, columns] = tile

@@ -14,7 +14,7 @@ from bench.gpu.generated import RandomSource
 from bench.gpu.setting import Setting
 from localllm.quant.packing import INT4, INT8
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize.compressed import Scheme, quantization_config, scheme_of, stored
+from localllm.quantize.compressed import StorageScheme, choose_scheme, quantization_config, to_stored_tensors
 
 
 def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
@@ -29,7 +29,7 @@ def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
         **{"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden), "mlp.down_proj": (hidden, ffn)},
     }
     norms = ("input_layernorm", "post_attention_layernorm")
-    schemes: dict[str, Scheme] = {}
+    schemes: dict[str, StorageScheme] = {}
     places: dict[str, str] = {}
     size = 0
 
@@ -40,10 +40,10 @@ def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
         size += sum(tensor.nbytes for tensor in tensors.values())
 
     @functools.cache  # packing takes longer than writing: all layers have the same numbers
-    def packed(form: str, rows: int, columns: int) -> tuple[Scheme, dict[str, Tensor]]:
+    def packed(form: str, rows: int, columns: int) -> tuple[StorageScheme, dict[str, Tensor]]:
         weight = on_cpu(source.packed(form, rows, columns))
-        scheme = scheme_of(weight, activations=False)
-        return scheme, stored(weight, scheme)
+        scheme = choose_scheme(weight, activations=False)
+        return scheme, to_stored_tensors(weight, scheme)
 
     def quantized(module: str, form: str, rows: int, columns: int) -> dict[str, Tensor]:
         schemes[module], parts = packed(form, rows, columns)

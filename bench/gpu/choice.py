@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from localllm.runtime.kernels.registry import KERNELS, Kernel, always
+from localllm.runtime.kernels.registry import KERNELS, Kernel, always_supported
 
 
 @contextmanager
-def first(operation: str, run: Callable[..., Any], when: Callable[..., str | None] = always) -> Iterator[None]:
+def first(
+    operation: str, run: Callable[..., Any], when: Callable[..., str | None] = always_supported
+) -> Iterator[None]:
     """`run` goes before all kernels of the operation where `when` accepts the call."""
     added = Kernel(operation, "bench", when, run)
     KERNELS[operation].insert(0, added)
@@ -20,7 +22,7 @@ def first(operation: str, run: Callable[..., Any], when: Callable[..., str | Non
 
 
 @contextmanager
-def reference_of(operation: str, when: Callable[..., str | None] = always) -> Iterator[None]:
+def reference_of(operation: str, when: Callable[..., str | None] = always_supported) -> Iterator[None]:
     """Calls that `when` accepts are computed by the reference, plain torch one operation after another."""
     with first(operation, KERNELS[operation][-1].run, when):
         yield
@@ -28,4 +30,4 @@ def reference_of(operation: str, when: Callable[..., str | None] = always) -> It
 
 def chosen(operation: str, arguments: tuple[Any, ...], after: Callable[..., Any]) -> Kernel:
     """The kernel that would run without `after`, which is one of them."""
-    return next(k for k in KERNELS[operation] if k.run is not after and k.when(*arguments) is None)
+    return next(k for k in KERNELS[operation] if k.run is not after and k.unsupported(*arguments) is None)

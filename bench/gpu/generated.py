@@ -10,13 +10,13 @@ from torch import Tensor
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
-from localllm.arch.describe import describe
-from localllm.arch.layout import Layout
+from localllm.arch.describe import parse_config
+from localllm.arch.layout import TensorLayout
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.packing import INT4, INT8
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 Form = Literal["bf16", "int8", "int4"]
 GROUP = 128  # columns that share a scale in INT4
@@ -83,7 +83,7 @@ class Made:
         return WeightBytes(self.layers, 0, self.head, self.tables)
 
 
-class RandomSource(Source):
+class RandomSource(WeightSource):
     """Random weights of any name and shape, made on the device. As `--quant` leaves them, the layers' matrices are
     in `form`, a head is in INT8 wherever they are quantized, the embedding is not quantized."""
 
@@ -96,7 +96,7 @@ class RandomSource(Source):
         prefix: str = "",
         made: Made | None = None,
     ):
-        nothing = Header(Path("generated"), {}, {}, {}, Layout())
+        nothing = Header(Path("generated"), {}, {}, {}, TensorLayout())
         super().__init__(Weights(nothing), device, dtype)
         self.form: Form = form
         self.tied = tied
@@ -109,17 +109,17 @@ class RandomSource(Source):
     def has_matrix(self, name: str) -> bool:
         return False
 
-    def norm(self, name: str, size: int) -> Tensor:
-        return self.exact(name, size) + 1
+    def norm_weight(self, name: str, size: int) -> Tensor:
+        return self.float32_tensor(name, size) + 1
 
-    def exact(self, name: str, *shape: int) -> Tensor:
+    def float32_tensor(self, name: str, *shape: int) -> Tensor:
         return self.counted(name, torch.randn(shape, device=self.device) / 10)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         found = torch.empty(shape, device=self.device, dtype=self.dtype)
         return self.counted(name, found.normal_(std=shape[-1] ** -0.5))
 
-    def table(self, name: str, rows: int, columns: int) -> Tensor:
+    def lookup_table(self, name: str, rows: int, columns: int) -> Tensor:
         return self.tensor(name, rows, columns)
 
     def matrices(
@@ -133,9 +133,9 @@ class RandomSource(Source):
             return self.tensor(name, rows, columns)
         packed = self.packed(INT8 if self.form == "int8" or name == "lm_head" else INT4, rows, columns)
         self.made.add(self.prefix + name, packed.nbytes, self.tied)
-        return self.kept(packed, name)
+        return self.packed_or_dequantized(packed, name)
 
-    def plain(self, name: str, rows: int, columns: int) -> Tensor:
+    def dequantized_matrix(self, name: str, rows: int, columns: int) -> Tensor:
         return self.tensor(name, rows, columns)
 
     def packed(self, form: str, rows: int, columns: int) -> QuantizedTensor:
@@ -155,5 +155,5 @@ class RandomSource(Source):
 
 def config_of(shape: dict[str, Any], form: Form) -> ModelConfig:
     """Of a model whose head is quantized it is apart from the embedding."""
-    config = describe(shape)
+    config = parse_config(shape)
     return config if form == "bf16" else replace(config, tie_embeddings=False)

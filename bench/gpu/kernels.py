@@ -77,7 +77,7 @@ def of_step(setting: Setting, model: Model, form: Form, context: int, batch: int
     states = [SequenceState(pool) for _ in range(batch)]
     for state in states:
         state.extend(context)
-    step = Batch.of(states, [[7 + i] for i in range(batch)], list(range(batch)), setting.device)
+    step = Batch.from_states(states, [[7 + i] for i in range(batch)], list(range(batch)), setting.device)
 
     def run() -> Tensor:
         return runner.model(step, runner.caches)
@@ -141,7 +141,7 @@ def only(shapes: str) -> Callable[..., str | None]:
 
 def again(operation: str, calls: Calls) -> Callable[[], None]:
     """The same calls, with nothing between."""
-    runs = [next(k for k in KERNELS[operation] if k.when(*a) is None).run for a in calls.arguments]
+    runs = [next(k for k in KERNELS[operation] if k.unsupported(*a) is None).run for a in calls.arguments]
 
     def run() -> None:
         for one, arguments in zip(runs, calls.arguments, strict=True):
@@ -182,7 +182,7 @@ def attention_alone(setting: Setting, context: int, batch: int, ceiling: float) 
     states = [SequenceState(pool) for _ in range(batch)]
     for state in states:
         state.extend(context)
-    step = Batch.of(states, [[0]] * batch, [], setting.device)
+    step = Batch.from_states(states, [[0]] * batch, [], setting.device)
     caches = [
         KVCache(batch * blocks_for(context), BLOCK_SIZE, kv_heads, dim, DTYPE, setting.device)
         for _ in range(CACHES)

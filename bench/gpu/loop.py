@@ -11,7 +11,7 @@ from bench.gpu.clock import finished
 from bench.gpu.generated import Form, RandomSource, config_of
 from bench.gpu.setting import Setting
 from localllm.arch.config import ModelConfig
-from localllm.arch.cost import Share, WeightBytes, bytes_read, parameters
+from localllm.arch.cost import SequenceStep, WeightBytes, bytes_read, parameter_count
 from localllm.metrics import Stopwatch
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, blocks_for
 from localllm.request import Request, SamplingParams
@@ -36,7 +36,7 @@ class Model:
 
     def step_bytes(self, context: int, batch: int) -> int:
         """What a step of so many sequences has to read, each once."""
-        share = Share(tokens=1, context=context, sequences=batch)
+        share = SequenceStep(tokens=1, context=context, sequences=batch)
         return bytes_read(self.config, self.weights, (share,), DTYPE.itemsize)
 
 
@@ -59,7 +59,7 @@ def generate(
     blocks = sequences * blocks_for(context + ANSWER)
     captured = context + ANSWER if setting.device.type == "cuda" else None
     runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device, 0, kv_dtype, MAX_RUNNING, captured)
-    for cache in runner.paged:
+    for cache in runner.paged_caches:
         for part in vars(cache).values():
             if isinstance(part, torch.Tensor):
                 part.copy_(torch.randn(part.shape, device=part.device, dtype=DTYPE))
@@ -73,8 +73,8 @@ def generate(
 def needed_bytes(shape: dict[str, Any], form: Form, context: int, sequences: int = 1) -> int:
     """Of memory, with some room for what is computed."""
     config = config_of(shape, form)
-    step = (Share(1, context + ANSWER, sequences=sequences),)
-    weights = WeightBytes(round(parameters(config) * ELEMENT_BYTES[form]), 0, 0, 0)
+    step = (SequenceStep(1, context + ANSWER, sequences=sequences),)
+    weights = WeightBytes(round(parameter_count(config) * ELEMENT_BYTES[form]), 0, 0, 0)
     return bytes_read(config, weights, step, DTYPE.itemsize) + ROOM
 
 
@@ -82,7 +82,7 @@ def ask(model: Model, prompt: list[int], answer: int) -> Sequence:
     """A greedy request, handed to the engine."""
     params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     sequence = Sequence(Request(tuple(prompt), params, 0.0), 0, frozenset(), len(prompt) + answer, Stopwatch(0.0))
-    model.engine.submit(sequence)
+    model.engine.add_sequence(sequence)
     return sequence
 
 
@@ -95,7 +95,7 @@ def remember(model: Model, prompt: list[int]) -> None:
     """Let the engine find the prompt's blocks, whatever numbers are in them, as if it had computed them."""
     state = SequenceState(model.engine.pool)
     state.extend(len(prompt))
-    state.remember(prompt)
+    state.cache_full_blocks(prompt)
     state.free()
 
 
@@ -105,17 +105,17 @@ class Guesses:
     def __init__(self, count: int):
         self.count = count
 
-    def wants(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         return True
 
     def draft(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            sequence.drafts = sequence.token_ids[-1:] * min(self.count, sequence.room)
+            sequence.draft_ids = sequence.token_ids[-1:] * min(self.count, sequence.max_drafts)
 
-    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         pass
 
-    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
         pass
 
     def forget(self, sequence: Sequence) -> None:
@@ -153,7 +153,7 @@ def step_seconds(model: Model, context: int, batch: int, steps: int, drafts: int
 def until(engine: Engine, sequences: list[Sequence], tokens: int) -> None:
     """Steps until each has answered so many tokens."""
     for _ in range(100_000):
-        if all(len(s.token_ids) - s.prompt_length >= tokens for s in sequences):
+        if all(len(s.token_ids) - s.prompt_len >= tokens for s in sequences):
             return
         if any(event.error for event in engine.step()):
             raise RuntimeError("the model computed no number")
@@ -168,5 +168,5 @@ def let_go(engine: Engine, sequences: Iterable[Sequence]) -> None:
     """Ends answers, and the step that is still under way for them."""
     for sequence in sequences:
         engine.cancel(sequence)
-    while engine.busy:
+    while engine.has_unfinished_requests:
         engine.step()

@@ -16,7 +16,7 @@ from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import DTYPE, Model, ask, generate, let_go, needed_bytes, prompt_of, until
 from bench.gpu.setting import Row, Setting, judged
 from localllm.arch.config import AttentionConfig
-from localllm.arch.cost import Share, flops, pairs
+from localllm.arch.cost import SequenceStep, flops, query_key_pairs
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
@@ -43,7 +43,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         for chunk in sorted({TOKEN_BUDGET[setting.device.type], *CHUNKS}):
             model.engine.scheduler.token_budget = chunk
             taken = first_token_seconds(model, tokens, chunk)
-            rate = flops(model.config, (Share(tokens, tokens),)) / taken
+            rate = flops(model.config, (SequenceStep(tokens, tokens),)) / taken
             yield {
                 **{"what": f"8B {form}", "tokens": tokens, "tokens a step": chunk, "ms": taken * 1e3},
                 **{"tokens/s": tokens / taken, "TFLOP/s": rate / 1e12, "of peak": rate / peak},
@@ -78,10 +78,10 @@ def attention_rows(setting: Setting, tokens: int, peak: float) -> Iterator[Row]:
     pool = BlockPool(blocks_for(tokens), BLOCK_SIZE)
     state = SequenceState(pool)
     state.extend(tokens)
-    batch = Batch.of([state], [[0] * tokens], [], setting.device)
+    batch = Batch.from_states([state], [[0] * tokens], [], setting.device)
     cache = KVCache(blocks_for(tokens), BLOCK_SIZE, kv_heads, dim, DTYPE, setting.device)
     k, v = (torch.randn(tokens, kv_heads, dim, device=setting.device, dtype=DTYPE) for _ in range(2))
-    cache.append(k, v, batch.slot)
+    cache.append(k, v, batch.slot_mapping)
     q = torch.randn(tokens, heads, dim, device=setting.device, dtype=DTYPE)
     whole = [x.transpose(0, 1)[None].contiguous() for x in (q, k, v)]  # [1, heads, T, dim]
 
@@ -103,7 +103,7 @@ def attention_rows(setting: Setting, tokens: int, peak: float) -> Iterator[Row]:
             continue
         assert (got - expected).norm() < 0.02 * expected.norm(), f"torch {name} gives something else"
         works[f"torch {name}"] = lambda backend=backend: theirs(backend)
-    count = 4 * heads * dim * pairs(config, Share(tokens, tokens))
+    count = 4 * heads * dim * query_key_pairs(config, SequenceStep(tokens, tokens))
     for name, taken in in_turns(works, setting.device).items():
         rate = count / taken
         yield {

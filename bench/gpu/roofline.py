@@ -10,7 +10,7 @@ from bench.gpu.ceilings import copy_bandwidth
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import Model, generate, needed_bytes, step_seconds
 from bench.gpu.setting import Row, Setting, judged
-from localllm.runtime.graphs import WIDTHS
+from localllm.runtime.graphs import QUERY_LENS
 
 BUDGET_S = 130
 STEPS = 48  # of a window
@@ -58,7 +58,7 @@ def of_model(setting: Setting, name: str, form: Form, ceiling: float) -> Iterato
     alone = step_seconds(model, contexts[0], 1, steps(setting))[0] if batches else 0.0
     for batch in batches:
         yield batch_row(setting, model, name, form, contexts[0], batch, alone)
-    for width in WIDTHS[1:] if batches else ():
+    for width in QUERY_LENS[1:] if batches else ():
         yield width_row(setting, model, name, form, contexts[0], width, alone)
 
 
@@ -72,7 +72,7 @@ def row(setting: Setting, model: Model, name: str, form: Form, context: int, cei
     found: Row = {
         **{"model": name, "weights": form, "context": context, "batch": 1},
         **{"ms/token": taken * 1e3, "tokens/s": 1 / taken, "GB/s": rate / 1e9},
-        **{"of copy": rate / ceiling, "apart": apart, "graphs": model.engine.runner.without_graphs or "yes"},
+        **{"of copy": rate / ceiling, "apart": apart, "graphs": model.engine.runner.no_graphs_reason or "yes"},
     }
     line = LINES.get((name, form)) if context <= CONTEXTS[0] else None
     return found | (judged(rate / ceiling, *line) if line else {})

@@ -18,8 +18,10 @@ class TorchInt4Source(RandomSource):
     def under(self, name: str) -> "TorchInt4Source":
         return TorchInt4Source(self.form, self.device, self.dtype, self.tied, f"{self.prefix}{name}.", self.made)
 
-    def kept(self, weight: QuantizedTensor, name: str) -> Tensor | QuantizedTensor:
-        return repacked(weight, self.dtype) if weight.format == INT4 else super().kept(weight, name)
+    def packed_or_dequantized(self, weight: QuantizedTensor, name: str) -> Tensor | QuantizedTensor:
+        return (
+            repacked(weight, self.dtype) if weight.format == INT4 else super().packed_or_dequantized(weight, name)
+        )
 
 
 def repacked(weight: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
@@ -27,7 +29,7 @@ def repacked(weight: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
     assert weight.group, "torch's product is of groups"
     q, scale = weight.parts["q"], weight.parts["scale"].to(dtype)
     if q.device.type == "cpu":
-        codes = int4.unpack(q, weight.shape[1]).int()
+        codes = int4.unpack_int4(q, weight.shape[1]).int()
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     else:  # the first of two columns in the high bits
         packed = torch.ops.aten._convert_weight_to_int4pack((q << 4) | (q >> 4), INNER_TILES)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from localllm.request import Request, SamplingParams, ToolUse
-from localllm.text.infill import infill, infill_ends
+from localllm.text.infill import encode_infill, infill_end_ids
 from localllm.text.tokenizer import Tokenizer
 
 Prompt = str | list[int] | list[dict[str, Any]]
 
 
-class Preparing(Protocol):
+class RequestPreparer(Protocol):
     """What `Asked.prepare` needs of an LLM."""
 
     tokenizer: Tokenizer
@@ -33,7 +33,7 @@ class Preparing(Protocol):
         tools: Sequence[Mapping[str, Any]] | None,
         template_arguments: Mapping[str, Any] | None,
         *,
-        tools_unread: bool = False,
+        allow_ignored_tools: bool = False,
     ) -> list[int]: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
@@ -41,7 +41,7 @@ class Preparing(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """What one body asks of a model."""
 
     model: str
@@ -74,23 +74,23 @@ class Asked:
 
     stream: bool = False
     include_usage: bool = False
-    timings: bool = False
+    timings_per_token: bool = False
     """Each token is told of, also one without text, and how the answer goes with it."""
 
     @property
-    def each(self) -> int:
+    def answers_per_prompt(self) -> int:
         """How many answers are made of each prompt."""
         return self.best_of or self.n
 
-    def prepare(self, llm: Preparing) -> list[Request]:
+    def prepare(self, llm: RequestPreparer) -> list[Request]:
         """`each` requests of the first prompt, then of the second, ... Raises ContextOverflow and UsageError as
         `LLM.prepare` does, UnsupportedModel where the model fills no gaps."""
         params, prompts = self.params, self.prompts
         if self.best_of is not None and params.logprobs is None:
             params = replace(params, logprobs=0)  # which tell the likeliest
         if self.suffix is not None:
-            prompts = [infill(llm.tokenizer, str(prompt), self.suffix) for prompt in prompts]
-            params = replace(params, stop_ids=(*params.stop_ids, *infill_ends(llm.tokenizer)))
+            prompts = [encode_infill(llm.tokenizer, str(prompt), self.suffix) for prompt in prompts]
+            params = replace(params, stop_ids=(*params.stop_ids, *infill_end_ids(llm.tokenizer)))
         arguments = self._arguments(llm)
         first = [
             llm.prepare(
@@ -98,14 +98,20 @@ class Asked:
             )
             for prompt in prompts
         ]
-        return [request.another(place) if place else request for request in first for place in range(self.each)]
+        return [
+            request.with_choice_index(place) if place else request
+            for request in first
+            for place in range(self.answers_per_prompt)
+        ]
 
-    def count(self, llm: Preparing) -> int:
+    def count_prompt_tokens(self, llm: RequestPreparer) -> int:
         """How many tokens the prompts have, also where the context has no room for them. Raises UsageError."""
         arguments, unread = self._arguments(llm), self.tool_use.must_call
-        return sum(len(llm.encode(prompt, self.tools, arguments, tools_unread=unread)) for prompt in self.prompts)
+        return sum(
+            len(llm.encode(prompt, self.tools, arguments, allow_ignored_tools=unread)) for prompt in self.prompts
+        )
 
-    def _arguments(self, llm: Preparing) -> dict[str, Any]:
+    def _arguments(self, llm: RequestPreparer) -> dict[str, Any]:
         if not self.is_chat:
             return {}
         with_tools = self.tools is not None and not self.tool_use.must_call

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError
 
 from localllm.errors import UsageError
-from localllm.near import instead
-from localllm.request import depth
+from localllm.near import did_you_mean
+from localllm.request import nesting_depth
 
-MOST_NESTED = 256  # objects and lists; deeper ones end the stack of whoever walks through them later
+MAX_NESTING = 256  # objects and lists; deeper ones end the stack of whoever walks through them later
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -27,23 +27,23 @@ class BadField(UsageError):
         self.param = param
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """Fields as they are named and of the type they are said to be: no number in a string, no unknown name."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)
-class Shown:
+class SchemaType:
     """What a field that is read by hand is described as: `Annotated[Any, Shown(list[str])]`."""
 
-    kind: Any  # a type
+    type_: Any  # a type
 
     def __get_pydantic_json_schema__(self, _: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return handler(TypeAdapter(self.kind).core_schema)
+        return handler(TypeAdapter(self.type_).core_schema)
 
 
-def parse(text: bytes | str) -> dict[str, Any]:
+def parse_json_object(text: bytes | str) -> dict[str, Any]:
     """One JSON object. Raises UsageError for anything else, and for what two readers understand differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -66,24 +66,25 @@ def parse(text: bytes | str) -> dict[str, Any]:
         raise UsageError("a text has a lone surrogate, which is no character", "send valid Unicode") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"it is no JSON that can be read ({error})", "send one JSON object") from None
-    if depth(value) > MOST_NESTED:
-        raise UsageError(f"the JSON is nested more than {MOST_NESTED} deep", "send a flatter one")
+    if nesting_depth(value) > MAX_NESTING:
+        raise UsageError(f"the JSON is nested more than {MAX_NESTING} deep", "send a flatter one")
     if not isinstance(value, dict):
         raise UsageError("the JSON is not an object", 'send {"model": ...}')
     return value
 
 
-def validated(kind: type[Model], fields: Mapping[str, Any], at: str = "") -> Model:
-    """The fields as `kind` has them. Raises BadField for the first that is missing, unknown or of another type."""
+def validate(model: type[Model], fields: Mapping[str, Any], path: str = "") -> Model:
+    """The fields as `model` has them. Raises BadField for the first that is missing, unknown or of another
+    type."""
     try:
-        return kind.model_validate(fields)
+        return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(map(str, ([at] if at else []) + list(first["loc"])))
+        param = ".".join(map(str, ([path] if path else []) + list(first["loc"])))
         match first["type"]:
             case "extra_forbidden":
-                known = [field.alias or name for name, field in kind.model_fields.items()]
-                remedy = instead(str(first["loc"][0]), known) if len(first["loc"]) == 1 else "leave it out"
+                known = [field.alias or name for name, field in model.model_fields.items()]
+                remedy = did_you_mean(str(first["loc"][0]), known) if len(first["loc"]) == 1 else "leave it out"
                 raise BadField(param, f"{param} is not a field of this request", remedy) from None
             case "missing":
                 raise BadField(param, f"{param} is missing", "send it") from None

@@ -8,28 +8,28 @@ from collections.abc import Sized
 
 from localllm.api.body import BadField
 
-PROMPTS = 128
-ANSWERS = 128  # to all prompts together
-LOGPROBS = 20  # alternatives to each token
-MESSAGES = 4096
-PARTS = 1024  # of one message
-TOOLS = 128  # as OpenAI has it
-TEMPLATE_ARGUMENTS = 64
-STOPS = 64
-STOP_CHARACTERS = 1024  # of each
-STOP_IDS = 1024
-BIASES = 4096
+MAX_PROMPTS = 128
+MAX_ANSWERS = 128  # to all prompts together
+MAX_LOGPROBS = 20  # alternatives to each token
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024  # of one message
+MAX_TOOLS = 128  # as OpenAI has it
+MAX_TEMPLATE_ARGUMENTS = 64
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024  # of each
+MAX_STOP_IDS = 1024
+MAX_LOGIT_BIASES = 4096
 
 
-def at_most(limit: int, param: str, things: Sized) -> None:
+def check_count(limit: int, param: str, things: Sized) -> None:
     """Raises BadField where there are more of them."""
     if len(things) > limit:
         raise BadField(param, f"{param} has {len(things):,} entries", f"send at most {limit:,}")
 
 
-def check_stops(param: str, stops: list[str]) -> None:
+def check_stop_strings(param: str, stops: list[str]) -> None:
     """Raises BadField where they are too many or too long."""
-    at_most(STOPS, param, stops)
-    if any(len(stop) > STOP_CHARACTERS for stop in stops):
+    check_count(MAX_STOPS, param, stops)
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
         what = f"{param} has a text of {max(map(len, stops)):,} characters"
-        raise BadField(param, what, f"send at most {STOP_CHARACTERS:,}")
+        raise BadField(param, what, f"send at most {MAX_STOP_CHARACTERS:,}")

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.api import limits
-from localllm.api.asked import Asked
-from localllm.api.body import BadField, Strict, validated
+from localllm.api.asked import ParsedRequest
+from localllm.api.body import BadField, StrictModel, validate
 from localllm.errors import UsageError
 from localllm.params import params_from_json
 from localllm.request import SamplingParams
 
 
-class OpenBody(Strict):
+class OpenBody(StrictModel):
     """Which model is meant: by a name, or by where it lies, which names one that is loaded and no other."""
 
     model: str | None = None
@@ -20,18 +20,18 @@ class OpenBody(Strict):
     load: bool = False
 
 
-class NameBody(Strict):
+class NameBody(StrictModel):
     model: str
 
 
-class ArgumentsBody(Strict):
+class ArgumentsBody(StrictModel):
     model: str
     given: dict[str, Any]
     think: bool | None
     with_tools: bool
 
 
-class AnswerBody(Strict):
+class AnswerBody(StrictModel):
     model: str
     prompt: str | list[int] | list[dict[str, Any]]
     params: dict[str, Any]
@@ -40,16 +40,16 @@ class AnswerBody(Strict):
     inspect: int | None = None
 
 
-def read_answer(body: Mapping[str, Any]) -> Asked:
+def parse_answer_request(body: Mapping[str, Any]) -> ParsedRequest:
     """Raises UsageError."""
-    asked = validated(AnswerBody, body)
+    asked = validate(AnswerBody, body)
     prompt: Any = asked.prompt
     is_chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
     if is_chat:
-        limits.at_most(limits.MESSAGES, "prompt", prompt)
-    limits.at_most(limits.TOOLS, "tools", asked.tools or ())
-    limits.at_most(limits.TEMPLATE_ARGUMENTS, "template_arguments", asked.template_arguments)
-    return Asked(
+        limits.check_count(limits.MAX_MESSAGES, "prompt", prompt)
+    limits.check_count(limits.MAX_TOOLS, "tools", asked.tools or ())
+    limits.check_count(limits.MAX_TEMPLATE_ARGUMENTS, "template_arguments", asked.template_arguments)
+    return ParsedRequest(
         asked.model,
         (prompt,),
         _params(asked.params),
@@ -68,7 +68,7 @@ def _params(fields: Mapping[str, Any]) -> SamplingParams:
         raise BadField("params", error.message, error.remedy) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadField("params", f"these are no parameters ({error!r})", "use a client of this version") from None
-    limits.check_stops("params.stop", list(params.stop))
-    limits.at_most(limits.STOP_IDS, "params.stop_ids", params.stop_ids)
-    limits.at_most(limits.BIASES, "params.logit_bias", params.logit_bias)
+    limits.check_stop_strings("params.stop", list(params.stop))
+    limits.check_count(limits.MAX_STOP_IDS, "params.stop_ids", params.stop_ids)
+    limits.check_count(limits.MAX_LOGIT_BIASES, "params.logit_bias", params.logit_bias)
     return params

@@ -6,7 +6,7 @@ from typing import Protocol
 from localllm.errors import UnsupportedModel
 
 
-class Decoding(Protocol):
+class TokenDecoder(Protocol):
     """What is needed of a tokenizer."""
 
     special_ids: dict[int, str]
@@ -20,7 +20,7 @@ class Decoding(Protocol):
 class TokenTexts:
     """The tokens of one tokenizer; their bytes are asked for once."""
 
-    def __init__(self, tokenizer: Decoding):
+    def __init__(self, tokenizer: TokenDecoder):
         self.tokenizer = tokenizer
         self.bytes: list[bytes] | None = []  # None: the tokenizer's decoder does not say
 
@@ -39,7 +39,7 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
 
-    def characters(self, token: int) -> int:
+    def character_count(self, token: int) -> int:
         """How many begin in the token; none in one that texts are told without."""
         text, raw = self(token)
         if token in self.tokenizer.special_ids:

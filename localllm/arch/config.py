@@ -43,7 +43,7 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
-class DividedScaling:
+class PerFrequencyScaling:
     """Each frequency divided by a number of its own, as GGUF files store what their converter computed."""
 
     divisors: tuple[float, ...]
@@ -60,14 +60,14 @@ class LongScaling:
 
 
 @dataclass(frozen=True)
-class PartialScaling:
+class ProportionalScaling:
     """Only the first `rotated` pairs turn, at the frequencies they have among all (Gemma 4)."""
 
     rotated: int
     factor: float = 1.0
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | DividedScaling | LongScaling | PartialScaling
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | PerFrequencyScaling | LongScaling | ProportionalScaling
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
-class QueryGrowth:
+class QueryScaling:
     """q grows with its position: 1 + beta * log(1 + floor(position / original_context)) (Llama 4, Ministral 3)."""
 
     beta: float
@@ -103,7 +103,7 @@ class AttentionConfig:
     sinks: bool = False  # a learnt logit per head that takes attention away (gpt-oss)
     qkv_bias: bool = False
     out_bias: bool = False
-    query_growth: QueryGrowth | None = None
+    query_growth: QueryScaling | None = None
     output_gate: bool = False  # each head's result is multiplied by sigmoid(x W), stored behind its rows of q_proj
     value_norm: bool = False  # RMSNorm of v by head, without a weight (Gemma 4)
     keys_as_values: bool = False  # v is k before its norm and rope
@@ -139,7 +139,7 @@ class DeltaNetConfig:
     value_heads: int
     key_dim: int
     value_dim: int
-    kernel: int  # tokens that the convolution sees
+    kernel_size: int  # tokens that the convolution sees
     tiled: bool = False  # value heads are stored as the first of each key head, then the second of each (GGUF)
 
     @property
@@ -148,7 +148,7 @@ class DeltaNetConfig:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
-    def matrix(self) -> tuple[int, int, int]:
+    def state_shape(self) -> tuple[int, int, int]:
         """The shape of what it remembers, kept in float32."""
         return self.value_heads, self.key_dim, self.value_dim
 
@@ -158,9 +158,9 @@ class ShortConvConfig:
     """A gated causal convolution along the tokens, channel by channel (LFM2)."""
 
     channels: int
-    kernel: int  # tokens that it sees
+    kernel_size: int  # tokens that it sees
     bias: bool = False
-    matrix: tuple[int, ...] = ()  # it remembers nothing but the last tokens
+    state_shape: tuple[int, ...] = ()  # it remembers nothing but the last tokens
 
 
 RecurrentConfig = DeltaNetConfig | ShortConvConfig
@@ -207,7 +207,7 @@ class MoEConfig:
 
 
 @dataclass(frozen=True)
-class Norms:
+class NormPlacement:
     """Which of a layer's four places have a norm."""
 
     before_mixer: bool = True
@@ -220,7 +220,7 @@ class Norms:
 class LayerConfig:
     mixer: Mixer
     ffn: MLPConfig | MoEConfig
-    norms: Norms = Norms()
+    norms: NormPlacement = NormPlacement()
     parallel: bool = False  # mixer and ffn read the same normed input (Cohere)
     residual_scale: float = 1.0  # of what mixer and ffn add
     output_scale: bool = False  # what it gives is multiplied by a learnt number
@@ -244,7 +244,7 @@ class EncoderConfig:
     causal: bool = False  # a token sees those before it alone: a decoder's layers
     positions: int = 0  # learnt, added to the embedding (0: none)
     first_position: int = 0  # of these, the first token's (RoBERTa leaves out some)
-    kinds: int = 0  # of tokens, learnt, added to the embedding: all tokens are of the first
+    token_types: int = 0  # of tokens, learnt, added to the embedding: all tokens are of the first
     embedding_norm: bool = False
     norms_of_sums: bool = False  # the norms after mixer and ffn are of x and what they add (Vaswani et al. 2017)
     final_norm: bool = True

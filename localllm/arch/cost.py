@@ -18,7 +18,7 @@ from localllm.arch.config import (
     ShortConvConfig,
 )
 
-MATRIX_BYTES = 4  # what a delta net remembers is summed up over thousands of tokens: float32
+STATE_ELEMENT_BYTES = 4  # what a delta net remembers is summed up over thousands of tokens: float32
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class WeightBytes:
 
 
 @dataclass(frozen=True)
-class Share:
+class SequenceStep:
     """What one sequence brings to a step, or each of several that bring the same."""
 
     tokens: int  # that it computes
@@ -45,10 +45,10 @@ class Share:
     sequences: int = 1
 
 
-Step = tuple[Share, ...]
+Step = tuple[SequenceStep, ...]
 
 
-def parameters(config: ModelConfig) -> int:
+def parameter_count(config: ModelConfig) -> int:
     """How many weights the model has; a tied head counts once."""
     embedding = config.vocab_size * config.hidden_size
     layers = sum(layer_parameters(layer, config.hidden_size) for layer in config.layers)
@@ -65,7 +65,7 @@ def encoder_parameters(c: EncoderConfig, config: ModelConfig) -> int:
         places.after_mixer + places.after_ffn + places.before_mixer + places.before_ffn
     )
     norms = (c.embedding_norm + c.final_norm) * (1 + c.norm_bias) + in_layers * c.norm_bias
-    return (c.positions + c.kinds + norms) * config.hidden_size
+    return (c.positions + c.token_types + norms) * config.hidden_size
 
 
 def per_layer_parameters(config: ModelConfig) -> int:
@@ -76,7 +76,7 @@ def per_layer_parameters(config: ModelConfig) -> int:
     return (c.vocab_size + hidden) * layers * c.dim + c.dim + layers * (2 * hidden * c.dim + hidden)
 
 
-def active_parameters(config: ModelConfig) -> int:
+def active_parameter_count(config: ModelConfig) -> int:
     """How many of them one token meets: of a mixture only the chosen experts, of a per-layer table one row."""
     mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
     passed_over = sum(
@@ -84,7 +84,7 @@ def active_parameters(config: ModelConfig) -> int:
     )
     if config.per_layer:
         passed_over += (config.per_layer.vocab_size - 1) * len(config.layers) * config.per_layer.dim
-    return parameters(config) - passed_over
+    return parameter_count(config) - passed_over
 
 
 def layer_parameters(layer: LayerConfig, hidden: int) -> int:
@@ -103,9 +103,9 @@ def mixer_parameters(c: Mixer, hidden: int) -> int:
         case DeltaNetConfig():
             values = c.value_heads * c.value_dim
             weights = hidden * (c.channels + values + 2 * c.value_heads) + values * hidden
-            return weights + c.channels * c.kernel + 2 * c.value_heads + c.value_dim
+            return weights + c.channels * c.kernel_size + 2 * c.value_heads + c.value_dim
         case ShortConvConfig():
-            return 4 * hidden * hidden + c.channels * c.kernel + c.bias * (4 * hidden + c.channels)
+            return 4 * hidden * hidden + c.channels * c.kernel_size + c.bias * (4 * hidden + c.channels)
 
 
 def attention_parameters(c: AttentionConfig, hidden: int) -> int:
@@ -140,10 +140,10 @@ def kv_bytes_per_token(config: ModelConfig, element_bytes: int, scale_bytes: int
     """Keys and values of one token in all layers that attend. scale_bytes: of a scale for each vector of a head,
     if they are quantized. An encoder keeps none."""
     mixers = [layer.mixer for layer in config.layers if not config.encoder]
-    return sum(cached_values(c) * element_bytes + cached_vectors(c) * scale_bytes for c in mixers)
+    return sum(cached_elements(c) * element_bytes + cached_vectors(c) * scale_bytes for c in mixers)
 
 
-def cached_values(c: Mixer) -> int:
+def cached_elements(c: Mixer) -> int:
     """How many numbers the cache of one layer holds for a token."""
     match c:
         case AttentionConfig():
@@ -157,14 +157,15 @@ def cached_values(c: Mixer) -> int:
 def cached_vectors(c: Mixer) -> int:
     """Of how many vectors those are: a key and a value of each head, or a latent and its key."""
     heads = c.kv_heads if isinstance(c, AttentionConfig) else 1
-    return 2 * heads if cached_values(c) else 0
+    return 2 * heads if cached_elements(c) else 0
 
 
 def state_bytes(config: ModelConfig, element_bytes: int) -> int:
     """What all recurrent layers keep of one sequence, however long it is; 0 for a model without any."""
     mixers = [layer.mixer for layer in config.layers]
     return sum(
-        (c.kernel - 1) * c.channels * element_bytes + bool(c.matrix) * math.prod(c.matrix) * MATRIX_BYTES
+        (c.kernel_size - 1) * c.channels * element_bytes
+        + bool(c.state_shape) * math.prod(c.state_shape) * STATE_ELEMENT_BYTES
         for c in mixers
         if isinstance(c, RecurrentConfig)
     )
@@ -176,7 +177,7 @@ def bytes_read(
     """What a step has to read, each once: weights, but for the few rows of tables; keys and values; recurrent
     states. element_bytes: of the caches; kv: of a key's or value's element and its scale, where they differ."""
     head = weights.head if any(share.logits for share in step) else 0
-    experts = weights.experts * touched_share(config, sum(share.tokens * share.sequences for share in step))
+    experts = weights.experts * expert_fraction_read(config, sum(share.tokens * share.sequences for share in step))
     states = state_bytes(config, element_bytes) * sum(share.sequences for share in step)
     return weights.layers + head + round(experts) + kv_bytes_read(config, step, *(kv or (element_bytes,))) + states
 
@@ -185,13 +186,17 @@ def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int, scale_byt
     """Keys and values that a step's tokens see: of a window only that, and what layers share once for each.
     scale_bytes: as `kv_bytes_per_token`."""
     mixers = [layer.mixer for layer in config.layers if not config.encoder]
-    of_token = [numbers_seen(c) * element_bytes + vectors_seen(c) * scale_bytes for c in mixers]
+    of_token = [
+        elements_read_per_token(c) * element_bytes + vectors_read_per_token(c) * scale_bytes for c in mixers
+    ]
     return sum(
-        size * seen(c, share) * share.sequences for c, size in zip(mixers, of_token, strict=True) for share in step
+        size * tokens_seen(c, share) * share.sequences
+        for c, size in zip(mixers, of_token, strict=True)
+        for share in step
     )
 
 
-def touched_share(config: ModelConfig, tokens: int) -> float:
+def expert_fraction_read(config: ModelConfig, tokens: int) -> float:
     """Of all experts' weights those that so many tokens of a step go to, if every expert is as likely as another:
     1 - (1 - k / E)^tokens. Routers that prefer some touch fewer."""
     mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
@@ -201,23 +206,23 @@ def touched_share(config: ModelConfig, tokens: int) -> float:
     return touched / sum(sizes) if sizes else 0.0
 
 
-def numbers_seen(c: Mixer) -> int:
+def elements_read_per_token(c: Mixer) -> int:
     """How many numbers of a cached token a layer reads: those of another layer, too."""
-    return 2 * c.kv_heads * c.head_dim if isinstance(c, AttentionConfig) else cached_values(c)
+    return 2 * c.kv_heads * c.head_dim if isinstance(c, AttentionConfig) else cached_elements(c)
 
 
-def vectors_seen(c: Mixer) -> int:
+def vectors_read_per_token(c: Mixer) -> int:
     """Of how many vectors those are."""
     return 2 * c.kv_heads if isinstance(c, AttentionConfig) else cached_vectors(c)
 
 
-def seen(c: Mixer, share: Share) -> int:
+def tokens_seen(c: Mixer, share: SequenceStep) -> int:
     """Cached tokens that any of the share's tokens sees."""
     window = c.window if isinstance(c, AttentionConfig) else None
     return min(share.context, window + share.tokens - 1) if window else share.context
 
 
-def pairs(c: Mixer, share: Share) -> int:
+def query_key_pairs(c: Mixer, share: SequenceStep) -> int:
     """Of a query and a key that it sees."""
     window = c.window if isinstance(c, AttentionConfig) and c.window else share.context
     first = share.context - share.tokens + 1  # keys that the first query would see without a window
@@ -231,27 +236,27 @@ def flops(config: ModelConfig, step: Step) -> int:
     outside = embedding * (1 if config.tie_embeddings or config.encoder else 2)
     if config.per_layer:
         outside += len(config.layers) * config.per_layer.dim
-    of_token, mixers = active_parameters(config) - outside, [layer.mixer for layer in config.layers]
+    of_token, mixers = active_parameter_count(config) - outside, [layer.mixer for layer in config.layers]
 
-    def of_sequence(share: Share) -> int:
+    def of_sequence(share: SequenceStep) -> int:
         products = 2 * (of_token * share.tokens + (0 if config.encoder else embedding * share.logits))
-        return products + sum(mixing_flops(c, share) for c in mixers)
+        return products + sum(mixer_flops(c, share) for c in mixers)
 
     return sum(of_sequence(share) * share.sequences for share in step)
 
 
-def mixing_flops(c: Mixer, share: Share) -> int:
+def mixer_flops(c: Mixer, share: SequenceStep) -> int:
     """Of what a layer does with the tokens before, beside its weights."""
     match c:
         case AttentionConfig():
-            return 4 * c.heads * c.head_dim * pairs(c, share)
+            return 4 * c.heads * c.head_dim * query_key_pairs(c, share)
         case LatentConfig():
             # Latents as keys, or keys and values made from them again, whichever is less (kernels/latent.py).
-            absorbed = pairs(c, share) * (2 * c.kv_lora_rank + c.rope_dim)
+            absorbed = query_key_pairs(c, share) * (2 * c.kv_lora_rank + c.rope_dim)
             again = (share.context - share.tokens) * (c.nope_dim + c.value_dim) * c.kv_lora_rank
-            expanded = again + pairs(c, share) * (c.nope_dim + c.rope_dim + c.value_dim)
+            expanded = again + query_key_pairs(c, share) * (c.nope_dim + c.rope_dim + c.value_dim)
             return 2 * c.heads * min(absorbed, expanded)
         case DeltaNetConfig():
-            return 6 * math.prod(c.matrix) * share.tokens  # S^T k, S^T q, and the correction
+            return 6 * math.prod(c.state_shape) * share.tokens  # S^T k, S^T q, and the correction
         case ShortConvConfig():
             return 0

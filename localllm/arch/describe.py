@@ -19,31 +19,31 @@ from localllm.arch.families import (  # noqa: F401 - they fill FAMILIES
     placed,
 )
 from localllm.arch.families.registry import FAMILIES, Family
-from localllm.arch.fields import Fields
-from localllm.arch.layout import HEAD, OTHER_SENSES, Layout
-from localllm.arch.pooling import POOLING, most_tokens
+from localllm.arch.fields import ConfigFields
+from localllm.arch.layout import LM_HEAD, MULTIMODAL, TensorLayout
+from localllm.arch.pooling import POOLING, max_seq_length
 from localllm.errors import UnsupportedModel
 
 
-def describe(config: Mapping[str, Any]) -> ModelConfig:
+def parse_config(config: Mapping[str, Any]) -> ModelConfig:
     """The model that a `config.json` names; of one that also sees or hears, the part that reads text.
 
     Raises UnsupportedModel for a family, activation or rope that does not run here, and DamagedModel where a
     field is missing or makes no sense.
     """
     known = family_of(config)
-    found = known.describe(fields_of(known, config))
-    found = as_encoder(found) if embeds(config) and not found.encoder else found
-    usual = most_tokens(config)
+    found = known.describe(family_fields(known, config))
+    found = as_encoder(found) if is_embedder(config) and not found.encoder else found
+    usual = max_seq_length(config)
     return replace(found, default_context=min(usual, found.max_context)) if usual else found
 
 
-def embeds(config: Mapping[str, Any]) -> bool:
+def is_embedder(config: Mapping[str, Any]) -> bool:
     """Is it for vectors, by its name or by what stands beside it? A decoder's head is not used then."""
-    return POOLING in config or class_of(config) not in FAMILIES
+    return POOLING in config or architecture_name(config) not in FAMILIES
 
 
-def decoder_of(name: str) -> str:
+def causal_class(name: str) -> str:
     """The family that is this class with a head."""
     return name.removesuffix("Model") + "ForCausalLM"
 
@@ -59,38 +59,38 @@ def as_encoder(config: ModelConfig) -> ModelConfig:
     return replace(config, encoder=EncoderConfig(causal=True), tie_embeddings=False)
 
 
-def layout(config: Mapping[str, Any]) -> Layout:
+def tensor_layout(config: Mapping[str, Any]) -> TensorLayout:
     """How checkpoints of this `config.json` spell their tensors. Raises as `describe`."""
     known = family_of(config)
-    found = known.layout(fields_of(known, config)) if callable(known.layout) else known.layout
-    unused = [OTHER_SENSES] if Fields(config).has("text_config") else []
-    unused += [HEAD] if embeds(config) else []
+    found = known.layout(family_fields(known, config)) if callable(known.layout) else known.layout
+    unused = [MULTIMODAL] if ConfigFields(config).has("text_config") else []
+    unused += [LM_HEAD] if is_embedder(config) else []
     return replace(found, unused=(*found.unused, *unused)) if unused else found
 
 
-def fields_of(known: Family, config: Mapping[str, Any]) -> Fields:
-    return Fields({**known.defaults, **text_fields(config)})
+def family_fields(known: Family, config: Mapping[str, Any]) -> ConfigFields:
+    return ConfigFields({**known.defaults, **text_fields(config)})
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    name = class_of(config)
-    name = name if name in FAMILIES else decoder_of(name)
+    name = architecture_name(config)
+    name = name if name in FAMILIES else causal_class(name)
     if name not in FAMILIES:
         raise UnsupportedModel(
-            f"the family {class_of(config)!r} is not supported", "docs/models.md lists those that are"
+            f"the family {architecture_name(config)!r} is not supported", "docs/models.md lists those that are"
         )
     return FAMILIES[name]
 
 
-def class_of(config: Mapping[str, Any]) -> str:
-    name = next(iter(Fields(config).texts("architectures")), "none")
+def architecture_name(config: Mapping[str, Any]) -> str:
+    name = next(iter(ConfigFields(config).texts("architectures")), "none")
     if name == "Mistral3ForConditionalGeneration":  # a frame for two families
-        kind = Fields(config).part("text_config").text("model_type", "mistral")
+        kind = ConfigFields(config).section("text_config").text("model_type", "mistral")
         name = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}.get(kind, kind)
     return name
 
 
 def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of a multimodal model the fields of its text part, and those of the whole that it does not have itself."""
-    part = Fields(config).part("text_config").values
+    part = ConfigFields(config).section("text_config").values
     return {**part, **config, **{name: value for name, value in part.items() if value is not None}}

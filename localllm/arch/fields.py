@@ -5,12 +5,12 @@ from typing import Any, overload
 
 from localllm.errors import DamagedModel
 
-LARGEST = 2**31  # no size of a model is larger; it also bounds the work that a number can cause
-SMALLEST_NUMBER, LARGEST_NUMBER = 1e-38, 1e38  # what float32 can compute with
+MAX_INT = 2**31  # no size of a model is larger; it also bounds the work that a number can cause
+MIN_FLOAT, MAX_FLOAT = 1e-38, 1e38  # what float32 can compute with
 _REQUIRED: Any = object()
 
 
-class Fields:
+class ConfigFields:
     """The fields of `config.json`, or of an object in it. A field that is null counts as not there.
 
     Every method raises DamagedModel for a value of another kind, and for a missing field without a default.
@@ -29,14 +29,14 @@ class Fields:
     def size(self, name: str, default: Any = _REQUIRED) -> int | None:
         """A whole number from 1."""
         value = self._get(name, default)
-        if value is not default and not (type(value) is int and 0 < value < LARGEST):
+        if value is not default and not (type(value) is int and 0 < value < MAX_INT):
             raise self._wrong(name, "a positive whole number")
         return value
 
-    def whole(self, name: str, default: int = _REQUIRED) -> int:
+    def count(self, name: str, default: int = _REQUIRED) -> int:
         """A whole number from 0."""
         value = self._get(name, default)
-        if not (type(value) is int and 0 <= value < LARGEST):
+        if not (type(value) is int and 0 <= value < MAX_INT):
             raise self._wrong(name, "a whole number")
         return value
 
@@ -90,16 +90,16 @@ class Fields:
         """One id of a token or a layer, or a list of them; none if the field is not there."""
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(type(number) is int and 0 <= number < LARGEST for number in ids):
+        if not all(type(number) is int and 0 <= number < MAX_INT for number in ids):
             raise self._wrong(name, "an id or a list of them")
         return tuple(ids)
 
-    def part(self, name: str) -> "Fields":
+    def section(self, name: str) -> "ConfigFields":
         """An object in this one; empty if the field is not there."""
         value = self._get(name, {})
         if not isinstance(value, Mapping):
             raise self._wrong(name, "an object")
-        return Fields(value)
+        return ConfigFields(value)
 
     def _get(self, name: str, default: Any) -> Any:
         if self.has(name):
@@ -108,10 +108,10 @@ class Fields:
             raise DamagedModel(f"config.json lacks {name}", "fetch the model again")
         return default
 
-    def _wrong(self, name: str, kind: str) -> DamagedModel:
+    def _wrong(self, name: str, expected: str) -> DamagedModel:
         shown = repr(self.values[name])[:60]
-        return DamagedModel(f"{name} in config.json is {shown}, not {kind}", "fetch the model again")
+        return DamagedModel(f"{name} in config.json is {shown}, not {expected}", "fetch the model again")
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and value is not True and SMALLEST_NUMBER <= value <= LARGEST_NUMBER
+    return isinstance(value, int | float) and value is not True and MIN_FLOAT <= value <= MAX_FLOAT

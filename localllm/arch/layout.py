@@ -35,33 +35,33 @@ Rules = tuple[tuple[str, str], ...]
 PREFIX = re.compile(r"(model\.language_model|language_model\.model|language_model|model)\.")
 # Old writers stored the rope frequencies. Scales of a cache in FP8: what the cache is kept in here, is not the
 # file's to say.
-NEVER_READ = (
+IGNORED_TENSORS = (
     r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
     r"layers\.\d+\.self_attn\.([qkv]_proj\.)?([qkv]|output)_scale",
 )
-HEAD = r"lm_head\..*"
-OTHER_SENSES = r"(visual|vision\w*|audio\w*|multi_modal_projector|embed_vision|embed_audio|patch_merger)\..*"
+LM_HEAD = r"lm_head\..*"
+MULTIMODAL = r"(visual|vision\w*|audio\w*|multi_modal_projector|embed_vision|embed_audio|patch_merger)\..*"
 
 # Stacked experts are parameters of one module, so their names lack `.weight`.
-STACKED: Rules = (
+STACKED_EXPERTS: Rules = (
     (r"(\.experts\.\w+_proj)$", r"\1.weight"),
     (r"(\.experts\.\w+_proj)_(bias|blocks|scales)$", r"\1.\2"),
     (r"(\.experts\.\w+_proj)_scale_inv$", r"\1.weight_scale_inv"),
     (r"(\.experts\.\w+_proj)_activation_scale$", r"\1.activation_scale"),
 )
 # Looked up by row where it lies in the file, in the dtype it is stored in: it may be half of a model.
-TABLE = "embed_tokens_per_layer"
+PER_LAYER_TABLE = "embed_tokens_per_layer"
 LLAMA: Rules = ((r"\.input_layernorm\.", ".before_mixer."), (r"\.post_attention_layernorm\.", ".before_ffn."))
 
 
-def of_layers(numbers: Iterable[int], names: str) -> tuple[str, ...]:
+def layer_patterns(numbers: Iterable[int], names: str) -> tuple[str, ...]:
     """The pattern of these names in the layers of these numbers; none for no layers."""
     found = "|".join(map(str, numbers))
     return (rf"layers\.({found})\.{names}",) if found else ()
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """`names`: regular expressions and what they are replaced by, in this order, after the prefix is gone."""
 
     names: Rules = LLAMA
@@ -70,11 +70,11 @@ class Layout:
     experts_transposed: bool = False  # stacked experts are stored [experts, in, out]
     gate_up_interleaved: bool = False  # rows of gate and up take turns
 
-    def canonical(self, name: str) -> str | None:
+    def runtime_name(self, name: str) -> str | None:
         """The runtime's name of a stored tensor; None if it is not read at all."""
         name = PREFIX.sub("", name, count=1) if PREFIX.match(name) else name
-        if any(re.fullmatch(pattern, name) for pattern in (*NEVER_READ, *self.unused)):
+        if any(re.fullmatch(pattern, name) for pattern in (*IGNORED_TENSORS, *self.unused)):
             return None
-        for pattern, new in (*self.names, *STACKED):
+        for pattern, new in (*self.names, *STACKED_EXPERTS):
             name = re.sub(pattern, new, name)
         return name

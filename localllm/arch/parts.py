@@ -8,7 +8,6 @@ from localllm.arch.config import (
     Activation,
     AttentionConfig,
     DeltaNetConfig,
-    DividedScaling,
     LatentConfig,
     LayerConfig,
     LinearScaling,
@@ -18,17 +17,18 @@ from localllm.arch.config import (
     MLPConfig,
     ModelConfig,
     MoEConfig,
-    PartialScaling,
+    PerFrequencyScaling,
+    ProportionalScaling,
     RopeConfig,
     RouterConfig,
     Scaling,
     YarnScaling,
 )
-from localllm.arch.fields import Fields
+from localllm.arch.fields import ConfigFields
 from localllm.errors import DamagedModel, UnsupportedModel
 
-MOST_LAYERS = 10_000
-MOST_EXPERTS = 10_000
+MAX_LAYERS = 10_000
+MAX_EXPERTS = 10_000
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -39,29 +39,30 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def activation(hf: Fields) -> Activation:
+def activation(hf: ConfigFields) -> Activation:
     name = hf.text("hidden_activation", hf.text("hidden_act", "silu"))
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"the activation {name!r} is not supported", f"these are: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def mlp(hf: Fields, **changes: Any) -> MLPConfig:
+def mlp(hf: ConfigFields, **changes: Any) -> MLPConfig:
     return MLPConfig(hf.size("intermediate_size"), activation(hf), **changes)
 
 
 def moe(
-    hf: Fields,
+    hf: ConfigFields,
     experts: int,
     router: RouterConfig,
     *,
-    size: str,
-    chosen: str = "num_experts_per_tok",
+    size_field: str,
+    count_field: str = "num_experts_per_tok",
     **changes: Any,
 ) -> MoEConfig:
-    """`size`, `chosen`: the fields that hold an expert's intermediate size, and how many a token goes to."""
-    count = hf.size(chosen)
-    if not count <= experts <= MOST_EXPERTS:
+    """`size_field`, `count_field`: the fields that hold an expert's intermediate size, and how many a token goes
+    to."""
+    count = hf.size(count_field)
+    if not count <= experts <= MAX_EXPERTS:
         raise DamagedModel(f"config.json asks for {count} of {experts} experts", "fetch the model again")
     if experts % router.groups or not router.chosen_groups <= router.groups:
         raise DamagedModel(f"{experts} experts do not form {router.groups} groups", "fetch the model again")
@@ -70,10 +71,10 @@ def moe(
             f"{router.chosen_groups} of {router.groups} groups hold fewer than {count} experts",
             "fetch the model again",
         )
-    return MoEConfig(experts, count, MLPConfig(hf.size(size), activation(hf)), router, **changes)
+    return MoEConfig(experts, count, MLPConfig(hf.size(size_field), activation(hf)), router, **changes)
 
 
-def sigmoid_router(hf: Fields) -> RouterConfig:
+def sigmoid_router(hf: ConfigFields) -> RouterConfig:
     """DeepSeek-V3's."""
     return RouterConfig(
         score="sigmoid",
@@ -85,25 +86,27 @@ def sigmoid_router(hf: Fields) -> RouterConfig:
     )
 
 
-def sparse_after_dense(hf: Fields, experts: MoEConfig) -> list[MLPConfig | MoEConfig]:
+def sparse_after_dense(hf: ConfigFields, experts: MoEConfig) -> list[MLPConfig | MoEConfig]:
     """Dense MLPs in the first layers: by `mlp_layer_types`, else by `first_k_dense_replace`."""
     kinds = hf.texts("mlp_layer_types")
-    dense = hf.whole("first_k_dense_replace", 0)
+    dense = hf.count("first_k_dense_replace", 0)
     kinds = kinds or ["dense" if i < dense else "sparse" for i in range(layer_count(hf))]
-    check_kinds(hf, "mlp_layer_types", kinds, ("dense", "sparse"))
+    check_per_layer(hf, "mlp_layer_types", kinds, ("dense", "sparse"))
     return [mlp(hf) if kind == "dense" else experts for kind in kinds]
 
 
-def rope_fields(hf: Fields) -> Fields:
+def rope_fields(hf: ConfigFields) -> ConfigFields:
     """`rope_parameters` (transformers 5), or what was `rope_scaling` before; empty if neither is there."""
-    return hf.part("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
+    return hf.section("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
 
 
-def rope(hf: Fields, head_dim: int, *, kind: str | None = None, interleaved: bool = False) -> RopeConfig:
+def rope(
+    hf: ConfigFields, head_dim: int, *, layer_type: str | None = None, interleaved: bool = False
+) -> RopeConfig:
     """From `rope_fields`, by kind of layer if there are several, and `rope_theta` beside them."""
     fields = rope_fields(hf)
-    if kind is not None and fields.has(kind):
-        fields = fields.part(kind)
+    if layer_type is not None and fields.has(layer_type):
+        fields = fields.section(layer_type)
     theta = fields.number("rope_theta", hf.number("rope_theta", 10000.0))
     share = fields.number("partial_rotary_factor", hf.number("partial_rotary_factor", 1.0))
     partial = fields.text("rope_type", "default") == "proportional"  # turns a share of the pairs of the whole head
@@ -114,10 +117,10 @@ def rope(hf: Fields, head_dim: int, *, kind: str | None = None, interleaved: boo
         )
     if theta <= 1:
         raise DamagedModel(f"rope_theta in config.json is {theta}, not above 1", "fetch the model again")
-    return RopeConfig(theta, dim, scaling(hf, fields, dim, share), interleaved)
+    return RopeConfig(theta, dim, rope_scaling(hf, fields, dim, share), interleaved)
 
 
-def scaling(hf: Fields, fields: Fields, dim: int, share: float) -> Scaling | None:
+def rope_scaling(hf: ConfigFields, fields: ConfigFields, dim: int, share: float) -> Scaling | None:
     kind = fields.text("rope_type", fields.text("type", "default"))
     match kind:
         case "default":
@@ -136,14 +139,14 @@ def scaling(hf: Fields, fields: Fields, dim: int, share: float) -> Scaling | Non
         case "longrope" | "su":
             return longrope(hf, fields, dim)
         case "proportional":
-            return PartialScaling(int(share * dim // 2), fields.number("factor", 1.0))
+            return ProportionalScaling(int(share * dim // 2), fields.number("factor", 1.0))
         case "divided":
-            return DividedScaling(divisors(fields, "divisors", dim))
+            return PerFrequencyScaling(divisors(fields, "divisors", dim))
     known = "default, linear, llama3, yarn, longrope and proportional are"
     raise UnsupportedModel(f"the rope scaling {kind!r} is not supported", known)
 
 
-def yarn(hf: Fields, fields: Fields) -> YarnScaling:
+def yarn(hf: ConfigFields, fields: ConfigFields) -> YarnScaling:
     original = fields.size("original_max_position_embeddings")
     factor = fields.number("factor", hf.size("max_position_embeddings") / original)
     scale, all_dim = fields.number("mscale", None), fields.number("mscale_all_dim", None)
@@ -163,7 +166,7 @@ def yarn_magnitude(factor: float, scale: float | None = 1.0) -> float:
     return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def longrope(hf: Fields, fields: Fields, dim: int) -> LongScaling:
+def longrope(hf: ConfigFields, fields: ConfigFields, dim: int) -> LongScaling:
     original = hf.size("original_max_position_embeddings", None) or fields.size("original_max_position_embeddings")
     factor = fields.number("factor", hf.size("max_position_embeddings") / original)
     inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
@@ -175,14 +178,14 @@ def longrope(hf: Fields, fields: Fields, dim: int) -> LongScaling:
     )
 
 
-def divisors(fields: Fields, name: str, dim: int) -> tuple[float, ...]:
+def divisors(fields: ConfigFields, name: str, dim: int) -> tuple[float, ...]:
     found = fields.numbers(name)
     if len(found) != dim // 2:
         raise DamagedModel(f"{name} has {len(found)} numbers for {dim // 2} frequencies", "fetch the model again")
     return found
 
 
-def attention(hf: Fields, *, interleaved: bool = False, **changes: Any) -> AttentionConfig:
+def attention(hf: ConfigFields, *, interleaved: bool = False, **changes: Any) -> AttentionConfig:
     heads = hf.size("num_attention_heads")
     kv_heads = hf.size("num_key_value_heads", None) or heads
     head_dim = hf.size("head_dim", None) or hf.size("hidden_size") // heads
@@ -193,7 +196,7 @@ def attention(hf: Fields, *, interleaved: bool = False, **changes: Any) -> Atten
     return AttentionConfig(heads, kv_heads, head_dim, **{"scale": head_dim**-0.5, **changes})
 
 
-def delta_net(hf: Fields) -> DeltaNetConfig:
+def delta_net(hf: ConfigFields) -> DeltaNetConfig:
     if activation(hf) != "silu":
         raise UnsupportedModel("a delta net without silu is not supported", "use a published model")
     keys, values = hf.size("linear_num_key_heads"), hf.size("linear_num_value_heads")
@@ -204,12 +207,12 @@ def delta_net(hf: Fields) -> DeltaNetConfig:
         value_heads=values,
         key_dim=hf.size("linear_key_head_dim"),
         value_dim=hf.size("linear_value_head_dim"),
-        kernel=hf.size("linear_conv_kernel_dim"),
+        kernel_size=hf.size("linear_conv_kernel_dim"),
         tiled=hf.flag("linear_value_heads_tiled"),
     )
 
 
-def latent(hf: Fields) -> LatentConfig:
+def latent_attention(hf: ConfigFields) -> LatentConfig:
     """DeepSeek's. With YaRN the scores grow as the magnitude of both q and k would have made them."""
     nope, turning = hf.size("qk_nope_head_dim"), hf.size("qk_rope_head_dim")
     turn = rope(hf, turning, interleaved=hf.flag("rope_interleave"))
@@ -231,35 +234,35 @@ def latent(hf: Fields) -> LatentConfig:
     )
 
 
-def layer_count(hf: Fields) -> int:
+def layer_count(hf: ConfigFields) -> int:
     layers = hf.size("num_hidden_layers")
-    if layers > MOST_LAYERS:
+    if layers > MAX_LAYERS:
         raise DamagedModel(f"config.json names {layers} layers", "fetch the model again")
     return layers
 
 
-def layer_types(hf: Fields, known: tuple[str, ...] = ("full_attention", "sliding_attention")) -> list[str]:
+def layer_types(hf: ConfigFields, known: tuple[str, ...] = ("full_attention", "sliding_attention")) -> list[str]:
     """Each layer's kind, as `layer_types` says; empty if the field is not there."""
     kinds = hf.texts("layer_types")
     if kinds:
-        check_kinds(hf, "layer_types", kinds, known)
+        check_per_layer(hf, "layer_types", kinds, known)
     return kinds
 
 
-def check_kinds(hf: Fields, name: str, kinds: list[Any], known: tuple[Any, ...]) -> None:
+def check_per_layer(hf: ConfigFields, name: str, values: list[Any], known: tuple[Any, ...]) -> None:
     """Raises DamagedModel where there is not one for each layer, UnsupportedModel for one that is not known."""
-    if len(kinds) != layer_count(hf):
+    if len(values) != layer_count(hf):
         raise DamagedModel(
-            f"config.json has {len(kinds)} {name} for {layer_count(hf)} layers", "fetch the model again"
+            f"config.json has {len(values)} {name} for {layer_count(hf)} layers", "fetch the model again"
         )
-    if strange := next((kind for kind in kinds if kind not in known), None):
+    if strange := next((kind for kind in values if kind not in known), None):
         raise UnsupportedModel(
             f"layers of the kind {strange!r} are not supported in this family", f"these are: {', '.join(known)}"
         )
 
 
 def decoder(
-    hf: Fields,
+    hf: ConfigFields,
     mixers: Sequence[Mixer],
     ffn: MLPConfig | MoEConfig | Sequence[Any],
     **changes: Any,

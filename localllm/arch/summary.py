@@ -13,17 +13,17 @@ from localllm.arch.config import (
 )
 
 
-def layer_kinds(config: ModelConfig) -> tuple[tuple[str, int], ...]:
+def summarize_layers(config: ModelConfig) -> tuple[tuple[str, int], ...]:
     """Each kind of layer and how many there are of it."""
-    kinds = Counter(f"{mixer(layer.mixer)}, {ffn(layer.ffn)}" for layer in config.layers)
+    kinds = Counter(f"{describe_mixer(layer.mixer)}, {describe_ffn(layer.ffn)}" for layer in config.layers)
     return tuple(kinds.items())
 
 
-def mixer(c: Mixer) -> str:
+def describe_mixer(c: Mixer) -> str:
     if isinstance(c, DeltaNetConfig):
         return f"delta net ({c.value_heads} heads of {c.key_dim} x {c.value_dim})"
     if isinstance(c, ShortConvConfig):
-        return f"convolution over {c.kernel} tokens"
+        return f"convolution over {c.kernel_size} tokens"
     if isinstance(c, LatentConfig):
         return f"latent attention ({c.heads} heads, latents of {c.kv_lora_rank} and keys of {c.rope_dim})"
     reach = f" to the last {c.window} tokens" if c.window else ""
@@ -31,7 +31,7 @@ def mixer(c: Mixer) -> str:
     return f"attention{reach} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim}{shared})"
 
 
-def ffn(c: MLPConfig | MoEConfig) -> str:
+def describe_ffn(c: MLPConfig | MoEConfig) -> str:
     if isinstance(c, MLPConfig):
         return f"MLP of {c.intermediate_size}{'' if c.gated else ' without a gate'}"
     shared = " and a shared one" if c.shared else ""

@@ -7,35 +7,36 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
-from localllm.batch.lines import MOST_BYTES
+from localllm.batch.lines import MAX_LINE_BYTES
 
 BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Contents:
+class InputContents:
     """What is known of a file before its first line is answered."""
 
-    size: int  # bytes
+    size_bytes: int  # bytes
     sha256: str
-    lines: int  # that are not empty
+    line_count: int  # that are not empty
 
 
-def contents_of(file: BinaryIO) -> Contents:
+def read_contents(file: BinaryIO) -> InputContents:
     """Reads all of it once and goes back to its start."""
     digest = hashlib.sha256()
-    lines = sum(1 for _ in lines_of(file, digest.update))
+    lines = sum(1 for _ in iter_lines(file, digest.update))
     size = file.tell()
     file.seek(0, os.SEEK_SET)
-    return Contents(size, digest.hexdigest(), lines)
+    return InputContents(size, digest.hexdigest(), lines)
 
 
-def lines_of(file: BinaryIO, look: Callable[[bytes], object] = len) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, with their numbers from 1; of one longer than MOST_BYTES its beginning, which
-    is longer, too. look: is shown all bytes on the way."""
+def iter_lines(file: BinaryIO, on_bytes: Callable[[bytes], object] = len) -> Iterator[tuple[int, bytes]]:
+    """Yield each line that is not empty with its number from 1; a line longer than MAX_LINE_BYTES is cut just
+    beyond
+    that length. on_bytes: called with all bytes as they are read."""
     number, begins = 0, True
-    for piece in iter(partial(file.readline, MOST_BYTES + 1), b""):
-        look(piece)
+    for piece in iter(partial(file.readline, MAX_LINE_BYTES + 1), b""):
+        on_bytes(piece)
         if begins:
             number += 1
             text = piece.removeprefix(BOM) if number == 1 else piece

@@ -8,93 +8,96 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, BinaryIO
 
-from localllm.batch.input import contents_of, lines_of
-from localllm.batch.lines import Line, read_line
-from localllm.batch.output import OutFile, Stream
-from localllm.batch.seen import Seen
-from localllm.batch.state import State, check_nothing_lost, check_same, read_state, write_state
-from localllm.batch.summary import Counts, Summary
+from localllm.batch.input import iter_lines, read_contents
+from localllm.batch.lines import BatchLine, read_line
+from localllm.batch.output import OutputFile, OutputStream
+from localllm.batch.seen import SeenIds
+from localllm.batch.state import JobState, check_output_empty, check_unchanged, read_state, write_state
+from localllm.batch.summary import BatchCounts, BatchSummary
 from localllm.errors import UsageError
 
-OF_THE_BACKEND = ("localllm", "model", "quant")
+FINGERPRINT_FIELDS = ("localllm", "model", "quant")
 
 
 class Job:
     """One input on its way into one output. Only a file into a file goes on after it was broken off: a stream
     cannot be read again, nor what went into one."""
 
-    def __init__(self, file: BinaryIO, out: Stream, asked: Mapping[str, Any]):
+    def __init__(self, file: BinaryIO, out: OutputStream, asked: Mapping[str, Any]):
         """Goes past what an earlier run has written. asked: what the answers depend on, `seed` among it; with the
         input's digest it must be what that run was asked for. Raises UsageError where it was not."""
         self.file = file
-        self.out = out
-        self.asked = dict(asked)
-        self.counts = Counts()
-        self.seen = Seen()
-        self.found = os.fstat(file.fileno())
-        self.before: State | None = None  # of the run that goes on here
-        self.goes_on = isinstance(out, OutFile) and stat.S_ISREG(self.found.st_mode)
-        if self.goes_on:
-            contents = contents_of(file)
-            self.counts.total = contents.lines
-            self.asked["input"] = contents.sha256
+        self.output = out
+        self.requested = dict(asked)
+        self.counts = BatchCounts()
+        self.seen_ids = SeenIds()
+        self.input_stat = os.fstat(file.fileno())
+        self.previous: JobState | None = None  # of the run that goes on here
+        self.resumable = isinstance(out, OutputFile) and stat.S_ISREG(self.input_stat.st_mode)
+        if self.resumable:
+            contents = read_contents(file)
+            self.counts.total = contents.line_count
+            self.requested["input"] = contents.sha256
         lines = self._read()
-        if isinstance(out, OutFile):
+        if isinstance(out, OutputFile):
             self._go_past_written(out, lines)
         first = next(lines, None)
-        self.done = first is None
-        self.lines: Iterator[Line] = lines if first is None else chain([first], lines)
+        self.nothing_left = first is None
+        self.lines: Iterator[BatchLine] = lines if first is None else chain([first], lines)
 
     @property
     def context(self) -> int | None:
         """That an earlier run had, in tokens: a machine with other free memory would choose another."""
-        context = self.before.ran.get("context") if self.before else None
+        context = self.previous.ran.get("context") if self.previous else None
         return context if type(context) is int else None
 
     def begin(self, ran: Mapping[str, Any]) -> str:
         """ran: what else the answers depend on, once the model is loaded. Gives the fingerprint of all of it.
         Raises UsageError where an earlier run had something else."""
-        if isinstance(self.out, OutFile):
-            if self.before:
-                check_same(self.out.path, self.before.ran, ran)
-            elif self.goes_on:
-                write_state(self.out.path, State(self.asked, ran))
-        backend = {name: self.asked.get(name) for name in OF_THE_BACKEND} | dict(ran)
+        if isinstance(self.output, OutputFile):
+            if self.previous:
+                check_unchanged(self.output.path, self.previous.ran, ran)
+            elif self.resumable:
+                write_state(self.output.path, JobState(self.requested, ran))
+        backend = {name: self.requested.get(name) for name in FINGERPRINT_FIELDS} | dict(ran)
         return "fp_" + hashlib.sha256(json.dumps(backend, sort_keys=True).encode()).hexdigest()[:12]
 
     def check_input(self) -> None:
         """Raises UsageError where a file was written to while it was read."""
         now = os.fstat(self.file.fileno())
-        if self.goes_on and (now.st_size, now.st_mtime_ns) != (self.found.st_size, self.found.st_mtime_ns):
+        if self.resumable and (now.st_size, now.st_mtime_ns) != (
+            self.input_stat.st_size,
+            self.input_stat.st_mtime_ns,
+        ):
             raise UsageError("the input was changed while it was answered", "answer it anew, into another file")
 
-    def summary(self, seconds: float, steps: int) -> Summary:
-        return Summary(self.counts, seconds, steps)
+    def summary(self, seconds: float, steps: int) -> BatchSummary:
+        return BatchSummary(self.counts, seconds, steps)
 
     def close(self) -> None:
-        self.seen.close()
+        self.seen_ids.close()
 
-    def _read(self) -> Iterator[Line]:
-        for number, text in lines_of(self.file):
-            yield read_line(text, number, self.asked["seed"], self.seen.add)
+    def _read(self) -> Iterator[BatchLine]:
+        for number, text in iter_lines(self.file):
+            yield read_line(text, number, self.requested["seed"], self.seen_ids.add)
 
-    def _go_past_written(self, out: OutFile, lines: Iterator[Line]) -> None:
-        if out.size and self.goes_on:
-            self.before = read_state(out.path)
-        if self.before is None:
-            check_nothing_lost(out.path, out.size)
+    def _go_past_written(self, out: OutputFile, lines: Iterator[BatchLine]) -> None:
+        if out.size and self.resumable:
+            self.previous = read_state(out.path)
+        if self.previous is None:
+            check_output_empty(out.path, out.size)
             return
-        check_same(out.path, self.before.asked, self.asked)
-        for place, text in enumerate(out.whole_lines(), 1):
+        check_unchanged(out.path, self.previous.asked, self.requested)
+        for place, text in enumerate(out.complete_lines(), 1):
             try:
-                self.counts.keep(ok=_is_ok(json.loads(text), next(lines)))
+                self.counts.add_resumed(ok=_is_ok(json.loads(text), next(lines)))
             except (StopIteration, ValueError, TypeError, KeyError, RecursionError):
                 wrong = f"line {place} of {out.path} is not what this batch writes"
                 raise UsageError(wrong, "name another file") from None
 
 
-def _is_ok(answer: Mapping[str, Any], line: Line) -> bool:
+def _is_ok(answer: Mapping[str, Any], line: BatchLine) -> bool:
     """Has the line been answered, and not failed? Raises ValueError where this is no answer to it."""
-    if (answer["id"], answer["custom_id"]) != (f"batch_req_{line.key}", line.custom_id):
+    if (answer["id"], answer["custom_id"]) != (f"batch_req_{line.line_id}", line.custom_id):
         raise ValueError
     return answer["response"] is not None and answer["response"]["status_code"] == 200

@@ -11,21 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localllm.api.asked import Asked
-from localllm.api.body import BadField, parse
-from localllm.api.openai.requests import read_chat, read_completion
-from localllm.api.openai.responses import Object, Stamp, chat_completion, error_object, text_completion
+from localllm.api.asked import ParsedRequest
+from localllm.api.body import BadField, parse_json_object
+from localllm.api.openai.requests import parse_chat_request, parse_completion_request
+from localllm.api.openai.responses import (
+    JsonObject,
+    ResponseHeader,
+    chat_completion_object,
+    error_object,
+    text_completion_object,
+)
 from localllm.api.tokens import TokenTexts
 from localllm.errors import LocalLLMError, UsageError
 from localllm.request import SEED_BITS, Completion, SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-MOST_BYTES = 64 * 2**20  # of a line
+MAX_LINE_BYTES = 64 * 2**20  # of a line
 CREATED = 0  # no moment: a clock would make every run another file
 
 
 @dataclass(frozen=True)
-class Fault:
+class LineError:
     """Why a line is no request; the codes are those that OpenAI gives where it has one."""
 
     code: str
@@ -34,16 +40,16 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Line:
+class BatchLine:
     number: int  # in the input, from 1, empty ones counted
     custom_id: str | None
     is_chat: bool
     body: Mapping[str, Any]
-    fault: Fault | None
+    error: LineError | None
     batch_seed: int
 
     @property
-    def key(self) -> str:
+    def line_id(self) -> str:
         """24 hexadecimal digits that no other line of the batch has."""
         return self.digest(self.number)[:24]
 
@@ -55,80 +61,95 @@ class Line:
     def digest(self, number: int | None) -> str:
         return hashlib.sha256(json.dumps([self.batch_seed, number, self.custom_id]).encode()).hexdigest()
 
-    def asked(self, model: str, defaults: SamplingParams) -> Asked:
+    def parse_request(self, model: str, defaults: SamplingParams) -> ParsedRequest:
         """model: the one that answers, whatever the body says. Raises UsageError."""
-        read = read_chat if self.is_chat else read_completion
+        read = parse_chat_request if self.is_chat else parse_completion_request
         asked = read({**self.body, "model": model}, replace(defaults, seed=self.seed))
         if asked.stream:
             raise BadField("stream", "a batch is not streamed", "leave it out")
         return asked
 
-    def answered(self, asked: Asked, dones: Sequence[Completion], texts: TokenTexts, fingerprint: str) -> Object:
+    def success_object(
+        self, request: ParsedRequest, completions: Sequence[Completion], texts: TokenTexts, fingerprint: str
+    ) -> JsonObject:
         """Without what is found in the cache, which depends on what else was running."""
-        stamp = Stamp(f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.key}", CREATED, asked.model, fingerprint)
+        stamp = ResponseHeader(
+            f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.line_id}", CREATED, request.model, fingerprint
+        )
         if self.is_chat:
-            return self._responded(200, chat_completion(stamp, asked, dones, texts, cached=False))
-        return self._responded(200, text_completion(stamp, asked, dones, texts, cached=False))
+            return self._responded(
+                200, chat_completion_object(stamp, request, completions, texts, with_cached_tokens=False)
+            )
+        return self._responded(
+            200, text_completion_object(stamp, request, completions, texts, with_cached_tokens=False)
+        )
 
-    def refused(self, error: LocalLLMError) -> Object:
+    def failure_object(self, error: LocalLLMError) -> JsonObject:
         """What a request comes to that makes no sense, does not fit into the context or broke off."""
         return self._responded(error.http_status, error_object(error))
 
-    def faulty(self, fault: Fault) -> Object:
+    def invalid_line_object(self, fault: LineError) -> JsonObject:
         error = {"code": fault.code, "message": fault.message, "param": fault.param, "line": self.number}
-        return {"id": f"batch_req_{self.key}", "custom_id": self.custom_id, "response": None, "error": error}
+        return {"id": f"batch_req_{self.line_id}", "custom_id": self.custom_id, "response": None, "error": error}
 
-    def _responded(self, status: int, body: Object) -> Object:
-        response = {"status_code": status, "request_id": f"req_{self.key}", "body": body}
-        return {"id": f"batch_req_{self.key}", "custom_id": self.custom_id, "response": response, "error": None}
+    def _responded(self, status: int, body: JsonObject) -> JsonObject:
+        response = {"status_code": status, "request_id": f"req_{self.line_id}", "body": body}
+        return {
+            "id": f"batch_req_{self.line_id}",
+            "custom_id": self.custom_id,
+            "response": response,
+            "error": None,
+        }
 
 
-def read_line(text: bytes, number: int, batch_seed: int, is_new: Callable[[str], bool]) -> Line:
+def read_line(text: bytes, number: int, batch_seed: int, is_new: Callable[[str], bool]) -> BatchLine:
     """A line of the input. is_new: told of each custom_id, is it the first of its kind?"""
     custom_id, is_chat, body = None, False, {}
     try:
         fields = _parsed(text)
         custom_id = _string(fields, "custom_id")
         if not is_new(custom_id):
-            raise _Faulty("duplicate_custom_id", f"custom_id {custom_id!r} stands in an earlier line", "custom_id")
+            raise _InvalidLine(
+                "duplicate_custom_id", f"custom_id {custom_id!r} stands in an earlier line", "custom_id"
+            )
         if _string(fields, "method") != "POST":
-            raise _Faulty("invalid_method", f"method is {fields['method']!r}; send POST", "method")
+            raise _InvalidLine("invalid_method", f"method is {fields['method']!r}; send POST", "method")
         url, body = _string(fields, "url"), fields.get("body")
         if url not in (CHAT, COMPLETIONS):
-            raise _Faulty("invalid_url", f"url is {url!r}; send {CHAT} or {COMPLETIONS}", "url")
+            raise _InvalidLine("invalid_url", f"url is {url!r}; send {CHAT} or {COMPLETIONS}", "url")
         if not isinstance(body, dict):
-            raise _Faulty("missing_required_parameter", "body is missing, or no object", "body")
+            raise _InvalidLine("missing_required_parameter", "body is missing, or no object", "body")
         if unknown := sorted(fields.keys() - {"custom_id", "method", "url", "body"}):
-            raise _Faulty("unknown_parameter", f"{unknown[0]} is not a field of a batch's line", unknown[0])
+            raise _InvalidLine("unknown_parameter", f"{unknown[0]} is not a field of a batch's line", unknown[0])
         is_chat = url == CHAT
-    except _Faulty as error:
-        return Line(number, custom_id, is_chat, {}, error.fault, batch_seed)
-    return Line(number, custom_id, is_chat, body, None, batch_seed)
+    except _InvalidLine as error:
+        return BatchLine(number, custom_id, is_chat, {}, error.error, batch_seed)
+    return BatchLine(number, custom_id, is_chat, body, None, batch_seed)
 
 
-def encoded(answer: Object) -> bytes:
+def encode_line(answer: JsonObject) -> bytes:
     """One line of the output, with its end."""
     return json.dumps(answer, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-class _Faulty(Exception):
+class _InvalidLine(Exception):
     def __init__(self, code: str, message: str, param: str | None = None):
-        self.fault = Fault(code, message, param)
+        self.error = LineError(code, message, param)
 
 
 def _parsed(text: bytes) -> Mapping[str, Any]:
-    if len(text) > MOST_BYTES:
-        raise _Faulty("invalid_json_line", f"the line is longer than {MOST_BYTES:,} bytes")
+    if len(text) > MAX_LINE_BYTES:
+        raise _InvalidLine("invalid_json_line", f"the line is longer than {MAX_LINE_BYTES:,} bytes")
     try:
-        return parse(text.decode())
+        return parse_json_object(text.decode())
     except UnicodeDecodeError as error:
-        raise _Faulty("invalid_json_line", f"the line is not valid UTF-8 at byte {error.start}") from None
+        raise _InvalidLine("invalid_json_line", f"the line is not valid UTF-8 at byte {error.start}") from None
     except UsageError as error:
-        raise _Faulty("invalid_json_line", f"the line is no JSON object: {error.message}") from None
+        raise _InvalidLine("invalid_json_line", f"the line is no JSON object: {error.message}") from None
 
 
 def _string(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or not value:
-        raise _Faulty("missing_required_parameter", f"{name} is missing, or no text", name)
+        raise _InvalidLine("missing_required_parameter", f"{name} is missing, or no text", name)
     return value

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from localllm.batch.lines import MOST_BYTES
+from localllm.batch.lines import MAX_LINE_BYTES
 from localllm.errors import UsageError
-from localllm.files import writing
+from localllm.files import explain_disk_errors
 
 SYNC_EVERY_S = 1.0
 
 
-class Stream:
+class OutputStream:
     """Stdout, a pipe, a device: what went there is gone."""
 
     def __init__(self, descriptor: int):
@@ -33,14 +33,14 @@ class Stream:
         """The descriptor is its owner's."""
 
 
-class OutFile(Stream):
+class OutputFile(OutputStream):
     """A file, for this process alone while it is open."""
 
     def __init__(self, path: Path):
         """Raises UsageError where another process writes it, or nothing can be written there."""
         self.path = path
-        self.synced = time.monotonic()
-        with writing(path.parent, "name a file that can"):
+        self.last_sync = time.monotonic()
+        with explain_disk_errors(path.parent, "name a file that can"):
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except (FileNotFoundError, IsADirectoryError) as error:
@@ -56,28 +56,28 @@ class OutFile(Stream):
     def size(self) -> int:
         return os.fstat(self.descriptor).st_size
 
-    def whole_lines(self) -> Iterator[bytes]:
+    def complete_lines(self) -> Iterator[bytes]:
         """Those that are there; the end of the file is where the last of them ends once all have been read."""
         end = 0
         with open(self.descriptor, "rb", closefd=False) as file:
-            while (line := file.readline(MOST_BYTES)).endswith(b"\n"):
+            while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
                 end += len(line)
                 yield line
-            if len(line) == MOST_BYTES:
+            if len(line) == MAX_LINE_BYTES:
                 raise UsageError(f"{self.path} has a line that no batch writes", "name another file")
         os.ftruncate(self.descriptor, end)
         os.lseek(self.descriptor, end, os.SEEK_SET)
 
     def write(self, lines: bytes) -> None:
         """Raises DiskFull. What a full disk took of a line is cut off by the run that goes on."""
-        with writing(self.path.parent, goes_on=True):
+        with explain_disk_errors(self.path.parent, resumable=True):
             super().write(lines)
-            if time.monotonic() - self.synced >= SYNC_EVERY_S:
+            if time.monotonic() - self.last_sync >= SYNC_EVERY_S:
                 os.fsync(self.descriptor)
-                self.synced = time.monotonic()
+                self.last_sync = time.monotonic()
 
     def close(self) -> None:
-        with writing(self.path.parent, goes_on=True):
+        with explain_disk_errors(self.path.parent, resumable=True):
             os.fsync(self.descriptor)
         os.close(self.descriptor)
 

@@ -4,7 +4,7 @@ import hashlib
 import sqlite3
 
 
-class Seen:
+class SeenIds:
     """A set on the disk: a nameless database that goes with the process, however it ends, and whose part in memory
     does not grow."""
 

@@ -4,22 +4,22 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.units import rate, seconds
+from localllm.units import format_rate, format_seconds
 
 
 @dataclass
-class Counts:
+class BatchCounts:
     """While it runs."""
 
     total: int | None = None  # lines of the input, where that is known
-    kept: int = 0  # answered by an earlier run
+    resumed: int = 0  # answered by an earlier run
     ok: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of prompts, found in the cache
     answer_tokens: int = 0
-    renamed: int = 0  # lines of this run that ask for another model
-    other: str = ""  # one that they ask for
+    other_model_lines: int = 0  # lines of this run that ask for another model
+    other_model: str = ""  # one that they ask for
 
     @property
     def lines(self) -> int:
@@ -29,16 +29,16 @@ class Counts:
         self.ok += ok
         self.failed += not ok
 
-    def keep(self, *, ok: bool) -> None:
-        self.kept += 1
+    def add_resumed(self, *, ok: bool) -> None:
+        self.resumed += 1
         self.add(ok=ok)
 
 
 @dataclass(frozen=True)
-class Summary:
+class BatchSummary:
     """At its end. steps: of the engine that brought tokens of answers."""
 
-    counts: Counts
+    counts: BatchCounts
     seconds: float
     steps: int
 
@@ -48,7 +48,7 @@ class Summary:
 
     @property
     def lines_per_s(self) -> float:
-        return (self.counts.lines - self.counts.kept) / self.seconds if self.seconds > 0 else math.nan
+        return (self.counts.lines - self.counts.resumed) / self.seconds if self.seconds > 0 else math.nan
 
     @property
     def tokens_per_step(self) -> float:
@@ -65,7 +65,7 @@ class Summary:
             "lines": counts.lines,
             "ok": counts.ok,
             "failed": counts.failed,
-            "kept": counts.kept,
+            "kept": counts.resumed,
             "prompt_tokens": counts.prompt_tokens,
             "cached_tokens": counts.cached_tokens,
             "hit_rate": self.hit_rate,
@@ -80,13 +80,14 @@ class Summary:
 
     def __str__(self) -> str:
         counts = self.counts
-        kept = f", {counts.kept:,} of them by an earlier run" if counts.kept else ""
+        kept = f", {counts.resumed:,} of them by an earlier run" if counts.resumed else ""
         told = f"{counts.lines:,} lines: {counts.ok:,} ok, {counts.failed:,} failed{kept}"
-        if counts.lines == counts.kept:
+        if counts.lines == counts.resumed:
             return f"{told}; nothing was left to do"
         hits = "" if math.isnan(self.hit_rate) else f" ({self.hit_rate:.0%} found in the cache)"
         step = "" if math.isnan(self.tokens_per_step) else f", {self.tokens_per_step:.1f} tokens per step"
         return (
             f"{told}\n{counts.prompt_tokens:,} tokens of prompts{hits}, {counts.answer_tokens:,} of answers\n"
-            f"{seconds(self.seconds)}: {rate(self.tokens_per_s)}, {self.lines_per_s:.3g} lines/s{step}"
+            f"{format_seconds(self.seconds)}: {format_rate(self.tokens_per_s)}, "
+            f"{self.lines_per_s:.3g} lines/s{step}"
         )

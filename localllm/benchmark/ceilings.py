@@ -16,7 +16,7 @@ from localllm.plan import measured
 from localllm.plan.memory import MAX_RUNNING
 from localllm.runtime import kernels
 
-MOST_MATRICES = 64
+MAX_MATRICES = 64
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Ceilings:
     share: float
     """Of the processor time that its threads could have had, what they got meanwhile"""
 
-    def products_at(self, rows: int) -> float:
+    def product_rate(self, rows: int) -> float:
         """With so many rows, or the nearest that was measured."""
         return self.products[min(self.products, key=lambda measured: abs(measured - rows))]
 
-    def best(self, other: Ceilings) -> Ceilings:
+    def merge_best(self, other: Ceilings) -> Ceilings:
         """Of two measurements: what was reached once can be reached."""
         return Ceilings(
             max(self.copy, other.copy),
@@ -53,56 +53,62 @@ class Ceilings:
         )
 
 
-def measure(
-    like: TensorHeader | PackedMatrix,
+def measure_ceilings(
+    matrix: TensorHeader | PackedMatrix,
     dtype: torch.dtype,
     device: torch.device,
     threads: int,
     rows: Collection[int],
     step_bytes: int,
 ) -> Ceilings:
-    """like: a matrix of the model; rows: of the other factor, as in steps; step_bytes: that a step reads."""
+    """matrix: a matrix of the model; rows: of the other factor, as in steps; step_bytes: that a step reads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
             found = rates.measure(device, dtype)
             most = rates.buffer_bytes(device)
-            copy = found.copy if step_bytes >= most else copy_rate(device, step_bytes)
+            copy = found.copy if step_bytes >= most else measure_copy_rate(device, step_bytes)
             return Ceilings(
-                copy, found.flops, product_rates(like, dtype, device, rows, min(step_bytes, most)), found.share
+                copy,
+                found.flops,
+                measure_product_rates(matrix, dtype, device, rows, min(step_bytes, most)),
+                found.share,
             )
     finally:
         torch.set_num_threads(before)
 
 
-def copy_rate(device: torch.device, size: int) -> float:
+def measure_copy_rate(device: torch.device, size: int) -> float:
     """size: bytes read and bytes written together."""
     half = max(1, size // 2)
     source = torch.ones(half, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     times = max(1, rates.buffer_bytes(device) // (2 * half))
-    taken = rates.typical(rates.clock_of(device), lambda: [target.copy_(source) for _ in range(times)])
+    taken = rates.median_seconds(rates.device_clock(device), lambda: [target.copy_(source) for _ in range(times)])
     return times * 2 * half / taken
 
 
-def product_rates(
-    like: TensorHeader | PackedMatrix,
+def measure_product_rates(
+    matrix: TensorHeader | PackedMatrix,
     dtype: torch.dtype,
     device: torch.device,
     rows: Collection[int],
     most_bytes: int,
 ) -> dict[int, float]:
     """Bytes/s of weights by rows of x. most_bytes: of different matrices."""
-    [first] = kernels.prepared(measured.matrix(like, dtype, device))
-    count = min(MOST_MATRICES, max(1, most_bytes // first.nbytes))
-    weights = [first, *(kernels.prepared(measured.matrix(like, dtype, device))[0] for _ in range(count - 1))]
-    clock = rates.clock_of(device)
+    [first] = kernels.prepare_weights(measured.sample_matrix(matrix, dtype, device))
+    count = min(MAX_MATRICES, max(1, most_bytes // first.nbytes))
+    weights = [
+        first,
+        *(kernels.prepare_weights(measured.sample_matrix(matrix, dtype, device))[0] for _ in range(count - 1)),
+    ]
+    clock = rates.device_clock(device)
 
     def rate(of_rows: int) -> float:
         x = torch.ones(of_rows, first.shape[1], dtype=dtype, device=device)
         used = weights if of_rows <= MAX_RUNNING else weights[:1]
-        taken = rates.typical(clock, lambda: [kernels.linear(x, weight) for weight in used])
+        taken = rates.median_seconds(clock, lambda: [kernels.linear(x, weight) for weight in used])
         return len(used) * first.nbytes / taken
 
     return {of_rows: rate(of_rows) for of_rows in sorted(rows)}

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import compress
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.cost import Share, Step, WeightBytes, bytes_read, flops, mixing_flops
-from localllm.benchmark.measure import Answer, Round
+from localllm.arch.cost import SequenceStep, Step, WeightBytes, bytes_read, flops, mixer_flops
+from localllm.benchmark.measure import Round, StreamResult
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodePhase:
     """The time in which all streams of a round are decoding."""
 
     tokens: int  # of all streams
@@ -39,7 +39,7 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Prefill:
+class PrefillPhase:
     """From the first scheduling of a round to the last first token."""
 
     shares: Step  # what each stream computed
@@ -55,7 +55,7 @@ class Prefill:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What a step, or several, must read and compute."""
 
     steps: int
@@ -63,10 +63,10 @@ class Work:
     weight_bytes: float  # of these
     flops: float
     attention_flops: float  # of them, of tokens that are computed together; of a single one attention is reading
-    rows: int  # tokens of a step
+    tokens_per_step: int  # tokens of a step
 
 
-def decoding(answers: Round) -> Decoding | None:
+def decode_phase(answers: Round) -> DecodePhase | None:
     """None where no two steps are common to all streams.
 
     Begin and end are tokens of one stream, the first to end: tokens of a step come out one after the other, and so
@@ -77,70 +77,70 @@ def decoding(answers: Round) -> Decoding | None:
     marks = [t for t in step_times(shortest) if t >= last_begin]
     if len(marks) < 2:
         return None
-    ranges = [tokens_between(answer, marks[0], marks[-1]) for answer in answers]
+    ranges = [tokens_in_interval(answer, marks[0], marks[-1]) for answer in answers]
     shares = []
     for answer, places in zip(answers, ranges, strict=True):
         m = answer.metrics
         drafts = round(m.draft_tokens / answer.steps)
-        shares.append(Share(1 + drafts, m.prompt_tokens + (places.start + places.stop - 1) // 2 + drafts))
-    return Decoding(sum(map(len, ranges)), len(marks) - 1, marks[-1] - marks[0], tuple(shares))
+        shares.append(SequenceStep(1 + drafts, m.prompt_tokens + (places.start + places.stop - 1) // 2 + drafts))
+    return DecodePhase(sum(map(len, ranges)), len(marks) - 1, marks[-1] - marks[0], tuple(shares))
 
 
-def step_times(answer: Answer) -> list[float]:
+def step_times(answer: StreamResult) -> list[float]:
     """When each of its steps brought the first of its tokens."""
-    return list(compress(answer.times, answer.begins))
+    return list(compress(answer.times, answer.begins_step))
 
 
-def tokens_between(answer: Answer, begin: float, end: float) -> range:
+def tokens_in_interval(answer: StreamResult, begin: float, end: float) -> range:
     """Those of the steps that came out after `begin`, the last of them at `end`, with all their drafts."""
-    starts = list(compress(range(len(answer.begins)), answer.begins))
+    starts = list(compress(range(len(answer.begins_step)), answer.begins_step))
     times = step_times(answer)
     first, behind = (bisect.bisect_right(times, t) for t in (begin, end))
-    return range(starts[first], starts[behind] if behind < len(starts) else len(answer.begins))
+    return range(starts[first], starts[behind] if behind < len(starts) else len(answer.begins_step))
 
 
-def prefill(answers: Round) -> Prefill:
+def prefill_phase(answers: Round) -> PrefillPhase:
     metrics = [answer.metrics for answer in answers]
     scheduled = min(answer.arrival + answer.metrics.queue_s for answer in answers)
-    shares = tuple(Share(m.prompt_tokens - m.cached_tokens, m.prompt_tokens) for m in metrics)
-    return Prefill(shares, max(answer.times[0] for answer in answers) - scheduled)
+    shares = tuple(SequenceStep(m.prompt_tokens - m.cached_tokens, m.prompt_tokens) for m in metrics)
+    return PrefillPhase(shares, max(answer.times[0] for answer in answers) - scheduled)
 
 
-def work_of_decoding(
-    found: Decoding, config: ModelConfig, weights: WeightBytes, element_bytes: int, kv: tuple[int, int]
-) -> Work:
+def decode_work(
+    phase: DecodePhase, config: ModelConfig, weights: WeightBytes, element_bytes: int, kv: tuple[int, int]
+) -> StepWork:
     """Of one step. element_bytes, kv: as `bytes_read` takes them."""
-    return work(found.shares, 1, config, weights, element_bytes, kv)
+    return step_work(phase.shares, 1, config, weights, element_bytes, kv)
 
 
-def work_of_prefill(
-    found: Prefill,
+def prefill_work(
+    phase: PrefillPhase,
     config: ModelConfig,
     weights: WeightBytes,
     element_bytes: int,
     kv: tuple[int, int],
     chunk: int,
-) -> Work:
+) -> StepWork:
     """Of all steps together, in which weights are read again for each `chunk` tokens."""
-    return work(found.shares, -(-found.tokens // chunk), config, weights, element_bytes, kv)
+    return step_work(phase.shares, -(-phase.tokens // chunk), config, weights, element_bytes, kv)
 
 
-def work(
+def step_work(
     step: Step, times: int, config: ModelConfig, weights: WeightBytes, element_bytes: int, kv: tuple[int, int]
-) -> Work:
+) -> StepWork:
     read = bytes_read(config, weights, step, element_bytes, kv)
     of_weights = read - bytes_read(config, WeightBytes(0, 0, 0, 0), step, element_bytes, kv)
     tokens = sum(share.tokens * share.sequences for share in step)
-    return Work(
+    return StepWork(
         steps=times,
         bytes=read + (times - 1) * of_weights,
         weight_bytes=times * of_weights,
         flops=flops(config, step),
         attention_flops=sum(
-            mixing_flops(layer.mixer, share) * share.sequences
+            mixer_flops(layer.mixer, share) * share.sequences
             for layer in config.layers
             for share in step
             if share.tokens > 1
         ),
-        rows=-(-tokens // times),
+        tokens_per_step=-(-tokens // times),
     )

@@ -13,9 +13,12 @@ import torch
 import localllm
 from localllm.device import processor_name, usable_cores
 
-ROOT = Path(localllm.__file__).parents[1]
-BUSY, STOLEN = 0.05, 0.01  # shares of all processor time from which numbers are not those of a quiet machine
-PATIENCE_S = 10.0  # for git
+CHECKOUT_ROOT = Path(localllm.__file__).parents[1]
+BUSY_SHARE, STOLEN_SHARE = (
+    0.05,
+    0.01,
+)  # shares of all processor time from which numbers are not those of a quiet machine
+GIT_TIMEOUT_S = 10.0  # for git
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Machine:
     commit: str | None  # of the checkout that ran; None where it was installed otherwise
 
 
-def this_machine() -> Machine:
+def describe_machine() -> Machine:
     return Machine(
         processor_name(),
         usable_cores(),
@@ -41,17 +44,17 @@ def this_machine() -> Machine:
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         },
-        commit(ROOT),
+        git_commit(CHECKOUT_ROOT),
     )
 
 
-def commit(root: Path) -> str | None:
+def git_commit(root: Path) -> str | None:
     """Of the checkout whose top `root` is, with `-dirty` behind where files differ; None of anything else."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(root), *words]
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+            command, capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT_S
         ).stdout.strip()
 
     try:
@@ -75,36 +78,36 @@ class Noise:
     def warning(self) -> str | None:
         """One line; None where the machine was quiet."""
         found = []
-        if self.others >= BUSY:
+        if self.others >= BUSY_SHARE:
             found.append(f"other programs took {self.others:.0%} of the processors")
-        if self.stolen >= STOLEN:
+        if self.stolen >= STOLEN_SHARE:
             found.append(f"the host gave {self.stolen:.0%} of them to other machines")
         return f"{' and '.join(found)} meanwhile: a quiet machine gives other numbers" if found else None
 
 
-class Listener:
+class NoiseMeter:
     """Counts from its making until `stop`."""
 
     def __init__(self) -> None:
-        self.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        self.load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         self.start = time.perf_counter()
-        self.own = time.process_time()
-        self.all = psutil.cpu_times()
+        self.process_start_s = time.process_time()
+        self.system_start = psutil.cpu_times()
 
     def stop(self) -> Noise:
         """All processors' time is what the system counted, also where this process may use only some."""
-        now, own = psutil.cpu_times(), time.process_time() - self.own
-        stolen = getattr(now, "steal", 0.0) - getattr(self.all, "steal", 0.0)
+        now, own = psutil.cpu_times(), time.process_time() - self.process_start_s
+        stolen = getattr(now, "steal", 0.0) - getattr(self.system_start, "steal", 0.0)
         whole = (psutil.cpu_count() or 1) * (time.perf_counter() - self.start)
-        busy = sum(working(now)) - sum(working(self.all))
+        busy = sum(busy_seconds(now)) - sum(busy_seconds(self.system_start))
         return Noise(
             time.perf_counter() - self.start,
-            self.load,
+            self.load_average,
             min(1.0, max(0.0, busy - own) / whole),
             min(1.0, max(0.0, stolen) / whole),
         )
 
 
-def working(times: object) -> list[float]:
+def busy_seconds(times: object) -> list[float]:
     """Seconds in which processors did something: guests' are part of the users'."""
     return [getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")]

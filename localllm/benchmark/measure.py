@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from localllm.benchmark.prompts import Prompts
+from localllm.benchmark.prompts import PromptSource
 from localllm.benchmark.scenario import Scenario
 from localllm.errors import LocalLLMError
 from localllm.llm import LLM
@@ -19,12 +19,12 @@ WARM_UP_TOKENS = 4  # of an answer that does not count
 
 
 @dataclass(frozen=True)
-class Answer:
+class StreamResult:
     """One stream of a round."""
 
     arrival: float  # seconds of `time.perf_counter()`
     metrics: Metrics
-    begins: tuple[bool, ...]  # of each token: was a step run for it? Else it was a draft that was right
+    begins_step: tuple[bool, ...]  # of each token: was a step run for it? Else it was a draft that was right
 
     @property
     def times(self) -> list[float]:
@@ -33,36 +33,36 @@ class Answer:
 
     @property
     def steps(self) -> int:
-        return sum(self.begins)
+        return sum(self.begins_step)
 
 
-Round = tuple[Answer, ...]  # the streams of a scenario, once
+Round = tuple[StreamResult, ...]  # the streams of a scenario, once
 
 
-class Bench:
+class RoundRunner:
     """A model and the prompts for it. What stands before the prompts of one depth stays the same, and is computed
     again only where the cache has lost it."""
 
-    def __init__(self, llm: LLM, prompts: Prompts):
+    def __init__(self, llm: LLM, prompts: PromptSource):
         self.llm = llm
         self.prompts = prompts
-        self.before: dict[int, list[list[int]]] = {}  # by depth
+        self.context_ids: dict[int, list[list[int]]] = {}  # by depth
 
     def warm_up(self, scenario: Scenario) -> None:
         """Everything that a round of the scenario does, with a short answer."""
-        self.round(replace(scenario, output=min(scenario.output, WARM_UP_TOKENS)))
+        self.run_round(replace(scenario, output=min(scenario.output, WARM_UP_TOKENS)))
 
-    def round(self, scenario: Scenario) -> Round:
-        return self.answer(scenario, self.new_prompts(scenario))
+    def run_round(self, scenario: Scenario) -> Round:
+        return self.run_streams(scenario, self.make_prompts(scenario))
 
-    def new_prompts(self, scenario: Scenario) -> list[list[int]]:
-        return [self.prompts.new(scenario.prompt) for _ in range(scenario.batch)]
+    def make_prompts(self, scenario: Scenario) -> list[list[int]]:
+        return [self.prompts.make_prompt(scenario.prompt) for _ in range(scenario.batch)]
 
-    def answer(self, scenario: Scenario, prompts: Sequence[Sequence[int]]) -> Round:
+    def run_streams(self, scenario: Scenario, prompts: Sequence[Sequence[int]]) -> Round:
         """All streams at once, each to its last token. Raises LocalLLMError where one ends before."""
-        before = self.before.setdefault(scenario.depth, [])
+        before = self.context_ids.setdefault(scenario.depth, [])
         while len(before) < scenario.batch:
-            before.append(self.prompts.new(scenario.depth))
+            before.append(self.prompts.make_prompt(scenario.depth))
         before = before[: scenario.batch]
         for ids in filter(None, before):
             self.llm.generate(ids, SamplingParams(max_tokens=0))
@@ -70,7 +70,7 @@ class Bench:
         whole = [[*ids, *prompt] for ids, prompt in zip(before, prompts, strict=True)]
         requests = [self.llm.prepare(ids, params) for ids in whole]
         streams = [self.llm.submit(request) for request in requests]
-        done = tuple(answer_of(request, stream) for request, stream in zip(requests, streams, strict=True))
+        done = tuple(read_stream(request, stream) for request, stream in zip(requests, streams, strict=True))
         short = next((one for one in done if one.metrics.output_tokens != scenario.output), None)
         if short:
             said = f"an answer ended after {short.metrics.output_tokens} of {scenario.output} tokens"
@@ -78,9 +78,9 @@ class Bench:
         return done
 
 
-def answer_of(request: Request, stream: Stream) -> Answer:
+def read_stream(request: Request, stream: Stream) -> StreamResult:
     """Read to its end."""
     events = list(stream)
     metrics = events[-1].metrics
     assert metrics
-    return Answer(request.arrival, metrics, tuple(not event.accepted for event in events if event.token_ids))
+    return StreamResult(request.arrival, metrics, tuple(not event.accepted for event in events if event.token_ids))

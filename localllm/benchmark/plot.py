@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.benchmark.result import Edition, Found, Result
+from localllm.benchmark.result import BenchmarkResult, ModelResult, ScenarioResult
 from localllm.benchmark.summary import Distribution
 from localllm.errors import UsageError
 from localllm.metrics import percentile
@@ -22,7 +22,7 @@ FORMATS = (".png", ".svg")
 COLUMNS = 2  # of panels
 WIDTH, HEIGHT, HEAD = 5.6, 3.8, 0.6  # inches, of a panel and above all
 DOTS = 150  # an inch of a PNG
-MOST_LINES = 6  # of gaps, which lie close
+MAX_LINES = 6  # of gaps, which lie close
 GREY = "0.4"
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
@@ -36,7 +36,7 @@ STYLE: dict[Any, Any] = {
 }
 WORDS = {"prompt": "prompt", "depth": "depth", "batch": "streams", "output": "answer"}
 
-Pair = tuple[Edition, Found]
+Pair = tuple[ModelResult, ScenarioResult]
 Panel = Callable[["Axes"], None]
 
 
@@ -50,12 +50,12 @@ def check_plot(file: Path) -> None:
         raise UsageError("plots need matplotlib, which is not installed", "pip install 'localllm[plot]'")
 
 
-def draw(result: Result, file: Path) -> None:
+def draw_result(result: BenchmarkResult, file: Path) -> None:
     """Raises OSError where the file cannot be written."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    panels = list(panels_of(result))
+    panels = list(result_panels(result))
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     svg = file.suffix.lower() == ".svg"
@@ -70,32 +70,34 @@ def draw(result: Result, file: Path) -> None:
         figure.savefig(file, dpi=DOTS, metadata={"Date": None} if svg else None)
 
 
-def title(result: Result) -> str:
-    loaded = result.editions[0].loaded
+def title(result: BenchmarkResult) -> str:
+    loaded = result.models[0].loaded
     threads = "" if loaded.threads is None else f", threads: {loaded.threads}"
-    models = ", ".join(dict.fromkeys(edition.loaded.name for edition in result.editions))
+    models = ", ".join(dict.fromkeys(edition.loaded.name for edition in result.models))
     where = f"{loaded.device_name}{threads}, localllm {result.machine.versions['localllm']}, {result.date}"
     return "\n".join([f"{models} in {loaded.dtype}", where, *result.warnings])
 
 
-def panels_of(result: Result) -> Iterator[Panel]:
+def result_panels(result: BenchmarkResult) -> Iterator[Panel]:
     """Those that have something to show."""
-    pairs = [(edition, found) for edition in result.editions for found in edition.found]
+    pairs = [(edition, found) for edition in result.models for found in edition.scenarios]
     for field, name, x, value in (
         ("batch", "Decoding, all streams", "streams", lambda found: found.decode_tokens_per_s),
         ("prompt", "Prefill", "tokens of the prompt", lambda found: found.prefill_tokens_per_s),
         ("depth", "Decoding behind a context", "tokens in the cache", lambda found: found.decode_tokens_per_s),
     ):
         if len({getattr(found.scenario, field) for _, found in pairs}) > 1:
-            yield lines(pairs, field, value, x, name)
-    yield gaps(pairs)
-    yield fractions(pairs)
+            yield line_panel(pairs, field, value, x, name)
+    yield itl_panel(pairs)
+    yield roofline_panel(pairs)
 
 
-def lines(pairs: list[Pair], field: str, value: Callable[[Found], Distribution], x: str, name: str) -> Panel:
+def line_panel(
+    pairs: list[Pair], field: str, value: Callable[[ScenarioResult], Distribution], x: str, name: str
+) -> Panel:
     """Over one field, a line for all else that differs; bars from the lowest to the highest round."""
     series: dict[str, list[tuple[int, Distribution]]] = {}
-    for (_, found), label in zip(pairs, labels(pairs, without=field), strict=True):
+    for (_, found), label in zip(pairs, pair_labels(pairs, without=field), strict=True):
         series.setdefault(label, []).append((getattr(found.scenario, field), value(found)))
 
     def panel(ax: Axes) -> None:
@@ -107,18 +109,18 @@ def lines(pairs: list[Pair], field: str, value: Callable[[Found], Distribution],
         ax.set(title=name, xlabel=x, ylabel="tokens/s")
         ax.set_xticks(sorted({at for points in series.values() for at, _ in points}))
         ax.set_ylim(bottom=0)
-        legend(ax, list(series))
+        add_legend(ax, list(series))
 
     return panel
 
 
-def gaps(pairs: list[Pair]) -> Panel:
+def itl_panel(pairs: list[Pair]) -> Panel:
     """At each place of the answers, over rounds and streams: median, and 5th to 95th percentile."""
-    some = pairs[:: -(-len(pairs) // MOST_LINES)]
+    some = pairs[:: -(-len(pairs) // MAX_LINES)]
     left = f", {len(some)} of {len(pairs)} scenarios" if len(some) < len(pairs) else ""
 
     def panel(ax: Axes) -> None:
-        for (_, found), label in zip(some, labels(some), strict=True):
+        for (_, found), label in zip(some, pair_labels(some), strict=True):
             answers = [answer.metrics.itl_s for answers in found.rounds for answer in answers]
             places = [[1e3 * gap for gap in at] for at in zip(*answers, strict=True)]
             x = range(2, len(places) + 2)
@@ -127,14 +129,14 @@ def gaps(pairs: list[Pair]) -> Panel:
             ax.fill_between(x, *band, alpha=0.15, color=line.get_color(), linewidth=0)
         ax.set(title=f"Gaps between tokens (ITL){left}", xlabel="token of the answer", ylabel="ms")
         ax.set_ylim(bottom=0)
-        legend(ax, labels(some))
+        add_legend(ax, pair_labels(some))
 
     return panel
 
 
-def fractions(pairs: list[Pair]) -> Panel:
+def roofline_panel(pairs: list[Pair]) -> Panel:
     """Of the roofline, by phase; what a step waits for is written beside."""
-    names = labels(pairs)
+    names = pair_labels(pairs)
 
     def panel(ax: Axes) -> None:
         small = max(4, min(7, 110 // len(pairs)))
@@ -154,14 +156,14 @@ def fractions(pairs: list[Pair]) -> Panel:
     return panel
 
 
-def labels(pairs: list[Pair], without: str = "") -> list[str]:
+def pair_labels(pairs: list[Pair], without: str = "") -> list[str]:
     """What each has that not all have, and the field `without` aside."""
     named = [{"": edition.loaded.name, **vars(found.scenario)} for edition, found in pairs]
     differ = [field for field in ("", *WORDS) if field != without and len({str(one[field]) for one in named}) > 1]
     return [", ".join(f"{WORDS.get(field, '')} {one[field]}".strip() for field in differ) for one in named]
 
 
-def legend(ax: Axes, shown: list[str]) -> None:
+def add_legend(ax: Axes, shown: list[str]) -> None:
     """Where there is more than one line."""
     if len(set(shown)) > 1:
         ax.legend(fontsize=7, framealpha=0.6)

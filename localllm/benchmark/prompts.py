@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from localllm.errors import UsageError
 
 
-class Prompts:
+class PromptSource:
     """Token ids of one vocabulary; the same seed gives the same ones."""
 
     def __init__(self, vocab_size: int, special: Collection[int], seed: int, text: Sequence[int] | None = None):
@@ -21,7 +21,7 @@ class Prompts:
         self.random = random.Random(seed)
         self.text = text
 
-    def new(self, length: int) -> list[int]:
+    def make_prompt(self, length: int) -> list[int]:
         """Begins with three random tokens, which make it another than all before but by chance: a cache finds
         what it knows from the begin on, never in the middle."""
         if self.text is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from localllm.errors import UsageError
 
 CONFIDENCE = 0.95
-LEAST_PAIRS = 3
+MIN_PAIRS = 3
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Ratio:
 
 def check_pairs(count: int) -> None:
     """Raises UsageError for too few to tell anything."""
-    if count < LEAST_PAIRS:
+    if count < MIN_PAIRS:
         rounds = "one round tells" if count == 1 else f"{count} rounds tell"
-        raise UsageError(f"{rounds} little of chance", f"give --repeat {LEAST_PAIRS} or more")
+        raise UsageError(f"{rounds} little of chance", f"give --repeat {MIN_PAIRS} or more")
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
@@ -53,22 +53,22 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CON
     check_pairs(len(a))
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
     mean, deviation = statistics.fmean(logs), statistics.stdev(logs)
-    reach = t_quantile((1 + confidence) / 2, len(logs) - 1) * deviation / math.sqrt(len(logs))
+    reach = student_t_quantile((1 + confidence) / 2, len(logs) - 1) * deviation / math.sqrt(len(logs))
     return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
 
 
 @functools.cache
-def t_quantile(p: float, freedom: int) -> float:
+def student_t_quantile(p: float, freedom: int) -> float:
     """Where Student's t distribution reaches p, 0.5 < p < 1: by bisection of its distribution function."""
     low, high = 0.0, 1.0
-    while t_distribution(high, freedom) < p:
+    while student_t_cdf(high, freedom) < p:
         high *= 2
     while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if t_distribution(middle, freedom) < p else (low, middle)
+        low, high = (middle, high) if student_t_cdf(middle, freedom) < p else (low, middle)
     return high
 
 
-def t_distribution(t: float, freedom: int) -> float:
+def student_t_cdf(t: float, freedom: int) -> float:
     """P(T <= t), t >= 0 (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: sums for whole degrees of freedom)."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)

@@ -8,15 +8,15 @@ from dataclasses import asdict
 from typing import Any
 
 from localllm.benchmark.measure import Round
-from localllm.benchmark.result import Compared, Edition, Found, Result
+from localllm.benchmark.result import BenchmarkResult, ModelResult, PairedComparison, ScenarioResult
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.summary import Distribution
-from localllm.units import seconds, size, three_digits
+from localllm.units import format_bytes, format_seconds, three_digits
 
-Row = dict[str, str | int | float | None]
+CsvRow = dict[str, str | int | float | None]
 
 
-def as_dict(result: Result) -> dict[str, Any]:
+def as_dict(result: BenchmarkResult) -> dict[str, Any]:
     """For JSON: None instead of NaN."""
     return {
         "benchmark": "localllm bench",
@@ -28,23 +28,23 @@ def as_dict(result: Result) -> dict[str, Any]:
         "seed": result.seed,
         "prompts": result.prompts,
         "drafts": result.drafts,
-        "editions": [_edition(edition) for edition in result.editions],
-        "compared": [{**asdict(one.scenario), **_compared(one, result)} for one in result.compared],
+        "editions": [_edition(edition) for edition in result.models],
+        "compared": [{**asdict(one.scenario), **_compared(one, result)} for one in result.comparisons],
     }
 
 
-def _edition(edition: Edition) -> dict[str, Any]:
+def _edition(edition: ModelResult) -> dict[str, Any]:
     return {
         **asdict(edition.loaded),
         "peak_bytes": edition.peak_bytes,
         "ceilings": asdict(edition.ceilings),
         "drift": edition.drift,
-        "scenarios": [_found(found) for found in edition.found],
+        "scenarios": [_found(found) for found in edition.scenarios],
         "left_out": [{**asdict(scenario), "reason": reason} for scenario, reason in edition.left_out],
     }
 
 
-def _found(found: Found) -> dict[str, Any]:
+def _found(found: ScenarioResult) -> dict[str, Any]:
     summary = {
         name: value.as_dict() if isinstance(value, Distribution) else value
         for name, value in vars(found.requests).items()
@@ -72,14 +72,14 @@ def _round(answers: Round) -> list[dict[str, Any]]:
         {
             "arrival_s": answer.arrival - first,
             **answer.metrics.as_dict(),
-            "begins_step": list(answer.begins),
+            "begins_step": list(answer.begins_step),
         }
         for answer in answers
     ]
 
 
-def _compared(one: Compared, result: Result) -> dict[str, Any]:
-    a, b = (edition.loaded.name for edition in result.editions)
+def _compared(one: PairedComparison, result: BenchmarkResult) -> dict[str, Any]:
+    a, b = (edition.loaded.name for edition in result.models)
     return {
         "measure": one.measure,
         **asdict(one.ratio),
@@ -88,9 +88,9 @@ def _compared(one: Compared, result: Result) -> dict[str, Any]:
     }
 
 
-def as_csv(result: Result) -> str:
+def as_csv(result: BenchmarkResult) -> str:
     """With a line of names; an empty cell where nothing was measured."""
-    rows = [row(edition, found) for edition in result.editions for found in edition.found]
+    rows = [csv_row(edition, found) for edition in result.models for found in edition.scenarios]
     out = io.StringIO()
     writer = csv.DictWriter(out, rows[0], lineterminator="\n")
     writer.writeheader()
@@ -100,7 +100,7 @@ def as_csv(result: Result) -> str:
     return out.getvalue()
 
 
-def row(edition: Edition, found: Found) -> Row:
+def csv_row(edition: ModelResult, found: ScenarioResult) -> CsvRow:
     """One scenario of one edition. Rates and times are medians where nothing else is said."""
     loaded, requests, decode = edition.loaded, found.requests, found.decode
     return {
@@ -141,45 +141,55 @@ def row(edition: Edition, found: Found) -> Row:
     }
 
 
-HEADS = ("model", "tokens", "prefill/s", "TTFT", "decode/s", "ITL p50, p95, p99", "memory", "of roof", "bound by")
+TABLE_HEADER = (
+    "model",
+    "tokens",
+    "prefill/s",
+    "TTFT",
+    "decode/s",
+    "ITL p50, p95, p99",
+    "memory",
+    "of roof",
+    "bound by",
+)
 
 
-def as_markdown(result: Result) -> str:
+def as_markdown(result: BenchmarkResult) -> str:
     """A table, where it was measured, and what may be wrong with it."""
     machine = result.machine
-    rows = [_cells(edition, found) for edition in result.editions for found in edition.found]
-    table = [HEADS, ("---",) * len(HEADS), *rows]
+    rows = [_cells(edition, found) for edition in result.models for found in edition.scenarios]
+    table = [TABLE_HEADER, ("---",) * len(TABLE_HEADER), *rows]
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     commit = f", commit {machine.commit}" if machine.commit else ""
     devices = dict.fromkeys(
         f"{one.loaded.device_name} in {one.loaded.dtype}"
         + ("" if one.loaded.threads is None else f", threads: {one.loaded.threads}")
-        for one in result.editions
+        for one in result.models
     )
     notes = [
         f"{'; '.join(devices)}; {versions}{commit}; {result.date}",
         f"medians of {result.rounds} rounds, ± half the way from lowest to highest; {result.prompts}, "
         f"{'with' if result.drafts else 'without'} drafts; the roof is a copy of "
-        + " and ".join(f"{size(one.ceilings.copy)}/s" for one in result.editions),
-        *(f"{one.scenario}, {one.measure}: {_compared(one, result)['verdict']}" for one in result.compared),
-        *(f"not run: {one.loaded.name}, {s}: {reason}" for one in result.editions for s, reason in one.left_out),
+        + " and ".join(f"{format_bytes(one.ceilings.copy)}/s" for one in result.models),
+        *(f"{one.scenario}, {one.measure}: {_compared(one, result)['verdict']}" for one in result.comparisons),
+        *(f"not run: {one.loaded.name}, {s}: {reason}" for one in result.models for s, reason in one.left_out),
         *(f"**{warning}**" for warning in result.warnings),
     ]
     lines = ["| " + " | ".join(_escaped(cell) for cell in cells) + " |" for cells in table]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
-def _cells(edition: Edition, found: Found) -> tuple[str, ...]:
+def _cells(edition: ModelResult, found: ScenarioResult) -> tuple[str, ...]:
     requests, decode = found.requests, found.decode
-    gaps = ", ".join(map(seconds, (requests.itl_s.p50, requests.itl_s.p95, requests.itl_s.p99)))
+    gaps = ", ".join(map(format_seconds, (requests.itl_s.p50, requests.itl_s.p95, requests.itl_s.p99)))
     return (
         edition.loaded.name,
         str(found.scenario),
         with_spread(found.prefill_tokens_per_s),
-        seconds(requests.ttft_s.p50),
+        format_seconds(requests.ttft_s.p50),
         with_spread(found.decode_tokens_per_s),
         gaps,
-        f"{size(decode.bytes_per_s)}/s" if decode else "-",
+        f"{format_bytes(decode.bytes_per_s)}/s" if decode else "-",
         f"{decode.of_roof:.0%}" if decode else "-",
         decode.bound if decode else "-",
     )

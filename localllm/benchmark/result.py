@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from localllm.benchmark.ceilings import Ceilings
-from localllm.benchmark.figures import decoding, prefill
+from localllm.benchmark.figures import decode_phase, prefill_phase
 from localllm.benchmark.machine import Machine, Noise
 from localllm.benchmark.measure import Round
 from localllm.benchmark.ratio import Ratio
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.scenario import Scenario
-from localllm.benchmark.summary import Distribution, Summary, summarize
-from localllm.rates import QUIET
+from localllm.benchmark.summary import Distribution, RequestSummary, summarize
+from localllm.rates import MIN_CPU_SHARE
 
-STEADY = 0.1  # copies before and after are no further apart on a steady machine
+MAX_STEADY_DRIFT = 0.1  # copies before and after are no further apart on a steady machine
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Found:
+class ScenarioResult:
     """One scenario of one edition."""
 
     scenario: Scenario
@@ -44,34 +44,34 @@ class Found:
     prefill: Roofline
 
     @cached_property
-    def requests(self) -> Summary:
+    def requests(self) -> RequestSummary:
         """All streams of all rounds."""
         return summarize([answer.metrics for one in self.rounds for answer in one])
 
     @cached_property
     def decode_tokens_per_s(self) -> Distribution:
         """Of all streams together, by round."""
-        found = [decoding(one) for one in self.rounds]
+        found = [decode_phase(one) for one in self.rounds]
         return Distribution.of(one.tokens_per_s for one in found if one)
 
     @cached_property
     def prefill_tokens_per_s(self) -> Distribution:
         """Of all streams together, by round."""
-        return Distribution.of(prefill(one).tokens_per_s for one in self.rounds)
+        return Distribution.of(prefill_phase(one).tokens_per_s for one in self.rounds)
 
 
 @dataclass(frozen=True)
-class Edition:
+class ModelResult:
     loaded: Loaded
     ceilings: Ceilings  # the better of before and after
     drift: float  # how far the copies before and after were apart, as a share of the better
     peak_bytes: int | None  # most memory while it was loaded and measured; None where that cannot be told
-    found: tuple[Found, ...]
+    scenarios: tuple[ScenarioResult, ...]
     left_out: tuple[tuple[Scenario, str], ...]  # with the reason
 
 
 @dataclass(frozen=True)
-class Compared:
+class PairedComparison:
     """The first edition beside the second, in one scenario."""
 
     scenario: Scenario
@@ -80,7 +80,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchmarkResult:
     date: str  # UTC, ISO 8601
     machine: Machine
     noise: Noise
@@ -88,17 +88,17 @@ class Result:
     seed: int
     prompts: str  # what they were made of
     drafts: bool
-    editions: tuple[Edition, ...]
-    compared: tuple[Compared, ...] = ()
+    models: tuple[ModelResult, ...]
+    comparisons: tuple[PairedComparison, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
         """What makes these numbers less than those of a quiet machine; none where nothing does."""
         found = [self.noise.warning] if self.noise.warning else []
-        for edition in self.editions:
+        for edition in self.models:
             name, share = edition.loaded.name, edition.ceilings.share
-            if edition.drift > STEADY:
+            if edition.drift > MAX_STEADY_DRIFT:
                 found.append(f"copies beside {name} were {edition.drift:.0%} apart before and after its rounds")
-            if share < QUIET:
+            if share < MIN_CPU_SHARE:
                 found.append(f"the ceilings beside {name} were measured with {share:.0%} of the processors' time")
         return found

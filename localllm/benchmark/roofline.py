@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from localllm.benchmark.ceilings import Ceilings
-from localllm.benchmark.figures import Work
+from localllm.benchmark.figures import StepWork
 
 HALF = 0.5
 
@@ -73,7 +73,7 @@ class Roofline:
         return "memory" if self.reading_s >= HALF * min(self.products_s, self.seconds) else "compute"
 
 
-def roofline(work: Work, seconds: float, ceilings: Ceilings) -> Roofline:
+def compute_roofline(work: StepWork, seconds: float, ceilings: Ceilings) -> Roofline:
     """seconds: measured for this work."""
     beside = (work.bytes - work.weight_bytes) / ceilings.copy + work.attention_flops / ceilings.flops
     return Roofline(
@@ -82,5 +82,5 @@ def roofline(work: Work, seconds: float, ceilings: Ceilings) -> Roofline:
         flops=work.flops,
         reading_s=work.bytes / ceilings.copy,
         computing_s=work.flops / ceilings.flops,
-        products_s=work.weight_bytes / ceilings.products_at(work.rows) + beside,
+        products_s=work.weight_bytes / ceilings.product_rate(work.tokens_per_step) + beside,
     )

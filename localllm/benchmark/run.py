@@ -6,39 +6,39 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from localllm.benchmark.contestant import Contestant
-from localllm.benchmark.machine import Listener, this_machine
-from localllm.benchmark.prompts import Prompts
-from localllm.benchmark.result import Compared, Edition, Result
-from localllm.benchmark.scenario import Asked, Scenario, context_for, refusal
+from localllm.benchmark.contestant import BenchmarkedModel
+from localllm.benchmark.machine import NoiseMeter, describe_machine
+from localllm.benchmark.prompts import PromptSource
+from localllm.benchmark.result import BenchmarkResult, ModelResult, PairedComparison
+from localllm.benchmark.scenario import Scenario, ScenarioGrid, required_context, unrunnable_reason
 from localllm.checkpoint.header import read_header
-from localllm.comparison.subject import Subject, subject
-from localllm.device import resolve_device, restart_peak
+from localllm.comparison.subject import Subject, find_subject
+from localllm.device import reset_peak_bytes, resolve_device
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hub.resolve import resolve
+from localllm.hub.resolve import resolve_model
 from localllm.llm import LLM
-from localllm.quantize.keep import kept_or_made
+from localllm.quantize.keep import find_or_quantize
 from localllm.settings import Settings
 
-LESS = "ask for shorter prompts and answers, less depth or fewer streams"
-RANDOM = "random tokens"
+SMALLER_SCENARIO_REMEDY = "ask for shorter prompts and answers, less depth or fewer streams"
+RANDOM_PROMPTS = "random tokens"
 
-Tell = Callable[[str], None]  # takes what is being done now
+ReportProgress = Callable[[str], None]  # takes what is being done now
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchmarkPlan:
     """What is asked of every edition."""
 
-    asked: Asked
+    grid: ScenarioGrid
     rounds: int
     seed: int = 0
     text: str | None = None  # that prompts are cut from; None: random tokens
-    text_name: str = RANDOM
+    text_name: str = RANDOM_PROMPTS
     drafts: bool = False
 
 
-def edition_of(
+def load_subject(
     model: str,
     quant: str | None,
     settings: Settings,
@@ -49,27 +49,32 @@ def edition_of(
 ) -> Subject:
     """A model as it is stored, or what `--quant` makes of it, which is made now where it was not."""
     if quant is None:
-        return subject(model, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
-    ref = resolve(model)
-    path = kept_or_made(read_header(ref.path), quant, settings.home)
-    found = subject(str(path), settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+        return find_subject(model, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+    ref = resolve_model(model)
+    path = find_or_quantize(read_header(ref.path), quant, settings.home)
+    found = find_subject(str(path), settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
     return replace(found, name=f"{ref.name} in {quant.upper()}")
 
 
-def run(editions: Sequence[Subject], plan: Plan, tell: Tell = lambda text: None) -> Result:
+def run_benchmark(
+    editions: Sequence[Subject], plan: BenchmarkPlan, report_progress: ReportProgress = lambda text: None
+) -> BenchmarkResult:
     """One edition after the other. Raises UsageError where no scenario of one can run, and what `load` raises."""
-    listener = Listener()
-    return result(plan, listener, [measure(edition, plan, tell) for edition in editions])
+    listener = NoiseMeter()
+    return make_result(plan, listener, [measure_model(edition, plan, report_progress) for edition in editions])
 
 
-def result(
-    plan: Plan, listener: Listener, editions: Sequence[Edition], compared: Sequence[Compared] = ()
-) -> Result:
+def make_result(
+    plan: BenchmarkPlan,
+    noise_meter: NoiseMeter,
+    editions: Sequence[ModelResult],
+    compared: Sequence[PairedComparison] = (),
+) -> BenchmarkResult:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Result(
+    return BenchmarkResult(
         now,
-        this_machine(),
-        listener.stop(),
+        describe_machine(),
+        noise_meter.stop(),
         plan.rounds,
         plan.seed,
         plan.text_name,
@@ -79,26 +84,28 @@ def result(
     )
 
 
-def measure(edition: Subject, plan: Plan, tell: Tell) -> Edition:
-    possible, left_out = sorted_out(edition, plan.asked)
-    alone = restart_peak(resolve_device(edition.device))
+def measure_model(edition: Subject, plan: BenchmarkPlan, tell: ReportProgress) -> ModelResult:
+    possible, left_out = runnable_scenarios(edition, plan.grid)
+    alone = reset_peak_bytes(resolve_device(edition.device))
     tell(f"loading {edition.name}")
-    with closing(load(edition, context_for(possible, edition.config.max_context))) as llm:
-        held, full = held_by(llm, possible)
-        contestant = begun(edition, llm, plan, held, tell)
+    with closing(load_model(edition, required_context(possible, edition.config.max_context))) as llm:
+        held, full = fitting_scenarios(llm, possible)
+        contestant = prepare_model(edition, llm, plan, held, tell)
         for number in range(plan.rounds):
             for scenario in held:
                 tell(f"{edition.name}: {scenario}, round {number + 1} of {plan.rounds}")
-                contestant.round(scenario)
+                contestant.run_round(scenario)
         tell("measuring this machine")
         contestant.measure_ceilings()
-        return contestant.edition([*left_out, *full], alone=alone)
+        return contestant.model_result([*left_out, *full], alone=alone)
 
 
-def begun(edition: Subject, llm: LLM, plan: Plan, scenarios: Sequence[Scenario], tell: Tell) -> Contestant:
+def prepare_model(
+    edition: Subject, llm: LLM, plan: BenchmarkPlan, scenarios: Sequence[Scenario], tell: ReportProgress
+) -> BenchmarkedModel:
     """Warmed up, and beside ceilings."""
-    drafting(llm, plan.drafts)
-    contestant = Contestant(edition, llm, prompts_for(edition, plan), scenarios)
+    set_drafting(llm, plan.drafts)
+    contestant = BenchmarkedModel(edition, llm, make_prompt_source(edition, plan), scenarios)
     tell(f"warming up {edition.name}")
     contestant.warm_up()
     tell("measuring this machine")
@@ -106,7 +113,7 @@ def begun(edition: Subject, llm: LLM, plan: Plan, scenarios: Sequence[Scenario],
     return contestant
 
 
-def drafting(llm: LLM, wanted: bool) -> None:
+def set_drafting(llm: LLM, wanted: bool) -> None:
     """With the drafts of the model as it was loaded, or without. Raises UsageError where it has none."""
     engine = llm.worker.engine
     if wanted and engine.drafter is None:
@@ -119,34 +126,34 @@ def drafting(llm: LLM, wanted: bool) -> None:
         llm.worker.call(without)
 
 
-def load(edition: Subject, context: int) -> LLM:
+def load_model(edition: Subject, context: int) -> LLM:
     """Raises DoesNotFit with what may help here, where --context is no flag."""
     try:
         return edition.load(context)
     except DoesNotFit as error:
-        remedy = LESS if error.remedy and "--context" in error.remedy else error.remedy
+        remedy = SMALLER_SCENARIO_REMEDY if error.remedy and "--context" in error.remedy else error.remedy
         raise DoesNotFit(error.message, remedy) from None
 
 
-def prompts_for(edition: Subject, plan: Plan) -> Prompts:
+def make_prompt_source(edition: Subject, plan: BenchmarkPlan) -> PromptSource:
     tokenizer = edition.tokenizer
     text = None if plan.text is None else tokenizer.encode(plan.text)
     vocab = min(edition.config.vocab_size, tokenizer.vocab_size)
-    return Prompts(vocab, tokenizer.special_ids, plan.seed, text)
+    return PromptSource(vocab, tokenizer.special_ids, plan.seed, text)
 
 
-Reasons = list[tuple[Scenario, str]]
+ScenarioReasons = list[tuple[Scenario, str]]
 
 
-def sorted_out(edition: Subject, asked: Asked) -> tuple[list[Scenario], Reasons]:
+def runnable_scenarios(edition: Subject, asked: ScenarioGrid) -> tuple[list[Scenario], ScenarioReasons]:
     """Which scenarios the model and the engine know, and why not the others. Raises UsageError where none is
     left."""
     known = edition.config.max_context
     scenarios = asked.scenarios(known)
-    return divided(edition.name, scenarios, lambda scenario: refusal(scenario, known))
+    return split_by_reason(edition.name, scenarios, lambda scenario: unrunnable_reason(scenario, known))
 
 
-def held_by(llm: LLM, scenarios: Sequence[Scenario]) -> tuple[list[Scenario], Reasons]:
+def fitting_scenarios(llm: LLM, scenarios: Sequence[Scenario]) -> tuple[list[Scenario], ScenarioReasons]:
     """Those whose streams the cache holds all at once."""
     blocks = llm.memory.blocks
 
@@ -154,14 +161,14 @@ def held_by(llm: LLM, scenarios: Sequence[Scenario]) -> tuple[list[Scenario], Re
         fits = scenario.blocks <= blocks or not llm.memory.block_bytes
         return None if fits else f"its streams need {scenario.blocks} blocks of the cache, which has {blocks}"
 
-    return divided(llm.name, scenarios, why)
+    return split_by_reason(llm.name, scenarios, why)
 
 
-def divided(
+def split_by_reason(
     name: str, scenarios: Sequence[Scenario], why: Callable[[Scenario], str | None]
-) -> tuple[list[Scenario], Reasons]:
+) -> tuple[list[Scenario], ScenarioReasons]:
     reasons = [(scenario, why(scenario)) for scenario in scenarios]
     possible = [scenario for scenario, reason in reasons if reason is None]
     if not possible:
-        raise UsageError(f"{name} can run none of the scenarios: {reasons[0][1]}", LESS)
+        raise UsageError(f"{name} can run none of the scenarios: {reasons[0][1]}", SMALLER_SCENARIO_REMEDY)
     return possible, [(scenario, reason) for scenario, reason in reasons if reason is not None]

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from localllm.errors import UsageError
 from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MAX_RUNNING, blocks_for
 
-USUAL_PROMPT, USUAL_OUTPUT = 512, 24  # tokens, where nobody says and the model's context holds them
-MOST_TOKENS = 2**31 - 1  # as `request.py` counts
-MOST_SCENARIOS = 1000
+DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = (
+    512,
+    24,
+)  # tokens, where nobody says and the model's context holds them
+MAX_TOKENS = 2**31 - 1  # as `request.py` counts
+MAX_SCENARIOS = 1000
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScenarioGrid:
     """What a person gave as lists; None: the usual."""
 
     prompts: tuple[int, ...] | None = None
@@ -50,28 +53,28 @@ class Asked:
     def scenarios(self, max_context: int) -> list[Scenario]:
         """Each with each. The usual lengths give way to a model that knows less; what is asked for does not."""
         beside = max((depth for depth in self.depths if depth < max_context - 1), default=0)
-        outputs = self.outputs or (max(1, min(USUAL_OUTPUT, (max_context - beside) // 4)),)
-        prompts = self.prompts or (max(1, min(USUAL_PROMPT, max_context - beside - max(outputs))),)
+        outputs = self.outputs or (max(1, min(DEFAULT_OUTPUT_TOKENS, (max_context - beside) // 4)),)
+        prompts = self.prompts or (max(1, min(DEFAULT_PROMPT_TOKENS, max_context - beside - max(outputs))),)
         chosen = itertools.product(prompts, self.depths, self.batches, outputs)
         found = list(dict.fromkeys(itertools.starmap(Scenario, chosen)))
-        if len(found) > MOST_SCENARIOS:
-            raise UsageError(f"these lists make {len(found)} scenarios", f"ask for {MOST_SCENARIOS} at most")
+        if len(found) > MAX_SCENARIOS:
+            raise UsageError(f"these lists make {len(found)} scenarios", f"ask for {MAX_SCENARIOS} at most")
         return found
 
 
-def numbers(text: str | None, flag: str, least: int = 1) -> tuple[int, ...] | None:
+def parse_numbers(text: str | None, flag: str, minimum: int = 1) -> tuple[int, ...] | None:
     """`128,512` as numbers; None stays None. Raises UsageError where one is no whole number or too small."""
     if text is None:
         return None
     found = []
     for word in text.split(","):
-        if not (word.strip().isdecimal() and least <= int(word) <= MOST_TOKENS):
-            raise UsageError(f"{flag} holds {word.strip()!r}", f"give whole numbers from {least}, as in 128,512")
+        if not (word.strip().isdecimal() and minimum <= int(word) <= MAX_TOKENS):
+            raise UsageError(f"{flag} holds {word.strip()!r}", f"give whole numbers from {minimum}, as in 128,512")
         found.append(int(word))
     return tuple(found)
 
 
-def refusal(scenario: Scenario, max_context: int) -> str | None:
+def unrunnable_reason(scenario: Scenario, max_context: int) -> str | None:
     """Why no memory would do for it, None where one may."""
     if scenario.batch > MAX_RUNNING:
         return f"the engine answers {MAX_RUNNING} streams at once"
@@ -80,7 +83,7 @@ def refusal(scenario: Scenario, max_context: int) -> str | None:
     return None
 
 
-def context_for(scenarios: Sequence[Scenario], max_context: int) -> int:
+def required_context(scenarios: Sequence[Scenario], max_context: int) -> int:
     """What to load the model with, so that its cache holds all streams of any of them, in tokens."""
     longest = max(scenario.tokens for scenario in scenarios)
     blocks = max(-(-scenario.blocks // CACHED_CONTEXTS) for scenario in scenarios)

@@ -40,7 +40,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RequestSummary:
     """Several requests together. Times are seconds, rates tokens a second of one request."""
 
     requests: int
@@ -57,8 +57,8 @@ class Summary:
     prefill_tokens_per_s: Distribution
 
 
-def summarize(metrics: Sequence[Metrics]) -> Summary:
-    return Summary(
+def summarize(metrics: Sequence[Metrics]) -> RequestSummary:
+    return RequestSummary(
         requests=len(metrics),
         prompt_tokens=sum(m.prompt_tokens for m in metrics),
         cached_tokens=sum(m.cached_tokens for m in metrics),

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.files import TOKENIZER_FILES
-from localllm.hub.folder import BESIDE, TEMPLATES, weight_files
-from localllm.hub.gguf import is_gguf, parts
+from localllm.hub.folder import COMPANION_FILES, TEMPLATES_FOLDER, weight_files
+from localllm.hub.gguf import is_gguf, part_files
 from localllm.hub.store import SHA256
 
-SMALL = 32 * 2**20  # bytes that are hashed whole: 20 to 100 ms
-BEGIN = 2**20  # bytes at the begin of a large file
-SLICES, SLICE = 256, 4096  # taken at even distances: a megabyte, from the cache of the system after a run
+SMALL_FILE_BYTES = 32 * 2**20  # bytes that are hashed whole: 20 to 100 ms
+HEAD_BYTES = 2**20  # bytes at the begin of a large file
+SLICE_COUNT, SLICE_BYTES = (
+    256,
+    4096,
+)  # taken at even distances: a megabyte, from the cache of the system after a run
 
 
 @dataclass(frozen=True)
@@ -29,49 +32,54 @@ class FileDigest:
     samples: str | None  # SHA-256 of size, begin and slices; None of a small file
 
     @property
-    def computes(self) -> bool:
+    def affects_logits(self) -> bool:
         """Do the numbers of an answer depend on it, besides its texts?"""
         return self.path == "config.json" or self.path.endswith((".safetensors", ".gguf"))
 
     @property
-    def known(self) -> str:
+    def label(self) -> str:
         return f"sha256 {self.sha256}" if self.sha256 else f"samples {self.samples}"
 
-    def same(self, other: "FileDigest") -> bool:
+    def matches(self, other: "FileDigest") -> bool:
         """By all that is known of both."""
         both = [(a, b) for a, b in ((self.sha256, other.sha256), (self.samples, other.samples)) if a and b]
         return self.size == other.size and bool(both) and all(a == b for a, b in both)
 
 
-def digests(model: Path) -> tuple[FileDigest, ...]:
+def digest_model(model: Path) -> tuple[FileDigest, ...]:
     """Of the files that a folder's model is made of, or of all parts of a GGUF file. Raises as `weight_files`."""
     if is_gguf(model):
-        return tuple(digest(part, model.parent) for part in parts(model))
-    templates = (file.relative_to(model).as_posix() for file in sorted((model / TEMPLATES).glob("*.jinja")))
+        return tuple(digest_file(part, model.parent) for part in part_files(model))
+    templates = (file.relative_to(model).as_posix() for file in sorted((model / TEMPLATES_FOLDER).glob("*.jinja")))
     tokenizer = next((name for name in TOKENIZER_FILES if (model / name).is_file()), TOKENIZER_FILES[0])
-    names = [*(name for name in BESIDE if name != "README.md"), tokenizer, *templates, *weight_files(model)]
-    return tuple(digest(model / name, model) for name in names if (model / name).is_file())
+    names = [
+        *(name for name in COMPANION_FILES if name != "README.md"),
+        tokenizer,
+        *templates,
+        *weight_files(model),
+    ]
+    return tuple(digest_file(model / name, model) for name in names if (model / name).is_file())
 
 
-def digest(file: Path, folder: Path) -> FileDigest:
+def digest_file(file: Path, folder: Path) -> FileDigest:
     name, size = file.relative_to(folder).as_posix(), file.stat().st_size
-    if size <= SMALL:
+    if size <= SMALL_FILE_BYTES:
         return FileDigest(name, size, hashlib.sha256(file.read_bytes()).hexdigest(), None)
     blob = file.readlink().name if file.is_symlink() else ""
-    return FileDigest(name, size, blob if SHA256.fullmatch(blob) else None, samples(file, size))
+    return FileDigest(name, size, blob if SHA256.fullmatch(blob) else None, hash_samples(file, size))
 
 
-def samples(file: Path, size: int) -> str:
+def hash_samples(file: Path, size: int) -> str:
     found = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
-        found.update(stream.read(BEGIN))
-        for number in range(SLICES):
-            stream.seek((size - SLICE) * number // (SLICES - 1))
-            found.update(stream.read(SLICE))
+        found.update(stream.read(HEAD_BYTES))
+        for number in range(SLICE_COUNT):
+            stream.seek((size - SLICE_BYTES) * number // (SLICE_COUNT - 1))
+            found.update(stream.read(SLICE_BYTES))
     return found.hexdigest()
 
 
-def whole(files: tuple[FileDigest, ...]) -> tuple[str, str]:
+def combine_digests(files: tuple[FileDigest, ...]) -> tuple[str, str]:
     """One hash over all files, and of which kind it is: `sha256` where that of every file is known, else
     `samples`."""
     kind = "sha256" if all(file.sha256 for file in files) else "samples"

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
-from localllm.arch.describe import describe
-from localllm.arch.pooling import dimension, pooling
-from localllm.arch.summary import layer_kinds
+from localllm.arch.cost import active_parameter_count, kv_bytes_per_token, parameter_count, state_bytes
+from localllm.arch.describe import parse_config
+from localllm.arch.pooling import embedding_size, parse_pooling
+from localllm.arch.summary import summarize_layers
 from localllm.checkpoint.header import Header, TensorHeader, read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.checkpoint.matrices import CODES, packed_matrix
+from localllm.checkpoint.matrices import CODE_SUFFIXES, find_packed_matrix
 from localllm.errors import UnsupportedModel
-from localllm.files import damaged
+from localllm.files import damaged_file
 from localllm.hub.card import read_license
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
@@ -32,7 +32,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelSummary:
     architecture: str
     layers: tuple[tuple[str, int], ...]  # each kind in words, and how many
     hidden_size: int
@@ -52,34 +52,34 @@ class Facts:
     sampling: SamplingParams  # what generation_config.json recommends
 
 
-def read_facts(path: Path) -> Facts:
+def summarize_model(path: Path) -> ModelSummary:
     """Raises what `read_header` raises, and UnsupportedModel for a family that does not run."""
     header = read_header(path)
-    config = describe(header.config)
-    return Facts(
+    config = parse_config(header.config)
+    return ModelSummary(
         architecture=header.config["architectures"][0],
-        layers=layer_kinds(config),
+        layers=summarize_layers(config),
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         context=config.max_context,
-        parameters=parameters(config),
-        active_parameters=active_parameters(config),
+        parameters=parameter_count(config),
+        active_parameters=active_parameter_count(config),
         kv_bytes_per_token=kv_bytes_per_token(config, KV_ELEMENT_BYTES),
-        dimensions=dimension(config, pooling(header.config, config)) if config.encoder else None,
+        dimensions=embedding_size(config, parse_pooling(header.config, config)) if config.encoder else None,
         state_bytes=state_bytes(config, KV_ELEMENT_BYTES),
-        formats=formats(header),
+        formats=tensor_formats(header),
         weight_bytes=header.stored_bytes,
         quantization=header.quantization,
-        refused=refusal(header),
+        refused=quantization_refusal(header),
         chat_templates=tuple(read_chat_templates(path))
         if header.gguf is None
-        else gguf_templates(header.gguf, path),
+        else gguf_template_names(header.gguf, path),
         license=read_license(path) if header.gguf is None else gguf_license(header.gguf),
         sampling=SamplingParams.from_generation_config(header.generation_config),
     )
 
 
-def refusal(header: Header) -> UnsupportedModel | None:
+def quantization_refusal(header: Header) -> UnsupportedModel | None:
     try:
         check_quantization(header.config)
     except UnsupportedModel as refused:
@@ -87,10 +87,10 @@ def refusal(header: Header) -> UnsupportedModel | None:
     return None
 
 
-def gguf_templates(metadata: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+def gguf_template_names(metadata: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     named = metadata.get("tokenizer.chat_templates", [])
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise damaged(file, "tokenizer.chat_templates is not a list of str")
+        raise damaged_file(file, "tokenizer.chat_templates is not a list of str")
     default = ["default"] if "tokenizer.chat_template" in metadata else []
     return tuple(dict.fromkeys(default + named))
 
@@ -100,7 +100,7 @@ def gguf_license(metadata: Mapping[str, Any]) -> str | None:
     return stated if isinstance(stated, str) else None
 
 
-def formats(header: Header) -> tuple[Format, ...]:
+def tensor_formats(header: Header) -> tuple[Format, ...]:
     """What the tensors are stored as; stacked experts count as one tensor each."""
     names: dict[str, set[str]] = defaultdict(set)
     sizes: dict[str, int] = defaultdict(int)
@@ -113,8 +113,8 @@ def formats(header: Header) -> tuple[Format, ...]:
 
 
 def stored_format(header: Header, name: str, tensor: TensorHeader) -> str:
-    if tensor.dtype != "I32" or refusal(header):
+    if tensor.dtype != "I32" or quantization_refusal(header):
         return tensor.dtype
     matrix, _, kind = name.rpartition(".")
-    packed = packed_matrix(header, matrix) if kind in CODES else None
+    packed = find_packed_matrix(header, matrix) if kind in CODE_SUFFIXES else None
     return packed.format.upper() if packed else tensor.dtype

@@ -11,25 +11,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.describe import embeds, layout
-from localllm.arch.fields import Fields
-from localllm.arch.layout import Layout
-from localllm.arch.parts import MOST_EXPERTS
+from localllm.arch.describe import is_embedder, tensor_layout
+from localllm.arch.fields import ConfigFields
+from localllm.arch.layout import TensorLayout
+from localllm.arch.parts import MAX_EXPERTS
 from localllm.arch.pooling import POOLING
 from localllm.checkpoint.embedder import read_pooling
-from localllm.checkpoint.gguf.config import sampling, to_config
+from localllm.checkpoint.gguf.config import sampling_defaults, to_config
 from localllm.checkpoint.gguf.header import read_gguf
-from localllm.checkpoint.gguf.names import canonical, canonical_shape, rotary_heads
+from localllm.checkpoint.gguf.names import rotary_heads, runtime_name, runtime_shape
 from localllm.checkpoint.layouts import Quantization, read_quantization
 from localllm.errors import ModelNotFound, UnsupportedModel
-from localllm.files import damaged, parse_json, read_json, refuse_pointer
+from localllm.files import damaged_file, parse_json, read_json, refuse_lfs_pointer
 from localllm.hub.folder import weight_files
 from localllm.hub.gguf import is_gguf
-from localllm.hub.modules import WEIGHTS, Module, read_modules
-from localllm.quant.formats.gguf_types import BY_NAME
+from localllm.hub.modules import WEIGHTS_FILE, ModuleEntry, read_modules
+from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
-MOST_TENSORS = 2**18  # experts one by one; the largest real model, 384 experts in 61 layers, has 140,000
+MAX_TENSORS = 2**18  # experts one by one; the largest real model, 384 experts in 61 layers, has 140,000
 STACKED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<matrix>\w+_proj)\.(?P<kind>\w+)")
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -64,7 +64,7 @@ class TensorHeader:
     @property
     def nbytes(self) -> int:
         if self.offset is not None:
-            return math.prod(self.shape[:-1]) * BY_NAME[self.dtype.lower()].row_bytes(self.shape[-1])
+            return math.prod(self.shape[:-1]) * BLOCK_TYPE_BY_NAME[self.dtype.lower()].row_bytes(self.shape[-1])
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
@@ -76,7 +76,7 @@ class Header:
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, TensorHeader]
-    layout: Layout
+    layout: TensorLayout
     gguf: Mapping[str, Any] | None = None  # the metadata of a GGUF file: it holds the tokenizer
 
     @property
@@ -84,7 +84,7 @@ class Header:
         return sum(t.nbytes for t in self.tensors.values())
 
     @cached_property
-    def stored_as(self) -> Quantization | None:
+    def quantization_config(self) -> Quantization | None:
         """How config.json says that weights are quantized. Raises as `read_quantization`."""
         return None if self.gguf is not None else read_quantization(self.config)
 
@@ -93,7 +93,7 @@ class Header:
         """The name of the layout in which weights are packed."""
         if self.gguf is not None:
             return "gguf" if any(tensor.dtype not in DTYPE_BYTES for tensor in self.tensors.values()) else None
-        layout = Fields(self.config).part("quantization_config")
+        layout = ConfigFields(self.config).section("quantization_config")
         return layout.text("format", layout.text("quant_method", "")) or None
 
 
@@ -116,12 +116,12 @@ def read_header(path: Path) -> Header:
     config.pop(POOLING, None)
     if modules := read_modules(path):
         config[POOLING] = read_pooling(path, modules)
-    spelling = layout(config)
+    spelling = tensor_layout(config)
     return Header(
         path=path,
         config=config,
         generation_config=read_json(path / "generation_config.json"),
-        tensors=gather((path / file for file in files[1:]), spelling) | dense_tensors(path, modules),
+        tensors=gather_tensors((path / file for file in files[1:]), spelling) | dense_tensors(path, modules),
         layout=spelling,
     )
 
@@ -133,55 +133,55 @@ def read_gguf_header(path: Path) -> Header:
     architecture = gguf.metadata["general.architecture"]
     found: dict[str, TensorHeader] = {}
     for stored, tensor in gguf.tensors.items():
-        name = canonical(stored, architecture, config)
-        if name is None or (name.startswith("lm_head.") and embeds(config)):
+        name = runtime_name(stored, architecture, config)
+        if name is None or (name.startswith("lm_head.") and is_embedder(config)):
             continue
         heads = rotary_heads(name, architecture, config)
-        shape = canonical_shape(name, tensor.shape)
+        shape = runtime_shape(name, tensor.shape)
         header = TensorHeader(tensor.file, stored, tensor.format.upper(), shape, offset=tensor.offset, heads=heads)
-        add(found, take_apart(name, header, Layout()), header)
-    return Header(path, config, sampling(gguf), found, Layout(), gguf.metadata)
+        add_tensors(found, unstack_experts(name, header, TensorLayout()), header)
+    return Header(path, config, sampling_defaults(gguf), found, TensorLayout(), gguf.metadata)
 
 
-def dense_tensors(path: Path, modules: Iterable[Module]) -> dict[str, TensorHeader]:
+def dense_tensors(path: Path, modules: Iterable[ModuleEntry]) -> dict[str, TensorHeader]:
     """Of the layers behind an embedder's pooling: dense.0, dense.1, ..."""
-    files = [path / module.folder / WEIGHTS for module in modules if module.kind == "Dense"]
+    files = [path / module.folder / WEIGHTS_FILE for module in modules if module.module_type == "Dense"]
     if missing := next((file for file in files if not file.is_file()), None):
         raise ModelNotFound(f"there is no {missing}", "name the folder that a whole model was downloaded into")
     return {
         f"dense.{place}.{stored.removeprefix('linear.')}": tensor
         for place, file in enumerate(files)
-        for stored, tensor in read_tensors(file).items()
+        for stored, tensor in read_safetensors_header(file).items()
     }
 
 
-def gather(files: Iterable[Path], spelling: Layout) -> dict[str, TensorHeader]:
+def gather_tensors(files: Iterable[Path], spelling: TensorLayout) -> dict[str, TensorHeader]:
     """The tensors of several files, by the runtime's names; two of one name are one too many."""
     found: dict[str, TensorHeader] = {}
     for file in files:
-        for stored, tensor in read_tensors(file).items():
-            name = spelling.canonical(stored)
+        for stored, tensor in read_safetensors_header(file).items():
+            name = spelling.runtime_name(stored)
             if name:
-                add(found, take_apart(name, tensor, spelling), tensor)
+                add_tensors(found, unstack_experts(name, tensor, spelling), tensor)
     return found
 
 
-def add(found: dict[str, TensorHeader], parts: Mapping[str, TensorHeader], tensor: TensorHeader) -> None:
+def add_tensors(found: dict[str, TensorHeader], parts: Mapping[str, TensorHeader], tensor: TensorHeader) -> None:
     """Raises DamagedModel where one of the parts of `tensor` is there already, or more than any model has."""
     if not found.keys().isdisjoint(parts):
-        raise damaged(tensor.file, f"{tensor.name!r} is stored twice")
-    if len(found) + len(parts) > MOST_TENSORS:
-        raise damaged(tensor.file, f"with {tensor.name!r} it has more than {MOST_TENSORS} tensors")
+        raise damaged_file(tensor.file, f"{tensor.name!r} is stored twice")
+    if len(found) + len(parts) > MAX_TENSORS:
+        raise damaged_file(tensor.file, f"with {tensor.name!r} it has more than {MAX_TENSORS} tensors")
     found.update(parts)
 
 
-def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, TensorHeader]:
+def unstack_experts(name: str, tensor: TensorHeader, spelling: TensorLayout) -> dict[str, TensorHeader]:
     """The experts of a stacked tensor [experts, ...] one by one; any other tensor as it is."""
     stacked = STACKED_EXPERTS.fullmatch(name)
     if not stacked:
         return {name: tensor}
-    if not tensor.shape or 0 in tensor.shape or tensor.shape[0] > MOST_EXPERTS:
-        raise damaged(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is no stack of experts")
+    if not tensor.shape or 0 in tensor.shape or tensor.shape[0] > MAX_EXPERTS:
+        raise damaged_file(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is no stack of experts")
     experts, *shape = tensor.shape
     matrix, kind = stacked["matrix"], stacked["kind"]
     transposed = spelling.experts_transposed and kind == "weight"
@@ -198,15 +198,15 @@ def take_apart(name: str, tensor: TensorHeader, spelling: Layout) -> dict[str, T
     return {f"{prefix}.{e}.{matrix}.{kind}": replace(one, expert=e) for e in range(experts)}
 
 
-def read_tensors(file: Path) -> dict[str, TensorHeader]:
+def read_safetensors_header(file: Path) -> dict[str, TensorHeader]:
     """Names, dtypes and shapes in one safetensors file, whose data must lie one after another to its end."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         begin = stream.read(8)
-        refuse_pointer(file, begin)
+        refuse_lfs_pointer(file, begin)
         length = int.from_bytes(begin, "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
-            raise damaged(file, f"its header should be {length} bytes long and the file has {size}")
+            raise damaged_file(file, f"its header should be {length} bytes long and the file has {size}")
         fields = parse_json(stream.read(length), file)
     tensors, spans = {}, []
     for name, entry in fields.items():
@@ -218,10 +218,10 @@ def read_tensors(file: Path) -> dict[str, TensorHeader]:
     end = 0
     for begin, until in sorted(spans):
         if begin != end:
-            raise damaged(file, "its tensors overlap or leave gaps")
+            raise damaged_file(file, "its tensors overlap or leave gaps")
         end = until
     if end != size - 8 - length:
-        raise damaged(file, f"its tensors need {end} bytes and {size - 8 - length} follow the header")
+        raise damaged_file(file, f"its tensors need {end} bytes and {size - 8 - length} follow the header")
     return tensors
 
 
@@ -231,12 +231,12 @@ def read_entry(file: Path, name: str, entry: Any) -> tuple[TensorHeader, tuple[i
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         whole = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
-        raise damaged(file, f"the header entry of {name!r} is malformed") from None
+        raise damaged_file(file, f"the header entry of {name!r} is malformed") from None
     if not whole:
-        raise damaged(file, f"the header entry of {name!r} holds something else than numbers")
+        raise damaged_file(file, f"the header entry of {name!r} holds something else than numbers")
     if dtype not in DTYPE_BYTES:
         raise UnsupportedModel(f"{name!r} in {file} is stored as {dtype!r}", f"known are {', '.join(DTYPE_BYTES)}")
     header = TensorHeader(file, name, dtype, shape)
     if end - begin != header.nbytes:
-        raise damaged(file, f"{name!r} has shape {list(shape)} of {dtype} in {end - begin} bytes")
+        raise damaged_file(file, f"{name!r} has shape {list(shape)} of {dtype} in {end - begin} bytes")
     return header, (begin, end)

@@ -12,22 +12,22 @@ from pathlib import Path
 from localllm.checkpoint.gguf.header import read_part
 from localllm.checkpoint.header import HEADER_LIMIT, Header, read_header
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
-from localllm.hub.folder import INDEX
+from localllm.hub.folder import INDEX_FILE
 from localllm.hub.http import Say
 from localllm.hub.listing import RemoteFile
-from localllm.hub.modules import CONFIG, MODULES, SETTINGS
-from localllm.hub.pull import CONNECTIONS, Order, read_small
+from localllm.hub.modules import CONFIG_FILE, MODULES_FILE, SETTINGS_FILES
+from localllm.hub.pull import CONNECTIONS, PullPlan, read_small
 from localllm.hub.ranges import read_range
 from localllm.hub.store import blob_path
-from localllm.hub.threads import threads
+from localllm.hub.threads import thread_pool
 
-NEEDED = ("config.json", "generation_config.json", INDEX, MODULES, *SETTINGS)
+SMALL_FILES = ("config.json", "generation_config.json", INDEX_FILE, MODULES_FILE, *SETTINGS_FILES)
 SAFETENSORS_FIRST_BYTES = 2**17  # as much as most headers have: one request
 GGUF_FIRST_BYTES = 2**21  # a vocabulary of 150,000 tokens makes a header of 6 MB
-GGUF_MOST_BYTES = 2**26
+GGUF_MAX_BYTES = 2**26
 
 
-def remote_header(order: Order, say: Say) -> Header:
+def remote_header(order: PullPlan, say: Say) -> Header:
     """Of the files that a pull would fetch. What is in the cache is read there, the rest by ranged requests.
 
     Raises as `hub.pull.pull` and `read_header`.
@@ -35,9 +35,9 @@ def remote_header(order: Order, say: Say) -> Header:
     folder = Path(tempfile.mkdtemp(prefix="localllm-"))
     try:
         weights = [file for file in order.files if file.path.endswith((".safetensors", ".gguf"))]
-        small = [file for file in order.files if is_needed(file)]
-        with threads(CONNECTIONS) as pool:
-            list(pool.map(partial(_place, order, folder, say), [*small, *weights]))
+        small = [file for file in order.files if is_small_file(file)]
+        with thread_pool(CONNECTIONS) as pool:
+            list(pool.map(partial(_write_file, order, folder, say), [*small, *weights]))
         first = folder / weights[0].path
         return read_header(first if first.suffix == ".gguf" else folder)
     except LocalLLMError as error:  # a sentence about the file on the Hub, not about ours
@@ -48,28 +48,28 @@ def remote_header(order: Order, say: Say) -> Header:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def is_needed(file: RemoteFile) -> bool:
+def is_small_file(file: RemoteFile) -> bool:
     """Is it a small one that tells of the model, or of a module in a folder of its own?"""
-    return file.path in NEEDED or file.path.endswith(f"/{CONFIG}")
+    return file.path in SMALL_FILES or file.path.endswith(f"/{CONFIG_FILE}")
 
 
-def _place(order: Order, folder: Path, say: Say, file: RemoteFile) -> None:
+def _write_file(order: PullPlan, folder: Path, say: Say, file: RemoteFile) -> None:
     target = folder / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
-    if order.here[file.digest] == file.size:
+    if order.cached_bytes[file.digest] == file.size:
         blob = blob_path(order.listing.repo.repo, file.digest)
         if blob.is_file():
             target.symlink_to(blob.resolve())
             return
-    if is_needed(file):
+    if is_small_file(file):
         target.write_bytes(read_small(order.listing, file, say))
     elif target.suffix == ".gguf":
-        _place_gguf(order, target, file, say)
+        _write_gguf(order, target, file, say)
     else:
-        _place_safetensors(order, target, file, say)
+        _write_safetensors(order, target, file, say)
 
 
-def _place_safetensors(order: Order, target: Path, file: RemoteFile, say: Say) -> None:
+def _write_safetensors(order: PullPlan, target: Path, file: RemoteFile, say: Say) -> None:
     """Eight bytes say how long the rest of the header is."""
     begin = min(SAFETENSORS_FIRST_BYTES, file.size)
     content = read_range(order.listing, file, 0, begin, say) if file.size else b""
@@ -79,11 +79,11 @@ def _place_safetensors(order: Order, target: Path, file: RemoteFile, say: Say) -
     _write_sparse(target, content, file.size)
 
 
-def _place_gguf(order: Order, target: Path, file: RemoteFile, say: Say) -> None:
+def _write_gguf(order: PullPlan, target: Path, file: RemoteFile, say: Say) -> None:
     """Nothing says how long its header is: it is whole when it can be read, and ends before what is missing."""
     content = b""
     while True:
-        wanted = min(2 * len(content) or GGUF_FIRST_BYTES, file.size, GGUF_MOST_BYTES)
+        wanted = min(2 * len(content) or GGUF_FIRST_BYTES, file.size, GGUF_MAX_BYTES)
         if wanted == len(content):
             return  # whoever reads it next says what is wrong
         content += read_range(order.listing, file, len(content), wanted, say)

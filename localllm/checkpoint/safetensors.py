@@ -8,18 +8,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from localllm.checkpoint.gguf.tensors import GGUFTensors
+from localllm.checkpoint.gguf.tensors import GGUFFile
 from localllm.checkpoint.header import Header, TensorHeader
-from localllm.checkpoint.stored import arranged
+from localllm.checkpoint.stored import arrange
 from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
-from localllm.files import damaged
+from localllm.files import damaged_file
 from localllm.hub.gguf import is_gguf
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-class Reader(Protocol):
+class TensorReader(Protocol):
     def read(self, entry: TensorHeader) -> Tensor:
         """Whole, as the runtime has it. Raises OSError and DamagedModel."""
         ...
@@ -34,7 +34,7 @@ class Weights:
         header: Header,
         prefix: str = "",
         shared: "Weights | None" = None,
-        reader: Reader | None = None,
+        reader: TensorReader | None = None,
         on_read: Callable[[int], object] = lambda count: None,
     ):
         """reader: of tensors that are not to be mapped, but read to where it says; on_read: told the bytes of each
@@ -43,21 +43,21 @@ class Weights:
         self.prefix = prefix
         self.reader = shared.reader if shared else reader
         self.on_read = shared.on_read if shared else on_read
-        self.left: set[str] = shared.left if shared else set(header.tensors)
-        self.files: dict[Path, SafeTensors | GGUFTensors] = shared.files if shared else {}
+        self.remaining: set[str] = shared.remaining if shared else set(header.tensors)
+        self.files: dict[Path, SafetensorsFile | GGUFFile] = shared.files if shared else {}
 
-    def under(self, name: str) -> "Weights":
+    def scoped(self, name: str) -> "Weights":
         return Weights(self.header, f"{self.prefix}{name}.", self)
 
     def has(self, name: str) -> bool:
-        return self.prefix + name in self.left
+        return self.prefix + name in self.remaining
 
-    def spelled(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """The tensor's name as its file has it."""
         full = self.prefix + name
         return self.header.tensors[full].name if full in self.header.tensors else full
 
-    def stored(self, name: str) -> TensorHeader | None:
+    def stored_header(self, name: str) -> TensorHeader | None:
         """How the tensor is stored; None where it is not there, or was taken."""
         return self.header.tensors[self.prefix + name] if self.has(name) else None
 
@@ -67,7 +67,7 @@ class Weights:
         Raises DamagedModel as the class says, UnsupportedModel where it is stored in none of `dtypes`.
         """
         full = self.prefix + name
-        if full not in self.left:
+        if full not in self.remaining:
             raise DamagedModel(
                 f"{self.header.path} lacks the tensor that is {full!r} here, of shape {list(shape)}",
                 "fetch the model again",
@@ -83,7 +83,7 @@ class Weights:
                 f"the tensor {entry.name!r} is stored as {entry.dtype}",
                 f"in this place {', '.join(dtypes)} can be used",
             )
-        self.left.remove(full)
+        self.remaining.remove(full)
         self.on_read(entry.nbytes)
         return self.read(entry)
 
@@ -92,24 +92,24 @@ class Weights:
             if self.reader:
                 return self.reader.read(entry)
             if entry.file not in self.files:
-                self.files[entry.file] = (GGUFTensors if is_gguf(entry.file) else SafeTensors)(entry.file)
+                self.files[entry.file] = (GGUFFile if is_gguf(entry.file) else SafetensorsFile)(entry.file)
             return self.files[entry.file].read(entry)
         except (SafetensorError, OSError) as error:
-            raise damaged(entry.file, str(error)) from None
+            raise damaged_file(entry.file, str(error)) from None
 
     def take_any(self, name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
         """As `take`, in the one of several shapes that it is stored in; the first is named where it is none."""
-        stored = self.stored(name)
+        stored = self.stored_header(name)
         return self.take(name, stored.shape if stored and stored.shape in shapes else shapes[0], dtypes)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """What was read of the files so far need not stay in memory; it may be read again."""
         for file in self.files.values():
-            file.let_go()
+            file.release()
 
     def finish(self, expected: Iterable[str] = ()) -> None:
         """To be called when the model has taken all it wants; `expected` names what it may leave."""
-        left = [name for name in self.left - set(expected) if not self.is_spare(name)]
+        left = [name for name in self.remaining - set(expected) if not self.is_unused_bias(name)]
         extra = sorted(self.header.tensors[name].name for name in left)
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
@@ -118,14 +118,14 @@ class Weights:
                 "fetch the model again",
             )
 
-    def is_spare(self, name: str) -> bool:
+    def is_unused_bias(self, name: str) -> bool:
         """GPTQ's first writers gave every matrix a bias, zero where the model has none."""
         matrix, _, kind = name.rpartition(".")
         packed = kind == "bias" and f"{matrix}.qweight" in self.header.tensors
         return packed and not self.read(self.header.tensors[name]).any()
 
 
-class SafeTensors:
+class SafetensorsFile:
     def __init__(self, file: Path):
         self.file = safe_open(file, framework="pt")
 
@@ -133,9 +133,9 @@ class SafeTensors:
         """The tensor, or one expert of it, as the runtime has it: [out, in], gate before up."""
         whole = entry.expert is None
         tensor = self.file.get_tensor(entry.name) if whole else self.file.get_slice(entry.name)[entry.expert]
-        return arranged(tensor, entry)
+        return arrange(tensor, entry)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Each tensor is a mapping of its own, which ends with it."""
 
 

@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
-from localllm.cli.drafts import DraftLine
+from localllm.cli.drafts import DraftStatusLine
 from localllm.cli.report import metrics_block
-from localllm.conversation.limits import cut_as_asked, what_cut
+from localllm.conversation.limits import length_limit, reached_max_tokens
 from localllm.errors import StoppedByLength, UsageError
 from localllm.model import Model
-from localllm.request import SEED_BITS, FinishReason, GenerationEvent, Kind, SamplingParams, TokenLogprob, ToolCall
+from localllm.request import (
+    SEED_BITS,
+    EventType,
+    FinishReason,
+    GenerationEvent,
+    SamplingParams,
+    TokenLogprob,
+    ToolCall,
+)
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Show:
+class AnswerOptions:
     """What to show of an answer, and what to make of one that was cut."""
 
     raw: bool
@@ -34,7 +42,7 @@ class Show:
 
 
 @dataclass(frozen=True)
-class Question:
+class AnswerRequest:
     """What one answer is asked for."""
 
     prompt: str
@@ -43,30 +51,33 @@ class Question:
     template_arguments: dict[str, Any]
 
 
-def answer(llm: Model, question: Question, params: SamplingParams, show: Show, out: io.AnswerWriter) -> None:
+def print_answer(
+    llm: Model, question: AnswerRequest, params: SamplingParams, options: AnswerOptions, out: io.StdoutWriter
+) -> None:
     """Write the answer to `out`, and what the model thinks to stderr.
 
-    Raises StoppedByLength where a limit cut it and `show` calls that a failure, OutputInvalid where it is not what
+    Raises StoppedByLength where a limit cut it and `options` calls that a failure, OutputInvalid where it is not
+    what
     its grammar asks for, LocalLLMError where the engine gave up, and UsageError for a system prompt that the model
     has no template for.
     """
     events = []
-    if show.as_json or show.receipt:
+    if options.as_json or options.receipt:
         import secrets
 
         # So that it is known to who guesses: of an answer without one the receipt's gives another text.
         params = replace(params, seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed)
-    prompt = _with_template(llm, question, raw=show.raw)
+    prompt = _prompt_or_messages(llm, question, raw=options.raw)
     request = llm.prepare(prompt, params, question.tools, question.template_arguments)
     with closing(llm.submit(request)) as stream:
-        shown, drafts = Parts(out), DraftLine() if show.drafts else None
+        shown, drafts = AnswerPrinter(out), DraftStatusLine() if options.drafts else None
         try:
             for event in stream:
                 events.append(event)
                 if drafts:
-                    drafts.count(event)
+                    drafts.add_event(event)
                     drafts.hide()
-                if not show.as_json:
+                if not options.as_json:
                     shown.write(event)
                 if drafts:
                     drafts.show()
@@ -79,53 +90,59 @@ def answer(llm: Model, question: Question, params: SamplingParams, show: Show, o
     last = events[-1]
     if last.metrics:
         llm.record(last.metrics, Settings.from_environment().home, io.note)
-    if show.as_json or show.receipt:
-        from localllm.cli.receipts import answer_of, receipt_of, write  # 0.2 s that a text need not wait for
+    if options.as_json or options.receipt:
+        from localllm.cli.receipts import (
+            build_receipt,
+            collect_answer,
+            write_receipt,
+        )  # 0.2 s that a text need not wait for
 
-        receipt = receipt_of(llm, prompt, question.template_arguments, request, answer_of(events), last.seed)
-        if show.as_json:
-            content = _as_json(llm, events, receipt, params)
+        receipt = build_receipt(
+            llm, prompt, question.template_arguments, request, collect_answer(events), last.seed
+        )
+        if options.as_json:
+            content = _answer_json(llm, events, receipt, params)
             out.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
-        if show.receipt:
-            write(show.receipt, receipt)
-    if show.verbose and last.metrics:
+        if options.receipt:
+            write_receipt(options.receipt, receipt)
+    if options.verbose and last.metrics:
         io.note(metrics_block(last.metrics, last.seed))
     if last.finish_reason == FinishReason.LENGTH:
         tokens = sum(len(event.token_ids) for event in events)
-        limit, remedy = what_cut(llm, params, tokens)
-        if show.fail_on_length:
+        limit, remedy = length_limit(llm, params, tokens)
+        if options.fail_on_length:
             raise StoppedByLength(f"the answer was cut by {limit}", remedy)
-        if show.verbose or out.terminal or params.grammar or not cut_as_asked(params, tokens):
+        if options.verbose or out.terminal or params.grammar or not reached_max_tokens(params, tokens):
             io.note(f"note: the answer was cut by {limit}; {remedy}")
     if params.grammar:
-        from localllm.text.grammar.result import check  # other answers need not wait for its libraries
+        from localllm.text.grammar.result import check_content  # other answers need not wait for its libraries
 
-        check(params.grammar, "".join(event.text for event in events if event.kind is Kind.CONTENT))
+        check_content(params.grammar, "".join(event.text for event in events if event.kind is EventType.CONTENT))
 
 
-class Parts:
+class AnswerPrinter:
     """Shows the parts of an answer as they come: content on stdout, thoughts and tool calls on stderr."""
 
-    def __init__(self, out: io.AnswerWriter):
+    def __init__(self, out: io.StdoutWriter):
         self.out = out
-        self.thoughts = io.ThoughtWriter()
+        self.reasoning = io.ReasoningWriter()
 
     def write(self, event: GenerationEvent) -> None:
-        if event.kind is Kind.REASONING:
-            self.thoughts.write(event.text)
+        if event.kind is EventType.REASONING:
+            self.reasoning.write(event.text)
         elif event.text or event.tool_call:
-            self.thoughts.finish()
+            self.reasoning.finish()
             self.out.write(event.text)
         if event.tool_call:
             self.out.finish()
             io.note(f"tool call: {event.tool_call.name} {event.tool_call.arguments}")
 
     def finish(self) -> None:
-        self.thoughts.finish()
+        self.reasoning.finish()
         self.out.finish()
 
 
-def _with_template(llm: Model, question: Question, *, raw: bool) -> str | list[dict[str, str]]:
+def _prompt_or_messages(llm: Model, question: AnswerRequest, *, raw: bool) -> str | list[dict[str, str]]:
     if raw:
         return question.prompt
     if llm.has_chat_template:
@@ -139,7 +156,7 @@ def _with_template(llm: Model, question: Question, *, raw: bool) -> str | list[d
     return question.prompt
 
 
-def _as_json(
+def _answer_json(
     llm: Model, events: Sequence[GenerationEvent], receipt: "Receipt", params: SamplingParams
 ) -> dict[str, Any]:
     """The object of `--json`; its fields are described in docs/cli.md."""
@@ -154,7 +171,7 @@ def _as_json(
         "context": llm.context,
         "text": answer.text,
         "reasoning": answer.reasoning,
-        "tool_calls": [_tool_call(event.tool_call) for event in events if event.tool_call],
+        "tool_calls": [_tool_call_json(event.tool_call) for event in events if event.tool_call],
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
         "seed": last.seed,
@@ -162,17 +179,19 @@ def _as_json(
         "receipt": to_json(receipt),
     }
     if params.logprobs is not None:
-        content["logprobs"] = [_logprob(llm, entry) for event in events for entry in event.logprobs]
+        content["logprobs"] = [_logprob_json(llm, entry) for event in events for entry in event.logprobs]
     if params.prompt_logprobs is not None:
-        content["prompt_logprobs"] = [_logprob(llm, entry) for event in events for entry in event.prompt_logprobs]
+        content["prompt_logprobs"] = [
+            _logprob_json(llm, entry) for event in events for entry in event.prompt_logprobs
+        ]
     return content
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
+def _tool_call_json(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)}
 
 
-def _logprob(llm: Model, entry: TokenLogprob) -> dict[str, Any]:
+def _logprob_json(llm: Model, entry: TokenLogprob) -> dict[str, Any]:
     def fields(token: int, value: float) -> dict[str, Any]:
         # JSON has no infinity: null is the log probability of what cannot be.
         shown = value if math.isfinite(value) else None

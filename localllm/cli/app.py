@@ -15,13 +15,13 @@ from localllm.cli.create import create
 from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
 from localllm.cli.embed import embed
-from localllm.cli.exits import exit_code
+from localllm.cli.exits import run_with_exit_code
 from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
 from localllm.cli.ps import ps, stop
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
-from localllm.cli.quiet import hushable
+from localllm.cli.quiet import with_quiet_flag
 from localllm.cli.replay import replay
 from localllm.cli.run import run
 from localllm.cli.serve import serve
@@ -30,9 +30,9 @@ from localllm.cli.template import template
 from localllm.cli.top import top
 from localllm.errors import UsageError
 
-CONTEXT = {"help_option_names": ["-h", "--help"]}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
 # Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
-app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
+app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT_SETTINGS)
 COMMANDS = {
     "run": run,
     "chats": chats,
@@ -59,11 +59,11 @@ COMMANDS = {
     "completion": completion,
 }
 for name, command in COMMANDS.items():
-    app.command(name)(hushable(command))
+    app.command(name)(with_quiet_flag(command))
 
 
-def print_version(asked: bool) -> None:
-    if asked:
+def print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"localllm {__version__}")
         raise typer.Exit
 
@@ -83,35 +83,35 @@ def localllm(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and give its exit code; every error becomes one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    return exit_code(lambda: run_command(words))
+    return run_with_exit_code(lambda: invoke(words))
 
 
-def run_command(words: list[str]) -> int:
+def invoke(arguments: list[str]) -> int:
     """Raises UsageError for an unknown flag or a missing argument, and what the command raises."""
     try:
         command = typer.main.get_command(app)
-        with command.make_context("localllm", words) as context:
+        with command.make_context("localllm", arguments) as context:
             command.invoke(context)
         return 0
     except typer.Exit as end:
         return end.exit_code
     except typer.TyperException as error:
-        raise UsageError(usage(error)) from error
+        raise UsageError(format_usage_error(error)) from error
 
 
-PLAINER = (
+MESSAGE_REPLACEMENTS = (
     ("Input should be a valid integer, unable to parse string as an integer", "give a whole number"),
     ("Input should be a valid number, unable to parse string as a number", "give a number"),
     ("Value error, ", ""),
 )
 
 
-def usage(error: typer.TyperException) -> str:
+def format_usage_error(error: typer.TyperException) -> str:
     """Typer's sentence in the shape of ours: a small letter, and the way out after a semicolon."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "localllm"
     message = " ".join(error.format_message().split()).rstrip(".")
-    for theirs, ours in PLAINER:
+    for theirs, ours in MESSAGE_REPLACEMENTS:
         message = message.replace(theirs, ours)
     stop = "" if message.endswith("?") else ";"
     return f"{message[:1].lower()}{message[1:]}{stop} see `{command} --help`"

@@ -10,19 +10,19 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
-from localllm.cli.answer import Question, Show, answer
-from localllm.cli.constrain import FLAGS_OF_GRAMMAR, asked_grammar
-from localllm.cli.flags import parse_template_args, sampling_fields
-from localllm.cli.machine import open_model
+from localllm.cli.answer import AnswerOptions, AnswerRequest, print_answer
+from localllm.cli.constrain import GRAMMAR_FLAGS, parse_grammar_flags
+from localllm.cli.flags import parse_sampling_fields, parse_template_args
+from localllm.cli.machine import connect_or_load
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.conversation.session import Session
     from localllm.model import Model
 
-NO_MODEL = "name one: `localllm list --all` shows them, `localllm run demo` needs no download"
-FLAGS_OF_ONE_ANSWER = {
-    **FLAGS_OF_GRAMMAR,
+NO_MODEL_REMEDY = "name one: `localllm list --all` shows them, `localllm run demo` needs no download"
+SINGLE_ANSWER_FLAGS = {
+    **GRAMMAR_FLAGS,
     "raw": "--raw",
     "tools": "--tools",
     "as_json": "--json",
@@ -34,12 +34,12 @@ FLAGS_OF_ONE_ANSWER = {
 }
 
 
-def ask(flags: Mapping[str, Any]) -> None:
+def execute_run(flags: Mapping[str, Any]) -> None:
     """flags: by the names of `run`'s parameters, None or False where they were not given. Raises LocalLLMError."""
-    converses = not flags["prompt"] and io.both_ends_are_terminals()
+    converses = not flags["prompt"] and io.is_interactive()
     if flags["model"] is None and (flags["plain"] or not converses):  # else the app helps to choose one
-        raise UsageError("no model is named", NO_MODEL)
-    given = sampling_fields({**flags, "grammar": asked_grammar(flags)})
+        raise UsageError("no model is named", NO_MODEL_REMEDY)
+    given = parse_sampling_fields({**flags, "grammar": parse_grammar_flags(flags)})
     arguments = parse_template_args(flags["template_arg"] or [])
     raw, tools, think, system, verbose = (flags[name] for name in ("raw", "tools", "think", "system", "verbose"))
     if raw and system:
@@ -51,8 +51,8 @@ def ask(flags: Mapping[str, Any]) -> None:
     if flags["draft_model"] and flags["draft"] is False:
         raise UsageError("--no-draft guesses nothing, and --draft-model guesses", "leave out one of them")
     if converses:
-        _refuse_flags_of_one_answer(flags)
-        _converse(flags, given, arguments)
+        _refuse_single_answer_flags(flags)
+        _start_conversation(flags, given, arguments)
         return
     if flags["plain"]:
         raise UsageError("--plain is for conversations, and here is one question", "leave out one of them")
@@ -62,34 +62,34 @@ def ask(flags: Mapping[str, Any]) -> None:
         raise UsageError("log probabilities are part of the JSON output", "add --json")
     functions = io.read_tools(tools) if tools else None
     text = io.read_prompt(flags["prompt"] or [], raw=raw)
-    out = io.AnswerWriter()
-    receipt = io.path_for_receipt(flags["receipt"]) if flags["receipt"] else None
-    show = Show(raw, flags["as_json"], verbose, flags["fail_on_length"], receipt, bool(flags["draft"]))
-    with closing(open_model(flags, given.get("grammar"))) as llm:
+    out = io.StdoutWriter()
+    receipt = io.receipt_path(flags["receipt"]) if flags["receipt"] else None
+    show = AnswerOptions(raw, flags["as_json"], verbose, flags["fail_on_length"], receipt, bool(flags["draft"]))
+    with closing(connect_or_load(flags, given.get("grammar"))) as llm:
         arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
-        question = Question(text, system, functions, arguments)
-        answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
+        question = AnswerRequest(text, system, functions, arguments)
+        print_answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
 
 
-def _converse(flags: Mapping[str, Any], given: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+def _start_conversation(flags: Mapping[str, Any], given: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """given: fields of SamplingParams; arguments: of the template."""
     # 0.1 s each, that one answer need not wait for.
     from localllm.cli import in_app
-    from localllm.cli.held import session_of
+    from localllm.cli.held import open_session
 
     def begin(llm: "Model") -> "Session":
-        return session_of(llm, flags, given, llm.template_arguments(arguments, think=flags["think"]))
+        return open_session(llm, flags, given, llm.template_arguments(arguments, think=flags["think"]))
 
     if not flags["plain"]:
-        in_app.converse(flags, begin)
+        in_app.run_app(flags, begin)
         return
     from localllm.cli import repl
 
-    with closing(open_model(flags)) as llm:
-        repl.converse(begin(llm))
+    with closing(connect_or_load(flags)) as llm:
+        repl.run_repl(begin(llm))
 
 
-def _refuse_flags_of_one_answer(flags: Mapping[str, Any]) -> None:
-    for name, flag in FLAGS_OF_ONE_ANSWER.items():
+def _refuse_single_answer_flags(flags: Mapping[str, Any]) -> None:
+    for name, flag in SINGLE_ANSWER_FLAGS.items():
         if flags[name] is not None and flags[name] is not False:
             raise UsageError(f"{flag} is for one answer, and there is no prompt", "add a prompt")

@@ -12,15 +12,15 @@ import typer
 
 from localllm import __version__
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter, called, note, status
+from localllm.cli.io import StdoutWriter, display_name, note, status
 from localllm.cli.loading import load_model
 from localllm.errors import LinesFailed, UsageError
-from localllm.paths import expanded
+from localllm.paths import expand_path
 
 if TYPE_CHECKING:
     from localllm.batch.job import Job
-    from localllm.batch.output import Stream
-    from localllm.batch.summary import Summary
+    from localllm.batch.output import OutputStream
+    from localllm.batch.summary import BatchSummary
     from localllm.llm import LLM
 
 STDIO = "-"
@@ -65,11 +65,11 @@ def batch(
     asked = {"localllm": __version__, "model": model, "seed": seed, "max_tokens": max_tokens, **where}
     asked["deterministic"] = not no_deterministic
     with ExitStack() as undo:
-        file = undo.enter_context(opened(source))
-        with status(f"reading {called(source)}"):
-            out = undo.enter_context(closing(opened_to_write(output)))
+        file = undo.enter_context(open_input(source))
+        with status(f"reading {display_name(source)}"):
+            out = undo.enter_context(closing(open_output(output)))
             job = undo.enter_context(closing(Job(file, out, asked)))
-        if job.done:
+        if job.nothing_left:
             summary = job.summary(0.0, 0)
         else:
             where |= {"context": job.context if context is None else context}
@@ -78,55 +78,58 @@ def batch(
             undo.callback(llm.close)
             if not (llm.deterministic or no_deterministic):
                 note("note: not deterministic here: where two tokens are nearly equally likely, runs may differ")
-            summary = answer_all(job, llm, model, max_tokens)
-            if renamed := job.counts.renamed:
+            summary = run_batch(job, llm, model, max_tokens)
+            if renamed := job.counts.other_model_lines:
                 note(
-                    f"note: {renamed:,} lines ask for another model, say {job.counts.other:.40}; {model} answered"
+                    f"note: {renamed:,} lines ask for another model, say {job.counts.other_model:.40}; "
+                    f"{model} answered"
                 )
-    tell(summary, as_json=as_json)
+    print_summary(summary, as_json=as_json)
     if failed := summary.counts.failed:
         lines = f"{failed:,} of {summary.counts.lines:,} lines have failed"
         raise LinesFailed(lines, "their answers say why")
 
 
-def opened(source: str) -> BinaryIO:
+def open_input(source: str) -> BinaryIO:
     """Raises UsageError where there is nothing to read."""
     if source == STDIO and sys.stdin is not None:
         return sys.stdin.buffer
     try:
-        return expanded(source).open("rb")
+        return expand_path(source).open("rb")
     except OSError as error:
-        raise UsageError(f"{called(source)} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{display_name(source)} cannot be read: {error.strerror}") from error
 
 
-def opened_to_write(output: str) -> "Stream":
+def open_output(output: str) -> "OutputStream":
     """A file, or a stream where it is no file. Raises UsageError where nothing can be written there."""
-    from localllm.batch.output import OutFile, Stream, is_stream
+    from localllm.batch.output import OutputFile, OutputStream, is_stream
 
     if output == STDIO:
-        AnswerWriter()  # raises UsageError where it is closed
-        return Stream(sys.stdout.fileno())
-    path = expanded(output)
-    return Stream(os.open(path, os.O_WRONLY)) if is_stream(path) else OutFile(path)
+        StdoutWriter()  # raises UsageError where it is closed
+        return OutputStream(sys.stdout.fileno())
+    path = expand_path(output)
+    return OutputStream(os.open(path, os.O_WRONLY)) if is_stream(path) else OutputFile(path)
 
 
-def answer_all(job: "Job", llm: "LLM", model: str, max_tokens: int | None) -> "Summary":
-    from localllm.batch.run import Batch
-    from localllm.cli.batch_progress import answering
+def run_batch(job: "Job", llm: "LLM", model: str, max_tokens: int | None) -> "BatchSummary":
+    from localllm.batch.run import BatchRunner
+    from localllm.cli.batch_progress import batch_progress
 
     defaults = dataclasses.replace(llm.default_params, max_tokens=max_tokens)
     names = ("device", "dtype", "kv_dtype", "context", "deterministic")
     fingerprint = job.begin({name: getattr(llm, name) for name in names})
     start = time.monotonic()
-    with answering(goes_on=job.goes_on) as show:
-        batch = Batch(llm, job.out, job.counts, model=model, defaults=defaults, fingerprint=fingerprint, show=show)
+    with batch_progress(resumable=job.resumable) as show:
+        batch = BatchRunner(
+            llm, job.output, job.counts, model=model, defaults=defaults, fingerprint=fingerprint, show=show
+        )
         batch.run(job.lines)
         job.check_input()
     return job.summary(time.monotonic() - start, llm.worker.steps)
 
 
-def tell(summary: "Summary", *, as_json: bool) -> None:
+def print_summary(summary: "BatchSummary", *, as_json: bool) -> None:
     if as_json:
-        AnswerWriter().write(json.dumps(summary.as_dict()) + "\n")
+        StdoutWriter().write(json.dumps(summary.as_dict()) + "\n")
     else:
         note(str(summary))

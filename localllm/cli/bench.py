@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from localllm.benchmark.scenario import Asked, numbers
+from localllm.benchmark.scenario import ScenarioGrid, parse_numbers
 from localllm.cli import against as servers
 from localllm.cli import io, options
-from localllm.cli.io import AnswerWriter
+from localllm.cli.io import StdoutWriter
 from localllm.cli.loading import fetch_missing, quantize_missing
-from localllm.cli.progress import saying
+from localllm.cli.progress import status_line
 from localllm.errors import UsageError
 from localllm.plan.weights import QUANTS
 from localllm.settings import Settings
 
-ROUNDS, PAIRS = 5, 10
+DEFAULT_ROUNDS, COMPARE_ROUNDS = 5, 10
 AS_STORED = "none"
 
 
@@ -43,7 +43,10 @@ def bench(
         str | None, options.option("--quant", text="Editions: none, int8, int4.", metavar="QUANT,...")
     ] = None,
     repeat: Annotated[
-        int | None, options.option("--repeat", text=f"Rounds, else {ROUNDS}; to compare, {PAIRS}.", metavar="N")
+        int | None,
+        options.option(
+            "--repeat", text=f"Rounds, else {DEFAULT_ROUNDS}; to compare, {COMPARE_ROUNDS}.", metavar="N"
+        ),
     ] = None,
     text: Annotated[
         str | None, options.option("--text", text="Cut prompts from this text, not random tokens.", metavar="FILE")
@@ -102,57 +105,59 @@ def bench(
     With --against, servers are measured that run already, and MODEL is the name that they know; all flags from
     --against on are for them.
     """
-    out = AnswerWriter()
+    out = StdoutWriter()
     if as_json + as_csv + as_markdown > 1:
         raise UsageError("--json, --csv and --markdown are three forms of one answer", "ask for one of them")
     if against:
-        servers.against(against, models or (), ctx.params, out)
+        servers.run_load_test(against, models or (), ctx.params, out)
         return
-    servers.refuse(ctx.params, servers.OF_LOADS, "is for servers, and none is given with --against")
+    servers.refuse_flags(ctx.params, servers.LOAD_TEST_FLAGS, "is for servers, and none is given with --against")
     if not models:
         raise UsageError("no model is named", "name one, or a server with --against")
-    asked = Asked(
-        numbers(prompt, "--prompt"),
-        numbers(depth, "--depth", 0) or (0,),
-        numbers(batch, "--batch") or (1,),
-        numbers(output, "--output"),
+    asked = ScenarioGrid(
+        parse_numbers(prompt, "--prompt"),
+        parse_numbers(depth, "--depth", 0) or (0,),
+        parse_numbers(batch, "--batch") or (1,),
+        parse_numbers(output, "--output"),
     )
-    rounds = repeat if repeat is not None else PAIRS if compare else ROUNDS
+    rounds = repeat if repeat is not None else COMPARE_ROUNDS if compare else DEFAULT_ROUNDS
     if rounds < 1:
         raise UsageError(f"--repeat is {rounds}", "give a whole number from 1")
-    wanted = editions_of(models, quants_of(quant), compare=compare)
+    wanted = select_models(models, parse_quants(quant), compare=compare)
     settings = Settings.from_environment()
     content = None if text is None else io.read_text(text)
     for model, each in wanted:
         fetch_missing(model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=each)
         if each:
             quantize_missing(model, each, settings)
-    with saying() as say:
+    with status_line() as say:
         from localllm.benchmark import plot as plots
         from localllm.benchmark import report
-        from localllm.benchmark.run import RANDOM, Plan, edition_of, run
-        from localllm.benchmark.versus import compare as versus
-        from localllm.cli.bench_page import page
+        from localllm.benchmark.run import RANDOM_PROMPTS, BenchmarkPlan, load_subject, run_benchmark
+        from localllm.benchmark.versus import compare_models as versus
+        from localllm.cli.bench_page import format_benchmark
 
         if plot:
             plots.check_plot(plot)
-        plan = Plan(asked, rounds, seed, content, RANDOM if text is None else io.called(text), draft)
+        plan = BenchmarkPlan(
+            asked, rounds, seed, content, RANDOM_PROMPTS if text is None else io.display_name(text), draft
+        )
         editions = [
-            edition_of(model, each, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+            load_subject(model, each, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
             for model, each in wanted
         ]
-        result = versus(editions[0], editions[1], plan, say) if compare else run(editions, plan, say)
+        result = versus(editions[0], editions[1], plan, say) if compare else run_benchmark(editions, plan, say)
         if plot:
-            plots.draw(result, plot)
+            plots.draw_result(result, plot)
     if as_json:
         out.write(json.dumps(report.as_dict(result), indent=1, allow_nan=False) + "\n")
     elif as_csv or as_markdown:
         out.write(report.as_csv(result) if as_csv else report.as_markdown(result))
     else:
-        out.write(page(result) + "\n")
+        out.write(format_benchmark(result) + "\n")
 
 
-def quants_of(text: str | None) -> Sequence[str | None]:
+def parse_quants(text: str | None) -> Sequence[str | None]:
     """`none,int8` as names. Raises UsageError for one that is not known."""
     words = [word.strip() for word in (text or AS_STORED).split(",")]
     unknown = next((word for word in words if word not in (AS_STORED, *QUANTS)), None)
@@ -161,7 +166,7 @@ def quants_of(text: str | None) -> Sequence[str | None]:
     return [None if word == AS_STORED else word for word in dict.fromkeys(words)]
 
 
-def editions_of(
+def select_models(
     models: Sequence[str], quants: Sequence[str | None], *, compare: bool
 ) -> list[tuple[str, str | None]]:
     """Models with what each is quantized to. Raises UsageError where that is not one model, or two to compare."""

@@ -6,35 +6,35 @@ from typing import Annotated, Any
 import typer
 
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter, note
-from localllm.conversation.export import exported
-from localllm.conversation.keeping import listed, shown
-from localllm.conversation.sessions import Hit, Sessions, Summary
+from localllm.cli.io import StdoutWriter, note
+from localllm.conversation.export import export_text
+from localllm.conversation.keeping import format_hit, format_summaries
+from localllm.conversation.sessions import SearchHit, SessionStore, SessionSummary
 from localllm.errors import UsageError
-from localllm.files import write_named
-from localllm.paths import expanded
+from localllm.files import write_user_file
+from localllm.paths import expand_path
 from localllm.settings import Settings
-from localllm.units import utc
+from localllm.units import format_utc
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="WORD", hidden=True)]
+SearchWords = Annotated[list[str] | None, typer.Argument(metavar="WORD", hidden=True)]
 Export = Annotated[str | None, options.option("--export", text="Print this conversation.", metavar="ID")]
-Form = Annotated[
+ExportFormat = Annotated[
     str | None,
     options.option("--format", text="Of --export: md or json; else as FILE ends.", metavar="FORMAT"),
 ]
 Output = Annotated[
     str | None, options.option("--output", "-o", text="Of --export: write it to a file.", metavar="FILE")
 ]
-Everything = Annotated[bool, options.switch("--all", text="Of --export: every branch, not the last one alone.")]
+AllBranches = Annotated[bool, options.switch("--all", text="Of --export: every branch, not the last one alone.")]
 Remove = Annotated[list[str] | None, options.option("--rm", text="Delete this one. Repeatable.", metavar="ID")]
 
 
 def chats(
-    word: Words = None,
+    word: SearchWords = None,
     export: Export = None,
-    form: Form = None,
+    form: ExportFormat = None,
     output: Output = None,
-    everything: Everything = False,
+    everything: AllBranches = False,
     remove: Remove = None,
     as_json: options.JsonList = False,
 ) -> None:
@@ -43,7 +43,7 @@ def chats(
     The newest come first. ID is a name of the list, the begin of one, or `last` for the newest. `localllm run
     MODEL --resume ID` goes on with one.
     """
-    sessions = Sessions(Settings.from_environment().home / "chats")
+    sessions = SessionStore(Settings.from_environment().home / "chats")
     if sum(map(bool, (word, export, remove))) > 1:
         raise UsageError("WORDs, --export and --rm are each for themselves", "leave out all but one")
     if not export and (form or output or everything):
@@ -53,9 +53,9 @@ def chats(
             raise UsageError("--json lists conversations", "write --export ID --format json")
         _export(sessions, export, form, output, everything)
         return
-    out = AnswerWriter()
+    out = StdoutWriter()
     if remove:
-        names = [sessions.find(name) for name in remove]  # before anything is removed
+        names = [sessions.resolve(name) for name in remove]  # before anything is removed
         for name in dict.fromkeys(names):
             sessions.delete(name)
         deleted = [{"id": name} for name in dict.fromkeys(names)]
@@ -63,47 +63,49 @@ def chats(
         out.write(json.dumps(deleted, indent=1) + "\n" if as_json else lines)
     elif word:
         hits = list(sessions.search(" ".join(word)))
-        found = json.dumps([_hit(hit) for hit in hits], indent=1, ensure_ascii=False) + "\n"
-        out.write(found if as_json else "".join(f"{shown(hit)}\n" for hit in hits))
+        found = json.dumps([_hit_json(hit) for hit in hits], indent=1, ensure_ascii=False) + "\n"
+        out.write(found if as_json else "".join(f"{format_hit(hit)}\n" for hit in hits))
         if not hits and not as_json:
             note("no conversation has all of these words")
     else:
         found = sessions.list()
         out.write(
-            json.dumps([_as_json(one) for one in found], indent=1) + "\n" if as_json else f"{listed(found)}\n"
+            json.dumps([_summary_json(one) for one in found], indent=1) + "\n"
+            if as_json
+            else f"{format_summaries(found)}\n"
         )
         for one in found:
-            if one.fault:
-                note(f"note: {one.fault}")
+            if one.error:
+                note(f"note: {one.error}")
 
 
-def _export(sessions: Sessions, name: str, form: str | None, output: str | None, everything: bool) -> None:
-    conversation, _ = sessions.read(sessions.find(name))
-    path = expanded(output) if output else None
+def _export(sessions: SessionStore, name: str, form: str | None, output: str | None, everything: bool) -> None:
+    conversation, _ = sessions.read(sessions.resolve(name))
+    path = expand_path(output) if output else None
     ending = path.suffix.removeprefix(".") if path else ""
-    text = exported(conversation, form or ("json" if ending == "json" else "md"), everything=everything)
+    text = export_text(conversation, form or ("json" if ending == "json" else "md"), all_branches=everything)
     if path is None:
-        AnswerWriter().write(text)
+        StdoutWriter().write(text)
         return
-    write_named(path, text, replace=True)
+    write_user_file(path, text, overwrite=True)
 
 
-def _as_json(one: Summary) -> dict[str, Any]:
+def _summary_json(one: SessionSummary) -> dict[str, Any]:
     """The fields are described in docs/cli.md."""
-    head = one.head
+    head = one.header
     return {
         "id": one.id,
         "title": head.title if head else None,
         "model": head.model if head else None,
-        "began": utc(head.began) if head else None,
-        "changed": utc(head.changed) if head else None,
+        "began": format_utc(head.began) if head else None,
+        "changed": format_utc(head.changed) if head else None,
         "questions": head.questions if head else None,
         "bytes": one.nbytes,
-        "fault": one.fault or None,
+        "fault": one.error or None,
     }
 
 
-def _hit(hit: Hit) -> dict[str, Any]:
+def _hit_json(hit: SearchHit) -> dict[str, Any]:
     place = {
         "question": hit.question,
         "part": hit.part,
@@ -111,4 +113,4 @@ def _hit(hit: Hit) -> dict[str, Any]:
         "match": hit.match,
         "after": hit.after,
     }
-    return _as_json(hit.summary) | {"place": place}
+    return _summary_json(hit.summary) | {"place": place}

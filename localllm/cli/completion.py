@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.io import AnswerWriter
+from localllm.cli.io import StdoutWriter
 
 # Bash ends words at colons and equals signs and replaces only the part behind, so that is what it gets.
 BASH = r"""_localllm() {
@@ -77,4 +77,4 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", hidden=Tr
     SHELL is bash, zsh or fish. Put `eval "$(localllm completion bash)"` into ~/.bashrc, or the same with zsh into
     ~/.zshrc. For fish: `localllm completion fish > ~/.config/fish/completions/localllm.fish`.
     """
-    AnswerWriter().write(SCRIPTS[shell])
+    StdoutWriter().write(SCRIPTS[shell])

@@ -9,23 +9,23 @@ from localllm.cli import io
 from localllm.errors import UsageError
 from localllm.request import Grammar, GrammarKind
 
-FLAGS_OF_GRAMMAR = {
+GRAMMAR_FLAGS = {
     "schema": "--schema",
     "json_object": "--json-object",
     "regex": "--regex",
     "grammar": "--grammar",
     "choice": "--choice",
 }
-_LARK = re.compile(r"^\s*(%llguidance\b|\??start\b[^:\n]*:(?!:))", re.MULTILINE)
-_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+_LARK_START = re.compile(r"^\s*(%llguidance\b|\??start\b[^:\n]*:(?!:))", re.MULTILINE)
+_GBNF_ROOT = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
-def asked_grammar(flags: Mapping[str, Any]) -> Grammar | None:
+def parse_grammar_flags(flags: Mapping[str, Any]) -> Grammar | None:
     """What the flags ask for; None without one. Raises UsageError for two of them, a file that cannot be read, and
     what `Grammar` refuses."""
-    asked = [name for name in FLAGS_OF_GRAMMAR if flags[name] not in (None, False)]
+    asked = [name for name in GRAMMAR_FLAGS if flags[name] not in (None, False)]
     if len(asked) > 1:
-        both = " and ".join(FLAGS_OF_GRAMMAR[name] for name in asked)
+        both = " and ".join(GRAMMAR_FLAGS[name] for name in asked)
         raise UsageError(f"{both} are for two different answers", "give one of them")
     for name in asked:
         match name:
@@ -36,21 +36,23 @@ def asked_grammar(flags: Mapping[str, Any]) -> Grammar | None:
             case "regex":
                 return Grammar(GrammarKind.REGEX, flags[name])
             case "grammar":
-                return _of_file(io.read_text(flags[name]), io.called(flags[name]))
+                return _grammar_from_text(io.read_text(flags[name]), io.display_name(flags[name]))
             case _:
-                return Grammar(GrammarKind.CHOICE, _choices(flags[name]))
+                return Grammar(GrammarKind.CHOICE, _choices_json(flags[name]))
     return None
 
 
-def _of_file(text: str, called: str) -> Grammar:
+def _grammar_from_text(text: str, file_name: str) -> Grammar:
     """Lark begins with `start:`, GBNF with `root ::=`."""
-    if _GBNF.search(text):
+    if _GBNF_ROOT.search(text):
         return Grammar(GrammarKind.GBNF, text)
-    if _LARK.search(text):
+    if _LARK_START.search(text):
         return Grammar(GrammarKind.LARK, text)
-    raise UsageError(f"{called} is neither a Lark nor a GBNF grammar", "begin it with `start:` or with `root ::=`")
+    raise UsageError(
+        f"{file_name} is neither a Lark nor a GBNF grammar", "begin it with `start:` or with `root ::=`"
+    )
 
 
-def _choices(text: str) -> str:
+def _choices_json(text: str) -> str:
     """`a,b,c`, or a JSON array for texts with commas."""
     return text if text.lstrip().startswith("[") else json.dumps([part.strip() for part in text.split(",")])

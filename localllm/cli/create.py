@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter, note
+from localllm.cli.io import StdoutWriter, note
 from localllm.errors import UsageError
-from localllm.hub.made import edition_of
-from localllm.hub.names import is_path, known_as
+from localllm.hub.made import find_edition
+from localllm.hub.names import is_path, strip_latest
 from localllm.modelfile.edition import TEXT_LIMIT, to_json
-from localllm.modelfile.parse import parse
-from localllm.modelfile.plan import Plan
-from localllm.paths import expanded
+from localllm.modelfile.parse import parse_modelfile
+from localllm.modelfile.plan import CreateRequest
+from localllm.paths import expand_path
 
-File = Annotated[
+ModelfilePath = Annotated[
     str, typer.Option("-f", "--file", help="What it is made of.", metavar="FILE", show_default="Modelfile")
 ]
 
@@ -28,7 +28,7 @@ Quant = Annotated[
 
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)],
-    file: File = "Modelfile",
+    file: ModelfilePath = "Modelfile",
     quant: Quant = None,
     as_json: options.Json = False,
 ) -> None:
@@ -40,23 +40,23 @@ def create(
     """
     from localllm.making import create as make
 
-    out = AnswerWriter()
+    out = StdoutWriter()
     path = Path(file)
-    edition = parse(text_of(path))
-    if is_path(edition.source) and not expanded(edition.source).is_absolute():
+    edition = parse_modelfile(read_modelfile(path))
+    if is_path(edition.source) and not expand_path(edition.source).is_absolute():
         edition = replace(edition, source=str(path.parent / edition.source))
-    make(Plan(name, edition, quant=quant or ""), note)
-    out.write(_as_json(name) if as_json else f"{name}\n")
+    make(CreateRequest(name, edition, quant=quant or ""), note)
+    out.write(_edition_json(name) if as_json else f"{name}\n")
 
 
-def _as_json(name: str) -> str:
+def _edition_json(name: str) -> str:
     """What has become of it: a model that is an edition itself lends its words."""
-    edition = edition_of(known_as(name))
+    edition = find_edition(strip_latest(name))
     assert edition
     return json.dumps({"name": name, "edition": to_json(edition)}) + "\n"
 
 
-def text_of(file: Path) -> str:
+def read_modelfile(file: Path) -> str:
     """Raises UsageError for what is no file of text."""
     try:
         if file.stat().st_size > TEXT_LIMIT:

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from localllm.cli import io, options
-from localllm.cli.io import AnswerWriter, note, status
+from localllm.cli.io import StdoutWriter, note, status
 from localllm.cli.loading import fetch_missing
-from localllm.cli.quality_page import text_of
+from localllm.cli.quality_page import format_quality
 from localllm.quality.report import as_dict
-from localllm.quality.text import EVALUATION_NAME, MOST_TOKENS, WINDOW
+from localllm.quality.text import EVALUATION_NAME, MAX_TOKENS, WINDOW_TOKENS
 from localllm.settings import Settings
 
 
@@ -20,10 +20,10 @@ def diff(
     text: Annotated[
         str | None, options.option("--text", text="Measure on this text; - is stdin.", metavar="FILE")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Of the text, at most.", metavar="N", min=1)] = MOST_TOKENS,
+    tokens: Annotated[int, typer.Option(help="Of the text, at most.", metavar="N", min=1)] = MAX_TOKENS,
     window: Annotated[
         int | None,
-        options.option("--window", text=f"Tokens that are seen at once, else {WINDOW}.", metavar="N"),
+        options.option("--window", text=f"Tokens that are seen at once, else {WINDOW_TOKENS}.", metavar="N"),
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -43,18 +43,18 @@ def diff(
     unless one is named: perplexity, KL divergence, how often their likeliest tokens agree, the layers' outputs,
     greedy answers and the speed of one run are told. docs/quality.md explains each number.
     """
-    out = AnswerWriter()
+    out = StdoutWriter()
     settings = Settings.from_environment()
-    content, text_name = (None, EVALUATION_NAME) if text is None else (io.read_text(text), io.called(text))
+    content, text_name = (None, EVALUATION_NAME) if text is None else (io.read_text(text), io.display_name(text))
     for name, kind, kept in ((reference, dtype, kv_dtype), (other, dtype_b or dtype, kv_dtype_b or kv_dtype)):
         fetch_missing(name, settings, device=device, dtype=kind, kv_dtype=kept, context=window)
     with status(f"comparing {other} with {reference}"):
-        from localllm.comparison.compare import compare
-        from localllm.comparison.subject import subject
+        from localllm.comparison.compare import compare_models
+        from localllm.comparison.subject import find_subject
 
-        quality = compare(
-            subject(reference, settings, device=device, dtype=dtype, kv_dtype=kv_dtype),
-            subject(other, settings, device=device, dtype=dtype_b or dtype, kv_dtype=kv_dtype_b or kv_dtype),
+        quality = compare_models(
+            find_subject(reference, settings, device=device, dtype=dtype, kv_dtype=kv_dtype),
+            find_subject(other, settings, device=device, dtype=dtype_b or dtype, kv_dtype=kv_dtype_b or kv_dtype),
             settings,
             content,
             text_name=text_name,
@@ -62,4 +62,4 @@ def diff(
             tokens=tokens,
             note=note,
         )
-    out.write((json.dumps(as_dict(quality), indent=1) if as_json else text_of(quality)) + "\n")
+    out.write((json.dumps(as_dict(quality), indent=1) if as_json else format_quality(quality)) + "\n")

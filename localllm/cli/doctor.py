@@ -9,10 +9,10 @@ import typer
 
 from localllm import units
 from localllm.cli import options
-from localllm.cli.examination import Examination, Processor, examine
-from localllm.cli.io import AnswerWriter
-from localllm.cli.remedies import Finding, findings
-from localllm.columns import columns
+from localllm.cli.examination import Examination, Processor, examine_machine
+from localllm.cli.io import StdoutWriter
+from localllm.cli.remedies import Finding, diagnose
+from localllm.columns import format_columns
 from localllm.settings import Settings
 
 Rows = list[tuple[str, str]]
@@ -24,46 +24,47 @@ def doctor(as_json: options.Json = False) -> None:
     Measures for a second and lets the boxed model say something. Touches no network. Exits with 1 if something is
     broken that `localllm run` needs.
     """
-    out = AnswerWriter()
-    seen = examine(Settings.from_environment())
-    found = findings(seen)
+    out = StdoutWriter()
+    seen = examine_machine(Settings.from_environment())
+    found = diagnose(seen)
     broken = any(finding.breaks_run for finding in found)
     if as_json:
         content = {"fine": not broken, **asdict(seen), "findings": [asdict(finding) for finding in found]}
         out.write(json.dumps(content, indent=1, default=str, allow_nan=False) + "\n")
     else:
-        out.write(_page(seen, found))
+        out.write(_format_page(seen, found))
     if broken:
         raise typer.Exit(1)
 
 
-def _page(seen: Examination, found: list[Finding]) -> str:
+def _format_page(seen: Examination, found: list[Finding]) -> str:
     sections = [
         ("VERSIONS", [(name, version or "not installed") for name, version in seen.versions.items()]),
-        ("DEVICES", [*_processor(seen.processor), *_gpus(seen)]),
-        ("SPEED", [*_speed(seen)]),
-        ("MODELS", [*_models(seen)]),
-        ("HUB", [*_hub(seen)]),
+        ("DEVICES", [*_processor_rows(seen.processor), *_gpu_rows(seen)]),
+        ("SPEED", [*_speed_rows(seen)]),
+        ("MODELS", [*_model_rows(seen)]),
+        ("HUB", [*_hub_rows(seen)]),
     ]
     width = max(len(name) for _, rows in sections for name, _ in rows)
     blocks = [
-        title + "\n" + columns([(name.ljust(width), text) for name, text in rows]) for title, rows in sections
+        title + "\n" + format_columns([(name.ljust(width), text) for name, text in rows])
+        for title, rows in sections
     ]
     return "\n\n".join([*blocks, _verdict(found)]) + "\n"
 
 
-def _processor(cpu: Processor) -> Rows:
+def _processor_rows(cpu: Processor) -> Rows:
     cores = f"{cpu.cores:g}" if cpu.cores == cpu.cores_here else f"{cpu.cores:g} of {cpu.cores_here}"
-    memory = f"{units.size(cpu.memory_bytes)}, {units.size(cpu.free_bytes)} free"
-    limit = [("container", f"limited to {units.size(cpu.container_bytes)}")] if cpu.container_bytes else []
+    memory = f"{units.format_bytes(cpu.memory_bytes)}, {units.format_bytes(cpu.free_bytes)} free"
+    limit = [("container", f"limited to {units.format_bytes(cpu.container_bytes)}")] if cpu.container_bytes else []
     threads = "1 thread" if cpu.threads == 1 else f"{cpu.threads} threads"
     used = f"{' '.join(cpu.instructions)}, {threads}" if cpu.instructions else "-"
     return [("processor", cpu.name), ("cores", cores), ("torch uses", used), ("memory", memory), *limit]
 
 
-def _gpus(seen: Examination) -> Iterator[tuple[str, str]]:
+def _gpu_rows(seen: Examination) -> Iterator[tuple[str, str]]:
     for gpu in seen.gpus:
-        memory = f"{units.size(gpu.memory_bytes)}, {units.size(gpu.free_bytes)} free"
+        memory = f"{units.format_bytes(gpu.memory_bytes)}, {units.format_bytes(gpu.free_bytes)} free"
         yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, capability {gpu.capability}"
     if not seen.gpus:
         yield "GPU", "none that torch can use"
@@ -71,31 +72,36 @@ def _gpus(seen: Examination) -> Iterator[tuple[str, str]]:
         yield "driver", f"{seen.nvidia.driver}, torch is made for CUDA {seen.nvidia.torch_cuda or '-'}"
 
 
-def _speed(seen: Examination) -> Iterator[tuple[str, str]]:
+def _speed_rows(seen: Examination) -> Iterator[tuple[str, str]]:
     for measured in seen.measured:
         if rates := measured.rates:
-            yield f"{measured.device} copies", f"{units.size(rates.copy)}/s, read and written"
-            yield f"{measured.device} reads", f"{units.size(rates.read)}/s of weights in {measured.dtype}"
-            yield f"{measured.device} multiplies", units.operations(rates.flops)
+            yield f"{measured.device} copies", f"{units.format_bytes(rates.copy)}/s, read and written"
+            yield f"{measured.device} reads", f"{units.format_bytes(rates.read)}/s of weights in {measured.dtype}"
+            yield f"{measured.device} multiplies", units.format_flops(rates.flops)
     boxed = seen.boxed
     where = f" on {boxed.device} in {boxed.dtype}"
-    yield "boxed model", "does not run" if boxed.fault else units.rate(boxed.tokens_per_s or math.nan) + where
+    yield (
+        "boxed model",
+        "does not run" if boxed.fault else units.format_rate(boxed.tokens_per_s or math.nan) + where,
+    )
 
 
-def _models(seen: Examination) -> Rows:
+def _model_rows(seen: Examination) -> Rows:
     cache, home = seen.cache, seen.home
     state = "" if cache.exists else ", not made yet"
-    unfinished = f"{cache.unfinished}, {units.size(cache.unfinished_bytes)}" if cache.unfinished else "none"
+    unfinished = (
+        f"{cache.unfinished}, {units.format_bytes(cache.unfinished_bytes)}" if cache.unfinished else "none"
+    )
     return [
         ("cache", f"{cache.path} ({cache.because}{state}{'' if cache.writable else ', cannot be written'})"),
-        ("models in it", f"{cache.models}, {units.size(cache.model_bytes)}" if cache.models else "none"),
+        ("models in it", f"{cache.models}, {units.format_bytes(cache.model_bytes)}" if cache.models else "none"),
         ("unfinished", unfinished),
-        ("free disk", units.size(cache.free_bytes)),
+        ("free disk", units.format_bytes(cache.free_bytes)),
         ("own folder", f"{home.path} ({home.because}{'' if home.writable else ', cannot be written'})"),
     ]
 
 
-def _hub(seen: Examination) -> Rows:
+def _hub_rows(seen: Examination) -> Rows:
     hub = seen.hub
     proxies = "  ".join(f"{scheme}: {address}" for scheme, address in hub.proxies.items())
     return [

@@ -12,32 +12,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WORDS = Path(__file__).with_name("words.json")
-KINDS = {"str": str, "int": int, "float": float}
-MOST_DIGITS = 15
-COMMAND = "run"
-HELP = (["--help"], ["-h"])
-FULL_WIDTH = 80  # columns, from which on the library's page is the same for every terminal
+WORDS_FILE = Path(__file__).with_name("words.json")
+VALUE_TYPES = {"str": str, "int": int, "float": float}
+MAX_DIGITS = 15
+RUN_COMMAND = "run"
+HELP_ARGUMENTS = (["--help"], ["-h"])
+MIN_HELP_COLUMNS = 80  # columns, from which on the library's page is the same for every terminal
 
 
-def page_of(words: Sequence[str]) -> str | None:
+def help_page(arguments: Sequence[str]) -> str | None:
     """The page of `localllm --help`; None where the library has to look, or lay it out for a narrow terminal."""
-    if list(words) not in HELP or shutil.get_terminal_size().columns < FULL_WIDTH:
+    if list(arguments) not in HELP_ARGUMENTS or shutil.get_terminal_size().columns < MIN_HELP_COLUMNS:
         return None
-    return json.loads(WORDS.read_text(encoding="utf-8"))["help"]
+    return json.loads(WORDS_FILE.read_text(encoding="utf-8"))["help"]
 
 
-def flags_of(words: Sequence[str]) -> dict[str, Any] | None:
+def parse_run_flags(arguments: Sequence[str]) -> dict[str, Any] | None:
     """What `run` is called with for the words of a command line; None where the library has to look."""
-    if words[:1] != [COMMAND] or len(words) < 2:
+    if arguments[:1] != [RUN_COMMAND] or len(arguments) < 2:
         return None
-    known = json.loads(WORDS.read_text(encoding="utf-8"))["commands"][COMMAND]["options"]
+    known = json.loads(WORDS_FILE.read_text(encoding="utf-8"))["commands"][RUN_COMMAND]["options"]
     flags: dict[str, Any] = {
         option["field"]: () if option["many"] else option["default"]
         for option in known.values()
         if option["type"] != "other"
     }
-    places, rest = list[str](), list(words[:0:-1])
+    places, rest = list[str](), list(arguments[:0:-1])
     while rest:
         word = rest.pop()
         if not word.startswith("-"):
@@ -56,19 +56,19 @@ def flags_of(words: Sequence[str]) -> dict[str, Any] | None:
             if not rest:
                 return None
             value = rest.pop()
-        if not is_plain(value, option["type"]):
+        if not is_unambiguous(value, option["type"]):
             return None
-        read = KINDS[option["type"]](value)
+        read = VALUE_TYPES[option["type"]](value)
         flags[option["field"]] = [*flags[option["field"]], read] if option["many"] else read
     if not places:
         return None
     return flags | {"model": places[0], "prompt": places[1:] or ()}
 
 
-def is_plain(value: str, kind: str) -> bool:
+def is_unambiguous(value: str, value_type: str) -> bool:
     """Is it spelt in a way that nobody reads differently?"""
-    if kind == "str":
+    if value_type == "str":
         return not value.startswith("-")
     whole, point, rest = value.removeprefix("-").partition(".")
-    parts = (whole, rest) if point and kind == "float" else (whole + point + rest,)
-    return all(part.isascii() and part.isdecimal() and len(part) <= MOST_DIGITS for part in parts)
+    parts = (whole, rest) if point and value_type == "float" else (whole + point + rest,)
+    return all(part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in parts)

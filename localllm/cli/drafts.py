@@ -8,41 +8,41 @@ import os
 import sys
 from contextlib import suppress
 
-from localllm.cli.io import is_live, note
-from localllm.request import GenerationEvent, Kind
+from localllm.cli.io import note, supports_redraw
+from localllm.request import EventType, GenerationEvent
 
 # Down a line and up again, in the same column, so that there is one below; the cursor kept; that line, emptied.
-BELOW, BACK = "\x1bD\x1bM\x1b7\x1b[1E\x1b[2K", "\x1b8"
+CLEAR_LINE_BELOW, RESTORE_CURSOR = "\x1bD\x1bM\x1b7\x1b[1E\x1b[2K", "\x1b8"
 
 
-class DraftLine:
+class DraftStatusLine:
     def __init__(self) -> None:
-        self.live = is_live(sys.stderr)
-        self.drafted = self.accepted = self.tokens = 0
+        self.redraws = supports_redraw(sys.stderr)
+        self.draft_tokens = self.accepted_tokens = self.tokens = 0
         self.shown = False
-        self.width = os.get_terminal_size(sys.stderr.fileno()).columns if self.live else 0
+        self.width = os.get_terminal_size(sys.stderr.fileno()).columns if self.redraws else 0
         self.column = 0  # that the answer's next character comes to; the width: its last one filled the line
-        self.kind = Kind.CONTENT
+        self.event_type = EventType.CONTENT
 
-    def count(self, event: GenerationEvent) -> None:
+    def add_event(self, event: GenerationEvent) -> None:
         self.tokens += len(event.token_ids)
-        self.drafted += event.drafted
-        self.accepted += event.accepted
-        if self.live:
-            if event.kind is not self.kind or event.tool_call:
+        self.draft_tokens += event.drafted
+        self.accepted_tokens += event.accepted
+        if self.redraws:
+            if event.kind is not self.event_type or event.tool_call:
                 self.column = 0  # thoughts and calls end their lines
-            self.kind = event.kind
-            self.column = column_after(event.text, self.column, self.width)
+            self.event_type = event.kind
+            self.column = cursor_column_after(event.text, self.column, self.width)
 
     def show(self) -> None:
-        if self.live and self.column < self.width:
-            self._put(f"{BELOW}{self.text()}{BACK}")
+        if self.redraws and self.column < self.width:
+            self._put(f"{CLEAR_LINE_BELOW}{self.text()}{RESTORE_CURSOR}")
             self.shown = True
 
     def hide(self) -> None:
         """Before anything else is written."""
         if self.shown:
-            self._put(BELOW + BACK)
+            self._put(CLEAR_LINE_BELOW + RESTORE_CURSOR)
             self.shown = False
 
     def finish(self) -> None:
@@ -50,9 +50,9 @@ class DraftLine:
         note(self.text())
 
     def text(self) -> str:
-        steps = self.tokens - self.accepted
+        steps = self.tokens - self.accepted_tokens
         each = f"{self.tokens / steps:.2f}" if steps else "no"
-        return f"draft: {self.drafted} drafted, {self.accepted} accepted, {each} tokens/step"
+        return f"draft: {self.draft_tokens} drafted, {self.accepted_tokens} accepted, {each} tokens/step"
 
     def _put(self, text: str) -> None:
         with suppress(OSError):
@@ -60,7 +60,7 @@ class DraftLine:
             sys.stderr.flush()
 
 
-def column_after(text: str, column: int, width: int) -> int:
+def cursor_column_after(text: str, column: int, width: int) -> int:
     """Where the cursor of a terminal of so many columns stands behind a text that begins at `column`."""
     from rich.cells import get_character_cell_size  # a pipe need not wait for it
 

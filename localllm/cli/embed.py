@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter, is_terminal, note
-from localllm.cli.loading import load_embeds
+from localllm.cli.io import StdoutWriter, is_terminal, note
+from localllm.cli.loading import load_embedding_model
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.embedding import Embeddings
 
-LINES = 256  # of stdin that are embedded together
+LINES_PER_BATCH = 256  # of stdin that are embedded together
 
 
 def embed(
@@ -53,21 +53,21 @@ def embed(
     """
     if not texts and is_terminal(sys.stdin):
         raise UsageError("there is nothing to embed", "give texts after the model's name, or pipe lines in")
-    out = AnswerWriter()
-    given = iter(texts) if texts else lines()
+    out = StdoutWriter()
+    given = iter(texts) if texts else read_lines()
     first = next(given, None)
     if first is None:
         raise UsageError("there is nothing to embed", "stdin is empty")
-    with closing(load_embeds(model, device=device, dtype=dtype, context=context, force=force)) as embeds:
+    with closing(load_embedding_model(model, device=device, dtype=dtype, context=context, force=force)) as embeds:
         done = 0
         every = chain([first], given)
-        while some := list(islice(every, LINES)):
+        while some := list(islice(every, LINES_PER_BATCH)):
             found = embeds.embed(some, dimensions=dimensions, prompt=prompt, truncate=truncate)
-            tell(found, out, done, as_json=as_json)
+            print_embeddings(found, out, done, as_json=as_json)
             done += len(some)
 
 
-def lines() -> Iterator[str]:
+def read_lines() -> Iterator[str]:
     """Of stdin, as they come. Raises UsageError for one that is empty or no UTF-8."""
     for number, line in enumerate(sys.stdin.buffer if sys.stdin else (), 1):
         try:
@@ -81,7 +81,7 @@ def lines() -> Iterator[str]:
         yield text
 
 
-def tell(found: "Embeddings", out: AnswerWriter, done: int, *, as_json: bool) -> None:
+def print_embeddings(found: "Embeddings", out: StdoutWriter, done: int, *, as_json: bool) -> None:
     """done: texts before these."""
     entries = zip(found.vectors.tolist(), found.tokens, found.left_out, strict=True)
     for number, (vector, tokens, left_out) in enumerate(entries, done):

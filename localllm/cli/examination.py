@@ -12,11 +12,11 @@ from localllm.cli.loading import load_model
 from localllm.device import (
     Gpu,
     container_memory,
+    count_nvidia_devices,
+    cpu_features,
     dtype_name,
-    free_memory,
-    gpus,
-    instructions,
-    nvidia_devices,
+    free_host_bytes,
+    list_gpus,
     nvidia_driver,
     processor_name,
     resolve_dtype,
@@ -24,14 +24,14 @@ from localllm.device import (
 )
 from localllm.errors import LocalLLMError
 from localllm.hub.access import HubAccess, hub_access
-from localllm.hub.cache import CacheState, cache_state, writable
-from localllm.rates import Rates, rates_of
+from localllm.hub.cache import CacheState, cache_state, is_writable
+from localllm.rates import Rates, device_rates
 from localllm.request import SamplingParams
 from localllm.settings import Settings
-from localllm.versions import versions
+from localllm.versions import library_versions
 
 LIBRARIES = ("torch", "triton", "huggingface_hub", "tokenizers", "gguf")
-BOXED, PROMPT, TOKENS = "demo", "Once upon a time", 32
+BUNDLED_MODEL, CHECK_PROMPT, CHECK_TOKENS = "demo", "Once upon a time", 32
 
 
 @dataclass(frozen=True)
@@ -102,21 +102,21 @@ class Examination:
     terminal: Terminal
 
 
-def examine(settings: Settings) -> Examination:
+def examine_machine(settings: Settings) -> Examination:
     """Takes a second or two: it measures, and lets the boxed model say something."""
     with status("examining this machine"):
         torch_fault = _torch_fault()
         found, gpu_fault = ([], None) if torch_fault else _gpus()
         places = [] if torch_fault else ["cpu", *(f"cuda:{gpu.index}" for gpu in found)]
-        measured = [_measured(place, settings) for place in places]
+        measured = [_measure_rates(place, settings) for place in places]
     return Examination(
-        versions=versions(LIBRARIES),
+        versions=library_versions(LIBRARIES),
         torch_fault=torch_fault,
         processor=_processor(torch_fault is None),
         gpus=found,
         nvidia=_nvidia(torch_fault is None, gpu_fault),
         measured=measured,
-        boxed=BoxedModel(fault="torch cannot be imported") if torch_fault else _boxed(),
+        boxed=BoxedModel(fault="torch cannot be imported") if torch_fault else _run_bundled_model(),
         cache=cache_state(),
         home=_home(settings),
         hub=hub_access(),
@@ -129,11 +129,11 @@ def _torch_fault() -> str | None:
     try:
         import torch  # noqa: F401
     except Exception as error:
-        return _in_a_line(error)
+        return _first_line(error)
     return None
 
 
-def _in_a_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
@@ -141,7 +141,7 @@ def _processor(with_torch: bool) -> Processor:
     import psutil
 
     container = container_memory()
-    threads, used = _torch_on_cpu() if with_torch else (None, None)
+    threads, used = _torch_threads_and_instructions() if with_torch else (None, None)
     return Processor(
         name=processor_name(),
         cores=usable_cores(),
@@ -149,22 +149,22 @@ def _processor(with_torch: bool) -> Processor:
         threads=threads,
         instructions=used,
         memory_bytes=psutil.virtual_memory().total,
-        free_bytes=free_memory(),
+        free_bytes=free_host_bytes(),
         container_bytes=container[0] if container else None,
     )
 
 
-def _torch_on_cpu() -> tuple[int, list[str]]:
+def _torch_threads_and_instructions() -> tuple[int, list[str]]:
     import torch
 
-    return torch.get_num_threads(), instructions()
+    return torch.get_num_threads(), cpu_features()
 
 
 def _gpus() -> tuple[list[Gpu], str | None]:
     try:
-        return gpus(), None
+        return list_gpus(), None
     except RuntimeError as error:
-        return [], _in_a_line(error)
+        return [], _first_line(error)
 
 
 def _nvidia(with_torch: bool, fault: str | None) -> Nvidia:
@@ -174,28 +174,28 @@ def _nvidia(with_torch: bool, fault: str | None) -> Nvidia:
 
         cuda = torch.version.cuda
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return Nvidia(nvidia_devices(), nvidia_driver(), cuda, hidden, fault)
+    return Nvidia(count_nvidia_devices(), nvidia_driver(), cuda, hidden, fault)
 
 
-def _measured(device: str, settings: Settings) -> Measured:
+def _measure_rates(device: str, settings: Settings) -> Measured:
     import torch
 
     place = torch.device(device)
     try:
         dtype = resolve_dtype(settings.dtype, "BF16", place)
         # What would be noted is found out here anyway: a busy machine, a home that cannot be written.
-        rates = rates_of(place, dtype, settings, anew=True, note=lambda text: None)
+        rates = device_rates(place, dtype, settings, remeasure=True, note=lambda text: None)
     except (LocalLLMError, RuntimeError) as error:  # RuntimeError: how torch says that memory is short
         return Measured(device, settings.dtype, None, str(error).partition("\n")[0])
     return Measured(device, dtype_name(dtype), rates, None)
 
 
-def _boxed() -> BoxedModel:
+def _run_bundled_model() -> BoxedModel:
     """A real answer of the model that comes with the program, from loading it to its last token."""
-    params = SamplingParams(temperature=0, max_tokens=TOKENS)
+    params = SamplingParams(temperature=0, max_tokens=CHECK_TOKENS)
     try:
-        with closing(load_model(BOXED, device=None, dtype=None, context=None)) as llm:
-            events = list(llm.stream(PROMPT, params))
+        with closing(load_model(BUNDLED_MODEL, device=None, dtype=None, context=None)) as llm:
+            events = list(llm.stream(CHECK_PROMPT, params))
             metrics = events[-1].metrics
             fault = None if "".join(event.text for event in events).strip() else "it says nothing"
             tokens, rate = (metrics.output_tokens, metrics.tokens_per_s) if metrics else (0, math.nan)
@@ -203,9 +203,9 @@ def _boxed() -> BoxedModel:
     except LocalLLMError as error:
         return BoxedModel(fault=error.message, remedy=error.remedy)
     except Exception as error:  # whatever it is, it is what the doctor was asked for
-        return BoxedModel(fault=_in_a_line(error))
+        return BoxedModel(fault=_first_line(error))
 
 
 def _home(settings: Settings) -> Home:
     because = "LOCALLLM_HOME" if os.environ.get("LOCALLLM_HOME") else "default"
-    return Home(settings.home, because, writable(settings.home))
+    return Home(settings.home, because, is_writable(settings.home))

@@ -5,34 +5,34 @@ import signal
 import sys
 from collections.abc import Callable
 
-from localllm.cli.io import abandon_stdout, note, use_utf8
-from localllm.cli.signals import Ended, die, raised
+from localllm.cli.io import discard_stdout, note, use_utf8
+from localllm.cli.signals import SignalReceived, die_by_signal, signals_as_exceptions
 from localllm.errors import LocalLLMError, UsageError
 
 DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
 
 
-def exit_code(act: Callable[[], int | None]) -> int:
+def run_with_exit_code(command: Callable[[], int | None]) -> int:
     """Do it, and give the exit code of the program: its own, or that of its error. A signal is what it dies of."""
     use_utf8()
     try:
-        with raised():
-            code = act()
+        with signals_as_exceptions():
+            code = command()
         if sys.stdout is not None:
             sys.stdout.flush()
         return code or 0
     except KeyboardInterrupt:
-        die(signal.SIGINT)
-    except Ended as ended:
-        die(ended.number)
+        die_by_signal(signal.SIGINT)
+    except SignalReceived as ended:
+        die_by_signal(ended.number)
     except LocalLLMError as error:
         note(f"error: {error}")
         return error.exit_code
     except BrokenPipeError:  # `| head`: the reader has what it wanted
-        abandon_stdout()
+        discard_stdout()
         return 0
     except OSError as error:
-        abandon_stdout()  # a full disk, say, would fail again when the interpreter flushes
+        discard_stdout()  # a full disk, say, would fail again when the interpreter flushes
         where = f" ({error.filename})" if error.filename else ""
         note(f"error: the system says: {error.strerror or error}{where}; check the disk and the rights")
         return LocalLLMError.exit_code
@@ -45,6 +45,6 @@ def exit_code(act: Callable[[], int | None]) -> int:
         return LocalLLMError.exit_code
 
 
-def bad_setting(error: ValueError) -> UsageError:
+def invalid_hf_setting(error: ValueError) -> UsageError:
     """huggingface_hub reads its variables while it is imported, and raises this."""
     return UsageError(f"a setting is no number: {error}", "check the HF_ variables")

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.files import strict_json
+from localllm.files import parse_strict_json
 from localllm.params import parse_logit_bias
 from localllm.request import SamplingParams
 
 
-def sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
+def parse_sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Those fields of SamplingParams that were given as flags; `flags` may hold others.
 
     Raises UsageError where a value is wrong, so that no model is loaded for nothing.
@@ -33,7 +33,7 @@ def parse_template_args(pairs: Iterable[str]) -> dict[str, Any]:
                 f"template argument {pair!r} is not NAME=VALUE", "write for example enable_thinking=false"
             )
         try:
-            arguments[name] = strict_json(value)
+            arguments[name] = parse_strict_json(value)
         except (ValueError, RecursionError):
             arguments[name] = value
     return arguments

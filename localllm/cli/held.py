@@ -10,7 +10,7 @@ from localllm.model import Model
 from localllm.settings import Settings
 
 
-def session_of(
+def open_session(
     llm: Model, flags: Mapping[str, Any], given: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> Session:
     """given: fields of SamplingParams; arguments: of the template. What was given as a flag also holds for a kept

@@ -7,30 +7,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from localllm.cli.io import is_terminal
-from localllm.cli.machine import ThisMachine
-from localllm.cli.signals import die
+from localllm.cli.machine import LocalMachine
+from localllm.cli.signals import die_by_signal
 from localllm.conversation.session import Session
 from localllm.errors import LocalLLMError, UsageError
 from localllm.model import Model
 from localllm.settings import Settings
 
-COLUMNS, LINES = 40, 12  # the smallest window that the app is of use in
-PLAIN = "--plain talks line by line"
+MIN_COLUMNS, MIN_LINES = 40, 12  # the smallest window that the app is of use in
+PLAIN_REMEDY = "--plain talks line by line"
 
 
 def check_terminal() -> None:
     """Raises UsageError for one that the app cannot be shown in."""
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        raise UsageError("this terminal (TERM=dumb) cannot show the app", PLAIN)
+        raise UsageError("this terminal (TERM=dumb) cannot show the app", PLAIN_REMEDY)
     if not is_terminal(sys.stderr):
-        raise UsageError("the app is drawn on stderr, which is no terminal", f"leave it there; {PLAIN}")
+        raise UsageError("the app is drawn on stderr, which is no terminal", f"leave it there; {PLAIN_REMEDY}")
     columns, lines = shutil.get_terminal_size()
-    if columns < COLUMNS or lines < LINES:
-        room = f"the app needs {COLUMNS}x{LINES} cells and the window has {columns}x{lines}"
-        raise UsageError(room, f"make it larger; {PLAIN}")
+    if columns < MIN_COLUMNS or lines < MIN_LINES:
+        room = f"the app needs {MIN_COLUMNS}x{MIN_LINES} cells and the window has {columns}x{lines}"
+        raise UsageError(room, f"make it larger; {PLAIN_REMEDY}")
 
 
-def converse(flags: Mapping[str, Any], begin: Callable[[Model], Session]) -> None:
+def run_app(flags: Mapping[str, Any], begin: Callable[[Model], Session]) -> None:
     """Hold a conversation until the person leaves; flags: those of `run`.
 
     Raises UsageError where the terminal cannot show it, and what kept a model from being ready. A signal that
@@ -39,11 +39,11 @@ def converse(flags: Mapping[str, Any], begin: Callable[[Model], Session]) -> Non
     check_terminal()
     from localllm.tui.app import ChatApp  # 0.2 s that whoever cannot see it need not wait for
 
-    app = ChatApp(ThisMachine(flags), flags["model"], begin, Settings.from_environment().home)
+    app = ChatApp(LocalMachine(flags), flags["model"], begin, Settings.from_environment().home)
     app.run()
-    if app.ended_by:
-        die(app.ended_by)
-    if app.fault:
-        raise app.fault
+    if app.exit_signal:
+        die_by_signal(app.exit_signal)
+    if app.error:
+        raise app.error
     if app.return_code:
         raise LocalLLMError("the app has ended before its time", "what it says above shows where")

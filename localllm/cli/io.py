@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from localllm.errors import UsageError
-from localllm.files import strict_json
-from localllm.paths import expanded
-from localllm.visible import visible
+from localllm.files import parse_strict_json
+from localllm.paths import expand_path
+from localllm.visible import printable
 
-NO_PROMPT = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
+NO_PROMPT_REMEDY = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
 DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 
@@ -23,12 +23,12 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def is_live(stream: TextIO | None) -> bool:
+def supports_redraw(stream: TextIO | None) -> bool:
     """A terminal where what was written can be replaced: no bar moves on a dumb one."""
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
-def both_ends_are_terminals() -> bool:
+def is_interactive() -> bool:
     return is_terminal(sys.stdin) and is_terminal(sys.stdout)
 
 
@@ -45,12 +45,12 @@ def read_prompt(words: list[str], *, raw: bool) -> str:
         raise UsageError(
             "the prompt is not valid UTF-8", "give it in UTF-8, or pipe it through `iconv`"
         ) from error
-    context = "" if is_terminal(sys.stdin) else _decoded(read_bytes("-"), "stdin")
+    context = "" if is_terminal(sys.stdin) else _decode(read_bytes("-"), "stdin")
     if context.strip() and instruction:
         return context.rstrip("\r\n") + "\n\n" + instruction
     prompt = instruction or context.removesuffix("\n").removesuffix("\r")
     if not prompt or not (raw or prompt.strip()):
-        raise UsageError("the prompt is empty", NO_PROMPT)
+        raise UsageError("the prompt is empty", NO_PROMPT_REMEDY)
     return prompt
 
 
@@ -59,7 +59,7 @@ def read_bytes(file: str) -> bytes:
     try:
         if file == "-":
             return sys.stdin.buffer.read() if sys.stdin else b""
-        return expanded(file).read_bytes()
+        return expand_path(file).read_bytes()
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
 
@@ -67,25 +67,25 @@ def read_bytes(file: str) -> bytes:
 def read_json(file: str) -> Any:
     """What a user's file holds as JSON, or stdin for `-`. Raises UsageError where it is not there or no JSON."""
     try:
-        return strict_json(read_text(file) if file == "-" else read_bytes(file))
+        return parse_strict_json(read_text(file) if file == "-" else read_bytes(file))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{called(file)} is not JSON ({error})") from error
+        raise UsageError(f"{display_name(file)} is not JSON ({error})") from error
 
 
 def read_text(file: str) -> str:
     """What a user's file holds as UTF-8, or stdin for `-`. Raises UsageError where it is not there or no UTF-8."""
-    return _decoded(read_bytes(file), called(file))
+    return _decode(read_bytes(file), display_name(file))
 
 
-def path_for_receipt(file: str) -> Path:
+def receipt_path(file: str) -> Path:
     """Where a receipt is to be written. Raises UsageError for a folder."""
-    path = expanded(file)
+    path = expand_path(file)
     if path.is_dir():
         raise UsageError(f"{file} is a folder", "name a file for the receipt")
     return path
 
 
-def called(file: str) -> str:
+def display_name(file: str) -> str:
     """A file that a user named, in words."""
     return "stdin" if file == "-" else file
 
@@ -98,11 +98,11 @@ def read_tools(file: str) -> list[dict[str, Any]]:
 def check_tools(tools: Any, file: str) -> list[dict[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         remedy = 'write [{"type": "function", "function": {"name": ..., "parameters": ...}}]'
-        raise UsageError(f"{called(file)} holds no list of tools", remedy)
+        raise UsageError(f"{display_name(file)} holds no list of tools", remedy)
     return tools
 
 
-def _decoded(content: bytes, name: str) -> str:
+def _decode(content: bytes, name: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -111,7 +111,7 @@ def _decoded(content: bytes, name: str) -> str:
         ) from error
 
 
-class AnswerWriter:
+class StdoutWriter:
     """Writes an answer, or whatever else was asked for, to stdout as it comes."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class AnswerWriter:
     def write(self, text: str) -> None:
         if text:
             self.last = text[-1]
-            sys.stdout.write(visible(text) if self.terminal else text)
+            sys.stdout.write(printable(text) if self.terminal else text)
             sys.stdout.flush()
 
     def finish(self) -> None:
@@ -132,12 +132,12 @@ class AnswerWriter:
             self.write("\n")
 
 
-class ThoughtWriter:
+class ReasoningWriter:
     """Writes what a model thinks to stderr as it comes: dim in a terminal, or under a heading without colours."""
 
     def __init__(self) -> None:
         self.terminal = is_terminal(sys.stderr)
-        self.dim = is_live(sys.stderr) and not os.environ.get("NO_COLOR")
+        self.dim = supports_redraw(sys.stderr) and not os.environ.get("NO_COLOR")
         self.last = ""
 
     def write(self, text: str) -> None:
@@ -145,7 +145,7 @@ class ThoughtWriter:
             if not self.last and self.terminal and not self.dim:
                 self._put("(thinking)\n")
             self.last = text[-1]
-            shown = visible(text) if self.terminal else text
+            shown = printable(text) if self.terminal else text
             self._put(f"{DIM}{shown}{RESET}" if self.dim else shown)
 
     def finish(self) -> None:
@@ -167,14 +167,14 @@ def note(text: str) -> None:
         with suppress(OSError):
             # Calls of functions and the words of files and templates are remarks, too.
             # With its end in one piece: several threads remark.
-            sys.stderr.write((visible(text) if is_terminal(sys.stderr) else text) + "\n")
+            sys.stderr.write((printable(text) if is_terminal(sys.stderr) else text) + "\n")
             sys.stderr.flush()
 
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
     """Show that something takes a moment, on a terminal only, where it leaves no trace."""
-    if not is_live(sys.stderr):
+    if not supports_redraw(sys.stderr):
         yield
         return
     from rich.console import Console  # 60 ms that a pipe need not wait for
@@ -184,7 +184,7 @@ def status(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def hushed(flags: Mapping[str, Any]) -> Iterator[None]:
+def silence_stderr(flags: Mapping[str, Any]) -> Iterator[None]:
     """Meanwhile nobody reads stderr, if the flags ask for that. An error is told once it has come out of here."""
     if not flags["quiet"]:
         yield
@@ -203,7 +203,7 @@ def use_utf8() -> None:
             reconfigure(encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else "replace")
 
 
-def abandon_stdout() -> None:
+def discard_stdout() -> None:
     """The reader has gone: keep the interpreter from complaining again when it flushes at its end."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

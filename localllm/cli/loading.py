@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.cli.io import note, status
 from localllm.cli.report import load_block
-from localllm.cli.watching import OnStderr
+from localllm.cli.watching import StderrWatch
 from localllm.device import free_bytes, resolve_device
-from localllm.hub.resolve import resolve, to_pull
+from localllm.hub.resolve import missing_repo, resolve_model
 from localllm.model import Model
-from localllm.plan.fit import Space, Wish
+from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.quantize.source import INSTEAD, check_source
-from localllm.quantize.store import find, recipe_of
+from localllm.quantize.store import find_artefact, recipe_of
 from localllm.request import Grammar
 from localllm.settings import Settings
-from localllm.tui.machine import Watch
+from localllm.tui.machine import LoadObserver
 
 if TYPE_CHECKING:
     from localllm.checkpoint.header import Header
     from localllm.embedding import Embeddings
-    from localllm.hub.pull import Order
+    from localllm.hub.pull import PullPlan
     from localllm.llm import LLM
 
 
-OF_AN_EMBEDDER = ("device", "dtype", "context", "force")
-OF_A_PULL = (*OF_AN_EMBEDDER, "kv_dtype", "quant")
+EMBEDDER_FLAGS = ("device", "dtype", "context", "force")
+PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant")
 
 
 def load_model(
@@ -45,7 +45,7 @@ def load_model(
     grammar: Grammar | None = None,
     threads: int | None = None,
     draft_model: str | None = None,
-    watch: Watch | None = None,
+    watch: LoadObserver | None = None,
 ) -> Model:
     """Load a model, and pull and quantize it first where that is to be done; verbose: tell what it takes and how
     long each phase took; watch: follows all of it, None: with signs of life on a terminal.
@@ -57,12 +57,12 @@ def load_model(
     settings = Settings.from_environment()
     settings = replace(settings, threads=settings.threads or threads, draft=draft or settings.draft)
     if grammar:
-        from localllm.text.grammar.source import checked  # others need not wait for its library
+        from localllm.text.grammar.source import compile_source  # others need not wait for its library
 
-        checked(grammar)
+        compile_source(grammar)
     if quant:
         recipe_of(quant)  # a wrong name is told before a model is pulled
-    with nullcontext(watch) if watch else OnStderr(name) as told:
+    with nullcontext(watch) if watch else StderrWatch(name) as told:
         missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
         fetch_missing(name, settings, device=device, force=force, **missing, watch=told)
         if draft_model:
@@ -87,7 +87,7 @@ def load_model(
     return llm
 
 
-class Embeds(Protocol):
+class EmbeddingModel(Protocol):
     """What the command line needs of an embedder, or of an LLM that embeds."""
 
     def embed(
@@ -96,9 +96,9 @@ class Embeds(Protocol):
     def close(self) -> None: ...
 
 
-def load_embeds(
+def load_embedding_model(
     name: str, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
-) -> Embeds:
+) -> EmbeddingModel:
     """Load an embedder, or any other model to embed by. Raises as `load_model`."""
     where: dict[str, Any] = {"device": device, "dtype": dtype, "context": context, "force": force}
     fetch_missing(name, Settings.from_environment(), **where)
@@ -111,20 +111,20 @@ def load_embeds(
         return load_embedder(name, settings=Settings.from_environment(), **where)
 
 
-def load_served(name: str, **where: Any) -> Model | Embeds:
+def load_for_server(name: str, **where: Any) -> Model | EmbeddingModel:
     """Load what a server is asked for, by the flags of `serve`: an embedder takes those that it has a use for."""
-    fetch_missing(name, Settings.from_environment(), **{flag: where[flag] for flag in OF_A_PULL})
+    fetch_missing(name, Settings.from_environment(), **{flag: where[flag] for flag in PULL_FLAGS})
     if is_embedder(name):
-        return load_embeds(name, **{flag: where[flag] for flag in OF_AN_EMBEDDER})
+        return load_embedding_model(name, **{flag: where[flag] for flag in EMBEDDER_FLAGS})
     return load_model(name, **where)
 
 
 def is_embedder(name: str) -> bool:
     """Of a model that is here. Raises as `read_header` and `describe`."""
-    from localllm.arch.describe import describe
+    from localllm.arch.describe import parse_config
     from localllm.checkpoint.header import read_header
 
-    return describe(read_header(resolve(name).path).config).encoder is not None
+    return parse_config(read_header(resolve_model(name).path).config).encoder is not None
 
 
 def fetch_missing(
@@ -137,43 +137,49 @@ def fetch_missing(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
-    watch: Watch | None = None,
+    watch: LoadObserver | None = None,
 ) -> None:
     """Pull a model that is not here. Raises what `fetch` and `resolve` raise."""
-    if repo := to_pull(name):
-        from localllm.cli.offers import Place, offer_of
+    if repo := missing_repo(name):
+        from localllm.cli.offers import TargetDevice, offer_from_header
         from localllm.fetch import fetch
 
-        wish = Wish(context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype)
+        wish = LoadOptions(
+            context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype
+        )
         where = device or settings.device
-        with nullcontext(watch) if watch else OnStderr(name) as told:
+        with nullcontext(watch) if watch else StderrWatch(name) as told:
             told.phase("download")
 
-            def on_header(job: "Order", header: "Header") -> None:
-                told.about(offer_of(name, header, Place.of(wish, where, settings), nbytes=job.total_bytes))
+            def on_header(job: "PullPlan", header: "Header") -> None:
+                told.about(
+                    offer_from_header(
+                        name, header, TargetDevice.resolve(wish, where, settings), nbytes=job.total_bytes
+                    )
+                )
 
-            fetch(repo, told.pull, lambda: free_memory(where), wish, force=force, on_header=on_header)
-    resolve(name)  # a wrong name is told at once, before torch takes its second to import
+            fetch(repo, told.pull, lambda: free_space(where), wish, force=force, on_header=on_header)
+    resolve_model(name)  # a wrong name is told at once, before torch takes its second to import
 
 
-def quantize_missing(name: str, quant: str, settings: Settings, watch: Watch | None = None) -> None:
+def quantize_missing(name: str, quant: str, settings: Settings, watch: LoadObserver | None = None) -> None:
     """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
     from localllm.checkpoint.header import read_header
 
-    header = read_header(resolve(name).path)
+    header = read_header(resolve_model(name).path)
     check_source(header, INSTEAD)
-    if find(settings.home, header.path, quant) is None:
-        with nullcontext(watch) if watch else OnStderr(name) as told:
+    if find_artefact(settings.home, header.path, quant) is None:
+        with nullcontext(watch) if watch else StderrWatch(name) as told:
             told.note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
             told.phase("quantize")
-            from localllm.quantize.keep import kept_or_made
+            from localllm.quantize.keep import find_or_quantize
 
             def on_part(part: str, done: int, count: int) -> None:
                 told.part(done, count)
 
-            kept_or_made(header, quant, settings.home, on_part, told.note)
+            find_or_quantize(header, quant, settings.home, on_part, told.note)
 
 
-def free_memory(device: str) -> Space:
+def free_space(device: str) -> FreeMemory:
     place = resolve_device(device)
-    return Space(place.type, free_bytes(place))
+    return FreeMemory(place.type, free_bytes(place))

@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Annotated
 
 from localllm import units
-from localllm.checkpoint.facts import Facts, read_facts
+from localllm.checkpoint.facts import ModelSummary, summarize_model
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter, note
-from localllm.cli.quality_page import text_of
-from localllm.columns import columns, table
+from localllm.cli.io import StdoutWriter, note
+from localllm.cli.quality_page import format_quality
+from localllm.columns import format_columns, format_table
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
-from localllm.hub.aliases import aliases
-from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, entries
+from localllm.hub.aliases import read_aliases
+from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, catalog_entries
 from localllm.hub.folder import missing_files
-from localllm.hub.made import edition_of, made_files
-from localllm.hub.names import RepoName, is_path, known_as, parse, repo_of
-from localllm.hub.resolve import model_in_cache, resolve
+from localllm.hub.made import edition_files, find_edition
+from localllm.hub.names import RepoName, is_path, parse_name, repo_of_entry, strip_latest
+from localllm.hub.resolve import model_in_cache, resolve_model
 from localllm.hub.store import cached_models
 from localllm.modelfile.edition import to_json
-from localllm.modelfile.options import sampling
-from localllm.modelfile.parse import written
-from localllm.quality.report import Quality, as_dict, read
-from localllm.quantize.store import Kept, kept, kept_of, place
+from localllm.modelfile.options import to_sampling_params
+from localllm.modelfile.parse import format_modelfile
+from localllm.quality.report import Quality, as_dict, read_report
+from localllm.quantize.store import StoredArtefact, artefact_path, find_artefacts, list_artefacts
 from localllm.request import SamplingParams
 from localllm.settings import Settings
 
@@ -46,7 +46,7 @@ class State(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """One model as both commands show it; None where it does not say."""
 
     name: str
@@ -57,7 +57,7 @@ class Entry:
     stated_parameters: str | None  # by the model card
     context: int | None
     download_bytes: int | None = None  # about
-    facts: Facts | None = None
+    facts: ModelSummary | None = None
     fault: DamagedModel | UnsupportedModel | None = None
 
     @property
@@ -66,8 +66,8 @@ class Entry:
         if not self.facts:
             return self.stated_parameters or "-"
         active = self.facts.active_parameters
-        one_token = f", {units.count(active)} active" if active < self.facts.parameters else ""
-        return units.count(self.facts.parameters) + one_token
+        one_token = f", {units.format_count(active)} active" if active < self.facts.parameters else ""
+        return units.format_count(self.facts.parameters) + one_token
 
     @property
     def is_here(self) -> bool:
@@ -81,51 +81,55 @@ def list_models(
     as_json: options.JsonList = False,
 ) -> None:
     """List the models on this machine, or all that are known by name."""
-    out = AnswerWriter()
-    found = sorted(known_models(), key=lambda entry: not entry.is_here)
-    own = {*aliases(), *made_files()}
+    out = StdoutWriter()
+    found = sorted(list_entries(), key=lambda entry: not entry.is_here)
+    own = {*read_aliases(), *edition_files()}
     models = [entry for entry in found if everything or entry.state is not State.ABSENT or entry.name in own]
     if as_json:
-        out.write(json.dumps([_as_json(entry) for entry in models], indent=1) + "\n")
+        out.write(json.dumps([_entry_json(entry) for entry in models], indent=1) + "\n")
         return
     header = ("NAME", "PARAMETERS", "CONTEXT", "SIZE", "LICENSE", "STATE")
-    out.write(table([header, *(_row(entry) for entry in models)]) + "\n")
+    out.write(format_table([header, *(_table_row(entry) for entry in models)]) + "\n")
     if out.terminal and len(models) < len(found):
         note(f"{len(found) - len(models)} more are known by name: `localllm list --all`")
 
 
-def show(model: options.ModelName, quant: options.OfQuant = None, as_json: options.Json = False) -> None:
+def show(model: options.ModelName, quant: options.ArtefactQuant = None, as_json: options.Json = False) -> None:
     """Show what is known of a model.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights
     and downloads nothing.
     """
-    out = AnswerWriter()
-    entry = _find(known_as(model)) if quant is None else _from_kept(_kept_as_it_is(model, quant))
+    out = StdoutWriter()
+    entry = (
+        _find_entry(strip_latest(model))
+        if quant is None
+        else _entry_from_artefact(_current_artefact(model, quant))
+    )
     if entry.fault:
         raise entry.fault
-    edition = edition_of(entry.name)
+    edition = find_edition(entry.name)
     if edition and entry.facts:
-        drawn = sampling(edition.parameters, entry.facts.sampling)
+        drawn = to_sampling_params(edition.parameters, entry.facts.sampling)
         entry = dataclasses.replace(entry, facts=dataclasses.replace(entry.facts, sampling=drawn))
     if as_json:
-        told = _as_json(entry) | {"edition": to_json(edition) if edition else None}
+        told = _entry_json(entry) | {"edition": to_json(edition) if edition else None}
         out.write(json.dumps(told, indent=1) + "\n")
         return
-    out.write(columns(_details(entry)) + "\n")
+    out.write(format_columns(_details(entry)) + "\n")
     if edition:
-        out.write("\n" + written(edition, edition.parent or edition.source))
-    if quality := _quality(entry):
-        out.write("\n" + text_of(quality) + "\n")
+        out.write("\n" + format_modelfile(edition, edition.parent or edition.source))
+    if quality := _read_quality(entry):
+        out.write("\n" + format_quality(quality) + "\n")
 
 
-def _home() -> Path:
+def _home_folder() -> Path:
     return Settings.from_environment().home
 
 
-def source_of(model: str) -> str:
+def artefact_source(model: str) -> str:
     """What an artefact says it was made of: a repository, or the path of a folder. Raises ModelNotFound."""
-    match parse(model):
+    match parse_name(model):
         case RepoName() as repo:
             return repo.repo
         case CatalogEntry() as entry:
@@ -134,71 +138,73 @@ def source_of(model: str) -> str:
             return str(path.resolve())
 
 
-def _kept_as_it_is(model: str, quant: str) -> Kept:
+def _current_artefact(model: str, quant: str) -> StoredArtefact:
     """That of the weights as they are now, where there are others of what the source held before. Raises as
     `kept_of`."""
-    found = kept_of(_home(), source_of(model), quant)
+    found = find_artefacts(_home_folder(), artefact_source(model), quant)
     try:
-        current = place(_home(), resolve(model).path, quant)
+        current = artefact_path(_home_folder(), resolve_model(model).path, quant)
     except LocalLLMError:  # the source is gone
         return found[-1]
     return next((one for one in found if one.path == current), found[-1])
 
 
-def known_models() -> Iterator[Entry]:
+def list_entries() -> Iterator[ModelEntry]:
     """Those of the catalogue, here or not, and what else is here. Reads headers."""
-    known = [_from_catalog(entry) for entry in entries()]
+    known = [_entry_from_catalog(entry) for entry in catalog_entries()]
     yield from known
     shown = {entry.path for entry in known}
     for name, path in cached_models():
         if path not in shown:
-            yield _here(name, State.DOWNLOADED, path, name.partition(":")[0])
-    yield from map(_from_alias, dict.fromkeys([*aliases(), *made_files()]))
-    yield from map(_from_kept, kept(_home()))
+            yield _entry_from_header(name, State.DOWNLOADED, path, name.partition(":")[0])
+    yield from map(_entry_from_alias, dict.fromkeys([*read_aliases(), *edition_files()]))
+    yield from map(_entry_from_artefact, list_artefacts(_home_folder()))
 
 
-def _find(model: str) -> Entry:
+def _find_entry(model: str) -> ModelEntry:
     if model in catalog() and not is_path(model):
-        return _from_catalog(catalog()[model])
-    if model in aliases() or model in made_files():
-        return _from_alias(model)
-    ref = resolve(model)
-    if isinstance(repo := parse(model), RepoName):
-        return _here(str(repo), State.DOWNLOADED, ref.path, repo.repo)
-    return _here(ref.name, State.FILE if ref.path.is_file() else State.FOLDER, ref.path)
+        return _entry_from_catalog(catalog()[model])
+    if model in read_aliases() or model in edition_files():
+        return _entry_from_alias(model)
+    ref = resolve_model(model)
+    if isinstance(repo := parse_name(model), RepoName):
+        return _entry_from_header(str(repo), State.DOWNLOADED, ref.path, repo.repo)
+    return _entry_from_header(ref.name, State.FILE if ref.path.is_file() else State.FOLDER, ref.path)
 
 
-def _from_catalog(entry: CatalogEntry) -> Entry:
-    repo = repo_of(entry)
+def _entry_from_catalog(entry: CatalogEntry) -> ModelEntry:
+    repo = repo_of_entry(entry)
     path = model_in_cache(repo) if repo else boxed_folder(entry)
     if path is None or not path.exists():
-        return _stated(entry.name, State.ABSENT, entry.repo, None, entry)
-    return _here(entry.name, State.DOWNLOADED if repo else State.BOXED, path, entry.repo, entry)
+        return _entry_without_header(entry.name, State.ABSENT, entry.repo, None, entry)
+    return _entry_from_header(entry.name, State.DOWNLOADED if repo else State.BOXED, path, entry.repo, entry)
 
 
-def _from_kept(one: Kept) -> Entry:
+def _entry_from_artefact(one: StoredArtefact) -> ModelEntry:
     """What `--quant` has made of a model, by the words that run it."""
     name = f"{shlex.quote(one.source)} --quant {one.quant}"
     return (
-        _here(name, State.QUANTIZED, one.path)
-        if one.whole
-        else _stated(name, State.INCOMPLETE, None, one.path, None)
+        _entry_from_header(name, State.QUANTIZED, one.path)
+        if one.complete
+        else _entry_without_header(name, State.INCOMPLETE, None, one.path, None)
     )
 
 
-def _stated(name: str, state: State, repo: str | None, path: Path | None, known: CatalogEntry | None) -> Entry:
+def _entry_without_header(
+    name: str, state: State, repo: str | None, path: Path | None, known: CatalogEntry | None
+) -> ModelEntry:
     """What is known of a model without a look into it."""
     if known is None:
-        return Entry(name, state, repo, path, None, None, None)
+        return ModelEntry(name, state, repo, path, None, None, None)
     stated = known.license, known.parameters, known.context, known.bytes
-    return Entry(name, state, repo, path, *stated)
+    return ModelEntry(name, state, repo, path, *stated)
 
 
-def _from_alias(name: str) -> Entry:
+def _entry_from_alias(name: str) -> ModelEntry:
     """A name that the person gave, with what is known of the model."""
-    match parse(name):
+    match parse_name(name):
         case CatalogEntry() as entry:
-            return dataclasses.replace(_from_catalog(entry), name=name)
+            return dataclasses.replace(_entry_from_catalog(entry), name=name)
         case RepoName() as repo:
             try:
                 path, state, source = model_in_cache(repo), State.DOWNLOADED, repo.repo
@@ -207,32 +213,34 @@ def _from_alias(name: str) -> Entry:
         case Path() as path:
             state, source = State.FILE if path.is_file() else State.FOLDER, None
     if path is None or not path.exists():
-        return _stated(name, State.ABSENT, source, None, None)
-    return _here(name, state, path, source)
+        return _entry_without_header(name, State.ABSENT, source, None, None)
+    return _entry_from_header(name, state, path, source)
 
 
-def _here(
+def _entry_from_header(
     name: str, state: State, folder: Path, repo: str | None = None, known: CatalogEntry | None = None
-) -> Entry:
+) -> ModelEntry:
     try:
         if missing_files(folder):
-            return _stated(name, State.INCOMPLETE, repo, folder, known)
-        facts = read_facts(folder)
+            return _entry_without_header(name, State.INCOMPLETE, repo, folder, known)
+        facts = summarize_model(folder)
     except (DamagedModel, UnsupportedModel) as fault:
         state = State.DAMAGED if isinstance(fault, DamagedModel) else State.UNSUPPORTED
-        return dataclasses.replace(_stated(name, state, repo, folder, known), context=None, fault=fault)
-    found = _stated(name, State.UNSUPPORTED if facts.refused else state, repo, folder, known)
+        return dataclasses.replace(
+            _entry_without_header(name, state, repo, folder, known), context=None, fault=fault
+        )
+    found = _entry_without_header(name, State.UNSUPPORTED if facts.refused else state, repo, folder, known)
     return dataclasses.replace(found, license=found.license or facts.license, context=facts.context, facts=facts)
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
-    stated = units.rough_size(entry.download_bytes) if entry.download_bytes else "-"
-    size = units.size(entry.facts.weight_bytes) if entry.facts else stated
+def _table_row(entry: ModelEntry) -> tuple[str, ...]:
+    stated = units.format_rough_bytes(entry.download_bytes) if entry.download_bytes else "-"
+    size = units.format_bytes(entry.facts.weight_bytes) if entry.facts else stated
     context = str(entry.context) if entry.context else "-"
     return (entry.name, entry.parameters, context, size, entry.license or "-", entry.state)
 
 
-def _details(entry: Entry) -> list[tuple[str, str]]:
+def _details(entry: ModelEntry) -> list[tuple[str, str]]:
     rows = [
         ("name", entry.name),
         ("state", entry.state),
@@ -243,38 +251,41 @@ def _details(entry: Entry) -> list[tuple[str, str]]:
         ("context", f"{entry.context} tokens" if entry.context else "-"),
     ]
     if facts := entry.facts:
-        drawn = _sampling(facts)
+        drawn = _recommended_sampling(facts)
         rows += [
             ("architecture", facts.architecture),
             ("hidden size", str(facts.hidden_size)),
             ("vocabulary", f"{facts.vocab_size} tokens"),
-            *_listed("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
+            *_labelled_lines("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
             *([("vectors", f"of {facts.dimensions} numbers")] if facts.dimensions else []),
-            ("KV cache", f"{units.size(facts.kv_bytes_per_token)} a token in 16 bits"),
-            *([("state", f"{units.size(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
-            ("weights", units.size(facts.weight_bytes)),
-            *_listed("formats", [f"{f.name}: {f.tensors} tensors, {units.size(f.nbytes)}" for f in facts.formats]),
+            ("KV cache", f"{units.format_bytes(facts.kv_bytes_per_token)} a token in 16 bits"),
+            *([("state", f"{units.format_bytes(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
+            ("weights", units.format_bytes(facts.weight_bytes)),
+            *_labelled_lines(
+                "formats",
+                [f"{f.name}: {f.tensors} tensors, {units.format_bytes(f.nbytes)}" for f in facts.formats],
+            ),
             ("quantization", facts.quantization or "none"),
             *([("does not run", str(facts.refused))] if facts.refused else []),
-            ("chat template", ", ".join(facts.chat_templates) or f"none: it {without_chat(facts)}"),
+            ("chat template", ", ".join(facts.chat_templates) or f"none: it {use_without_chat(facts)}"),
             ("sampling", " ".join(f"{name}={value}" for name, value in drawn.items()) or "-"),
         ]
     elif entry.repo:
-        size = [("download", units.rough_size(entry.download_bytes))] if entry.download_bytes else []
+        size = [("download", units.format_rough_bytes(entry.download_bytes))] if entry.download_bytes else []
         rows += [*size, ("to get it", f"localllm pull {entry.name}")]
     return rows
 
 
-def without_chat(facts: Facts) -> str:
+def use_without_chat(facts: ModelSummary) -> str:
     return "gives vectors" if facts.dimensions else "continues text"
 
 
-def _listed(name: str, lines: list[str]) -> list[tuple[str, str]]:
+def _labelled_lines(name: str, lines: list[str]) -> list[tuple[str, str]]:
     """The name before the first of the lines alone."""
     return [(name if i == 0 else "", line) for i, line in enumerate(lines)]
 
 
-def _as_json(entry: Entry) -> dict[str, object]:
+def _entry_json(entry: ModelEntry) -> dict[str, object]:
     """The object that docs/cli.md describes; null where nothing is known."""
     facts = entry.facts
     return {
@@ -299,22 +310,22 @@ def _as_json(entry: Entry) -> dict[str, object]:
         "weight_bytes": facts.weight_bytes if facts else None,
         "quantization": facts.quantization if facts else None,
         "chat_templates": facts.chat_templates if facts else None,
-        "sampling": _sampling(facts) if facts else None,
-        "quality": as_dict(quality) if (quality := _quality(entry)) else None,
+        "sampling": _recommended_sampling(facts) if facts else None,
+        "quality": as_dict(quality) if (quality := _read_quality(entry)) else None,
     }
 
 
-def _quality(entry: Entry) -> Quality | None:
+def _read_quality(entry: ModelEntry) -> Quality | None:
     """How far it is from what it was made of, where that was measured; a report that cannot be read hides nothing
     else."""
     try:
-        return read(entry.path) if entry.path else None
+        return read_report(entry.path) if entry.path else None
     except (DamagedModel, UnsupportedModel) as fault:
         note(f"note: {fault}")
         return None
 
 
-def _sampling(facts: Facts) -> dict[str, object]:
+def _recommended_sampling(facts: ModelSummary) -> dict[str, object]:
     """What the model recommends that is not the neutral value anyway."""
     neutral = dataclasses.asdict(SamplingParams())
     return {name: value for name, value in dataclasses.asdict(facts.sampling).items() if value != neutral[name]}

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.meanings import MEANINGS, THINK
+from localllm.meanings import PARAMETER_HELP, THINK_HELP
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
 
@@ -33,7 +33,7 @@ Server = Annotated[
     option(text="Ask this server, which loads the model if need be: HOST:PORT or a URL.", metavar="URL"),
 ]
 
-Running = Annotated[str | None, option("--server", text="The server: HOST:PORT or a URL.", metavar="URL")]
+RunningServer = Annotated[str | None, option("--server", text="The server: HOST:PORT or a URL.", metavar="URL")]
 
 Quant = Annotated[
     str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
@@ -42,7 +42,7 @@ DraftModel = Annotated[
     str | None,
     option("--draft-model", text="A small model of the same family that guesses ahead.", metavar="MODEL"),
 ]
-OfQuant = Annotated[
+ArtefactQuant = Annotated[
     str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
 ]
 
@@ -62,7 +62,7 @@ Think = Annotated[
     bool | None,
     typer.Option(
         "--think/--no-think",
-        help=THINK,
+        help=THINK_HELP,
         show_default=False,
     ),
 ]
@@ -84,24 +84,24 @@ GrammarFile = Annotated[
 ]
 Choice = Annotated[str | None, option(text="Answer with one of these; or a JSON array of texts.", metavar="A,B,C")]
 
-Temperature = Annotated[float | None, option(text=MEANINGS["temperature"], metavar="X")]
-TopK = Annotated[int | None, option(text=MEANINGS["top_k"], metavar="K")]
-TopP = Annotated[float | None, option(text=MEANINGS["top_p"], metavar="P")]
-MinP = Annotated[float | None, option(text=MEANINGS["min_p"], metavar="P")]
-RepetitionPenalty = Annotated[float | None, option(text=MEANINGS["repetition_penalty"], metavar="X")]
-RepeatLastN = Annotated[int | None, option(text=MEANINGS["repeat_last_n"], metavar="N")]
-PresencePenalty = Annotated[float | None, option(text=MEANINGS["presence_penalty"], metavar="X")]
-FrequencyPenalty = Annotated[float | None, option(text=MEANINGS["frequency_penalty"], metavar="X")]
+Temperature = Annotated[float | None, option(text=PARAMETER_HELP["temperature"], metavar="X")]
+TopK = Annotated[int | None, option(text=PARAMETER_HELP["top_k"], metavar="K")]
+TopP = Annotated[float | None, option(text=PARAMETER_HELP["top_p"], metavar="P")]
+MinP = Annotated[float | None, option(text=PARAMETER_HELP["min_p"], metavar="P")]
+RepetitionPenalty = Annotated[float | None, option(text=PARAMETER_HELP["repetition_penalty"], metavar="X")]
+RepeatLastN = Annotated[int | None, option(text=PARAMETER_HELP["repeat_last_n"], metavar="N")]
+PresencePenalty = Annotated[float | None, option(text=PARAMETER_HELP["presence_penalty"], metavar="X")]
+FrequencyPenalty = Annotated[float | None, option(text=PARAMETER_HELP["frequency_penalty"], metavar="X")]
 LogitBias = Annotated[
     list[str] | None,
-    option(text=MEANINGS["logit_bias"], metavar="ID=BIAS"),
+    option(text=PARAMETER_HELP["logit_bias"], metavar="ID=BIAS"),
 ]
-Seed = Annotated[int | None, option(text=MEANINGS["seed"], metavar="N")]
+Seed = Annotated[int | None, option(text=PARAMETER_HELP["seed"], metavar="N")]
 
-MaxTokens = Annotated[int | None, option(text=MEANINGS["max_tokens"], metavar="N")]
-Stop = Annotated[list[str] | None, option(text=MEANINGS["stop"], metavar="TEXT")]
-StopIds = Annotated[list[int] | None, option("--stop-id", text=MEANINGS["stop_ids"], metavar="ID")]
-IgnoreEos = Annotated[bool | None, switch("--ignore-eos", text=MEANINGS["ignore_eos"])]
+MaxTokens = Annotated[int | None, option(text=PARAMETER_HELP["max_tokens"], metavar="N")]
+Stop = Annotated[list[str] | None, option(text=PARAMETER_HELP["stop"], metavar="TEXT")]
+StopIds = Annotated[list[int] | None, option("--stop-id", text=PARAMETER_HELP["stop_ids"], metavar="ID")]
+IgnoreEos = Annotated[bool | None, switch("--ignore-eos", text=PARAMETER_HELP["ignore_eos"])]
 
 Logprobs = Annotated[
     int | None,

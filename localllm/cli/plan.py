@@ -8,15 +8,15 @@ import typer
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter, note, status
-from localllm.cli.plan_page import text_of
+from localllm.cli.io import StdoutWriter, note, status
+from localllm.cli.plan_page import format_plan
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hardware import catalogued
-from localllm.hub.resolve import resolve, to_pull
-from localllm.plan.expected import here
-from localllm.plan.fit import Wish
+from localllm.hardware import find_device
+from localllm.hub.resolve import missing_repo, resolve_model
+from localllm.plan.expected import expect_on_device
+from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Choice, Plan
-from localllm.plan.plan import plan as make_plan
+from localllm.plan.plan import plan_model as make_plan
 from localllm.plan.weights import check_quant
 from localllm.settings import Settings
 
@@ -49,45 +49,47 @@ def plan(
     also of a model that is still on the Hub: memory and speed follow from its description, for this machine or a
     GPU that is named. Exits with 3 if the model does not fit.
     """
-    out = AnswerWriter()
+    out = StdoutWriter()
     settings = Settings.from_environment()
     if gpu and device:
         raise UsageError("--gpu names a device that is not here, --device one that is", "leave one of them out")
     check_quant(quant)  # before a header is fetched
-    wish = Wish(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
-    name, header = _header(model)
+    wish = LoadOptions(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
+    name, header = _read_or_fetch_header(model)
     check_quantization(header.config)
     if gpu:
-        found = make_plan(header, catalogued(gpu), wish, name=name, prompt=prompt)
+        found = make_plan(header, find_device(gpu), wish, name=name, prompt=prompt)
     else:
         with status(f"measuring this machine for {name}"):
-            hardware, expectation = here(header, wish, device or "auto", settings, name=name, note=note)
+            hardware, expectation = expect_on_device(
+                header, wish, device or "auto", settings, name=name, note=note
+            )
         found = make_plan(header, hardware, wish, name=name, prompt=prompt, expectation=expectation)
-    out.write((json.dumps(as_dict(found), indent=1) if as_json else text_of(found)) + "\n")
+    out.write((json.dumps(plan_json(found), indent=1) if as_json else format_plan(found)) + "\n")
     if not found.fit.fits:
         raise typer.Exit(DoesNotFit.exit_code)
 
 
-def _header(model: str) -> tuple[str, Header]:
+def _read_or_fetch_header(model: str) -> tuple[str, Header]:
     """Of a model that is not here, what ranged requests give."""
-    if repo := to_pull(model):
+    if repo := missing_repo(model):
         from localllm.checkpoint.remote import remote_header  # the Hub's library takes 0.1 s to import
-        from localllm.hub.pull import order
+        from localllm.hub.pull import plan_pull
 
         with status(f"reading the header of {repo}"):
-            return model, remote_header(order(repo, note), note)
-    ref = resolve(model)
+            return model, remote_header(plan_pull(repo, note), note)
+    ref = resolve_model(model)
     return ref.name, read_header(ref.path)
 
 
-def as_dict(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan) -> dict[str, Any]:
     """The object that docs/plan.md describes."""
     fit, hardware = plan.fit, plan.hardware
     return {
         "model": plan.name,
         "device": {
             "name": hardware.name,
-            "kind": hardware.kind,
+            "kind": hardware.device_type,
             "memory_bytes": hardware.memory_bytes,
             "bandwidth": hardware.bandwidth,
             "flops": hardware.flops,
@@ -116,29 +118,29 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "fits": fit.fits,
         "refusal": fit.refusal.message if fit.refusal else None,
         "remedy": plan.remedy,
-        "most_context": fit.most_context,
-        "most_users": fit.most_users,
-        "engine_users": fit.engine_users,
+        "most_context": fit.max_context,
+        "most_users": fit.max_users,
+        "engine_users": fit.concurrent_users,
         "ceiling": vars(plan.chosen.ceiling),
         "expected": vars(plan.expected) if plan.expected else None,
         "expectation": plan.expectation.source if plan.expectation else None,
-        "quantizations": [_choice_as_dict(choice) for choice in plan.choices],
-        "best": _short(plan.best, plan),
+        "quantizations": [_choice_json(choice) for choice in plan.choices],
+        "best": _quant_name(plan.best, plan),
     }
 
 
-def _short(choice: Choice | None, plan: Plan) -> str | None:
+def _quant_name(choice: Choice | None, plan: Plan) -> str | None:
     """`int8`, or what the weights are stored as."""
     return (choice.fit.quant or plan.stored_as or choice.fit.dtype) if choice else None
 
 
-def _choice_as_dict(choice: Choice) -> dict[str, Any]:
+def _choice_json(choice: Choice) -> dict[str, Any]:
     fit = choice.fit
     return {
         "quant": fit.quant,
         "dtype": fit.dtype,
         "weight_bytes": fit.weights.total,
         "fits": fit.fits,
-        "most_context": fit.most_context,
+        "most_context": fit.max_context,
         "ceiling": vars(choice.ceiling),
     }

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict  # Pydantic takes no other before Python
 
 from localllm import receipt
 from localllm.cli.examination import Examination
-from localllm.cli.printed_bench import FLAT, Benchmark, LoadTest, Measurements
+from localllm.cli.printed_bench import FLATTEN, Benchmark, LoadTest, Measurements
 from localllm.cli.printed_models import (
     Begin,
     Checked,
@@ -32,8 +32,8 @@ from localllm.cli.printed_models import (
 )
 from localllm.cli.remedies import Finding
 from localllm.replay import Replayed
-from localllm.server.events import Event
-from localllm.tui.top.glance import Glance, Pace, Seen
+from localllm.server.events import ModelEvent
+from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot, Throughput
 
 
 class ToolCall(TypedDict):
@@ -56,7 +56,7 @@ class Receipt(TypedDict):
     """What `localllm replay` needs to compute the answer again: docs/receipts.md."""
 
     version: int
-    receipt: Annotated[receipt.Receipt, FLAT]
+    receipt: Annotated[receipt.Receipt, FLATTEN]
 
 
 class Answer(TypedDict):
@@ -144,18 +144,18 @@ class Served(TypedDict):
     version: str
     models: list[Loaded]
     loading: list[str]  # names
-    events: list[Event]
+    events: list[ModelEvent]
 
 
 class Watched(TypedDict):
-    seen: Annotated[Seen, FLAT]
-    pace: Pace | None  # null: it was loaded meanwhile
+    seen: Annotated[ModelSnapshot, FLATTEN]
+    pace: Throughput | None  # null: it was loaded meanwhile
 
 
 class Looked(TypedDict):
     """A server, looked at."""
 
-    glance: Annotated[Glance, FLAT]
+    glance: Annotated[ServerSnapshot, FLATTEN]
     models: list[Watched]
 
 
@@ -170,7 +170,7 @@ class Replay(TypedDict):
     """An answer that was computed again."""
 
     identical: bool
-    replayed: Annotated[Replayed, FLAT]
+    replayed: Annotated[Replayed, FLATTEN]
     margin: float | None  # how much likelier the token of then is, in natural logarithms
 
 
@@ -210,35 +210,35 @@ class Health(TypedDict):
     """What a machine has and lacks."""
 
     fine: bool  # nothing is broken that `localllm run` needs
-    seen: Annotated[Examination, FLAT]
+    seen: Annotated[Examination, FLATTEN]
     findings: list[Finding]
 
 
-class Form(NamedTuple):
+class JsonOutput(NamedTuple):
     stdout: Literal["object", "array", "lines"]  # `lines`: an object each
     type: Any  # of the object, or of each
 
 
-PRINTED = {
-    "run": Form("object", Answer),
-    "chats": Form("array", Talk | FoundTalk | Deleted),
-    "embed": Form("lines", Vector),
-    "ps": Form("object", Served),
-    "top": Form("object", Looked),
-    "stop": Form("object", Stopped),
-    "replay": Form("object", Replay),
-    "pull": Form("lines", Begin | Progress | Note | Verified | Pulled),
-    "list": Form("array", Listed),
-    "show": Form("object", Shown),
-    "plan": Form("object", Planned),
-    "bench": Form("object", Benchmark | LoadTest),
-    "quantize": Form("lines", Part | Quantized),
-    "diff": Form("object", Report),
-    "batch": Form("object", Summary),
-    "rm": Form("array", Removed | RemovedName | RemovedQuant),
-    "verify": Form("array", Checked),
-    "cp": Form("object", Named),
-    "create": Form("object", Created),
-    "template": Form("object", Prompt),
-    "doctor": Form("object", Health),
+JSON_OUTPUTS = {
+    "run": JsonOutput("object", Answer),
+    "chats": JsonOutput("array", Talk | FoundTalk | Deleted),
+    "embed": JsonOutput("lines", Vector),
+    "ps": JsonOutput("object", Served),
+    "top": JsonOutput("object", Looked),
+    "stop": JsonOutput("object", Stopped),
+    "replay": JsonOutput("object", Replay),
+    "pull": JsonOutput("lines", Begin | Progress | Note | Verified | Pulled),
+    "list": JsonOutput("array", Listed),
+    "show": JsonOutput("object", Shown),
+    "plan": JsonOutput("object", Planned),
+    "bench": JsonOutput("object", Benchmark | LoadTest),
+    "quantize": JsonOutput("lines", Part | Quantized),
+    "diff": JsonOutput("object", Report),
+    "batch": JsonOutput("object", Summary),
+    "rm": JsonOutput("array", Removed | RemovedName | RemovedQuant),
+    "verify": JsonOutput("array", Checked),
+    "cp": JsonOutput("object", Named),
+    "create": JsonOutput("object", Created),
+    "template": JsonOutput("object", Prompt),
+    "doctor": JsonOutput("object", Health),
 }

@@ -12,7 +12,7 @@ from localllm.benchmark.result import Loaded
 from localllm.benchmark.roofline import Bound, Roofline
 from localllm.benchmark.scenario import Scenario
 
-FLAT = "flat"  # the fields of this one stand beside the others
+FLATTEN = "flat"  # the fields of this one stand beside the others
 
 
 class Measurements(TypedDict):
@@ -71,7 +71,7 @@ class Requests(TypedDict):
 class Roof(TypedDict):
     """What a step could be at most, and what keeps it from that."""
 
-    times: Annotated[Roofline, FLAT]
+    times: Annotated[Roofline, FLATTEN]
     bytes_per_s: float
     flops_per_s: float
     of_memory: float  # fraction of that roof
@@ -83,12 +83,12 @@ class Roof(TypedDict):
 
 class Stream(TypedDict):
     arrival_s: float  # from the first of the round
-    measured: Annotated[Measurements, FLAT]
+    measured: Annotated[Measurements, FLATTEN]
     begins_step: list[bool]
 
 
 class Found(TypedDict):
-    scenario: Annotated[Scenario, FLAT]
+    scenario: Annotated[Scenario, FLATTEN]
     prefill_tokens_per_s: Distribution  # by round
     decode_tokens_per_s: Distribution
     requests: Requests
@@ -98,12 +98,12 @@ class Found(TypedDict):
 
 
 class LeftOut(TypedDict):
-    scenario: Annotated[Scenario, FLAT]
+    scenario: Annotated[Scenario, FLATTEN]
     reason: str
 
 
 class Edition(TypedDict):
-    loaded: Annotated[Loaded, FLAT]
+    loaded: Annotated[Loaded, FLATTEN]
     peak_bytes: int | None
     ceilings: Ceilings
     drift: float  # of the ceilings, before and after
@@ -114,15 +114,15 @@ class Edition(TypedDict):
 class Compared(TypedDict):
     """The first edition beside the second."""
 
-    scenario: Annotated[Scenario, FLAT]
+    scenario: Annotated[Scenario, FLATTEN]
     measure: str
-    ratio_: Annotated[Ratio, FLAT]
+    ratio_: Annotated[Ratio, FLATTEN]
     shown: bool  # the interval leaves out 1
     verdict: str
 
 
 class Beside(TypedDict):
-    noise: Annotated[Noise, FLAT]
+    noise: Annotated[Noise, FLATTEN]
     warning: str | None
 
 
@@ -143,7 +143,7 @@ class Benchmark(TypedDict):
 
 
 class Rounds(TypedDict):
-    load: Annotated[Load, FLAT]
+    load: Annotated[Load, FLATTEN]
     rounds: int
     seed: int
 

@@ -6,7 +6,7 @@ from typing_extensions import TypedDict  # Pydantic takes no other before Python
 
 from localllm.checkpoint.facts import Format
 from localllm.cli.models import State
-from localllm.cli.printed_bench import FLAT
+from localllm.cli.printed_bench import FLATTEN
 from localllm.hub import verify
 from localllm.modelfile.edition import Edition
 from localllm.plan.speed import Speed
@@ -61,7 +61,7 @@ class Report(TypedDict):
     """How far a model is from another: docs/quality.md."""
 
     version: int
-    quality: Annotated[Quality, FLAT]
+    quality: Annotated[Quality, FLATTEN]
 
 
 class Quantized(TypedDict):

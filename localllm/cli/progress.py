@@ -25,114 +25,119 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from localllm.cli.io import AnswerWriter, is_live, note
+from localllm.cli.io import StdoutWriter, note, supports_redraw
 from localllm.hub.listing import RemoteFile
-from localllm.hub.pull import Order, Show
-from localllm.units import seconds, size
-from localllm.visible import visible
+from localllm.hub.pull import PullPlan, PullProgress
+from localllm.units import format_bytes, format_seconds
+from localllm.visible import printable
 
-MOST_BARS = 8  # of files that are done stay in sight
-LINE_EVERY_S = 10.0  # in a log
-EVENT_EVERY_S = 0.2  # for a program
+MAX_VISIBLE_BARS = 8  # of files that are done stay in sight
+LINE_INTERVAL_S = 10.0  # in a log
+EVENT_INTERVAL_S = 0.2  # for a program
 
 
-class Bars:
+class DownloadBars:
     """A bar for each file under way and one for all, on a terminal."""
 
     def __init__(self, progress: Progress):
         self.progress = progress
-        self.bars: dict[str, TaskID] = {}
-        self.all: TaskID | None = None
+        self.task_ids: dict[str, TaskID] = {}
+        self.total_task_id: TaskID | None = None
 
-    def begin(self, order: Order) -> None:
-        self.say(summary(order))
+    def begin(self, order: PullPlan) -> None:
+        self.say(pull_summary(order))
         contents = [files[0] for files in order.contents.values()]
-        coming = [file for file in contents if order.here[file.digest] < file.size]
+        coming = [file for file in contents if order.cached_bytes[file.digest] < file.size]
         here = order.total_bytes - order.missing_bytes
         if len(coming) > 1:
-            self.all = self.progress.add_task("in all", total=order.total_bytes, completed=here)
+            self.total_task_id = self.progress.add_task("in all", total=order.total_bytes, completed=here)
         for file in coming:
-            name = escape(visible(file.path))
-            kept = order.here[file.digest]
-            self.bars[file.digest] = self.progress.add_task(name, total=file.size, completed=kept, visible=False)
+            name = escape(printable(file.path))
+            kept = order.cached_bytes[file.digest]
+            self.task_ids[file.digest] = self.progress.add_task(
+                name, total=file.size, completed=kept, visible=False
+            )
 
     def advance(self, file: RemoteFile, count: int) -> None:
-        bar = self.bars.get(file.digest)
+        bar = self.task_ids.get(file.digest)
         if bar is not None:
             self.progress.update(bar, advance=count, visible=True)
-        if self.all is not None:
-            self.progress.update(self.all, advance=count)
+        if self.total_task_id is not None:
+            self.progress.update(self.total_task_id, advance=count)
 
     def finish(self, file: RemoteFile) -> None:
         """Another process may have fetched it, too."""
-        bar = self.bars.get(file.digest)
+        bar = self.task_ids.get(file.digest)
         if bar is not None:
             shown = next(task for task in self.progress.tasks if task.id == bar)
-            if self.all is not None:
-                self.progress.update(self.all, advance=file.size - shown.completed)
-            self.progress.update(bar, completed=file.size, visible=len(self.bars) <= MOST_BARS)
+            if self.total_task_id is not None:
+                self.progress.update(self.total_task_id, advance=file.size - shown.completed)
+            self.progress.update(bar, completed=file.size, visible=len(self.task_ids) <= MAX_VISIBLE_BARS)
 
     def say(self, text: str) -> None:
-        self.progress.console.print(escape(visible(text)), highlight=False)
+        self.progress.console.print(escape(printable(text)), highlight=False)
 
 
-class Lines:
+class DownloadLines:
     """A line now and then, where stderr is no terminal."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.total = self.done = 0
-        self.came = 0  # in this run
+        self.total_bytes = self.done_bytes = 0
+        self.received_bytes = 0  # in this run
         self.start = self.last = time.monotonic()
 
-    def begin(self, order: Order) -> None:
-        note(summary(order))
-        self.total, self.done = order.total_bytes, order.total_bytes - order.missing_bytes
+    def begin(self, order: PullPlan) -> None:
+        note(pull_summary(order))
+        self.total_bytes, self.done_bytes = order.total_bytes, order.total_bytes - order.missing_bytes
         self.start = self.last = time.monotonic()
 
     def advance(self, file: RemoteFile, count: int) -> None:
         with self.lock:
-            self.done += count
-            self.came += max(0, count)  # less than none: what is fetched again
+            self.done_bytes += count
+            self.received_bytes += max(0, count)  # less than none: what is fetched again
             now = time.monotonic()
-            if now - self.last < LINE_EVERY_S:
+            if now - self.last < LINE_INTERVAL_S:
                 return
             self.last = now
-            rate = max(1.0, self.came / (now - self.start))
-        left = (self.total - self.done) / rate
-        note(f"{size(self.done)} of {size(self.total)}, {size(int(rate))}/s, {seconds(left)} left")
+            rate = max(1.0, self.received_bytes / (now - self.start))
+        left = (self.total_bytes - self.done_bytes) / rate
+        note(
+            f"{format_bytes(self.done_bytes)} of {format_bytes(self.total_bytes)}, "
+            f"{format_bytes(int(rate))}/s, {format_seconds(left)} left"
+        )
 
     def finish(self, file: RemoteFile) -> None:
-        note(f"{file.path}: {size(file.size)}, verified")
+        note(f"{file.path}: {format_bytes(file.size)}, verified")
 
     def say(self, text: str) -> None:
         note(text)
 
 
-class Events:
+class JsonEvents:
     """JSON lines, one an event; docs/cli.md lists them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.out = AnswerWriter()
-        self.done: dict[str, int] = {}
+        self.out = StdoutWriter()
+        self.done_bytes: dict[str, int] = {}
         self.last: dict[str, float] = {}
 
-    def begin(self, order: Order) -> None:
-        self.done = dict(order.here)
-        files = [{"path": f.path, "bytes": f.size, "here": order.here[f.digest]} for f in order.files]
+    def begin(self, order: PullPlan) -> None:
+        self.done_bytes = dict(order.cached_bytes)
+        files = [{"path": f.path, "bytes": f.size, "here": order.cached_bytes[f.digest]} for f in order.files]
         repo, commit = order.listing.repo, order.listing.commit
         missing = order.missing_bytes
         self.write("begin", repo=repo.repo, commit=commit, bytes=order.total_bytes, missing=missing, files=files)
 
     def advance(self, file: RemoteFile, count: int) -> None:
         with self.lock:
-            self.done[file.digest] += count
+            self.done_bytes[file.digest] += count
             now = time.monotonic()
-            due = now - self.last.get(file.digest, 0.0) >= EVENT_EVERY_S or count < 0
+            due = now - self.last.get(file.digest, 0.0) >= EVENT_INTERVAL_S or count < 0
             if due:
                 self.last[file.digest] = now
-                self._put("progress", path=file.path, done=self.done[file.digest])
+                self._put("progress", path=file.path, done=self.done_bytes[file.digest])
 
     def finish(self, file: RemoteFile) -> None:
         self.write("verified", path=file.path, bytes=file.size)
@@ -148,34 +153,34 @@ class Events:
         self.out.write(json.dumps({"event": event, **fields}) + "\n")
 
 
-def summary(order: Order) -> str:
+def pull_summary(order: PullPlan) -> str:
     """What a pull is going to do, in one line."""
     name, total, missing = order.listing.repo, order.total_bytes, order.missing_bytes
     if not missing:
-        return f"{name} is here and up to date ({size(total)})"
+        return f"{name} is here and up to date ({format_bytes(total)})"
     files = f"{len(order.files)} files" if len(order.files) > 1 else "1 file"
-    here = f", {size(total - missing)} of them are here" if missing < total else ""
-    return f"pulling {name}: {files}, {size(total)}{here}"
+    here = f", {format_bytes(total - missing)} of them are here" if missing < total else ""
+    return f"pulling {name}: {files}, {format_bytes(total)}{here}"
 
 
 @contextmanager
-def shown() -> Iterator[Show]:
+def download_progress() -> Iterator[PullProgress]:
     """Bars on a terminal, else lines."""
     try:
-        if is_live(sys.stderr):
-            with _progress() as progress:
-                yield Bars(progress)
+        if supports_redraw(sys.stderr):
+            with _download_bars() as progress:
+                yield DownloadBars(progress)
         else:
-            yield Lines()
+            yield DownloadLines()
     except KeyboardInterrupt:
         note("broken off; the same command goes on where it stopped")
         raise
 
 
-class Parts:
+class QuantizeProgress:
     """Of a model that is quantized: a bar on a terminal, else a line now and then, or an event each."""
 
-    def __init__(self, progress: Progress | None = None, events: Events | None = None):
+    def __init__(self, progress: Progress | None = None, events: JsonEvents | None = None):
         self.progress = progress
         self.events = events
         self.task: TaskID | None = None
@@ -189,7 +194,7 @@ class Parts:
             if self.task is None:
                 self.task = self.progress.add_task("quantizing", total=count)
             self.progress.update(self.task, completed=done)
-        elif time.monotonic() - self.last >= LINE_EVERY_S:
+        elif time.monotonic() - self.last >= LINE_INTERVAL_S:
             self.last = time.monotonic()
             note(f"{done} of {count} parts are done")
 
@@ -200,35 +205,35 @@ class Parts:
 
 
 @contextmanager
-def parts(*, as_json: bool = False, goes_on: bool = True) -> Iterator[Parts]:
-    """Told of each part of a model that is quantized. goes_on: can a later run begin where one is broken off?"""
+def quantize_progress(*, as_json: bool = False, resumable: bool = True) -> Iterator[QuantizeProgress]:
+    """Told of each part of a model that is quantized. resumable: can a later run begin where one is broken off?"""
     try:
         if as_json:
-            yield Parts(events=Events())
-        elif is_live(sys.stderr):
+            yield QuantizeProgress(events=JsonEvents())
+        elif supports_redraw(sys.stderr):
             columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
             with Progress(
                 *columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), transient=True
             ) as progress:
-                yield Parts(progress)
+                yield QuantizeProgress(progress)
         else:
-            yield Parts()
+            yield QuantizeProgress()
     except KeyboardInterrupt:
-        note("broken off; the same command " + ("goes on where it stopped" if goes_on else "begins anew"))
+        note("broken off; the same command " + ("goes on where it stopped" if resumable else "begins anew"))
         raise
 
 
 @contextmanager
-def bar(text: str, total: int) -> Iterator[Callable[[int], object]]:
+def byte_progress(text: str, total: int) -> Iterator[Callable[[int], object]]:
     """One bar on a terminal, gone at its end; gives what is told how many bytes more are done."""
-    if not is_live(sys.stderr):
+    if not supports_redraw(sys.stderr):
         yield lambda _: None
         return
-    with _progress(transient=True) as progress:
+    with _download_bars(transient=True) as progress:
         yield partial(progress.advance, progress.add_task(text, total=total))
 
 
-def _progress(*, transient: bool = False) -> Progress:
+def _download_bars(*, transient: bool = False) -> Progress:
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=None),
@@ -240,22 +245,22 @@ def _progress(*, transient: bool = False) -> Progress:
 
 
 @contextmanager
-def saying() -> Iterator[Callable[[str], None]]:
+def status_line() -> Iterator[Callable[[str], None]]:
     """Gives what takes the words for what is being done: on a terminal they leave no trace, elsewhere they are a
     line now and then. Nothing moves on its own, which would take time of what is measured."""
-    if not is_live(sys.stderr):
-        yield said_now_and_then()
+    if not supports_redraw(sys.stderr):
+        yield throttled_note()
         return
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-        yield lambda text: live.update(Text(visible(text)), refresh=True)
+        yield lambda text: live.update(Text(printable(text)), refresh=True)
 
 
-def said_now_and_then() -> Callable[[str], None]:
+def throttled_note() -> Callable[[str], None]:
     last = time.monotonic()
 
     def say(text: str) -> None:
         nonlocal last
-        if time.monotonic() - last >= LINE_EVERY_S:
+        if time.monotonic() - last >= LINE_INTERVAL_S:
             last = time.monotonic()
             note(text)
 

@@ -3,12 +3,12 @@
 from typing import Annotated
 
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter
+from localllm.cli.io import StdoutWriter
 from localllm.device import resolve_device, total_bytes
 from localllm.errors import UsageError
 from localllm.hub.catalog import CatalogEntry
-from localllm.hub.names import RepoName, parse
-from localllm.plan.fit import Space, Wish
+from localllm.hub.names import RepoName, parse_name
+from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.settings import Settings
 
 
@@ -29,7 +29,7 @@ def pull(
     from localllm.cli import progress  # with the Hub's library 0.1 s that other commands need not wait for
     from localllm.fetch import fetch
 
-    repo, settings = parse(model), Settings.from_environment()
+    repo, settings = parse_name(model), Settings.from_environment()
     if isinstance(repo, CatalogEntry):
         raise UsageError(
             f"{model} comes with localllm, there is nothing to pull", f"`localllm run {model}` runs it"
@@ -37,19 +37,19 @@ def pull(
     if not isinstance(repo, RepoName):
         remedy = "name ORG/REPO, or a model of `localllm list --all`"
         raise UsageError(f"{model} names no repository of the Hub", remedy)
-    wish = Wish(dtype=settings.dtype, kv_dtype=settings.kv_dtype)
+    wish = LoadOptions(dtype=settings.dtype, kv_dtype=settings.kv_dtype)
     if as_json:
-        events = progress.Events()
-        path = fetch(repo, events, lambda: whole_memory(settings.device), wish, force=force)
+        events = progress.JsonEvents()
+        path = fetch(repo, events, lambda: total_space(settings.device), wish, force=force)
         events.write("done", path=str(path))
         return
-    out = AnswerWriter()
-    with progress.shown() as show:
-        path = fetch(repo, show, lambda: whole_memory(settings.device), wish, force=force)
+    out = StdoutWriter()
+    with progress.download_progress() as show:
+        path = fetch(repo, show, lambda: total_space(settings.device), wish, force=force)
     out.write(f"{path}\n")
 
 
-def whole_memory(device: str) -> Space:
+def total_space(device: str) -> FreeMemory:
     """All that this machine has: what else runs now will have ended when the model is run."""
     place = resolve_device(device)
-    return Space(place.type, total_bytes(place))
+    return FreeMemory(place.type, total_bytes(place))

@@ -7,29 +7,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm import units
-from localllm.columns import columns, table
+from localllm.columns import format_columns, format_table
 from localllm.quality.report import Answers, Error, Estimate, Quality, Side
 from localllm.quant.recipe import Recipe
 
 VALUE_WIDTH = 62  # characters beside the longest name
-WORST = 5  # layers, and matrices, that are shown
+MAX_WORST = 5  # layers, and matrices, that are shown
 
 Rows = list[tuple[str, str]]
 
 
-def text_of(quality: Quality) -> str:
+def format_quality(quality: Quality) -> str:
     """The whole page, without a line break at its end."""
     errors = [
-        _worst("WORST MATRICES", quality.matrices),
-        _worst("WORST LAYERS", quality.layers),
+        _worst_table("WORST MATRICES", quality.matrices),
+        _worst_table("WORST LAYERS", quality.layers),
     ]
     said = [_answers(answers) for answers in quality.answers]
-    return "\n\n".join([_subject(quality), _sides(quality), _distance(quality), *filter(None, errors), *said])
+    return "\n\n".join(
+        [_subject_rows(quality), _model_table(quality), _distance(quality), *filter(None, errors), *said]
+    )
 
 
-def _subject(quality: Quality) -> str:
+def _subject_rows(quality: Quality) -> str:
     text, recipe = quality.text, quality.recipe or {}
-    return columns(
+    return format_columns(
         [
             *_wrapped("reference", quality.reference.name),
             *_wrapped("compared", quality.other.name),
@@ -55,20 +57,20 @@ def _recipe(fields: Mapping[str, Any]) -> str:
     return ", ".join([*told, f"head in INT{recipe.head_bits}" if recipe.head_bits < 16 else "head as it was"])
 
 
-def _sides(quality: Quality) -> str:
+def _model_table(quality: Quality) -> str:
     sides, distance = (quality.reference, quality.other), quality.distance
 
     def speeds(name: str, found: Sequence[float | None]) -> list[tuple[str, ...]]:
-        rates = [units.rate(math.nan if rate is None else rate) for rate in found]
+        rates = [units.format_rate(math.nan if rate is None else rate) for rate in found]
         return [(name, *rates)] if any(rate is not None for rate in found) else []
 
     def cache(side: Side) -> str:
         return side.kv_dtype or side.dtype
 
-    return table(
+    return format_table(
         [
             ("", "REFERENCE", "COMPARED"),
-            ("weights", *(units.size(side.weight_bytes) for side in sides)),
+            ("weights", *(units.format_bytes(side.weight_bytes) for side in sides)),
             ("computes in", *(side.dtype for side in sides)),
             *([("KV cache in", *map(cache, sides))] if any(side.kv_dtype for side in sides) else []),
             ("perplexity", *map(_estimate, (distance.reference_perplexity, distance.other_perplexity))),
@@ -82,7 +84,7 @@ def _distance(quality: Quality) -> str:
     distance = quality.distance
     ratio, divergence = distance.log_ratio, distance.divergence
     growth = math.expm1(ratio.value)
-    return columns(
+    return format_columns(
         [
             ("perplexity changes by", f"{_signed(growth)} ± {_percent(math.exp(ratio.value) * ratio.error)}"),
             ("KL divergence, nats", f"{_estimate(divergence.mean)} on average"),
@@ -98,14 +100,14 @@ def _distance(quality: Quality) -> str:
     )
 
 
-def _worst(head: str, errors: Sequence[Error]) -> str:
-    found = sorted(errors, key=lambda error: -error.relative)[:WORST]
+def _worst_table(head: str, errors: Sequence[Error]) -> str:
+    found = sorted(errors, key=lambda error: -error.relative)[:MAX_WORST]
     rows = [(head, "OUTPUT OFF BY"), *((error.name, _percent(error.relative)) for error in found)]
-    return table(rows) if found else ""
+    return format_table(rows) if found else ""
 
 
 def _answers(answers: Answers) -> str:
-    return columns(
+    return format_columns(
         [
             *_wrapped("prompt", repr(answers.prompt)),
             ("answers", f"{answers.same} of {answers.tokens} tokens are the same before the first that differs"),

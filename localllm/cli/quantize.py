@@ -7,25 +7,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.cli import io, options, progress, quality_page
-from localllm.cli.io import AnswerWriter, note, status
+from localllm.cli.io import StdoutWriter, note, status
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hub.resolve import ModelRef, resolve
-from localllm.paths import expanded
+from localllm.hub.resolve import ModelRef, resolve_model
+from localllm.paths import expand_path
 from localllm.quality.report import Quality, as_dict
-from localllm.quality.text import EVALUATION_NAME, WINDOW, windows_of
+from localllm.quality.text import EVALUATION_NAME, WINDOW_TOKENS, split_into_windows
 from localllm.quant.recipe import METHODS, Method, Recipe
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from localllm.quantize.states import Outcome
+    from localllm.quantize.states import QuantizationResult
 
-NAMED = 3  # matrices in a note
-GROUP = 128  # columns, for INT4 where nobody asks for another
-OF_FOLDERS = ("method", "bits", "group", "asymmetric", "activations", "calib")  # flags that GGUF knows nothing of
+MAX_NAMED_MATRICES = 3  # matrices in a note
+DEFAULT_GROUP = 128  # columns, for INT4 where nobody asks for another
+FOLDER_FLAGS = (
+    "method",
+    "bits",
+    "group",
+    "asymmetric",
+    "activations",
+    "calib",
+)  # flags that GGUF knows nothing of
 
 
 def quantize(
@@ -74,11 +81,11 @@ def quantize(
     folder. Works through the model layer by layer; a run that was broken off goes on where it stopped. stdout gets
     the report and the path.
     """
-    out = AnswerWriter()
-    target = target_of(output)
-    recipe = None if to else recipe_of(method, bits, group, asymmetric=asymmetric, activations=activations)
+    out = StdoutWriter()
+    target = resolve_target(output)
+    recipe = None if to else build_recipe(method, bits, group, asymmetric=asymmetric, activations=activations)
     if to:
-        check_gguf(to, {name: ctx.params[name] for name in OF_FOLDERS})
+        check_gguf_flags(to, {name: ctx.params[name] for name in FOLDER_FLAGS})
     elif type:
         raise UsageError("--type is for --to gguf", "leave it out, or say --bits")
     if calib and recipe and recipe.method == "rtn":
@@ -86,51 +93,55 @@ def quantize(
     if calib == evaluation == "-":
         raise UsageError("--calib and --eval cannot both be stdin", "give one of them as a file")
     calibration = io.read_text(calib) if calib else None
-    text, text_name = (io.read_text(evaluation), io.called(evaluation)) if evaluation else (None, EVALUATION_NAME)
-    ref = resolve(model)
+    text, text_name = (
+        (io.read_text(evaluation), io.display_name(evaluation)) if evaluation else (None, EVALUATION_NAME)
+    )
+    ref = resolve_model(model)
     header = read_header(ref.path)
     if text is not None:
-        check_evaluation(ref, header, text)
-    with progress.parts(as_json=as_json, goes_on=recipe is not None) as show:
+        check_evaluation_text(ref, header, text)
+    with progress.quantize_progress(as_json=as_json, resumable=recipe is not None) as show:
         if recipe is None:
             errors: dict[str, float] = {}
-            to_gguf(header, type or "q8_0", target, show, force=force)
+            quantize_to_gguf(header, type or "q8_0", target, show, force=force)
         else:
-            outcome = to_folder(header, recipe, target, calibration, show, force=force)
+            outcome = quantize_to_folder(header, recipe, target, calibration, show, force=force)
             errors = outcome.errors
             if outcome.rounded:
-                note(hardly_reached(outcome.rounded))
-    quality = measured(model, target, recipe, errors, text, text_name)
+                note(describe_unreached_matrices(outcome.rounded))
+    quality = measure_quality(model, target, recipe, errors, text, text_name)
     if as_json:
         show.write("done", path=str(target), quality=as_dict(quality) if quality else None)
         return
-    out.write(f"{quality_page.text_of(quality)}\n\n" if quality else "")
+    out.write(f"{quality_page.format_quality(quality)}\n\n" if quality else "")
     out.write(f"{target}\n")
 
 
-def target_of(output: str) -> Path:
+def resolve_target(output: str) -> Path:
     """Raises UsageError for a path that ends in no name, beside which nothing can be begun."""
-    target = expanded(output)
+    target = expand_path(output)
     if target.name in ("", ".."):
         raise UsageError(f"{output!r} is no name for what is to be written", "write for example -o model-int4")
     return target
 
 
-def check_evaluation(ref: ModelRef, header: Header, text: str) -> None:
+def check_evaluation_text(ref: ModelRef, header: Header, text: str) -> None:
     """Raises UsageError for a text that is too short: before hours of work, not after them."""
-    windows_of(text, Tokenizer.from_folder(ref.path), window=min(WINDOW, describe(header.config).max_context))
+    split_into_windows(
+        text, Tokenizer.from_folder(ref.path), window=min(WINDOW_TOKENS, parse_config(header.config).max_context)
+    )
 
 
-def hardly_reached(matrices: Sequence[str]) -> str:
+def describe_unreached_matrices(matrices: Sequence[str]) -> str:
     """Names the matrices of experts that too few calibration tokens reached, or some of them."""
-    named = ", ".join(matrices[:NAMED]) + (", ..." if len(matrices) > NAMED else "")
+    named = ", ".join(matrices[:MAX_NAMED_MATRICES]) + (", ..." if len(matrices) > MAX_NAMED_MATRICES else "")
     return (
         f"note: {len(matrices)} matrices of experts were rounded to nearest, as too few calibration tokens "
         f"reached them: {named}"
     )
 
 
-def recipe_of(
+def build_recipe(
     method: str | None, bits: int | None, group: int | None, *, asymmetric: bool, activations: str | None
 ) -> Recipe:
     """Raises UsageError for words that mean nothing; what contradicts itself the quantizer refuses."""
@@ -142,11 +153,11 @@ def recipe_of(
     if known is None:
         raise UsageError(f"there is no method {named!r}", f"name one of {', '.join(METHODS)}")
     bits = (8 if rounded else 4) if bits is None else bits
-    columns = (GROUP if bits == 4 else 0) if group is None else group
+    columns = (DEFAULT_GROUP if bits == 4 else 0) if group is None else group
     return Recipe(known, bits, columns or None, symmetric=not asymmetric, activations=rounded)
 
 
-def check_gguf(to: str, flags: dict[str, Any]) -> None:
+def check_gguf_flags(to: str, flags: dict[str, Any]) -> None:
     if to != "gguf":
         raise UsageError(f"there is no format {to!r} to write", "say --to gguf, or leave it out for a folder")
     given = next((name for name, value in flags.items() if value not in (None, False)), None)
@@ -154,40 +165,42 @@ def check_gguf(to: str, flags: dict[str, Any]) -> None:
         raise UsageError(f"--{given} is for folders, and GGUF has types", "say --type q4_0 or q8_0")
 
 
-def to_folder(
-    header: Header, recipe: Recipe, target: Path, text: str | None, show: progress.Parts, *, force: bool
-) -> "Outcome":
+def quantize_to_folder(
+    header: Header, recipe: Recipe, target: Path, text: str | None, show: progress.QuantizeProgress, *, force: bool
+) -> "QuantizationResult":
     from localllm.quantize.check import check_recipe  # from here on with torch
-    from localllm.quantize.expected import check_groups
-    from localllm.quantize.make import make
+    from localllm.quantize.expected import check_group_size
+    from localllm.quantize.make import make_artefact
     from localllm.quantize.source import check_source
 
     check_source(header)
     check_recipe(recipe)
-    check_groups(header, recipe)
-    return make(header, recipe, target, show.part, text=text, force=force)
+    check_group_size(header, recipe)
+    return make_artefact(header, recipe, target, show.part, text=text, force=force)
 
 
-def to_gguf(header: Header, type: str, target: Path, show: progress.Parts, *, force: bool) -> None:
+def quantize_to_gguf(
+    header: Header, type: str, target: Path, show: progress.QuantizeProgress, *, force: bool
+) -> None:
     from localllm.quantize.gguf_file import write_gguf
 
     write_gguf(header, type, target, show.part, force=force)
 
 
-def measured(
+def measure_quality(
     model: str, target: Path, recipe: Recipe | None, errors: dict[str, float], text: str | None, text_name: str
 ) -> Quality | None:
     """How far the result is from its source, kept beside its weights; None where memory does not hold it."""
-    from localllm.comparison.compare import compare
-    from localllm.comparison.subject import subject
-    from localllm.quality.report import Error, write
+    from localllm.comparison.compare import compare_models
+    from localllm.comparison.subject import find_subject
+    from localllm.quality.report import Error, write_report
 
     settings = Settings.from_environment()
     with status("measuring what was lost"):
         try:
-            found = compare(
-                subject(model, settings),
-                subject(str(target.absolute()), settings),
+            found = compare_models(
+                find_subject(model, settings),
+                find_subject(str(target.absolute()), settings),
                 settings,
                 text,
                 text_name=text_name,
@@ -205,5 +218,5 @@ def measured(
     found = dataclasses.replace(
         found, recipe=dataclasses.asdict(recipe), matrices=tuple(Error(name, error) for name, error in worst)
     )
-    write(found, target)
+    write_report(found, target)
     return found

@@ -6,17 +6,17 @@ from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 from localllm.cli import options
-from localllm.cli.io import hushed
+from localllm.cli.io import silence_stderr
 
 Quiet = Annotated[bool, options.switch("--quiet", text="Nothing on stderr but errors.")]
 
 
-def hushable(command: Callable[..., None]) -> Callable[..., None]:
+def with_quiet_flag(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a flag more."""
 
     @wraps(command)
     def run(*arguments: Any, quiet: bool = False, **flags: Any) -> None:
-        with hushed(flags | {"quiet": quiet}):
+        with silence_stderr(flags | {"quiet": quiet}):
             command(*arguments, **flags)
 
     hints = get_type_hints(command, include_extras=True)

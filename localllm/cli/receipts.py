@@ -6,28 +6,28 @@ from pathlib import Path
 from typing import Any
 
 from localllm import receipt
-from localllm.files import write_whole, writing
+from localllm.files import explain_disk_errors, write_atomic
 from localllm.model import Model
 from localllm.params import params_to_json
 from localllm.receipt import Receipt
-from localllm.request import GenerationEvent, Kind, Request
+from localllm.request import EventType, GenerationEvent, Request
 
 
-def answer_of(events: Sequence[GenerationEvent]) -> receipt.Answer:
+def collect_answer(events: Sequence[GenerationEvent]) -> receipt.Answer:
     """Of a whole answer."""
 
-    def text(kind: Kind) -> str:
+    def text(kind: EventType) -> str:
         return "".join(event.text for event in events if event.kind is kind)
 
     return receipt.Answer(
         token_ids=tuple(token for event in events for token in event.token_ids),
-        text=text(Kind.CONTENT),
-        reasoning=text(Kind.REASONING),
+        text=text(EventType.CONTENT),
+        reasoning=text(EventType.REASONING),
         finish_reason=str(events[-1].finish_reason),
     )
 
 
-def receipt_of(
+def build_receipt(
     llm: Model,
     prompt: str | list[dict[str, str]],
     template_arguments: Mapping[str, Any],
@@ -46,11 +46,11 @@ def receipt_of(
     return Receipt(*llm.provenance(), llm.kernels(), question, answer)
 
 
-def write(path: Path, paper: Receipt) -> None:
+def write_receipt(path: Path, paper: Receipt) -> None:
     """For this user alone, as it holds the prompt; whole or not at all, unless it is a pipe or a device. Raises as
     `writing`."""
-    with writing(path.parent):
+    with explain_disk_errors(path.parent):
         if path.exists() and not path.is_file():
             path.write_text(receipt.to_text(paper), encoding="utf-8")
         else:
-            write_whole(path, receipt.to_text(paper))
+            write_atomic(path, receipt.to_text(paper))

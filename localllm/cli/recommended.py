@@ -11,42 +11,42 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localllm.tui.machine import Offer
+from localllm.tui.machine import ModelOffer
 
-COMFORT = 3 / 4  # of the free memory
-FAST_TOKENS_PER_S = 8.0  # 250 words a minute are 5.5, at four tokens for three words
+MAX_MEMORY_FRACTION = 3 / 4  # of the free memory
+MIN_TOKENS_PER_S = 8.0  # 250 words a minute are 5.5, at four tokens for three words
 # Bytes of weights a second that a processor reads whose rate was never measured: a third of what two channels of
 # DDR4-2666 give at most. A GPU reads all that it holds many times a second.
-USUAL_READ = {"cpu": 14e9, "cuda": math.inf}
+ASSUMED_READ_BYTES_PER_S = {"cpu": 14e9, "cuda": math.inf}
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A model that answers, of which enough is known."""
 
-    offer: Offer
+    offer: ModelOffer
     parameters: float
-    active: float  # of them, those that one token meets
+    active_parameters: float  # of them, those that one token meets
     weight_bytes: int  # in memory
     gated: bool = False  # and not here
 
     @property
     def strength(self) -> float:
-        return math.sqrt(self.parameters * self.active)
+        return math.sqrt(self.parameters * self.active_parameters)
 
-    def tokens_per_s(self, kind: str) -> float:
-        """kind: of the device."""
-        read = self.weight_bytes * self.active / self.parameters
-        return self.offer.tokens_per_s or USUAL_READ[kind] / read
+    def tokens_per_s(self, device_type: str) -> float:
+        """device_type: of the device."""
+        read = self.weight_bytes * self.active_parameters / self.parameters
+        return self.offer.tokens_per_s or ASSUMED_READ_BYTES_PER_S[device_type] / read
 
 
-def recommended(candidates: Sequence[Candidate], kind: str) -> Offer | None:
+def recommend(candidates: Sequence[Candidate], device_type: str) -> ModelOffer | None:
     """None where nothing fits that comfortably. Among equals one that is here, then the smaller download."""
 
     def good(candidate: Candidate) -> bool:
         offer = candidate.offer
-        fits = offer.fits and (offer.needs_bytes or 0) <= COMFORT * (offer.free_bytes or 0)
-        return bool(fits) and not candidate.gated and candidate.tokens_per_s(kind) >= FAST_TOKENS_PER_S
+        fits = offer.fits and (offer.needs_bytes or 0) <= MAX_MEMORY_FRACTION * (offer.free_bytes or 0)
+        return bool(fits) and not candidate.gated and candidate.tokens_per_s(device_type) >= MIN_TOKENS_PER_S
 
     def rank(candidate: Candidate) -> tuple[float, bool, float]:
         return candidate.strength, candidate.offer.is_here, -candidate.weight_bytes

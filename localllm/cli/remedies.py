@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from localllm.cli.examination import Examination
-from localllm.rates import QUIET
-from localllm.units import size
+from localllm.rates import MIN_CPU_SHARE
+from localllm.units import format_bytes
 
-GET_TORCH = "https://pytorch.org/get-started/locally says which to install"
-LITTLE_DISK = 10_000_000_000  # bytes: an 8B model in 4 bits takes 5 GB, in 16 bits 16 GB
-DUMB = ("", "dumb", "unknown")
+INSTALL_TORCH = "https://pytorch.org/get-started/locally says which to install"
+LOW_DISK_BYTES = 10_000_000_000  # bytes: an 8B model in 4 bits takes 5 GB, in 16 bits 16 GB
+DUMB_TERMINALS = ("", "dumb", "unknown")
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,25 @@ class Finding:
     breaks_run: bool = False
 
 
-def findings(seen: Examination) -> list[Finding]:
+def diagnose(examination: Examination) -> list[Finding]:
     """What is broken first, then what could be better."""
-    found = [*_torch(seen), *_gpus(seen), *_boxed(seen), *_folders(seen), *_terminal(seen)]
+    found = [
+        *_torch_findings(examination),
+        *_gpu_findings(examination),
+        *_bundled_model_findings(examination),
+        *_folder_findings(examination),
+        *_terminal_findings(examination),
+    ]
     return sorted(found, key=lambda finding: not finding.breaks_run)
 
 
-def _torch(seen: Examination) -> Iterator[Finding]:
+def _torch_findings(seen: Examination) -> Iterator[Finding]:
     if seen.torch_fault:
-        remedy = f"install it again; {GET_TORCH}"
+        remedy = f"install it again; {INSTALL_TORCH}"
         yield Finding(f"torch cannot be imported ({seen.torch_fault})", remedy, breaks_run=True)
 
 
-def _gpus(seen: Examination) -> Iterator[Finding]:
+def _gpu_findings(seen: Examination) -> Iterator[Finding]:
     here, nvidia = seen.nvidia.plugged_in, seen.nvidia
     if nvidia.fault:
         what = f"there is a GPU that does not answer ({nvidia.fault})"
@@ -39,13 +45,13 @@ def _gpus(seen: Examination) -> Iterator[Finding]:
     elif (here or nvidia.driver) and not seen.gpus and not seen.torch_fault:
         machine = "there is an NVIDIA GPU, and "
         if nvidia.torch_cuda is None:
-            yield Finding(f"{machine}this torch is for the CPU alone", f"install one with CUDA; {GET_TORCH}")
+            yield Finding(f"{machine}this torch is for the CPU alone", f"install one with CUDA; {INSTALL_TORCH}")
         elif nvidia.hidden:
             yield Finding(f"{machine}CUDA_VISIBLE_DEVICES hides it", "unset that variable")
         elif nvidia.driver is None:
             yield Finding(f"{machine}no driver is loaded", "install NVIDIA's driver, in a container on its host")
         else:
-            remedy = f"update the driver, or install a torch for an older CUDA; {GET_TORCH}"
+            remedy = f"update the driver, or install a torch for an older CUDA; {INSTALL_TORCH}"
             pair = f"torch, made for CUDA {nvidia.torch_cuda}, cannot use it with driver {nvidia.driver}"
             yield Finding(machine + pair, remedy)
     if seen.gpus and seen.versions["triton"] is None:
@@ -53,9 +59,9 @@ def _gpus(seen: Examination) -> Iterator[Finding]:
     for gpu in seen.gpus:
         if not gpu.runs:
             what = f"this torch has no kernels for the {gpu.name} (capability {gpu.capability})"
-            yield Finding(what, f"install one that has, or add --device cpu; {GET_TORCH}", breaks_run=True)
+            yield Finding(what, f"install one that has, or add --device cpu; {INSTALL_TORCH}", breaks_run=True)
     for measured in seen.measured:
-        if measured.rates and measured.rates.share < QUIET:
+        if measured.rates and measured.rates.share < MIN_CPU_SHARE:
             busy = f"other programs kept {1 - measured.rates.share:.0%} of the cores busy while speed was measured"
             yield Finding(busy, "run `localllm doctor` again when they rest")
         if measured.fault:
@@ -63,33 +69,33 @@ def _gpus(seen: Examination) -> Iterator[Finding]:
             yield Finding(what, "free some of its memory, or choose another device")
 
 
-def _boxed(seen: Examination) -> Iterator[Finding]:
+def _bundled_model_findings(seen: Examination) -> Iterator[Finding]:
     if seen.boxed.fault and not seen.torch_fault:
         what = f"the model that comes with localllm does not run ({seen.boxed.fault})"
         remedy = seen.boxed.remedy or "install localllm again, and report it if that does not help"
         yield Finding(what, remedy, breaks_run=True)
 
 
-def _folders(seen: Examination) -> Iterator[Finding]:
+def _folder_findings(seen: Examination) -> Iterator[Finding]:
     cache, home = seen.cache, seen.home
     if not cache.writable:
         what = f"the cache {cache.path} cannot be written, so no model can be pulled"
         yield Finding(what, "change its rights, or set HF_HUB_CACHE to another folder")
-    elif cache.free_bytes < LITTLE_DISK:
-        what = f"{size(cache.free_bytes)} are free for models, and one of 8B in 4 bits takes 5 GB"
+    elif cache.free_bytes < LOW_DISK_BYTES:
+        what = f"{format_bytes(cache.free_bytes)} are free for models, and one of 8B in 4 bits takes 5 GB"
         yield Finding(what, "free some, or set HF_HUB_CACHE to a folder of another disk")
     if cache.unfinished:
         plural = "download is" if cache.unfinished == 1 else "downloads are"
-        what = f"{cache.unfinished} {plural} unfinished ({size(cache.unfinished_bytes)})"
+        what = f"{cache.unfinished} {plural} unfinished ({format_bytes(cache.unfinished_bytes)})"
         yield Finding(what, "`localllm pull NAME` goes on with the model's")
     if not home.writable:
         what = f"{home.path} cannot be written, so no chat, history or measurement is kept"
         yield Finding(what, "change its rights, or set LOCALLLM_HOME to another folder")
 
 
-def _terminal(seen: Examination) -> Iterator[Finding]:
+def _terminal_findings(seen: Examination) -> Iterator[Finding]:
     terminal = seen.terminal
-    if terminal.here and terminal.type in DUMB:
+    if terminal.here and terminal.type in DUMB_TERMINALS:
         called = terminal.type or "nothing"
         what = f"the terminal calls itself {called}, so there are no colours and no editing"
         yield Finding(what, "set TERM to what it is, xterm-256color for most")

@@ -5,87 +5,96 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.cli.io import AnswerWriter, note
-from localllm.cli.progress import bar, shown
-from localllm.columns import table
+from localllm.cli.io import StdoutWriter, note
+from localllm.cli.progress import byte_progress, download_progress
+from localllm.columns import format_table
 from localllm.errors import DamagedModel, LocalLLMError
 from localllm.hub.names import RepoName
-from localllm.hub.verify import FAULTY, Snapshot, State, blobs, hash_all, repair, snapshots, states
-from localllm.units import size
+from localllm.hub.verify import (
+    FAULTY,
+    Snapshot,
+    State,
+    file_states,
+    find_snapshots,
+    hash_all,
+    hashable_blobs,
+    repair,
+)
+from localllm.units import format_bytes
 
 
 @dataclass
-class Result:
+class VerifyResult:
     """A model before and after it was mended, each a state by path."""
 
-    found: Snapshot
+    snapshot: Snapshot
     before: dict[str, State]
     after: dict[str, State]
     fault: LocalLLMError | None = None  # that kept it from being mended
-    unfinished: bool = False  # nothing is damaged, and nobody asked for the rest of it
+    incomplete: bool = False  # nothing is damaged, and nobody asked for the rest of it
 
     @property
-    def mended(self) -> list[str]:
+    def repaired(self) -> list[str]:
         return [p for p, state in self.before.items() if state in FAULTY and self.after.get(p) is State.GOOD]
 
     @property
-    def left(self) -> list[str]:
+    def unrepaired(self) -> list[str]:
         """Files that are damaged or missing still."""
-        return [] if self.unfinished else [path for path, state in self.after.items() if state in FAULTY]
+        return [] if self.incomplete else [path for path, state in self.after.items() if state in FAULTY]
 
 
 def verify_models(repo: RepoName | None, check_only: bool, as_json: bool) -> None:
     """Raises ModelNotFound where nothing of that name is here, DamagedModel where something wrong stays so."""
-    out, all_found = AnswerWriter(), snapshots(repo)
-    todo = sorted({blob for found in all_found for blob in blobs(found)})
-    with bar("verifying", sum(blob.stat().st_size for blob in todo)) as advanced:
+    out, all_found = StdoutWriter(), find_snapshots(repo)
+    todo = sorted({blob for found in all_found for blob in hashable_blobs(found)})
+    with byte_progress("verifying", sum(blob.stat().st_size for blob in todo)) as advanced:
         good = hash_all(todo, advanced)
-    results = [_result(found, good, check_only, named=repo is not None) for found in all_found]
+    results = [_verify_snapshot(found, good, check_only, named=repo is not None) for found in all_found]
     if as_json:
-        out.write(json.dumps([_as_json(result) for result in results], indent=1) + "\n")
+        out.write(json.dumps([_result_json(result) for result in results], indent=1) + "\n")
     else:
-        out.write(table([("NAME", "FILES", "SIZE", "STATE"), *map(_row, results)]) + "\n")
-    bad = [result for result in results if result.left]
+        out.write(format_table([("NAME", "FILES", "SIZE", "STATE"), *map(_table_row, results)]) + "\n")
+    bad = [result for result in results if result.unrepaired]
     if bad:
-        raise _fault(bad)
+        raise _unrepaired_error(bad)
 
 
-def _result(found: Snapshot, good: dict[Path, bool], check_only: bool, *, named: bool) -> Result:
+def _verify_snapshot(found: Snapshot, good: dict[Path, bool], check_only: bool, *, named: bool) -> VerifyResult:
     """Mends it if it has to be, and if it may. Whoever asks for all models does not ask for a download that was
     broken off to go on."""
-    before = states(found, good)
+    before = file_states(found, good)
     faulty = {path: state for path, state in before.items() if state in FAULTY}
     if faulty and not named and State.DAMAGED not in faulty.values():
         note(f"{found.repo} is not whole; `localllm pull {found.repo}` goes on with it")
-        return Result(found, before, before, unfinished=True)
+        return VerifyResult(found, before, before, incomplete=True)
     for path, state in faulty.items():
         note(f"{found.repo}: {path} is {state}")
     if not faulty or check_only:
-        return Result(found, before, before)
+        return VerifyResult(found, before, before)
     fault = None
     try:
-        with shown() as show:
+        with download_progress() as show:
             repair(found, before, show)
     except LocalLLMError as error:
         fault = error
-    good.update(hash_all([blob for blob in blobs(found) if not good.get(blob)]))
-    return Result(found, before, states(found, good), fault)
+    good.update(hash_all([blob for blob in hashable_blobs(found) if not good.get(blob)]))
+    return VerifyResult(found, before, file_states(found, good), fault)
 
 
-def _row(result: Result) -> tuple[str, ...]:
+def _table_row(result: VerifyResult) -> tuple[str, ...]:
     after = Counter(result.after.values())
     words = [f"{after[state]} {state}" for state in State if after[state] and state is not State.GOOD]
-    if mended := len(result.mended):
+    if mended := len(result.repaired):
         words.insert(0, f"{mended} fetched again")
-    count = sum(file.size for file in result.found.files())
-    return (str(result.found.repo), str(len(result.after)), size(count), ", ".join(words) or "good")
+    count = sum(file.size for file in result.snapshot.files())
+    return (str(result.snapshot.repo), str(len(result.after)), format_bytes(count), ", ".join(words) or "good")
 
 
-def _as_json(result: Result) -> dict[str, object]:
-    found = result.found
+def _result_json(result: VerifyResult) -> dict[str, object]:
+    found = result.snapshot
     sizes = {file.path: file.size for file in found.files()}
     files = [
-        {"path": path, "bytes": sizes.get(path, 0), "state": state, "fetched_again": path in result.mended}
+        {"path": path, "bytes": sizes.get(path, 0), "state": state, "fetched_again": path in result.repaired}
         for path, state in result.after.items()
     ]
     return {
@@ -98,14 +107,14 @@ def _as_json(result: Result) -> dict[str, object]:
     }
 
 
-def _fault(bad: list[Result]) -> DamagedModel:
+def _unrepaired_error(bad: list[VerifyResult]) -> DamagedModel:
     """One sentence on all that is still wrong."""
-    left = [path for result in bad for path in result.left]
+    left = [path for result in bad for path in result.unrepaired]
     files = left[0] if len(left) == 1 else f"{len(left)} files"
     others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
     state = "is damaged or missing" if len(left) == 1 else "are damaged or missing"
-    message = f"{files} of {bad[0].found.repo}{others} {state}"
+    message = f"{files} of {bad[0].snapshot.repo}{others} {state}"
     fault = next((result.fault for result in bad if result.fault), None)
     if fault:
         return DamagedModel(f"{message}, and not fetched again: {fault.message}", fault.remedy)
-    return DamagedModel(message, f"`localllm verify {bad[0].found.repo}` fetches again what the Hub has")
+    return DamagedModel(message, f"`localllm verify {bad[0].snapshot.repo}` fetches again what the Hub has")

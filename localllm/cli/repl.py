@@ -15,27 +15,27 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 
-from localllm.cli.answer import Parts
-from localllm.cli.io import AnswerWriter, note
+from localllm.cli.answer import AnswerPrinter
+from localllm.cli.io import StdoutWriter, note
 from localllm.cli.report import metrics_block
-from localllm.client.model import ServedModel
-from localllm.conversation.attach import dropped
-from localllm.conversation.chat import Events
-from localllm.conversation.commands import execute, unquote
-from localllm.conversation.limits import what_cut
+from localllm.client.model import RemoteModel
+from localllm.conversation.attach import dropped_file_references
+from localllm.conversation.chat import AnswerEvents
+from localllm.conversation.commands import execute, strip_triple_quotes
+from localllm.conversation.limits import length_limit
 from localllm.conversation.session import Session
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
 from localllm.request import FinishReason
-from localllm.visible import visible
+from localllm.visible import printable
 
-LOCAL_MODES = 3  # place of c_lflag in what tcgetattr gives
-OPENS_QUOTES = re.compile(r'\s*(/system\s+)?"""')
+TERMIOS_LFLAG = 3  # place of c_lflag in what tcgetattr gives
+OPENING_QUOTES = re.compile(r'\s*(/system\s+)?"""')
 
 
-def converse(session: Session) -> None:
+def run_repl(session: Session) -> None:
     """Hold a conversation until the person leaves."""
-    llm, read, draft = session.llm, line_editor(session.chats.parent), ""
-    at = f", at {llm.server.url}" if isinstance(llm, ServedModel) else ""
+    llm, read, draft = session.llm, line_editor(session.folder.parent), ""
+    at = f", at {llm.server.url}" if isinstance(llm, RemoteModel) else ""
     note(f"{llm.name} on {llm.device} in {llm.dtype}, context {llm.context} tokens{at}")
     if not llm.has_chat_template:
         note(f"note: {llm.name} has no chat template: it continues the text of this conversation")
@@ -47,12 +47,12 @@ def converse(session: Session) -> None:
             if line.startswith("/"):
                 done = execute(session, line)
                 if done.text:
-                    print(visible(done.text))
-                if done.ask:
-                    answer(session, done.ask)
-                draft = done.draft or ""
-            elif text := unquote(line):
-                answer(session, partial(session.ask, text))
+                    print(printable(done.text))
+                if done.start_answer:
+                    stream_answer(session, done.start_answer)
+                draft = done.edit_text or ""
+            elif text := strip_triple_quotes(line):
+                stream_answer(session, partial(session.ask, text))
         except KeyboardInterrupt:
             session.editing = None
             note("(/bye or Ctrl-D leaves)")
@@ -64,11 +64,11 @@ def converse(session: Session) -> None:
             note(f"error: {error}")
 
 
-def answer(session: Session, ask: Callable[[], Events]) -> None:
+def stream_answer(session: Session, ask: Callable[[], AnswerEvents]) -> None:
     """Show an answer as it comes, and keep it; Ctrl-C stops it and keeps what was said."""
-    shown, tokens, last = Parts(AnswerWriter()), 0, None
+    shown, tokens, last = AnswerPrinter(StdoutWriter()), 0, None
     try:
-        with closing(ask()) as events, unseen_keys():
+        with closing(ask()) as events, echo_off():
             try:
                 for event in events:
                     shown.write(event)
@@ -78,33 +78,33 @@ def answer(session: Session, ask: Callable[[], Events]) -> None:
                 shown.finish()
     except KeyboardInterrupt:
         note("(stopped)")
-        keep(session)
+        save_session(session)
         return
     if last and last.finish_reason == FinishReason.LENGTH:
-        limit, remedy = what_cut(session.llm, session.chat.params, tokens)
+        limit, remedy = length_limit(session.llm, session.chat.params, tokens)
         note(f"note: the answer was cut by {limit}; {remedy}")
     if last and last.metrics and session.verbose:
         note(metrics_block(last.metrics, last.seed))
-    keep(session)
+    save_session(session)
 
 
-def keep(session: Session) -> None:
+def save_session(session: Session) -> None:
     """Where it cannot be, once is enough to hear of it."""
     try:
-        if told := session.keep():
+        if told := session.save():
             note(f"note: {told}")
     except UsageError as error:
-        session.keeps = False
+        session.autosave = False
         note(f"note: {error}; what is said from now on is not kept")
 
 
 @contextmanager
-def unseen_keys() -> Iterator[None]:
+def echo_off() -> Iterator[None]:
     """Keys pressed meanwhile do not appear in the middle of an answer; they wait for the next prompt."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     flags = termios.tcgetattr(fd)
-    flags[LOCAL_MODES] &= ~termios.ECHO
+    flags[TERMIOS_LFLAG] &= ~termios.ECHO
     termios.tcsetattr(fd, termios.TCSANOW, flags)
     try:
         yield
@@ -117,16 +117,16 @@ def line_editor(home: Path) -> Callable[[str], str]:
     between triple quotes."""
     # With `multiline` Enter begins a new line instead of sending; so it does while quotes are open.
     editor: PromptSession[str] = PromptSession(
-        history=history(home / "history"),
+        history=open_history(home / "history"),
         multiline=Condition(lambda: has_open_quotes(get_app().current_buffer.text)),
         prompt_continuation="... ",
         placeholder=[("ansibrightblack", "Say something, or /? for help")],
-        key_bindings=files_that_are_dropped(),
+        key_bindings=paste_key_bindings(),
     )
     return lambda draft: editor.prompt(">>> ", default=draft)
 
 
-def files_that_are_dropped() -> KeyBindings:
+def paste_key_bindings() -> KeyBindings:
     """A path that is pasted becomes `@path`; any other paste stays what it is."""
     keys = KeyBindings()
 
@@ -134,17 +134,17 @@ def files_that_are_dropped() -> KeyBindings:
     def paste(event: KeyPressEvent) -> None:
         # Terminals paste line ends as the Enter key sends them.
         text = event.data.replace("\r\n", "\n").replace("\r", "\n")
-        event.current_buffer.insert_text(dropped(text) or text)
+        event.current_buffer.insert_text(dropped_file_references(text) or text)
 
     return keys
 
 
 def has_open_quotes(text: str) -> bool:
-    opening = OPENS_QUOTES.match(text)
+    opening = OPENING_QUOTES.match(text)
     return opening is not None and not text[opening.end() :].rstrip().endswith('"""')
 
 
-def history(file: Path) -> History:
+def open_history(file: Path) -> History:
     """What was typed before, in a file for this user alone; without one where it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

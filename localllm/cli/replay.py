@@ -34,13 +34,13 @@ def replay(
     machine, versions and kernels is told on stderr; then the prompt's tokens are computed as they were, with the
     same seed, dtypes and threads. Exits with 10 if the answer is another, and with 8 if the model is.
     """
-    out = io.AnswerWriter()
-    paper = read(io.read_bytes(receipt), io.called(receipt))
+    out = io.StdoutWriter()
+    paper = read(io.read_bytes(receipt), io.display_name(receipt))
     setup = paper.setup
     with closing(
         load_model(
             model or paper.model.source,
-            device=device or _device(setup.device),
+            device=device or _device_or_auto(setup.device),
             dtype=setup.dtype,
             kv_dtype=setup.kv_dtype,
             quant=paper.model.quant,
@@ -55,12 +55,12 @@ def replay(
 
         with io.status("computing the answer again"):
             found = compute(cast("LLM", llm), paper, lambda change: io.note(f"note: {change}"))
-    out.write((json.dumps(_as_json(found), ensure_ascii=False) if as_json else _in_words(found)) + "\n")
+    out.write((json.dumps(_replay_json(found), ensure_ascii=False) if as_json else _format_replay(found)) + "\n")
     if not found.identical:
         raise NotReproduced("the answer is another", "docs/receipts.md says what that may come from")
 
 
-def _device(name: str) -> str:
+def _device_or_auto(name: str) -> str:
     """That of the receipt, where such a one is here."""
     try:
         resolve_device(name)
@@ -69,26 +69,26 @@ def _device(name: str) -> str:
     return name
 
 
-def _in_words(found: "Replayed") -> str:
+def _format_replay(found: "Replayed") -> str:
     if found.identical:
         return f"identical: {found.same_tokens} tokens"
     if found.ends:
         return "\n".join([f"the same {found.same_tokens} tokens, but", *map(str, found.ends)])
-    then, now = (_token(said) for said in (found.then, found.now))
-    return f"differs from token {found.same_tokens} on: {then} then, {now} now{_margin(found)}"
+    then, now = (_format_token(said) for said in (found.then, found.now))
+    return f"differs from token {found.same_tokens} on: {then} then, {now} now{_format_margin(found)}"
 
 
-def _margin(found: "Replayed") -> str:
+def _format_margin(found: "Replayed") -> str:
     if not (found.then and found.now) or found.margin is None:
         return ""
     values = f"{found.then.logprob:.4f} and {found.now.logprob:.4f}"
     return f" (log probabilities by this model, here: {values}, {abs(found.margin):.2g} apart)"
 
 
-def _token(said: "Said | None") -> str:
+def _format_token(said: "Said | None") -> str:
     return "the end" if said is None else f"{said.token_id} {said.text!r}"
 
 
-def _as_json(found: "Replayed") -> dict[str, Any]:
+def _replay_json(found: "Replayed") -> dict[str, Any]:
     """The object of `--json`; its fields are described in docs/receipts.md."""
     return {"identical": found.identical, **asdict(found), "margin": found.margin}

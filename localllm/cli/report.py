@@ -4,32 +4,32 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from localllm.columns import columns
+from localllm.columns import format_columns
 from localllm.metrics import Metrics
-from localllm.units import rate, seconds, size
+from localllm.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from localllm.plan.memory import Memory
+    from localllm.plan.memory import MemoryPlan
 
 
 def metrics_block(metrics: Metrics, seed: int | None) -> str:
     """Every measurement of one answer, in the words and definitions of `metrics.py`."""
-    itl = "  ".join(f"p{percent} {seconds(metrics.itl_percentile(percent))}" for percent in (50, 95, 99))
-    return columns(
+    itl = "  ".join(f"p{percent} {format_seconds(metrics.itl_percentile(percent))}" for percent in (50, 95, 99))
+    return format_columns(
         [
-            ("load", seconds(metrics.load_s)),
-            ("queue", seconds(metrics.queue_s)),
+            ("load", format_seconds(metrics.load_s)),
+            ("queue", format_seconds(metrics.queue_s)),
             ("prompt", f"{metrics.prompt_tokens} tokens ({metrics.cached_tokens} cached)"),
-            ("prefill", f"{seconds(metrics.prefill_s)}  {rate(metrics.prefill_tokens_per_s)}"),
-            ("TTFT", seconds(metrics.ttft_s)),
+            ("prefill", f"{format_seconds(metrics.prefill_s)}  {format_rate(metrics.prefill_tokens_per_s)}"),
+            ("TTFT", format_seconds(metrics.ttft_s)),
             ("output", f"{metrics.output_tokens} tokens"),
             ("ITL", itl),
-            ("TPOT", seconds(metrics.tpot_s)),
-            ("TPS", rate(metrics.tokens_per_s)),
+            ("TPOT", format_seconds(metrics.tpot_s)),
+            ("TPS", format_rate(metrics.tokens_per_s)),
             ("drafts", f"{metrics.draft_tokens} tokens ({metrics.accepted_tokens} accepted)"),
             ("tokens/step", "-" if math.isnan(metrics.tokens_per_step) else f"{metrics.tokens_per_step:.2f}"),
-            ("E2E", seconds(metrics.e2e_s)),
-            ("peak memory", size(metrics.peak_bytes)),
+            ("E2E", format_seconds(metrics.e2e_s)),
+            ("peak memory", format_bytes(metrics.peak_bytes)),
             ("seed", "-" if seed is None else str(seed)),
         ]
     )
@@ -37,7 +37,7 @@ def metrics_block(metrics: Metrics, seed: int | None) -> str:
 
 def load_block(
     device: str,
-    memory: "Memory",
+    memory: "MemoryPlan",
     phases: Mapping[str, float],
     bytes_per_s: float | None,
     without_graphs: str = "",
@@ -50,16 +50,16 @@ def load_block(
         ("weights", memory.weights.total, ""),
         ("draft model", memory.draft_bytes, " of weights"),
         ("cache", memory.cache_bytes, f" for {memory.blocks * BLOCK_SIZE} tokens"),
-        ("states", memory.state_bytes, f" for {memory.rows} of recurrent layers"),
+        ("states", memory.state_bytes, f" for {memory.state_slots} of recurrent layers"),
         ("workspace", memory.workspace, " for a step"),
         ("put aside", memory.host_bytes, " of main memory at most, for what the cache has no room for"),
     ]
-    read = {"read": f"  {size(bytes_per_s)}/s"} if bytes_per_s else {}
-    return columns(
+    read = {"read": f"  {format_bytes(bytes_per_s)}/s"} if bytes_per_s else {}
+    return format_columns(
         [
             ("device", device),
-            *((name, size(taken) + note) for name, taken, note in parts if taken),
-            *((f"load {name}", seconds(took) + read.get(name, "")) for name, took in phases.items()),
+            *((name, format_bytes(taken) + note) for name, taken, note in parts if taken),
+            *((f"load {name}", format_seconds(took) + read.get(name, "")) for name, took in phases.items()),
             *([("graphs", f"no: {without_graphs}")] if without_graphs else []),
         ]
     )

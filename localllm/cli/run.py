@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli import options
-from localllm.cli.asking import ask
+from localllm.cli.asking import execute_run
 
 
 def run(
@@ -86,4 +86,4 @@ def run(
     which spares the loading; --verbose tells. Flags that say how to load a model (--context, --device, --dtype,
     --kv-dtype, --quant, --deterministic, --draft, --draft-model, --force) load it here.
     """
-    ask(ctx.params)
+    execute_run(ctx.params)

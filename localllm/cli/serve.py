@@ -9,10 +9,10 @@ import typer
 
 from localllm.cli import options
 from localllm.cli.io import note
-from localllm.cli.loading import load_served
+from localllm.cli.loading import load_for_server
 from localllm.errors import UsageError
 from localllm.settings import Settings
-from localllm.units import duration
+from localllm.units import parse_duration
 
 if TYPE_CHECKING:
     from localllm.embedder import Embedder
@@ -81,40 +81,44 @@ def serve(
     where another needs the room. Only programs of this machine can ask, unless --host says otherwise, which takes
     a key. The first Ctrl-C or SIGTERM lets answers end, the second does not.
     """
-    from localllm.server.access_flags import access_of, read_keys, tls_of, warnings
-    from localllm.server.logs import Format, set_up
+    from localllm.server.access_flags import access_warnings, load_tls_context, make_access_policy, read_keys
+    from localllm.server.logs import LogFormat, configure_logging
     from localllm.server.serve import bind  # FastAPI takes its time to import
 
-    kept = math.inf if keep_alive.startswith("-") else duration(keep_alive)
-    if log_format not in list(Format):
-        raise UsageError(f"--log-format is {log_format}", f"give {', '.join(Format)}")
+    kept = math.inf if keep_alive.startswith("-") else parse_duration(keep_alive)
+    if log_format not in list(LogFormat):
+        raise UsageError(f"--log-format is {log_format}", f"give {', '.join(LogFormat)}")
     if max_models is not None and not len(models or []) <= max_models != 0:
         raise UsageError(f"--max-models is {max_models}", "give at least 1, and no fewer than you name")
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [Settings.from_environment().api_key])]
-    tls = tls_of(tls_cert, tls_key)
-    access = access_of(host, keys, host_name or [], origin or [], tls=tls, insecure=insecure)
-    for warning in warnings(access):
+    tls = load_tls_context(tls_cert, tls_key)
+    access = make_access_policy(host, keys, host_name or [], origin or [], tls=tls, insecure=insecure)
+    for warning in access_warnings(access):
         note(warning)
     with closing(bind(host, port)) as listener:
         where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
         where |= {"deterministic": deterministic, "force": force, "verbose": verbose}
         from localllm.server.app import create_app
-        from localllm.server.models import Models
+        from localllm.server.models import ModelPool
         from localllm.server.serve import Server
 
         def load(source: str, context: int | None) -> "LLM | Embedder":
-            return cast("LLM | Embedder", load_served(source, **{**where, "context": context or where["context"]}))
+            return cast(
+                "LLM | Embedder", load_for_server(source, **{**where, "context": context or where["context"]})
+            )
 
-        served = Models(load, keep_alive=kept, most=max_models)
+        served = ModelPool(load, keep_alive=kept, max_models=max_models)
         for model in models or []:
-            served.give(load(model, None), model)
-        app = create_app(served, access, with_prompts=log_prompts)
+            served.add_preloaded(load(model, None), model)
+        app = create_app(served, access, log_prompts=log_prompts)
         names = [loaded.name for loaded in served.loaded.values()]
         remark = (
-            note if log_format == Format.TEXT else (lambda words: None)
+            note if log_format == LogFormat.TEXT else (lambda words: None)
         )  # who asks for JSON reads it by program
-        server = Server(app, listener, note, served.close, served.abandon, remark=remark, names=names, tls=tls)
-        set_up(Format(log_format))
+        server = Server(
+            app, listener, note, served.close, served.abort_waiting, remark=remark, model_names=names, tls=tls
+        )
+        configure_logging(LogFormat(log_format))
         server.run()
-        if served.left_behind:
+        if served.has_unfinished_load:
             os._exit(0)

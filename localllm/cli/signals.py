@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # Python itself raises KeyboardInterrupt for SIGINT
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Python itself raises KeyboardInterrupt for SIGINT
 
 
-class Ended(SystemExit):
+class SignalReceived(SystemExit):
     """Raised in the main thread, so that streams are closed, the cursor is shown and the server is told."""
 
     def __init__(self, number: int):
@@ -24,15 +24,15 @@ class Ended(SystemExit):
 
 
 @contextmanager
-def raised() -> Iterator[None]:
+def signals_as_exceptions() -> Iterator[None]:
     """SIGTERM and SIGHUP raise Ended meanwhile; a second one kills. What is ignored, as by nohup, stays so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
     for number, handler in before.items():
         if handler is signal.SIG_DFL:
-            signal.signal(number, _raise)
+            signal.signal(number, _raise_signal)
     try:
         yield
     finally:
@@ -40,12 +40,12 @@ def raised() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _raise(number: int, frame: FrameType | None) -> NoReturn:
+def _raise_signal(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
-    raise Ended(number)
+    raise SignalReceived(number)
 
 
-def die(number: int) -> NoReturn:
+def die_by_signal(number: int) -> NoReturn:
     """Of the signal, at once; of SIGINT away from a terminal's foreground with exit code 130. The engine's thread
     may be inside a kernel, and an interpreter that ends around it aborts with a message. Everything that was said
     has been flushed."""

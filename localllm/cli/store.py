@@ -7,26 +7,29 @@ from typing import Annotated
 import typer
 
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter
-from localllm.cli.models import source_of
+from localllm.cli.io import StdoutWriter
+from localllm.cli.models import artefact_source
 from localllm.errors import UsageError
-from localllm.hub.aliases import aliases
-from localllm.hub.made import made_files
-from localllm.hub.names import RepoName, known_as, parse
-from localllm.hub.naming import give, given, take
-from localllm.hub.remove import Removal, plan_removal, removable
-from localllm.quantize.store import kept_of
+from localllm.hub.aliases import read_aliases
+from localllm.hub.made import edition_files
+from localllm.hub.names import RepoName, parse_name, strip_latest
+from localllm.hub.naming import assigned_target, copy_name, remove_name
+from localllm.hub.remove import Removal, plan_removal, removable_repo
+from localllm.quantize.store import find_artefacts
 from localllm.settings import Settings
-from localllm.units import size
+from localllm.units import format_bytes
 
-Models = Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)]
-MaybeModel = Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)]
+ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)]
+OptionalModelName = Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)]
 DryRun = Annotated[bool, options.switch("--dry-run", text="Say what would be removed, and remove nothing.")]
 CheckOnly = Annotated[bool, options.switch("--check", text="Fetch nothing again.")]
 
 
 def rm(
-    model: Models, quant: options.OfQuant = None, dry_run: DryRun = False, as_json: options.JsonList = False
+    model: ModelNames,
+    quant: options.ArtefactQuant = None,
+    dry_run: DryRun = False,
+    as_json: options.JsonList = False,
 ) -> None:
     """Remove models from this machine.
 
@@ -35,41 +38,45 @@ def rm(
     alone is removed. With --quant the model stays, and what was quantized from it goes.
     """
     if quant:
-        _rm_kept(model, quant, dry_run, as_json)
+        _remove_artefacts(model, quant, dry_run, as_json)
         return
-    out, known = AnswerWriter(), {*aliases(), *made_files()}
-    model = [known_as(name) for name in model]
-    targets = [None if name in known else removable(name) for name in model]  # before anything is removed
+    out, known = StdoutWriter(), {*read_aliases(), *edition_files()}
+    model = [strip_latest(name) for name in model]
+    targets = [None if name in known else removable_repo(name) for name in model]  # before anything is removed
     for target in targets:
         if target:
             plan_removal(target)
     done: list[dict[str, object]] = []
     for name, target in zip(model, targets, strict=True):
         if target is None:
-            meant = given(name) if dry_run else take(name)
+            meant = assigned_target(name) if dry_run else remove_name(name)
             done.append({"name": name, "alias_of": meant, "freed_bytes": 0, "dry_run": dry_run})
             text = f"the name {name} of {meant}; the model stays"
         else:
             plan = plan_removal(target)
-            freed = plan.frees if dry_run else plan.execute()
-            done.append(_as_json(name, plan, freed, dry_run))
-            text = _told(plan, freed)
+            freed = plan.freed_bytes if dry_run else plan.execute()
+            done.append(_removal_json(name, plan, freed, dry_run))
+            text = _describe_removal(plan, freed)
         if not as_json:
             out.write(f"{'would remove' if dry_run else 'removed'} {text}\n")
     if as_json:
         out.write(json.dumps(done, indent=1) + "\n")
 
 
-def _rm_kept(models: list[str], quant: str, dry_run: bool, as_json: bool) -> None:
-    out, home = AnswerWriter(), Settings.from_environment().home
-    found = [(name, kept_of(home, source_of(name), quant)) for name in models]  # before anything is removed
+def _remove_artefacts(models: list[str], quant: str, dry_run: bool, as_json: bool) -> None:
+    out, home = StdoutWriter(), Settings.from_environment().home
+    found = [
+        (name, find_artefacts(home, artefact_source(name), quant)) for name in models
+    ]  # before anything is removed
     done: list[dict[str, object]] = []
     for name, each in found:
         freed = sum(one.nbytes if dry_run else one.remove() for one in each)
         paths = [str(one.path) for one in each]
         done.append({"name": name, "quant": quant, "paths": paths, "freed_bytes": freed, "dry_run": dry_run})
         if not as_json:
-            out.write(f"{'would remove' if dry_run else 'removed'} {name} --quant {quant}, frees {size(freed)}\n")
+            out.write(
+                f"{'would remove' if dry_run else 'removed'} {name} --quant {quant}, frees {format_bytes(freed)}\n"
+            )
     if as_json:
         out.write(json.dumps(done, indent=1) + "\n")
 
@@ -85,12 +92,12 @@ def cp(
     with @REVISION or :QUANT, or a path. Nothing is copied: the disk holds the model once. `localllm rm NAME` takes
     the name away.
     """
-    out = AnswerWriter()
-    meant = give(name, model)
+    out = StdoutWriter()
+    meant = copy_name(name, model)
     out.write(json.dumps({"name": name, "source": meant}) + "\n" if as_json else f"{name} is {meant}\n")
 
 
-def verify(model: MaybeModel = None, check: CheckOnly = False, as_json: options.JsonList = False) -> None:
+def verify(model: OptionalModelName = None, check: CheckOnly = False, as_json: options.JsonList = False) -> None:
     """Look whether downloaded models are what the Hub gave.
 
     MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT; without it, all models in
@@ -99,30 +106,30 @@ def verify(model: MaybeModel = None, check: CheckOnly = False, as_json: options.
     # Loads the Hub's library, which other commands need not wait for.
     from localllm.cli.repair import verify_models
 
-    verify_models(None if model is None else _from_hub(model), check, as_json)
+    verify_models(None if model is None else _require_hub_name(model), check, as_json)
 
 
-def _from_hub(name: str) -> RepoName:
-    repo = parse(name)
+def _require_hub_name(name: str) -> RepoName:
+    repo = parse_name(name)
     if not isinstance(repo, RepoName):
         raise UsageError(f"{name} is not from the Hub: nobody says what it should hold", "name ORG/REPO")
     return repo
 
 
-def _told(plan: Removal, freed: int) -> str:
-    unfinished = f" and {_files(len(plan.unfinished))} of broken off downloads" if plan.unfinished else ""
+def _describe_removal(plan: Removal, freed: int) -> str:
+    unfinished = f" and {_count_files(len(plan.unfinished))} of broken off downloads" if plan.unfinished else ""
     reasons: defaultdict[str, int] = defaultdict(int)
     for kept in plan.kept:
         reasons[kept.why] += kept.size
-    lines = [f"{plan.repo}: {_files(len(plan.files))}{unfinished}, frees {size(freed)}"]
-    return "\n".join(lines + [f"kept {size(count)}: {why}" for why, count in reasons.items()])
+    lines = [f"{plan.repo}: {_count_files(len(plan.files))}{unfinished}, frees {format_bytes(freed)}"]
+    return "\n".join(lines + [f"kept {format_bytes(count)}: {why}" for why, count in reasons.items()])
 
 
-def _files(count: int) -> str:
+def _count_files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
 
 
-def _as_json(name: str, plan: Removal, freed: int, dry_run: bool) -> dict[str, object]:
+def _removal_json(name: str, plan: Removal, freed: int, dry_run: bool) -> dict[str, object]:
     return {
         "name": name,
         "repo": plan.repo.repo,

@@ -9,16 +9,16 @@ import typer
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.cli import io, options
 from localllm.cli.flags import parse_template_args
-from localllm.columns import table
+from localllm.columns import format_table
 from localllm.errors import UsageError
 from localllm.files import TOKENIZER_FILES
-from localllm.hub.gguf import is_gguf, models_in
+from localllm.hub.gguf import is_gguf, models_in_folder
 from localllm.hub.names import is_path
-from localllm.hub.resolve import resolve
-from localllm.paths import expanded
+from localllm.hub.resolve import resolve_model
+from localllm.paths import expand_path
 from localllm.text.control import RenderedChat
 from localllm.text.detokenizer import Detokenizer
-from localllm.text.messages import checked
+from localllm.text.messages import normalize_message
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
@@ -70,17 +70,17 @@ def template(
     else:
         conversation, in_file = _read_conversation(messages)
         functions = in_file if functions is None else functions
-    tokenizer = _tokenizer(model)
-    out = io.AnswerWriter()
-    with closing(ChatTemplate.of(tokenizer)) as chat_template:
+    tokenizer = _load_tokenizer(model)
+    out = io.StdoutWriter()
+    with closing(ChatTemplate.from_tokenizer(tokenizer)) as chat_template:
         given = parse_template_args(template_arg or [])
         chat = chat_template.render(
             conversation,
             tools=functions,
             add_generation_prompt=not no_generation_prompt,
-            arguments=chat_template.arguments(given, think=think, with_tools=functions is not None),
+            arguments=chat_template.template_arguments(given, think=think, with_tools=functions is not None),
         )
-    tokens = _tokens(tokenizer, chat)
+    tokens = _tokenize(tokenizer, chat)
     if as_json:
         listed = [token._asdict() for token in tokens]
         content = {"prompt": chat.text, "token_ids": [token.id for token in tokens], "tokens": listed}
@@ -89,7 +89,7 @@ def template(
     out.write(chat.text)
     if ids or (ids is None and out.terminal):
         out.write("\n\n" if not chat.text.endswith("\n") else "\n")
-        out.write(_table(tokens) + "\n")
+        out.write(_token_table(tokens) + "\n")
     out.finish()
 
 
@@ -99,21 +99,25 @@ def _read_conversation(file: str) -> tuple[list[Any], list[dict[str, Any]] | Non
     tools = content.get("tools") if isinstance(content, dict) else None
     messages = content.get("messages") if isinstance(content, dict) else content
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-        raise UsageError(f"{io.called(file)} holds no messages", 'write [{"role": "user", "content": "Hello"}]')
-    return [checked(message) for message in messages], None if tools is None else io.check_tools(tools, file)
+        raise UsageError(
+            f"{io.display_name(file)} holds no messages", 'write [{"role": "user", "content": "Hello"}]'
+        )
+    return [normalize_message(message) for message in messages], None if tools is None else io.check_tools(
+        tools, file
+    )
 
 
-def _tokenizer(model: str) -> Tokenizer:
+def _load_tokenizer(model: str) -> Tokenizer:
     """A folder or a GGUF file that holds a tokenizer alone will do."""
-    path = expanded(model)
-    in_folder = any((path / name).is_file() for name in TOKENIZER_FILES) and not models_in(path)
+    path = expand_path(model)
+    in_folder = any((path / name).is_file() for name in TOKENIZER_FILES) and not models_in_folder(path)
     alone = is_path(model) and path.exists() and (is_gguf(path) or in_folder)
-    path = path if alone else resolve(model).path
+    path = path if alone else resolve_model(model).path
     return Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(read_gguf(path).metadata, path)
 
 
-def _tokens(tokenizer: Tokenizer, chat: RenderedChat) -> list[Token]:
-    detokenizer = Detokenizer(tokenizer, shown=tokenizer.special_ids)
+def _tokenize(tokenizer: Tokenizer, chat: RenderedChat) -> list[Token]:
+    detokenizer = Detokenizer(tokenizer, shown_ids=tokenizer.special_ids)
     ids = tokenizer.encode_chat(chat)
     texts = [detokenizer.push([token]) for token in ids]
     if texts:
@@ -126,9 +130,9 @@ def _tokens(tokenizer: Tokenizer, chat: RenderedChat) -> list[Token]:
     return [Token(token, text, kind(text)) for token, text in zip(ids, texts, strict=True)]
 
 
-def _table(tokens: list[Token]) -> str:
+def _token_table(tokens: list[Token]) -> str:
     rows = [
         (str(place), str(token.id), token.kind, json.dumps(token.text, ensure_ascii=False))
         for place, token in enumerate(tokens)
     ]
-    return table([("PLACE", "ID", "KIND", "TEXT"), *rows])
+    return format_table([("PLACE", "ID", "KIND", "TEXT"), *rows])

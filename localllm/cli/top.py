@@ -7,17 +7,17 @@ from dataclasses import asdict
 from typing import Annotated
 
 from localllm.cli import options
-from localllm.cli.io import AnswerWriter, both_ends_are_terminals
-from localllm.client.server import Server
+from localllm.cli.io import StdoutWriter, is_interactive
+from localllm.client.server import ServerClient
 from localllm.errors import UsageError
-from localllm.tui.top.glance import look, pace
-from localllm.units import duration
+from localllm.tui.top.glance import fetch_snapshot, throughput_between
+from localllm.units import parse_duration
 
-LEAST_S = 0.1
+MIN_INTERVAL_S = 0.1
 
 
 def top(
-    server: options.Running = None,
+    server: options.RunningServer = None,
     every: Annotated[
         str, options.option("--every", text="Between two looks, like 0.5s or 1m.", metavar="TIME")
     ] = "1s",
@@ -29,21 +29,21 @@ def top(
     prefill are tokens a second of all requests together; TTFT, ITL and queue are of answers that ended in the last
     minutes.
     """
-    between = duration(every)
-    if between < LEAST_S:
-        raise UsageError(f"--every {every} is too often", f"give at least {LEAST_S:g}s")
-    asked = Server(server)
+    between = parse_duration(every)
+    if between < MIN_INTERVAL_S:
+        raise UsageError(f"--every {every} is too often", f"give at least {MIN_INTERVAL_S:g}s")
+    asked = ServerClient(server)
     with closing(asked):
-        first = look(asked)  # what is wrong is said where the terminal is a plain one
-        if both_ends_are_terminals() and not as_json:
+        first = fetch_snapshot(asked)  # what is wrong is said where the terminal is a plain one
+        if is_interactive() and not as_json:
             from localllm.tui.top.app import TopApp
 
-            TopApp(lambda: look(asked), asked.url, between).run()
+            TopApp(lambda: fetch_snapshot(asked), asked.url, between).run()
             return
-        out = AnswerWriter()
+        out = StdoutWriter()
         time.sleep(between)
-        now = look(asked)
-        paces = [pace(first, now, model.name) for model in now.models]
+        now = fetch_snapshot(asked)
+        paces = [throughput_between(first, now, model.name) for model in now.models]
         if as_json:
             models = [
                 asdict(model) | {"pace": speed and asdict(speed)}
@@ -51,6 +51,6 @@ def top(
             ]
             out.write(json.dumps(asdict(now) | {"models": models}, indent=1) + "\n")
             return
-        from localllm.tui.top.board import plain  # 80 ms that no other command need wait for
+        from localllm.tui.top.board import render_plain  # 80 ms that no other command need wait for
 
-        out.write(plain(now, asked.url, paces) + "\n")
+        out.write(render_plain(now, asked.url, paces) + "\n")

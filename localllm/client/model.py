@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.client.server import HELLO_S, Object, Server, checked
+from localllm.client.server import HANDSHAKE_TIMEOUT_S, JsonObject, ServerClient, check_server_name
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.params import params_from_json, params_to_json
@@ -14,17 +14,17 @@ from localllm.wire import event_from_json
 
 if TYPE_CHECKING:
     from localllm import receipt  # only those who want one wait for what it needs
-    from localllm.inspection import Reads
+    from localllm.inspection import StepReads
 
 
-class ServedModel:
+class RemoteModel:
     """What a command needs of an LLM. One answer at a time; `close` ends the connection and with it the answer."""
 
-    def __init__(self, server: Server, facts: Mapping[str, Any]):
+    def __init__(self, server: ServerClient, facts: Mapping[str, Any]):
         """facts: as `POST /localllm/open` tells them. Raises LocalLLMError where they are of another version."""
         self.server = server
-        self.tokenizer = Texts()
-        self.answering: AnswerStream | None = None
+        self.tokenizer = RemoteTokenizer()
+        self.prepared_stream: RemoteStream | None = None
         try:
             self.version = str(facts["version"])
             self.name = str(facts["name"])
@@ -40,16 +40,16 @@ class ServedModel:
             self.block_tokens = int(facts["block_tokens"])
             self.read_bytes = dict(facts["reads"])
         except (LookupError, TypeError, ValueError, AttributeError, LocalLLMError):
-            raise unknown(server.url) from None
+            raise version_mismatch(server.url) from None
 
     @property
-    def reads(self) -> "Reads":
-        from localllm.steps import reads_from_json
+    def reads(self) -> "StepReads":
+        from localllm.steps import step_reads_from_json
 
         try:
-            return reads_from_json(self.read_bytes)
+            return step_reads_from_json(self.read_bytes)
         except (LookupError, TypeError, ValueError):
-            raise unknown(self.server.url) from None
+            raise version_mismatch(self.server.url) from None
 
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
@@ -58,9 +58,11 @@ class ServedModel:
         if not given and think is None and not with_tools:
             return {}
         asked = {"model": self.name, "given": dict(given), "think": think, "with_tools": with_tools}
-        arguments = self.server.ask("/localllm/template-arguments", asked, within=None).get("arguments")
+        arguments = self.server.request_json("/localllm/template-arguments", asked, timeout_s=None).get(
+            "arguments"
+        )
         if not isinstance(arguments, dict):
-            raise unknown(self.server.url)
+            raise version_mismatch(self.server.url)
         return arguments
 
     def prepare(
@@ -74,22 +76,22 @@ class ServedModel:
     ) -> Request:
         """As `LLM.prepare`. The server begins to answer, too, so that `submit` need not ask again."""
         params = params or self.default_params
-        asked: Object = {"model": self.name, "prompt": prompt, "params": params_to_json(params)}
+        asked: JsonObject = {"model": self.name, "prompt": prompt, "params": params_to_json(params)}
         asked |= {"tools": tools, "template_arguments": template_arguments or {}, "inspect": inspect}
-        lines = self.server.stream("/localllm/answer", asked)
+        lines = self.server.stream_json("/localllm/answer", asked)
         try:
             ids = tuple(map(int, next(lines)["prompt_ids"]))
         except (StopIteration, LookupError, TypeError, ValueError):
-            raise unknown(self.server.url) from None
+            raise version_mismatch(self.server.url) from None
         is_chat = not isinstance(prompt, str) and any(isinstance(part, Mapping) for part in prompt)
         request = Request(ids, params, 0.0, is_chat, tuple(tools or ()), inspect=inspect)
-        self.answering = AnswerStream(self.server, lines, self.tokenizer)
+        self.prepared_stream = RemoteStream(self.server, lines, self.tokenizer)
         return request
 
-    def submit(self, request: Request) -> "AnswerStream":
+    def submit(self, request: Request) -> "RemoteStream":
         """The answer to what was prepared last."""
-        assert self.answering is not None
-        stream, self.answering = self.answering, None
+        assert self.prepared_stream is not None
+        stream, self.prepared_stream = self.prepared_stream, None
         return stream
 
     def stream(
@@ -100,22 +102,24 @@ class ServedModel:
         template_arguments: Mapping[str, Any] | None = None,
         *,
         inspect: int | None = None,
-    ) -> "AnswerStream":
+    ) -> "RemoteStream":
         return self.submit(self.prepare(prompt, params, tools, template_arguments, inspect=inspect))
 
     def provenance(self) -> "tuple[receipt.Model, receipt.Setup]":
         from localllm.receipt import provenance_from_json
 
-        found = self.server.ask("/localllm/provenance", {"model": self.name}, within=None)
+        found = self.server.request_json("/localllm/provenance", {"model": self.name}, timeout_s=None)
         try:
             return provenance_from_json(found["model"], found["setup"])
         except (LookupError, ValueError):
-            raise unknown(self.server.url) from None
+            raise version_mismatch(self.server.url) from None
 
     def kernels(self) -> "receipt.Kernels":
-        found = self.server.ask("/localllm/provenance", {"model": self.name}, within=None).get("kernels")
+        found = self.server.request_json("/localllm/provenance", {"model": self.name}, timeout_s=None).get(
+            "kernels"
+        )
         if not isinstance(found, dict):
-            raise unknown(self.server.url)
+            raise version_mismatch(self.server.url)
         return {name: tuple(kernels) for name, kernels in found.items()}
 
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
@@ -125,64 +129,64 @@ class ServedModel:
         self.server.close()
 
 
-class Texts:
+class RemoteTokenizer:
     """The texts of those tokens that the server has named: beside log probabilities, drafts and candidates."""
 
     def __init__(self) -> None:
-        self.known: dict[int, str] = {}
+        self.token_texts: dict[int, str] = {}
 
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
-        return "".join(self.known[token] for token in ids)
+        return "".join(self.token_texts[token] for token in ids)
 
 
-class AnswerStream(Iterator[GenerationEvent]):
+class RemoteStream(Iterator[GenerationEvent]):
     """The answer, piece by piece, as `worker.Stream` gives it. Closing it before its end, from any thread, cancels
     it there, too."""
 
-    def __init__(self, server: Server, lines: Iterator[Object], texts: Texts):
+    def __init__(self, server: ServerClient, lines: Iterator[JsonObject], tokenizer: RemoteTokenizer):
         self.server = server
         self.lines = lines
-        self.texts = texts
-        self.ended = False
+        self.tokenizer = tokenizer
+        self.is_closed = False
 
     def __next__(self) -> GenerationEvent:
-        if self.ended:
+        if self.is_closed:
             raise StopIteration
         try:
             event, texts = event_from_json(next(self.lines))
         except (StopIteration, LookupError, TypeError, ValueError, AttributeError, LocalLLMError) as error:
-            if self.ended:  # closed meanwhile
+            if self.is_closed:  # closed meanwhile
                 raise StopIteration from None
             if isinstance(error, LocalLLMError):
                 raise
-            raise unknown(self.server.url) from None
-        self.texts.known |= texts
+            raise version_mismatch(self.server.url) from None
+        self.tokenizer.token_texts |= texts
         if event.finish_reason is not None:
-            self.ended = True
+            self.is_closed = True
             with suppress(StopIteration):  # so that the connection can be used again
                 next(self.lines)
         return event
 
     def close(self) -> None:
-        if not self.ended:
-            self.ended = True
+        if not self.is_closed:
+            self.is_closed = True
             self.server.close()
 
 
-def unknown(url: str) -> LocalLLMError:
+def version_mismatch(url: str) -> LocalLLMError:
     return LocalLLMError(f"the server at {url} is of another version of localllm", "update the older of the two")
 
 
-def open_model(server: Server, name: str, *, path: str | None, load: bool) -> ServedModel:
+def open_model(server: ServerClient, name: str, *, path: str | None, load: bool) -> RemoteModel:
     """The model of that name, or the loaded one that lies there; load: also where it is not loaded yet.
 
     Takes over the server, and closes it where it raises: ModelNotFound where there is no such model, NoServer,
     OtherServer, and what the server says.
     """
-    asked: Object = {"path": path} if path else {"model": name, "load": load}
+    asked: JsonObject = {"path": path} if path else {"model": name, "load": load}
     try:
-        facts = server.ask("/localllm/open", asked, within=None if load else HELLO_S)
-        return ServedModel(server, checked(facts, server.url))
+        facts = server.request_json("/localllm/open", asked, timeout_s=None if load else HANDSHAKE_TIMEOUT_S)
+        return RemoteModel(server, check_server_name(facts, server.url))
     except BaseException:
         server.close()
         raise

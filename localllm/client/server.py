@@ -8,92 +8,98 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from localllm.client.http import Answer, Connection
+from localllm.client.http import Connection, Response
 from localllm.errors import AccessDenied, LocalLLMError, UsageError
 from localllm.settings import Settings
-from localllm.wire import NAME, error_from_json
+from localllm.wire import SERVER_NAME, error_from_json
 
-PORT = 11434
-HELLO_S = 2.0  # for a server to say what it is
+DEFAULT_PORT = 11434
+HANDSHAKE_TIMEOUT_S = 2.0  # for a server to say what it is
 
-START = "start one with `localllm serve`, or name it: LOCALLLM_HOST, --server"
+START_REMEDY = "start one with `localllm serve`, or name it: LOCALLLM_HOST, --server"
 
-Object = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-class NoServer(LocalLLMError):
+class ServerUnreachable(LocalLLMError):
     """Nobody listens there, or not in time."""
 
     exit_code = 7
     http_status = 502
 
 
-class OtherServer(LocalLLMError):
+class NotLocalLLMServer(LocalLLMError):
     """A server that is not localllm."""
 
     exit_code = 7
     http_status = 502
 
 
-class Server:
+class ServerClient:
     """One connection, kept from question to question. `close` breaks off an answer, also at the server."""
 
     def __init__(self, address: str | None = None):
         """address: as LOCALLLM_HOST, which is asked for it where it is None. Raises UsageError for no address."""
         settings = Settings.from_environment()
-        self.url = url_of(address or settings.host or f"127.0.0.1:{PORT}")
+        self.url = parse_address(address or settings.host or f"127.0.0.1:{DEFAULT_PORT}")
         parts = urlsplit(self.url)
-        self.connection = Connection(parts.hostname or "", parts.port or PORT, tls=parts.scheme == "https")
+        self.connection = Connection(parts.hostname or "", parts.port or DEFAULT_PORT, tls=parts.scheme == "https")
         self.headers = {"Content-Type": "application/json"}
         if settings.api_key:
             self.headers["Authorization"] = f"Bearer {settings.api_key}"
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, *, within: float | None = HELLO_S) -> Object:
+    def request_json(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = HANDSHAKE_TIMEOUT_S
+    ) -> JsonObject:
         """The JSON object that it answers with. Raises NoServer, OtherServer, and what the server says.
 
-        body: None to get; within: seconds, None to wait as long as it takes.
+        body: None to get; timeout_s: seconds, None to wait as long as it takes.
         """
-        answer = self.send(path, body, within)
-        return whole(b"".join(self.pieces(answer, answer.pieces())), self.url)
+        answer = self.send(path, body, timeout_s)
+        return parse_json_object(b"".join(self.read_body(answer, answer.iter_bytes())), self.url)
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[Object]:
+    def stream_json(self, path: str, body: Mapping[str, Any]) -> Iterator[JsonObject]:
         """One JSON object a line, as they come. Raises as `ask`; NoServer where it breaks off."""
         answer = self.send(path, body, None)
-        for text in self.pieces(answer, answer.lines()):
-            found = whole(text, self.url)
+        for text in self.read_body(answer, answer.iter_lines()):
+            found = parse_json_object(text, self.url)
             if "error" in found:
                 raise error_from_json(found)
             yield found
 
-    def send(self, path: str, body: Mapping[str, Any] | None, within: float | None) -> Answer:
+    def send(self, path: str, body: Mapping[str, Any] | None, timeout_s: float | None) -> Response:
         content = b"" if body is None else json.dumps(body).encode()
         try:
-            answer = self.connection.ask("POST" if content else "GET", path, self.headers, content, within)
+            answer = self.connection.request("POST" if content else "GET", path, self.headers, content, timeout_s)
         except OSError as error:
             if unproven := getattr(error, "verify_message", ""):  # of ssl's, which is not imported for its name
                 remedy = "name its certificate, or whose signed it, in SSL_CERT_FILE"
-                raise NoServer(f"the certificate of {self.url} is not trusted ({unproven})", remedy) from None
+                raise ServerUnreachable(
+                    f"the certificate of {self.url} is not trusted ({unproven})", remedy
+                ) from None
             why = error.strerror or str(error) or type(error).__name__
-            raise NoServer(f"no server of localllm answers at {self.url} ({why})", START) from None
+            raise ServerUnreachable(f"no server of localllm answers at {self.url} ({why})", START_REMEDY) from None
         if answer.status != 200:
-            error = refusal(b"".join(self.pieces(answer, answer.pieces())), self.url)
-            if answer.status == 401 and not isinstance(error, OtherServer):
+            error = error_from_response(b"".join(self.read_body(answer, answer.iter_bytes())), self.url)
+            if answer.status == 401 and not isinstance(error, NotLocalLLMServer):
                 raise AccessDenied(error.message, "give one of its keys in LOCALLLM_API_KEY")
             raise error
         return answer
 
-    def pieces(self, answer: Answer, come: Iterator[bytes]) -> Iterator[bytes]:
+    def read_body(self, answer: Response, come: Iterator[bytes]) -> Iterator[bytes]:
         try:
             yield from come
         except OSError:
             self.connection.close(answer)
-            raise NoServer(f"the server at {self.url} broke off its answer", "its log may say why") from None
+            raise ServerUnreachable(
+                f"the server at {self.url} broke off its answer", "its log may say why"
+            ) from None
 
     def close(self) -> None:
         self.connection.close()
 
 
-def url_of(address: str) -> str:
+def parse_address(address: str) -> str:
     """`host`, `host:port`, `http://host:port` and `https://...` as a URL with a port. Raises UsageError."""
     url = address if "://" in address else f"http://{address}"
     remedy = "give HOST:PORT or http://HOST:PORT"
@@ -107,31 +113,31 @@ def url_of(address: str) -> str:
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     # Who listens everywhere is asked here.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    return f"{parts.scheme}://{host}:{PORT if port is None else port}"
+    return f"{parts.scheme}://{host}:{DEFAULT_PORT if port is None else port}"
 
 
-def whole(text: bytes, url: str) -> Object:
+def parse_json_object(text: bytes, url: str) -> JsonObject:
     """Raises OtherServer where that is no JSON object, as something else answers."""
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise OtherServer(f"what answers at {url} is not localllm", START)
+        raise NotLocalLLMServer(f"what answers at {url} is not localllm", START_REMEDY)
     return found
 
 
-def refusal(said: bytes, url: str) -> LocalLLMError:
+def error_from_response(content: bytes, url: str) -> LocalLLMError:
     """What to raise for an answer that refuses: the server's own error, if it is one of localllm's."""
-    found = whole(said, url)
+    found = parse_json_object(content, url)
     error = found.get("error")
     if not isinstance(error, dict) or "kind" not in error:
-        return OtherServer(f"what answers at {url} is not localllm", START)
+        return NotLocalLLMServer(f"what answers at {url} is not localllm", START_REMEDY)
     return error_from_json(found)
 
 
-def checked(found: Object, url: str) -> Object:
+def check_server_name(body: JsonObject, url: str) -> JsonObject:
     """What a server says of itself. Raises OtherServer where it is not localllm."""
-    if found.get("server") != NAME:
-        raise OtherServer(f"what answers at {url} is not localllm", START)
-    return found
+    if body.get("server") != SERVER_NAME:
+        raise NotLocalLLMServer(f"what answers at {url} is not localllm", START_REMEDY)
+    return body

@@ -9,25 +9,25 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
-from localllm.comparison.look import ANSWER_TOKENS, Reading, Seen, look, prompts_of
-from localllm.comparison.subject import Subject, fit_together, vocabulary, windows_for
+from localllm.comparison.look import ANSWER_TOKENS, LogitsReader, ProbeResult, choose_prompts, probe
+from localllm.comparison.subject import Subject, fits_together, shared_vocab_size, shared_windows
 from localllm.quality import kept, measure
 from localllm.quality.report import Answers, Error, Quality, Scored, Side
-from localllm.quality.text import EVALUATION, EVALUATION_NAME, MOST_TOKENS
+from localllm.quality.text import EVALUATION_NAME, EVALUATION_TEXT, MAX_TOKENS
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
-from localllm.units import size
+from localllm.units import format_bytes
 
 
-def compare(
+def compare_models(
     reference: Subject,
-    other: Subject,
+    candidate: Subject,
     settings: Settings,
     text: str | None = None,
     *,
     text_name: str = EVALUATION_NAME,
     window: int | None = None,
-    tokens: int = MOST_TOKENS,
+    tokens: int = MAX_TOKENS,
     note: Callable[[str], None] = lambda line: None,
 ) -> Quality:
     """All of a report but the recipe and the matrices, which are the quantizer's to add.
@@ -36,53 +36,53 @@ def compare(
     know where that is less; tokens: of the text, at most; note: takes a line for the person. Raises UsageError for
     models of two vocabularies and a text that is too short, DoesNotFit, DiskFull, and what `load` raises.
     """
-    vocab = vocabulary(reference, other)
-    text = EVALUATION.read_text(encoding="utf-8") if text is None else text
-    windows = windows_for(reference, other, text, window=window, tokens=tokens)
-    prompts = prompts_of(windows)
-    longest = min(reference.config.max_context, other.config.max_context)
+    vocab = shared_vocab_size(reference, candidate)
+    text = EVALUATION_TEXT.read_text(encoding="utf-8") if text is None else text
+    windows = shared_windows(reference, candidate, text, window=window, tokens=tokens)
+    prompts = choose_prompts(windows)
+    longest = min(reference.config.max_context, candidate.config.max_context)
     widest = max(len(ids) for ids in windows.ids)
     context = min(longest, max(widest, max(map(len, prompts)) + ANSWER_TOKENS))
-    together = fit_together(reference, other, context)
+    together = fits_together(reference, candidate, context)
     with ExitStack() as held:
         first = held.enter_context(closing(reference.load(context)))
-        seen, ours = look(first, windows, prompts), Reading(first, vocab)
-        logits: measure.Logits = ours
+        seen, ours = probe(first, windows, prompts), LogitsReader(first, vocab)
+        logits: measure.LogitsFunction = ours
         if not together:
-            needed = kept.bytes_of(windows, vocab)
+            needed = kept.logits_bytes(windows, vocab)
             note(
-                f"note: memory does not hold {reference.name} and {other.name} together, so they run one after "
-                f"the other, with {size(needed)} of logits in a temporary file in {settings.home}"
+                f"note: memory does not hold {reference.name} and {candidate.name} together, so they run one "
+                f"after the other, with {format_bytes(needed)} of logits in a temporary file in {settings.home}"
             )
-            logits = held.enter_context(kept.keeping(settings.home, needed))
+            logits = held.enter_context(kept.open_logits_file(settings.home, needed))
             logits.record(ours, windows)
             first.close()
-        second = held.enter_context(closing(other.load(context)))
-        seen_of_other, theirs = look(second, windows, prompts), Reading(second, vocab)
-        distance = measure.distance(logits, theirs, windows)
+        second = held.enter_context(closing(candidate.load(context)))
+        seen_of_other, theirs = probe(second, windows, prompts), LogitsReader(second, vocab)
+        distance = measure.measure_distance(logits, theirs, windows)
     return Quality(
-        side(reference, seen, ours),
-        side(other, seen_of_other, theirs),
+        make_side(reference, seen, ours),
+        make_side(candidate, seen_of_other, theirs),
         Scored(text_name, windows.tokens, windows.scored, widest),
         distance,
-        tuple(answers(reference.tokenizer, prompts, seen, seen_of_other)),
+        tuple(compare_answers(reference.tokenizer, prompts, seen, seen_of_other)),
         layer_errors(seen, seen_of_other),
     )
 
 
-def side(subject: Subject, seen: Seen, reading: Reading) -> Side:
-    decode = seen.decode_tokens_per_s
+def make_side(subject: Subject, probe: ProbeResult, reading: LogitsReader) -> Side:
+    decode = probe.decode_tokens_per_s
     return Side(
         subject.name,
         subject.header.stored_bytes,
-        seen.dtype,
-        seen.kv_dtype,
+        probe.dtype,
+        probe.kv_dtype,
         text_tokens_per_s=reading.tokens_per_s,
         decode_tokens_per_s=None if math.isnan(decode) else decode,
     )
 
 
-def layer_errors(reference: Seen, other: Seen) -> tuple[Error, ...]:
+def layer_errors(reference: ProbeResult, other: ProbeResult) -> tuple[Error, ...]:
     """After each layer, if the two have as many, of one width."""
     if [x.shape for x in reference.layers] != [x.shape for x in other.layers]:
         return ()
@@ -90,7 +90,9 @@ def layer_errors(reference: Seen, other: Seen) -> tuple[Error, ...]:
     return tuple(Error(f"layer {i}", measure.output_error(a, b)) for i, (a, b) in enumerate(pairs))
 
 
-def answers(tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], reference: Seen, other: Seen) -> list[Answers]:
+def compare_answers(
+    tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], reference: ProbeResult, other: ProbeResult
+) -> list[Answers]:
     found = []
     for prompt, ours, theirs in zip(prompts, reference.answers, other.answers, strict=True):
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=True)))
@@ -100,15 +102,15 @@ def answers(tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], reference: S
                 tokenizer.decode(prompt),
                 len(ours),
                 same,
-                continuation(tokenizer, prompt, ours[:same]),
-                continuation(tokenizer, before, ours[same:]),
-                continuation(tokenizer, before, theirs[same:]),
+                continuation_text(tokenizer, prompt, ours[:same]),
+                continuation_text(tokenizer, before, ours[same:]),
+                continuation_text(tokenizer, before, theirs[same:]),
             )
         )
     return found
 
 
-def continuation(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
+def continuation_text(tokenizer: Tokenizer, prefix_ids: Sequence[int], ids: Sequence[int]) -> str:
     """The text of `ids` where it stands: SentencePiece leaves out the space at the begin of a text."""
-    begin, whole = tokenizer.decode(before), tokenizer.decode([*before, *ids])
+    begin, whole = tokenizer.decode(prefix_ids), tokenizer.decode([*prefix_ids, *ids])
     return whole[len(begin) :] if whole.startswith(begin) else tokenizer.decode(ids)

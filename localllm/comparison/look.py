@@ -11,14 +11,14 @@ from torch import Tensor
 from localllm.llm import LLM
 from localllm.quality.text import Windows
 from localllm.request import SamplingParams
-from localllm.runtime.looking import layer_outputs, logits_in_pieces
+from localllm.runtime.looking import capture_layer_outputs, stream_logits
 
-PIECE = 2**25  # logits at once, 134 MB
-LAYER_TOKENS = 128  # at the begin of the text, whose layers are looked at
+LOGITS_PER_CHUNK = 2**25  # logits at once, 134 MB
+PROBED_LAYER_TOKENS = 128  # at the begin of the text, whose layers are looked at
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
 
 
-class Reading:
+class LogitsReader:
     """A model that reads windows of text: token ids -> logits, as `measure.Logits` describes it."""
 
     def __init__(self, llm: LLM, vocab: int):
@@ -30,7 +30,7 @@ class Reading:
 
     def __call__(self, ids: Sequence[int]) -> Iterator[Tensor]:
         worker = self.llm.worker
-        pieces = logits_in_pieces(worker.engine, ids, max(1, PIECE // self.vocab))
+        pieces = stream_logits(worker.engine, ids, max(1, LOGITS_PER_CHUNK // self.vocab))
         try:
             while True:
                 start = time.perf_counter()
@@ -49,7 +49,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProbeResult:
     dtype: str
     kv_dtype: str | None  # of keys and values, if it is another
     decode_tokens_per_s: float  # of the first answer
@@ -57,17 +57,19 @@ class Seen:
     layers: list[Tensor]  # [T, hidden] float32, after each layer
 
 
-def look(llm: LLM, windows: Windows, prompts: Sequence[Sequence[int]]) -> Seen:
+def probe(llm: LLM, windows: Windows, prompts: Sequence[Sequence[int]]) -> ProbeResult:
     """Greedy answers to the prompts as long as the context allows, and the layers' outputs."""
     room = llm.context - max(map(len, prompts))
     greedy = SamplingParams(temperature=0, max_tokens=min(ANSWER_TOKENS, room), ignore_eos=True)
     done = [llm.generate(prompt, greedy) for prompt in prompts]
-    layers = llm.worker.call(lambda: layer_outputs(llm.worker.engine, windows.ids[0][:LAYER_TOKENS]))
+    layers = llm.worker.call(
+        lambda: capture_layer_outputs(llm.worker.engine, windows.ids[0][:PROBED_LAYER_TOKENS])
+    )
     kept = llm.kv_dtype if llm.kv_dtype != llm.dtype else None
-    return Seen(llm.dtype, kept, done[0].metrics.tokens_per_s, [one.token_ids for one in done], layers)
+    return ProbeResult(llm.dtype, kept, done[0].metrics.tokens_per_s, [one.token_ids for one in done], layers)
 
 
-def prompts_of(windows: Windows) -> list[tuple[int, ...]]:
+def choose_prompts(windows: Windows) -> list[tuple[int, ...]]:
     """The begin of the text, and of the window in its middle."""
     chosen = dict.fromkeys((windows.ids[0], windows.ids[len(windows.ids) // 2]))
     return [ids[: min(PROMPT_TOKENS, max(1, len(ids) // 2))] for ids in chosen]

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from localllm.conversation.fences import fenced
+from localllm.conversation.fences import fence_text
 from localllm.errors import UsageError
-from localllm.units import size
+from localllm.units import format_bytes
 
-BYTES_LIMIT = 2**20  # of a file: about 250,000 tokens, more than most contexts hold
-PASTE_LIMIT = 10_000  # characters of a paste that may be paths
-REFERENCE = re.compile(
+MAX_FILE_BYTES = 2**20  # of a file: about 250,000 tokens, more than most contexts hold
+MAX_PASTE_CHARACTERS = 10_000  # characters of a paste that may be paths
+REFERENCE_PATTERN = re.compile(
     r"""(?<!\S)(?P<plain>\\)?@(?:"(?P<double>[^"\n]+)"|'(?P<single>[^'\n]+)'|(?P<bare>(?:\\.|\S)+))"""
 )
-AFTER_A_WORD = ".,;:!?)]}'\""
-LANGUAGE = re.compile(r"[a-z0-9+]{1,12}")
+TRAILING_PUNCTUATION = ".,;:!?)]}'\""
+LANGUAGE_PATTERN = re.compile(r"[a-z0-9+]{1,12}")
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Attachment:
     def prompt(self) -> str:
         """As a model reads it."""
         ending = Path(self.name).suffix.removeprefix(".").lower()
-        return f"{self.name}:\n{fenced(self.text, ending if LANGUAGE.fullmatch(ending) else '')}"
+        return f"{self.name}:\n{fence_text(self.text, ending if LANGUAGE_PATTERN.fullmatch(ending) else '')}"
 
 
-def prompt(text: str, attached: tuple[Attachment, ...]) -> str:
+def prompt_with_files(text: str, attachments: tuple[Attachment, ...]) -> str:
     """What a model reads of a message: its files first, then what was written."""
-    return "\n\n".join([*(file.prompt for file in attached), text])
+    return "\n\n".join([*(file.prompt for file in attachments), text])
 
 
-def attach(text: str, folder: Path | None = None) -> tuple[str, tuple[Attachment, ...]]:
+def read_attachments(text: str, folder: Path | None = None) -> tuple[str, tuple[Attachment, ...]]:
     """The message without its backslashes, and the files that it names, each once; folder: where paths begin, the
     working folder where it is None.
 
@@ -57,70 +57,70 @@ def attach(text: str, folder: Path | None = None) -> tuple[str, tuple[Attachment
     def read(match: re.Match[str]) -> str:
         if match["plain"]:
             return match[0][1:]
-        for name in _names(match):
-            if (path := _existing(name, folder)) is not None:
-                found[name] = found.get(name) or Attachment(name, _text(name, path))
+        for name in _candidate_names(match):
+            if (path := _existing_path(name, folder)) is not None:
+                found[name] = found.get(name) or Attachment(name, _read_text(name, path))
                 break
         return match[0]
 
-    written = REFERENCE.sub(read, text)
+    written = REFERENCE_PATTERN.sub(read, text)
     return written, tuple(found.values())
 
 
-def typed(text: str, attached: tuple[Attachment, ...], folder: Path | None = None) -> str:
+def escape_references(text: str, attachments: tuple[Attachment, ...], folder: Path | None = None) -> str:
     """The message as it would be typed again: `attach` brings in what it brought in, where the files are there."""
-    names = {file.name for file in attached}
+    names = {file.name for file in attachments}
 
     def escape(match: re.Match[str]) -> str:
         if match["plain"]:
             return "\\" + match[0]
-        meant = list(_names(match))
-        is_text = not names.intersection(meant) and any(_existing(name, folder) is not None for name in meant)
+        meant = list(_candidate_names(match))
+        is_text = not names.intersection(meant) and any(_existing_path(name, folder) is not None for name in meant)
         return "\\" + match[0] if is_text else match[0]
 
-    return REFERENCE.sub(escape, text)
+    return REFERENCE_PATTERN.sub(escape, text)
 
 
-def reference(path: str) -> str:
+def file_reference(path: str) -> str:
     """How a path is written in a message."""
-    if not re.search(r"[\s\\'\"]", path) and path[-1:] not in AFTER_A_WORD:
+    if not re.search(r"[\s\\'\"]", path) and path[-1:] not in TRAILING_PUNCTUATION:
         return f"@{path}"
     return f'@"{path}"' if '"' not in path else f"@'{path}'"
 
 
-def dropped(pasted: str) -> str | None:
+def dropped_file_references(paste: str) -> str | None:
     """What stands for files that were dropped on a terminal or copied from a list of files: `@path`, with a space
     after each; None where the paste is anything else.
 
     Terminals write whole paths: with backslashes, between quotes, or as `file://` and what a URI makes of it.
     """
-    text = pasted.strip()
-    if len(text) > PASTE_LIMIT or not text.startswith(("/", "~/", "'", '"', "file://")):
+    text = paste.strip()
+    if len(text) > MAX_PASTE_CHARACTERS or not text.startswith(("/", "~/", "'", '"', "file://")):
         return None
     try:
-        words = [text] if _file_of(text) else shlex.split(text)
+        words = [text] if _dropped_path(text) else shlex.split(text)
     except ValueError:
         return None
-    paths = [_file_of(word) for word in words]
+    paths = [_dropped_path(word) for word in words]
     if not paths or None in paths:
         return None
-    return "".join(f"{reference(path)} " for path in paths if path)
+    return "".join(f"{file_reference(path)} " for path in paths if path)
 
 
-def _names(match: re.Match[str]) -> Iterator[str]:
+def _candidate_names(match: re.Match[str]) -> Iterator[str]:
     """What a reference may mean: at the end of a sentence, its full stop is none of the name's."""
     if (quoted := match["double"] or match["single"]) is not None:
         yield quoted
         return
     bare = re.sub(r"\\(.)", r"\1", match["bare"])
     yield bare
-    while bare[-1:] and bare[-1] in AFTER_A_WORD:
+    while bare[-1:] and bare[-1] in TRAILING_PUNCTUATION:
         bare = bare[:-1]
         if bare:
             yield bare
 
 
-def _existing(name: str, folder: Path | None) -> Path | None:
+def _existing_path(name: str, folder: Path | None) -> Path | None:
     """A file or a folder."""
     try:
         path = Path(folder or ".", Path(name).expanduser())
@@ -129,18 +129,18 @@ def _existing(name: str, folder: Path | None) -> Path | None:
         return None
 
 
-def _text(name: str, path: Path) -> str:
+def _read_text(name: str, path: Path) -> str:
     if path.is_dir():
         raise UsageError(f"{name} is a folder", rf"name a file in it, or write \@{name} to mean the text")
     try:
         with path.open("rb") as file:
-            content = file.read(BYTES_LIMIT + 1)
+            content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UsageError(
             f"{name} cannot be read: {error.strerror}", rf"or write \@{name} to mean the text"
         ) from error
-    if len(content) > BYTES_LIMIT:
-        raise UsageError(f"{name} is larger than {size(BYTES_LIMIT)}", "bring in a part of it")
+    if len(content) > MAX_FILE_BYTES:
+        raise UsageError(f"{name} is larger than {format_bytes(MAX_FILE_BYTES)}", "bring in a part of it")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -150,7 +150,7 @@ def _text(name: str, path: Path) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _file_of(word: str) -> str | None:
+def _dropped_path(word: str) -> str | None:
     """The path of a file that is here, which a word gives whole."""
     if word.startswith("file://"):
         try:
@@ -162,5 +162,5 @@ def _file_of(word: str) -> str | None:
         word = unquote(uri.path)
     if not word.startswith(("/", "~/")) or "\n" in word:
         return None
-    path = _existing(word, None)
+    path = _existing_path(word, None)
     return word if path is not None and path.is_file() else None

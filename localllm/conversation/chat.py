@@ -14,9 +14,9 @@ from localllm.conversation.turn import Message, Turn
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
 from localllm.model import ChatModel, Stream
-from localllm.request import GenerationEvent, Kind, SamplingParams
+from localllm.request import EventType, GenerationEvent, SamplingParams
 
-Events = Generator[GenerationEvent, None, None]
+AnswerEvents = Generator[GenerationEvent, None, None]
 
 
 class Chat:
@@ -33,14 +33,14 @@ class Chat:
         self.params = params or model.default_params
         self.system = system
         self.template_arguments = dict(template_arguments or {})
-        self.root = self.at = Turn("", None)  # at: the newest turn of this branch
+        self.root = self.current = Turn("", None)  # at: the newest turn of this branch
         self.inspect: int | None = None  # as Request.inspect, of what is asked next
-        self.under_way: Stream | None = None
+        self.stream: Stream | None = None
 
     @property
     def turns(self) -> list[Turn]:
         """Of this branch, oldest first."""
-        return self.at.path
+        return self.current.path
 
     @property
     def branches(self) -> list[Turn]:
@@ -52,90 +52,92 @@ class Chat:
         return [message for turn in self.turns for message in turn.messages]
 
     @property
-    def last(self) -> Metrics | None:
+    def last_metrics(self) -> Metrics | None:
         """Of the last answer, if it came to its end."""
-        return self.at.metrics
+        return self.current.metrics
 
-    def ask(self, text: str, after: Turn | None = None, attached: tuple[Attachment, ...] = ()) -> Events:
+    def ask(self, text: str, after: Turn | None = None, attachments: tuple[Attachment, ...] = ()) -> AnswerEvents:
         """Stream the answer to `text`, which becomes the newest turn; after: the turn that it follows, the newest
-        where it is None; attached: files that the model reads before it.
+        where it is None; attachments: files that the model reads before it.
 
         Closing the iterator stops the answer, and what was said so far stays. A question that got no answer
         at all (an error, or stopped before the first word) leaves the conversation as it was.
         Raises UsageError for a system prompt without a chat template, and whatever the model raises.
         """
-        before, parent = self.at, after or self.at
-        turn = self.at = Turn(text, parent, model=self.model.name, attached=attached, asked=time.time())
+        before, parent = self.current, after or self.current
+        turn = self.current = Turn(
+            text, parent, model=self.model.name, attachments=attachments, asked_at=time.time()
+        )
         parent.children.append(turn)
-        last, parent.chosen = parent.chosen, turn
-        said, finished = dict.fromkeys(Kind, ""), False
+        last, parent.chosen_child = parent.chosen_child, turn
+        said, finished = dict.fromkeys(EventType, ""), False
         try:
             stream = self.model.stream(
                 self._prompt(), self.params, template_arguments=self.template_arguments, inspect=self.inspect
             )
             with closing(stream) as events:
-                self.under_way = stream
+                self.stream = stream
                 for event in events:
                     said[event.kind] += event.text
-                    turn.answer, turn.thoughts = said[Kind.CONTENT], said[Kind.REASONING]
+                    turn.answer, turn.thoughts = said[EventType.CONTENT], said[EventType.REASONING]
                     turn.finish_reason, turn.metrics = event.finish_reason, event.metrics
                     finished = finished or event.finish_reason is not None
                     yield event
         finally:
-            self.under_way = None
+            self.stream = None
             if not (turn.answer or finished):
                 parent.children.remove(turn)
-                self.at, parent.chosen = before, last
+                self.current, parent.chosen_child = before, last
 
     def stop(self) -> None:
         """End the answer under way at once, from any thread: whoever reads it finds its end, and what was said so
         far stays. Nothing where none is under way."""
-        if stream := self.under_way:
+        if stream := self.stream:
             stream.close()
 
-    def edit(self, turn: Turn, text: str, attached: tuple[Attachment, ...] = ()) -> Events:
+    def edit(self, turn: Turn, text: str, attachments: tuple[Attachment, ...] = ()) -> AnswerEvents:
         """Ask something else in place of a turn: another branch from there. As `ask`."""
-        return self.ask(text, turn.parent, attached)
+        return self.ask(text, turn.parent, attachments)
 
-    def again(self, turn: Turn) -> Events:
+    def regenerate(self, turn: Turn) -> AnswerEvents:
         """Another answer to the question of a turn: another branch from there. As `ask`."""
-        return self.ask(turn.question, turn.parent, turn.attached)
+        return self.ask(turn.question, turn.parent, turn.attachments)
 
     def undo(self) -> str | None:
         """Take back the last question and its answer, which `redo` brings back; gives the question, or None if
         there is none."""
-        if self.at.parent is None:
+        if self.current.parent is None:
             return None
-        question, self.at = self.at.question, self.at.parent
+        question, self.current = self.current.question, self.current.parent
         return question
 
     def redo(self) -> bool:
         """Bring back what was taken back last; False where there is nothing."""
-        if self.at.chosen is None:
+        if self.current.chosen_child is None:
             return False
-        self.at = self.at.chosen
+        self.current = self.current.chosen_child
         return True
 
-    def switch(self, turn: Turn) -> None:
+    def switch_to(self, turn: Turn) -> None:
         """Go on with the branch of this turn, from where it was left."""
         for step in turn.path:
             assert step.parent
-            step.parent.chosen = step
-        self.at = turn.last
+            step.parent.chosen_child = step
+        self.current = turn.branch_end
 
     def clear(self) -> None:
         """Forget what was said; system prompt and parameters stay."""
-        self.root = self.at = Turn("", None)
+        self.root = self.current = Turn("", None)
 
     @property
     def used_tokens(self) -> int | None:
         """Tokens that the conversation took after the last answer; None without one, or if it was stopped."""
-        return self.last.prompt_tokens + self.last.output_tokens if self.last else None
+        return self.last_metrics.prompt_tokens + self.last_metrics.output_tokens if self.last_metrics else None
 
     def _prompt(self) -> str | list[Message]:
         if self.model.has_chat_template:
             system = [{"role": "system", "content": self.system}] if self.system else []
-            asked = self.at.messages[:1]
+            asked = self.current.messages[:1]
             return [*system, *(m for turn in self.turns[:-1] for m in turn.messages), *asked]
         if self.system:
             raise UsageError(f"{self.model.name} has no chat template for a system prompt", "write it as text")

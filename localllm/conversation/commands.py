@@ -10,35 +10,35 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from localllm.columns import columns, table
+from localllm.columns import format_columns, format_table
 from localllm.conversation import keeping
-from localllm.conversation.chat import Events
-from localllm.conversation.parameters import PARAMETERS, with_parameter
+from localllm.conversation.chat import AnswerEvents
+from localllm.conversation.parameters import PARAMETER_NAMES, with_parameter
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.request import SamplingParams
-from localllm.units import size
+from localllm.units import format_bytes
 
-WIDTH = 50  # characters of a question in a list
+EXCERPT_CHARACTERS = 50  # characters of a question in a list
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """What a command leaves to be done."""
 
     text: str = ""  # to be shown
-    ask: Callable[[], Events] | None = None  # an answer to be streamed
-    draft: str | None = None  # what the next message begins as: it is changed, and sent
+    start_answer: Callable[[], AnswerEvents] | None = None  # an answer to be streamed
+    edit_text: str | None = None  # what the next message begins as: it is changed, and sent
 
 
 class Command(NamedTuple):
     usage: str
     help: str
-    act: Callable[[Session, str], Done | str]
+    run: Callable[[Session, str], CommandResult | str]
 
 
-def execute(session: Session, line: str) -> Done:
+def execute(session: Session, line: str) -> CommandResult:
     """Do what a line that begins with a slash says. Raises UsageError with a remedy, EOFError to leave."""
     session.editing = None
     name, *rest = line.split(maxsplit=1)
@@ -50,18 +50,18 @@ def execute(session: Session, line: str) -> Done:
             f"there is no command {name}",
             f"{guess or '/help shows all; '}a space before the / sends it as text",
         )
-    done = command.act(session, rest[0].strip() if rest else "")
-    done = Done(done) if isinstance(done, str) else done
-    told = session.keep() if session.id and not done.ask else ""
+    done = command.run(session, rest[0].strip() if rest else "")
+    done = CommandResult(done) if isinstance(done, str) else done
+    told = session.save() if session.id and not done.start_answer else ""
     return replace(done, text=f"{done.text}\n{told}") if told else done
 
 
-def offers() -> list[tuple[str, str]]:
+def command_help() -> list[tuple[str, str]]:
     """Every command and what it does, as a prompt offers them."""
     return [(name, command.help) for name, command in COMMANDS.items()]
 
 
-def unquote(text: str) -> str:
+def strip_triple_quotes(text: str) -> str:
     """Without the triple quotes that let a text run over several lines."""
     text = text.strip()
     return text[3:-3].strip("\n") if text.startswith('"""') and text.endswith('"""') and len(text) >= 6 else text
@@ -78,7 +78,7 @@ def _help(session: Session, rest: str) -> str:
         ("Ctrl-C", "stop the answer, or clear the line"),
         ("Ctrl-D", "leave"),
     ]
-    return columns([*dict.fromkeys(rows), *keys])
+    return format_columns([*dict.fromkeys(rows), *keys])
 
 
 def _set(session: Session, rest: str) -> str:
@@ -94,21 +94,21 @@ def _set(session: Session, rest: str) -> str:
         session.chat.template_arguments |= switch
         return f"{what}: the model {'thinks' if what == 'think' else 'does not think'} before it answers"
     if what in ("history", "nohistory") and not words:
-        session.keeps = what == "history"
-        return f"{what}: what is said from now on is {'kept' if session.keeps else 'not kept'}"
+        session.autosave = what == "history"
+        return f"{what}: what is said from now on is {'kept' if session.autosave else 'not kept'}"
     if what == "parameter" and len(words) >= 2:
         session.chat.params = with_parameter(session.chat.params, words[0], words[1:])
         return f"{words[0]} = {getattr(session.chat.params, words[0])}"
     if what == "parameter" and not words:
-        return _parameters(session.chat.params)
+        return _parameter_table(session.chat.params)
     raise UsageError(
         f"/set {rest} is not known or not complete" if rest else "/set needs to know what",
         "/set parameter NAME VALUE, verbose or quiet, think or nothink, history or nohistory",
     )
 
 
-def _parameters(params: SamplingParams) -> str:
-    return columns([(name, str(getattr(params, name))) for name in PARAMETERS])
+def _parameter_table(params: SamplingParams) -> str:
+    return format_columns([(name, str(getattr(params, name))) for name in PARAMETER_NAMES])
 
 
 def _show(session: Session, rest: str) -> str:
@@ -116,17 +116,17 @@ def _show(session: Session, rest: str) -> str:
     neutral = SamplingParams()
     set_to = [
         f"{name}={getattr(chat.params, name)}"
-        for name in PARAMETERS
+        for name in PARAMETER_NAMES
         if getattr(chat.params, name) != getattr(neutral, name)
     ]
     used = "not known before the next answer" if chat.messages else "nothing said yet"
     kept = f", keys and values in {llm.kv_dtype}" if llm.kv_dtype != llm.dtype else ""
     if chat.used_tokens is not None:
         used = f"{chat.used_tokens} tokens used"
-    return columns(
+    return format_columns(
         [
             ("model", llm.name),
-            ("runs on", f"{llm.device} in {llm.dtype}, {size(llm.weight_bytes)} of weights{kept}"),
+            ("runs on", f"{llm.device} in {llm.dtype}, {format_bytes(llm.weight_bytes)} of weights{kept}"),
             ("context", f"{used}, {llm.context} at most"),
             ("messages", str(len(chat.messages))),
             ("parameters", " ".join(set_to) or "all at their neutral values"),
@@ -138,24 +138,24 @@ def _show(session: Session, rest: str) -> str:
 
 def _clear(session: Session, rest: str) -> str:
     had_words = bool(session.chat.root.children)
-    before = session.begin()
+    before = session.start_new()
     kept = (
         f"; the one before is kept, /load {before} goes on with it" if before else "; the one before is forgotten"
     )
     return f"a new conversation, with this system prompt and these parameters{kept if had_words else ''}"
 
 
-def _edit(session: Session, rest: str) -> Done:
+def _edit(session: Session, rest: str) -> CommandResult:
     turn = _newest(session, "to edit")
     if not rest:
-        return Done(draft=session.edit(turn))
+        return CommandResult(edit_text=session.edit(turn))
     session.edit(turn)
-    return Done(ask=lambda: session.ask(unquote(rest)))
+    return CommandResult(start_answer=lambda: session.ask(strip_triple_quotes(rest)))
 
 
-def _regenerate(session: Session, rest: str) -> Done:
+def _regenerate(session: Session, rest: str) -> CommandResult:
     turn = _newest(session, "to answer again")
-    return Done(ask=lambda: session.chat.again(turn))
+    return CommandResult(start_answer=lambda: session.chat.regenerate(turn))
 
 
 def _undo(session: Session, rest: str) -> str:
@@ -168,7 +168,7 @@ def _undo(session: Session, rest: str) -> str:
 def _redo(session: Session, rest: str) -> str:
     if not session.chat.redo():
         raise UsageError("there is nothing to bring back")
-    return f"brought back: {_short(session.chat.at.question)}"
+    return f"brought back: {_excerpt(session.chat.current.question)}"
 
 
 def _branch(session: Session, rest: str) -> str:
@@ -176,33 +176,38 @@ def _branch(session: Session, rest: str) -> str:
     if not branches:
         raise UsageError("nothing was said yet")
     if not rest:
-        here = session.chat.at.last
+        here = session.chat.current.branch_end
         rows = [
-            (f"{'*' if end is here else ' '} {number}", str(end.depth), _short(end.question), _short(end.answer))
+            (
+                f"{'*' if end is here else ' '} {number}",
+                str(end.depth),
+                _excerpt(end.question),
+                _excerpt(end.answer),
+            )
             for number, end in enumerate(branches, 1)
         ]
-        return table([("  BRANCH", "QUESTIONS", "LAST QUESTION", "ANSWER"), *rows])
+        return format_table([("  BRANCH", "QUESTIONS", "LAST QUESTION", "ANSWER"), *rows])
     if not (rest.isdecimal() and 1 <= int(rest[:9]) <= len(branches)):
         raise UsageError(f"there is no branch {rest}", f"/branch lists them, 1 to {len(branches)}")
-    session.chat.switch(branches[int(rest) - 1])
-    return f"on branch {rest}, after: {_short(session.chat.at.question)}"
+    session.chat.switch_to(branches[int(rest) - 1])
+    return f"on branch {rest}, after: {_excerpt(session.chat.current.question)}"
 
 
 def _newest(session: Session, what: str) -> Turn:
-    if session.chat.at.parent is None:
+    if session.chat.current.parent is None:
         raise UsageError(f"there is no question {what}")
-    return session.chat.at
+    return session.chat.current
 
 
-def _short(text: str) -> str:
-    words = " ".join(text[: 4 * WIDTH].split())
-    return words if len(words) <= WIDTH else words[: WIDTH - 1] + "…"
+def _excerpt(text: str) -> str:
+    words = " ".join(text[: 4 * EXCERPT_CHARACTERS].split())
+    return words if len(words) <= EXCERPT_CHARACTERS else words[: EXCERPT_CHARACTERS - 1] + "…"
 
 
 def _system(session: Session, rest: str) -> str:
     if not rest:
         return session.chat.system or "no system prompt; /system TEXT sets one"
-    session.chat.system = None if rest == "none" else unquote(rest)
+    session.chat.system = None if rest == "none" else strip_triple_quotes(rest)
     return "system prompt removed" if rest == "none" else "system prompt set"
 
 

@@ -8,84 +8,86 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from localllm.conversation.attach import LANGUAGE
-from localllm.conversation.fences import fenced
-from localllm.conversation.kept import Kept
+from localllm.conversation.attach import LANGUAGE_PATTERN
+from localllm.conversation.fences import fence_text
+from localllm.conversation.kept import SavedSession
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.params import params_to_json
 from localllm.request import SamplingParams
-from localllm.units import utc
+from localllm.units import format_utc
 
 FORMATS = ("md", "json")
-FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+FENCE_PATTERN = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 
 
-def exported(conversation: Kept, form: str, *, everything: bool = False) -> str:
+def export_text(conversation: SavedSession, file_format: str, *, all_branches: bool = False) -> str:
     """The branch that was last gone on with, or every turn. Raises UsageError for another format than `md` and
     `json`."""
-    if form not in FORMATS:
-        raise UsageError(f"{form!r} is no format of conversations", f"give {' or '.join(FORMATS)}")
-    turns = list(conversation.root.descendants if everything else (conversation.at or conversation.root).path)
-    return as_json(conversation, turns) if form == "json" else as_markdown(conversation, turns)
+    if file_format not in FORMATS:
+        raise UsageError(f"{file_format!r} is no format of conversations", f"give {' or '.join(FORMATS)}")
+    turns = list(
+        conversation.root.descendants if all_branches else (conversation.current or conversation.root).path
+    )
+    return as_json(conversation, turns) if file_format == "json" else as_markdown(conversation, turns)
 
 
-def as_json(conversation: Kept, turns: list[Turn]) -> str:
+def as_json(conversation: SavedSession, turns: list[Turn]) -> str:
     places = {turn: place for place, turn in enumerate(turns)}
     content = {
         "title": conversation.title,
         "model": conversation.model,
-        "began": utc(conversation.began),
-        "changed": utc(conversation.changed),
+        "began": format_utc(conversation.began),
+        "changed": format_utc(conversation.changed),
         "system": conversation.system,
         "params": params_to_json(conversation.params),
         "template_arguments": conversation.template_arguments,
-        "turns": [_turn(turn, places) for turn in turns],
+        "turns": [_turn_to_json(turn, places) for turn in turns],
         "messages": _messages(conversation),
     }
     return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
-def as_markdown(conversation: Kept, turns: list[Turn]) -> str:
+def as_markdown(conversation: SavedSession, turns: list[Turn]) -> str:
     """Front matter, then a heading for each who speaks."""
-    parts = [_front_matter(conversation), f"# {_heading(conversation.title)}"]
+    parts = [_front_matter(conversation), f"# {_escape_heading(conversation.title)}"]
     if conversation.system:
-        parts += ["## System", _closed(conversation.system)]
+        parts += ["## System", _close_fences(conversation.system)]
     told = set(turns)
     for turn in turns:
-        parts += _spoken(turn, [way for way in turn.ways if way in told])
+        parts += _turn_to_markdown(turn, [way for way in turn.siblings if way in told])
     return "\n\n".join(parts) + "\n"
 
 
-def _turn(turn: Turn, places: dict[Turn, int]) -> dict[str, Any]:
+def _turn_to_json(turn: Turn, places: dict[Turn, int]) -> dict[str, Any]:
     assert turn.parent
     metrics = turn.metrics.as_dict() if turn.metrics else None
     return {
         "parent": places.get(turn.parent),
         "question": turn.question,
-        "attached": [{"name": file.name, "text": file.text} for file in turn.attached],
+        "attached": [{"name": file.name, "text": file.text} for file in turn.attachments],
         "thoughts": turn.thoughts,
         "answer": turn.answer,
         "model": turn.model,
-        "asked": None if turn.asked is None else utc(turn.asked),
+        "asked": None if turn.asked_at is None else format_utc(turn.asked_at),
         "finish_reason": turn.finish_reason,
         "metrics": metrics,
     }
 
 
-def _messages(conversation: Kept) -> list[dict[str, str]]:
+def _messages(conversation: SavedSession) -> list[dict[str, str]]:
     """Of the branch, in the words of chat APIs."""
     system = [{"role": "system", "content": conversation.system}] if conversation.system else []
-    return [*system, *(m for turn in (conversation.at or conversation.root).path for m in turn.messages)]
+    return [*system, *(m for turn in (conversation.current or conversation.root).path for m in turn.messages)]
 
 
-def _front_matter(conversation: Kept) -> str:
+def _front_matter(conversation: SavedSession) -> str:
     neutral = params_to_json(SamplingParams())
     changed = {k: v for k, v in params_to_json(conversation.params).items() if v != neutral[k]}
     values = {
         "title": conversation.title,
         "model": conversation.model,
-        "date": utc(conversation.began),
+        "date": format_utc(conversation.began),
         "parameters": changed,
     }
     # JSON is YAML, and needs no rule of its own for quotes and colons.
@@ -93,33 +95,34 @@ def _front_matter(conversation: Kept) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _spoken(turn: Turn, shown: list[Turn]) -> Iterator[str]:
+def _turn_to_markdown(turn: Turn, shown: list[Turn]) -> Iterator[str]:
     which = f", way {shown.index(turn) + 1} of {len(shown)}" if len(shown) > 1 else ""
     yield f"## Question {turn.depth}{which}"
-    yield _closed(turn.question)
-    for file in turn.attached:
+    yield _close_fences(turn.question)
+    for file in turn.attachments:
         ending = file.name.rpartition(".")[2].lower()
-        yield f"{_heading(file.name)}:\n\n{fenced(file.text, ending if LANGUAGE.fullmatch(ending) else '')}"
+        language = ending if LANGUAGE_PATTERN.fullmatch(ending) else ""
+        yield f"{_escape_heading(file.name)}:\n\n{fence_text(file.text, language)}"
     yield f"## Answer {turn.depth}{which}"
     if turn.thoughts.strip():
         yield "\n".join(
             ["> (thinking)", ">", *(f"> {line}".rstrip() for line in turn.thoughts.strip().splitlines())]
         )
-    yield _closed(turn.answer) if turn.answer.strip() else "(nothing)"
+    yield _close_fences(turn.answer) if turn.answer.strip() else "(nothing)"
     if turn.finish_reason is None:
         yield "(stopped)"
 
 
-def _heading(text: str) -> str:
+def _escape_heading(text: str) -> str:
     """As it is, in one line: no character of it is markup."""
     return re.sub(r"([\\`*_\[\]<>#&])", r"\\\1", " ".join(text.split()))
 
 
-def _closed(text: str) -> str:
+def _close_fences(text: str) -> str:
     """Markdown whose fences are closed, so that what was cut in a block of code does not swallow what follows."""
     fence = ""
     for line in text.split("\n"):  # no other character ends a line of Markdown
-        if not (found := FENCE.match(line)):
+        if not (found := FENCE_PATTERN.match(line)):
             continue
         marks, rest = found.groups()
         if not fence:

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from localllm.conversation.attach import attach, typed
-from localllm.conversation.chat import Chat, Events
-from localllm.conversation.kept import Kept, text_of
-from localllm.conversation.sessions import AUTOMATIC, Sessions, Stamp
+from localllm.conversation.attach import escape_references, read_attachments
+from localllm.conversation.chat import AnswerEvents, Chat
+from localllm.conversation.kept import SavedSession, to_text
+from localllm.conversation.sessions import AUTOMATIC_NAME_PATTERN, FileVersion, SessionStore
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.model import Model
@@ -20,115 +20,117 @@ from localllm.model import Model
 class Session:
     llm: Model
     chat: Chat
-    chats: Path  # folder of kept conversations
+    folder: Path  # folder of kept conversations
     verbose: bool = False
-    keeps: bool = True
+    autosave: bool = True
     id: str | None = None  # the name that it is kept under, if it is
     title: str = ""  # "": from the first question
     began: float = field(default_factory=time.time)
     editing: Turn | None = None  # the turn that the next message takes the place of
-    stamp: Stamp | None = None  # of the file as this process knows it
-    kept: str = ""  # what the file holds, but for the time
+    file_version: FileVersion | None = None  # of the file as this process knows it
+    saved_text: str = ""  # what the file holds, but for the time
 
     @property
-    def sessions(self) -> Sessions:
-        return Sessions(self.chats)
+    def store(self) -> SessionStore:
+        return SessionStore(self.folder)
 
     @property
-    def record(self) -> Kept:
-        return Kept.of(self.chat, self.title, self.began, time.time())
+    def snapshot(self) -> SavedSession:
+        return SavedSession.from_chat(self.chat, self.title, self.began, time.time())
 
     @property
-    def _content(self) -> str:
+    def _current_text(self) -> str:
         """What a file would hold, but for the time. Raises ValueError as `text_of`."""
-        return text_of(Kept.of(self.chat, self.title, self.began, self.began))
+        return to_text(SavedSession.from_chat(self.chat, self.title, self.began, self.began))
 
-    def ask(self, text: str) -> Events:
+    def ask(self, text: str) -> AnswerEvents:
         """The answer to a message, with the files that it names. Raises UsageError where one cannot be brought in,
         and as `Chat.ask`."""
-        written, attached = attach(text)
+        written, attached = read_attachments(text)
         turn, self.editing = self.editing, None
         if turn and turn.parent:
             return self.chat.edit(turn, written, attached)
-        return self.chat.ask(written, attached=attached)
+        return self.chat.ask(written, attachments=attached)
 
     def edit(self, turn: Turn) -> str:
         """The next message takes the place of this turn's; gives that, as it would be typed."""
         self.editing = turn
-        return typed(turn.question, turn.attached)
+        return escape_references(turn.question, turn.attachments)
 
-    def keep(self) -> str:
+    def save(self) -> str:
         """Write what has changed, if anything was said; gives what a person should know, mostly nothing.
 
         Raises UsageError where it cannot be written.
         """
-        if not self.keeps or not self.chat.root.children:
+        if not self.autosave or not self.chat.root.children:
             return ""
-        self._take_title()
+        self._adopt_title()
         try:
-            content = self._content
+            content = self._current_text
         except ValueError as error:
             raise UsageError(f"the conversation cannot be saved: {error}") from error
-        if content == self.kept:
+        if content == self.saved_text:
             return ""
         before = self.id
-        self.id, self.stamp = self.sessions.keep(self.record, self.id, self.stamp)
-        self.kept = content
+        self.id, self.file_version = self.store.save(self.snapshot, self.id, self.file_version)
+        self.saved_text = content
         if before and self.id != before:
             return f"another process has gone on with {before}; this conversation is kept as {self.id}"
         return ""
 
-    def _take_title(self) -> None:
+    def _adopt_title(self) -> None:
         """Whoever gave the conversation another title meanwhile, here or elsewhere, has not gone on with it."""
-        if self.id is None or self.sessions.stamp(self.id) in (self.stamp, None):
+        if self.id is None or self.store.file_version(self.id) in (self.file_version, None):
             return
         try:
-            found, stamp = self.sessions.read(self.id)
+            found, stamp = self.store.read(self.id)
         except UsageError:  # damaged: it is left as it is
             return
-        if text_of(replace(found, title=self.record.title, changed=self.began)) == self.kept:
-            self.title, self.stamp = found.title, stamp
-            self.kept = text_of(replace(found, changed=self.began))
+        if to_text(replace(found, title=self.snapshot.title, changed=self.began)) == self.saved_text:
+            self.title, self.file_version = found.title, stamp
+            self.saved_text = to_text(replace(found, changed=self.began))
 
-    def save(self, name: str) -> None:
+    def save_as(self, name: str) -> None:
         """Keep it under a name that a person gave, from now on; the name that it had by itself is given up.
 
         Raises UsageError where another conversation has that name, or it cannot be written.
         """
-        path = self.sessions.path(name)
+        path = self.store.path(name)
         if name != self.id and path.exists():
             raise UsageError(
                 f"another conversation is kept as {name}", f"take another name, or `localllm chats --rm {name}`"
             )
         before = self.id
-        self.id, self.stamp = self.sessions.keep(self.record, name, self.stamp if name == before else None)
-        self.keeps, self.kept = True, ""
-        if before and before != self.id and AUTOMATIC.fullmatch(before):
-            self.sessions.delete(before)
+        self.id, self.file_version = self.store.save(
+            self.snapshot, name, self.file_version if name == before else None
+        )
+        self.autosave, self.saved_text = True, ""
+        if before and before != self.id and AUTOMATIC_NAME_PATTERN.fullmatch(before):
+            self.store.delete(before)
 
-    def load(self, name: str) -> Kept:
+    def load(self, name: str) -> SavedSession:
         """Go on with a kept conversation; name: also the begin of one, or `last`. Raises UsageError."""
-        sessions = self.sessions
-        name = sessions.find(name)
+        sessions = self.store
+        name = sessions.resolve(name)
         found, stamp = sessions.read(name)
-        self.keep()
-        found.go_on(self.chat)
-        self.id, self.stamp, self.editing = name, stamp, None
+        self.save()
+        found.restore_into(self.chat)
+        self.id, self.file_version, self.editing = name, stamp, None
         self.title, self.began = found.title, found.began
-        self.kept = self._content
+        self.saved_text = self._current_text
         return found
 
-    def go_on_with(self, model: Model) -> None:
+    def use_model(self, model: Model) -> None:
         """Another model answers from now on, with the parameters that it recommends where nobody chose others."""
         if self.chat.params == self.llm.default_params:
             self.chat.params = model.default_params
         self.llm = self.chat.model = model
 
-    def begin(self) -> str | None:
+    def start_new(self) -> str | None:
         """A new conversation; gives the name that the one so far stays kept under, if it is."""
-        self.keep()
+        self.save()
         before = self.id
         self.chat.clear()
-        self.id, self.stamp, self.editing, self.title, self.kept = None, None, None, "", ""
+        self.id, self.file_version, self.editing, self.title, self.saved_text = None, None, None, "", ""
         self.began = time.time()
         return before

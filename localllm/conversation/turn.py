@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from localllm.conversation.attach import Attachment, prompt
+from localllm.conversation.attach import Attachment, prompt_with_files
 from localllm.metrics import Metrics
 from localllm.request import FinishReason
 
@@ -21,13 +21,13 @@ class Turn:
     model: str = ""  # who answered
     finish_reason: FinishReason | None = None  # None: stopped, or still under way
     metrics: Metrics | None = None  # if the answer came to its end
-    attached: tuple[Attachment, ...] = ()
-    asked: float | None = None  # in seconds since 1970; None: not known
+    attachments: tuple[Attachment, ...] = ()
+    asked_at: float | None = None  # in seconds since 1970; None: not known
     children: list["Turn"] = field(default_factory=list)
-    chosen: "Turn | None" = None  # of the children, the one that was last gone on with
+    chosen_child: "Turn | None" = None  # of the children, the one that was last gone on with
 
     @property
-    def ways(self) -> list["Turn"]:
+    def siblings(self) -> list["Turn"]:
         """This turn and what stands in its place on other branches, in the order in which they were asked."""
         return self.parent.children if self.parent else [self]
 
@@ -46,11 +46,11 @@ class Turn:
             left.extend(turn.children[::-1])
 
     @property
-    def last(self) -> "Turn":
+    def branch_end(self) -> "Turn":
         """The end of the branch that was last gone on with."""
         turn = self
-        while turn.chosen:
-            turn = turn.chosen
+        while turn.chosen_child:
+            turn = turn.chosen_child
         return turn
 
     @property
@@ -68,4 +68,4 @@ class Turn:
         want."""
         thoughts = {"reasoning_content": self.thoughts} if self.thoughts else {}
         answer = {"role": "assistant", "content": self.answer, **thoughts}
-        return [{"role": "user", "content": prompt(self.question, self.attached)}, answer]
+        return [{"role": "user", "content": prompt_with_files(self.question, self.attachments)}, answer]

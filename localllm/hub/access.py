@@ -10,8 +10,8 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-LOGIN = re.compile(r"(^|//)[^/]*@")  # name and password in an address
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+CREDENTIALS = re.compile(r"(^|//)[^/]*@")  # name and password in an address
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class HubAccess:
 def hub_access(environment: Mapping[str, str] = os.environ) -> HubAccess:
     """`huggingface_hub.get_token` is not asked: it may renew a token, which takes the network."""
     return HubAccess(
-        endpoint=without_login(constants.ENDPOINT),
+        endpoint=redact_credentials(constants.ENDPOINT),
         offline=constants.HF_HUB_OFFLINE,
-        token=next((name for name in TOKENS if environment.get(name, "").strip()), None) or _token_file(),
-        proxies={scheme: without_login(proxy) for scheme, proxy in urllib.request.getproxies().items()},
+        token=next((name for name in TOKEN_VARIABLES if environment.get(name, "").strip()), None) or _token_file(),
+        proxies={scheme: redact_credentials(proxy) for scheme, proxy in urllib.request.getproxies().items()},
     )
 
 
@@ -39,5 +39,5 @@ def _token_file() -> str | None:
     return None
 
 
-def without_login(address: str) -> str:
-    return LOGIN.sub(r"\1***@", address)
+def redact_credentials(address: str) -> str:
+    return CREDENTIALS.sub(r"\1***@", address)

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 from localllm.errors import DamagedModel, UsageError
-from localllm.files import read_json, write_whole
+from localllm.files import read_json, write_atomic
 from localllm.settings import Settings
 
 
-def aliases() -> dict[str, str]:
+def read_aliases() -> dict[str, str]:
     """Each name with an ORG/REPO, a path from the root or a name of the catalogue; never another alias.
 
     Raises DamagedModel where the file holds anything else.
@@ -35,9 +35,9 @@ def set_alias(name: str, source: str | None) -> None:
     """
     file = aliases_file()
     try:
-        known = {other: meant for other, meant in aliases().items() if other != name}
+        known = {other: meant for other, meant in read_aliases().items() if other != name}
         known |= {name: source} if source is not None else {}
-        write_whole(file, json.dumps(known, ensure_ascii=False, indent=1))
+        write_atomic(file, json.dumps(known, ensure_ascii=False, indent=1))
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", "check the disk and the rights") from error
 

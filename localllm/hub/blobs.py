@@ -14,25 +14,25 @@ from pathlib import Path
 from types import TracebackType
 
 from localllm.errors import DiskFull, UsageError
-from localllm.files import writing
-from localllm.hub.cache import existing
-from localllm.hub.made import edition_of, made_files
+from localllm.files import explain_disk_errors
+from localllm.hub.cache import nearest_existing
+from localllm.hub.made import edition_files, find_edition
 from localllm.settings import Settings
-from localllm.units import size
+from localllm.units import format_bytes
 
 DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
-OF_SENT = re.compile(r"[0-9a-f]{64}@")  # how `quantize.store` calls what it makes of such a folder
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+QUANTIZED_UPLOAD = re.compile(r"[0-9a-f]{64}@")  # how `quantize.store` calls what it makes of such a folder
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SPARE_BYTES = 64 * 2**20  # of the disk are left alone
-CHECKED_BYTES = 64 * 2**20  # after which the disk is looked at again
-MOST_FILES = 1000
+DISK_CHECK_BYTES = 64 * 2**20  # after which the disk is looked at again
+MAX_FILES = 1000
 
 
 class WrongDigest(UsageError):
     """A content that is not what its digest says."""
 
 
-def hexadecimal(digest: str) -> str:
+def parse_digest(digest: str) -> str:
     """Of `sha256:...`. Raises UsageError for anything else."""
     if not (found := DIGEST.fullmatch(digest)):
         raise UsageError("invalid digest format", "send sha256: and 64 hexadecimal digits")
@@ -41,73 +41,76 @@ def hexadecimal(digest: str) -> str:
 
 def blob_file(digest: str) -> Path:
     """Where the content with this digest lies, or would. Raises UsageError as `hexadecimal`."""
-    return home("blobs") / f"sha256-{hexadecimal(digest)}"
+    return home_folder("blobs") / f"sha256-{parse_digest(digest)}"
 
 
-class Incoming:
+class BlobUpload:
     """A content that is being written; `with` removes what was not finished."""
 
-    def __init__(self, digest: str, announced: int | None = None):
-        """announced: how many bytes will come, where that is known. Raises UsageError and DiskFull."""
-        self.digest = hexadecimal(digest)
+    def __init__(self, digest: str, expected_bytes: int | None = None):
+        """expected_bytes: how many bytes will come, where that is known. Raises UsageError and DiskFull."""
+        self.digest = parse_digest(digest)
         self.blob = blob_file(digest)
-        self.found = hashlib.sha256()
-        self.unchecked = 0
-        self.check_disk(announced or 0)
-        with writing(self.blob.parent):
+        self.hasher = hashlib.sha256()
+        self.bytes_since_check = 0
+        self.check_disk(expected_bytes or 0)
+        with explain_disk_errors(self.blob.parent):
             self.blob.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, name = tempfile.mkstemp(dir=self.blob.parent, prefix=".")
             self.path, self.file = Path(name), os.fdopen(handle, "wb")
 
     def write(self, content: bytes) -> None:
         """Raises DiskFull."""
-        self.found.update(content)
-        self.unchecked += len(content)
-        if self.unchecked > CHECKED_BYTES:
+        self.hasher.update(content)
+        self.bytes_since_check += len(content)
+        if self.bytes_since_check > DISK_CHECK_BYTES:
             self.check_disk(0)
-            self.unchecked = 0
-        with writing(self.blob.parent):
+            self.bytes_since_check = 0
+        with explain_disk_errors(self.blob.parent):
             self.file.write(content)
 
     def finish(self) -> None:
         """It is whole. Raises WrongDigest where it is another content."""
-        if self.found.hexdigest() != self.digest:
-            expected, got = f"sha256:{self.digest}", f"sha256:{self.found.hexdigest()}"
+        if self.hasher.hexdigest() != self.digest:
+            expected, got = f"sha256:{self.digest}", f"sha256:{self.hasher.hexdigest()}"
             raise WrongDigest(f'digest mismatch, expected "{expected}", got "{got}"')
-        with writing(self.blob.parent):
+        with explain_disk_errors(self.blob.parent):
             self.file.flush()
             self.path.replace(self.blob)
 
-    def check_disk(self, more: int) -> None:
-        free = shutil.disk_usage(existing(self.blob.parent)).free
-        if more + SPARE_BYTES > free:
-            raise DiskFull(f"the disk has {size(free)} free, {size(SPARE_BYTES)} of them to spare", "make room")
+    def check_disk(self, needed_bytes: int) -> None:
+        free = shutil.disk_usage(nearest_existing(self.blob.parent)).free
+        if needed_bytes + SPARE_BYTES > free:
+            raise DiskFull(
+                f"the disk has {format_bytes(free)} free, {format_bytes(SPARE_BYTES)} of them to spare",
+                "make room",
+            )
 
-    def __enter__(self) -> "Incoming":
+    def __enter__(self) -> "BlobUpload":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.file.close()
         self.path.unlink(missing_ok=True)
 
 
-def folder_of(files: Mapping[str, str]) -> Path:
+def link_model_folder(files: Mapping[str, str]) -> Path:
     """A folder with these names, each a link to the content with its digest.
 
     Raises UsageError for a name that is more than one, and for a content that was not sent.
     """
-    if not 0 < len(files) <= MOST_FILES:
-        raise UsageError(f"there are {len(files)} files", f"send 1 to {MOST_FILES}")
+    if not 0 < len(files) <= MAX_FILES:
+        raise UsageError(f"there are {len(files)} files", f"send 1 to {MAX_FILES}")
     for name, digest in files.items():
-        if not NAME.fullmatch(name):
+        if not FILE_NAME.fullmatch(name):
             raise UsageError(f"{name[:80]!r} is no name of a file", "use letters, digits, '.', '_' and '-'")
         if not blob_file(digest).is_file():
             raise UsageError(f'blob "{digest}" of {name} is not here', "send it to /api/blobs first")
-    listed = "".join(f"{name} {hexadecimal(digest)}\n" for name, digest in sorted(files.items()))
-    folder = home("models") / hashlib.sha256(listed.encode()).hexdigest()
-    with writing(folder.parent):
+    listed = "".join(f"{name} {parse_digest(digest)}\n" for name, digest in sorted(files.items()))
+    folder = home_folder("models") / hashlib.sha256(listed.encode()).hexdigest()
+    with explain_disk_errors(folder.parent):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, digest in files.items():
             if not (folder / name).exists():
@@ -115,29 +118,29 @@ def folder_of(files: Mapping[str, str]) -> Path:
     return folder
 
 
-def drop_unused(source: str) -> None:
+def remove_unused_uploads(source: str) -> None:
     """Remove the folder of files that a source lies in, and their contents, or what was quantized from those,
     where no edition is made of it."""
-    folder = next(filter(is_of_sent_files, (Path(source), *Path(source).parents)), None)
+    folder = next(filter(is_upload_folder, (Path(source), *Path(source).parents)), None)
     if folder is None or not folder.is_dir():
         return
-    editions = (edition_of(name) for name in made_files())
+    editions = (find_edition(name) for name in edition_files())
     if any(edition and Path(edition.source).is_relative_to(folder) for edition in editions):
         return
-    with writing(folder):
+    with explain_disk_errors(folder):
         mine = {file.stat().st_ino for file in folder.iterdir()}
         shutil.rmtree(folder)
-        for blob in home("blobs").glob("sha256-*"):
+        for blob in home_folder("blobs").glob("sha256-*"):
             if (entry := blob.stat()).st_ino in mine and entry.st_nlink == 1:
                 blob.unlink()
 
 
-def is_of_sent_files(folder: Path) -> bool:
+def is_upload_folder(folder: Path) -> bool:
     """Is it one that `folder_of` made, or that its weights were quantized into?"""
-    return folder.parent == home("models") or (
-        folder.parent.parent == home("quantized") and bool(OF_SENT.match(folder.parent.name))
+    return folder.parent == home_folder("models") or (
+        folder.parent.parent == home_folder("quantized") and bool(QUANTIZED_UPLOAD.match(folder.parent.name))
     )
 
 
-def home(name: str) -> Path:
+def home_folder(name: str) -> Path:
     return Settings.from_environment().home / name

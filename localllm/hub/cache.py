@@ -12,11 +12,14 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from localllm.hub.partial import SUFFIX
+from localllm.hub.partial import PARTIAL_SUFFIX
 
 # The variables that place the cache, the first that is set having its way, as huggingface_hub reads them.
-PLACED_BY = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
-UNFINISHED = (SUFFIX, ".incomplete")  # files that a download of ours, and of huggingface_hub, leaves behind
+CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+UNFINISHED_SUFFIXES = (
+    PARTIAL_SUFFIX,
+    ".incomplete",
+)  # files that a download of ours, and of huggingface_hub, leaves behind
 
 
 @dataclass(frozen=True)
@@ -37,28 +40,28 @@ def cache_state(environment: Mapping[str, str] = os.environ) -> CacheState:
     path = Path(constants.HF_HUB_CACHE)
     folders = list(path.glob("models--*"))
     files = [file for folder in folders for file in _files(folder)]
-    unfinished = [file for name, file in files if name.endswith(UNFINISHED)]
-    models = [file for name, file in files if not name.endswith(UNFINISHED)]
+    unfinished = [file for name, file in files if name.endswith(UNFINISHED_SUFFIXES)]
+    models = [file for name, file in files if not name.endswith(UNFINISHED_SUFFIXES)]
     return CacheState(
         path=path,
-        because=next((name for name in PLACED_BY if environment.get(name)), "default"),
+        because=next((name for name in CACHE_VARIABLES if environment.get(name)), "default"),
         exists=path.is_dir(),
-        writable=writable(path),
+        writable=is_writable(path),
         models=len(folders),
         model_bytes=sum(file.st_size for file in models),
         unfinished=len(unfinished),
         unfinished_bytes=sum(512 * file.st_blocks for file in unfinished),
-        free_bytes=shutil.disk_usage(existing(path)).free,
+        free_bytes=shutil.disk_usage(nearest_existing(path)).free,
     )
 
 
-def writable(folder: Path) -> bool:
+def is_writable(folder: Path) -> bool:
     """May files be made in the folder, or may the folder be made?"""
-    nearest = existing(folder)
+    nearest = nearest_existing(folder)
     return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The path, or the nearest above it that is there."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 

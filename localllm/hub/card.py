@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 FRONT_MATTER_LIMIT = 2**16  # characters
-LICENSE = re.compile(r"^license(_name)?:[ \t]*[\"']?([\w.+-]+)[\"']?[ \t]*$", re.MULTILINE)
+LICENSE_FIELD = re.compile(r"^license(_name)?:[ \t]*[\"']?([\w.+-]+)[\"']?[ \t]*$", re.MULTILINE)
 
 
 def read_license(folder: Path) -> str | None:
@@ -17,5 +17,5 @@ def read_license(folder: Path) -> str | None:
     if not text.startswith("---"):
         return None
     front = text[3:].partition("\n---")[0]
-    found = {name or "license": value for name, value in LICENSE.findall(front)}
+    found = {name or "license": value for name, value in LICENSE_FIELD.findall(front)}
     return found.get("_name", "other") if found.get("license") == "other" else found.get("license")

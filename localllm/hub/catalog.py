@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent
+PACKAGE_FOLDER = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class CatalogEntry:
 
 
 @functools.cache
-def entries() -> tuple[CatalogEntry, ...]:
+def catalog_entries() -> tuple[CatalogEntry, ...]:
     """All entries, in the order of the file."""
     # The wheel carries the file inside the package; a source tree has it beside the package.
-    file = next(p for p in (PACKAGE / "models.toml", PACKAGE.parent / "models.toml") if p.exists())
+    file = next(p for p in (PACKAGE_FOLDER / "models.toml", PACKAGE_FOLDER.parent / "models.toml") if p.exists())
     models = tomllib.loads(file.read_text(encoding="utf-8"))["models"]
     return tuple(
         CatalogEntry(name=name, aliases=tuple(fields.pop("aliases", ())), **fields)
@@ -50,11 +50,11 @@ def entries() -> tuple[CatalogEntry, ...]:
 @functools.cache
 def catalog() -> Mapping[str, CatalogEntry]:
     """The entry of every name, second names too."""
-    named = [(name, entry) for entry in entries() for name in (entry.name, *entry.aliases)]
+    named = [(name, entry) for entry in catalog_entries() for name in (entry.name, *entry.aliases)]
     assert len(dict(named)) == len(named), "models.toml names two models alike"
     return dict(named)
 
 
 def boxed_folder(entry: CatalogEntry) -> Path | None:
     """Where the model that comes with the program lies; None for a model of the Hub."""
-    return PACKAGE / "boxed" / entry.boxed if entry.boxed else None
+    return PACKAGE_FOLDER / "boxed" / entry.boxed if entry.boxed else None

@@ -5,12 +5,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from localllm.errors import UnsupportedModel
-from localllm.files import TOKENIZER_FILES, damaged, read_json
+from localllm.files import TOKENIZER_FILES, damaged_file, read_json
 from localllm.hub.gguf import is_gguf, missing_part
-from localllm.hub.modules import MODULES, SETTINGS, read_modules
+from localllm.hub.modules import MODULES_FILE, SETTINGS_FILES, read_modules
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-BESIDE = (
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+COMPANION_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer_config.json",
@@ -18,11 +18,11 @@ BESIDE = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
-    MODULES,
-    *SETTINGS,
+    MODULES_FILE,
+    *SETTINGS_FILES,
     "README.md",  # states the licence
 )
-TEMPLATES = "additional_chat_templates"
+TEMPLATES_FOLDER = "additional_chat_templates"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -48,33 +48,33 @@ def weight_files(folder: Path) -> list[str]:
     Raises UnsupportedModel where there are only pickled weights, DamagedModel for an index that names anything
     but safetensors files beside it.
     """
-    single, index = folder / SINGLE, folder / INDEX
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if index.is_file():
-        return index_files(read_json(index), index)
+        return files_in_index(read_json(index), index)
     if not single.is_file():
-        refuse_pickles(sorted(path.name for path in folder.iterdir() if pickled(path.name)), folder)
+        refuse_pickles(sorted(path.name for path in folder.iterdir() if is_pickle(path.name)), folder)
     return [single.name]
 
 
-def index_files(content: Mapping[str, Any], index: PurePath) -> list[str]:
+def files_in_index(content: Mapping[str, Any], index: PurePath) -> list[str]:
     """The files that an index names."""
     names = content.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
-        raise damaged(index, "it names no weight files")
+        raise damaged_file(index, "it names no weight files")
     for name in names.values():
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise damaged(index, f"it names {name!r}, which is no safetensors file beside it")
+            raise damaged_file(index, f"it names {name!r}, which is no safetensors file beside it")
     return sorted(set(names.values()))
 
 
-def pickled(name: str) -> bool:
+def is_pickle(name: str) -> bool:
     return name.endswith(PICKLE_SUFFIXES)
 
 
-def refuse_pickles(names: Sequence[str], where: object) -> None:
+def refuse_pickles(names: Sequence[str], location: object) -> None:
     """Raises UnsupportedModel if there are any."""
     if names:
         raise UnsupportedModel(
-            f"{where} holds only pickled weights ({names[0]}), which can run code when they are opened",
+            f"{location} holds only pickled weights ({names[0]}), which can run code when they are opened",
             "use a repository that has model.safetensors",
         )

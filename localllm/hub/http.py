@@ -36,25 +36,25 @@ from tenacity.nap import sleep_using_event
 
 from localllm import __version__
 from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, NetworkError
-from localllm.hub.access import without_login
-from localllm.hub.names import MAIN, RepoName
+from localllm.hub.access import redact_credentials
+from localllm.hub.names import DEFAULT_REVISION, RepoName
 
-ATTEMPTS = 5  # without a new byte in between
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
-LONGEST_ASKED_WAIT_S = 120  # by Retry-After; whoever asks for more is told to come back later
-PASSING = (408, 429, 500, 502, 503, 504)
-CONNECT_S = 10.0
+MAX_ATTEMPTS = 5  # without a new byte in between
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0
+MAX_RETRY_AFTER_S = 120  # by Retry-After; whoever asks for more is told to come back later
+RETRIABLE_STATUSES = (408, 429, 500, 502, 503, 504)
+CONNECT_TIMEOUT_S = 10.0
 
 logging.set_verbosity_error()  # its warnings of retries would stand between the lines of our progress
 
 Say = Callable[[str], None]  # takes a remark for the person
 
-_making = Lock()  # functools.cache alone may make one for each of several threads
+_client_lock = Lock()  # functools.cache alone may make one for each of several threads
 
 
 def client() -> httpx2.Client:
     """That of the process. Heeds the proxies of the environment; a login does not follow to another host."""
-    with _making:
+    with _client_lock:
         return _client()
 
 
@@ -64,10 +64,10 @@ def _client() -> httpx2.Client:
 
 
 def _timeout() -> httpx2.Timeout:
-    return httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
+    return httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_TIMEOUT_S)
 
 
-def _their_client() -> httpx2.Client:
+def _library_client() -> httpx2.Client:
     """The library asks for a listing without a timeout, and would wait for a silent hub for ever."""
 
     def limit(request: httpx2.Request) -> None:
@@ -79,7 +79,7 @@ def _their_client() -> httpx2.Client:
     return made
 
 
-set_client_factory(_their_client)
+set_client_factory(_library_client)
 
 
 def close() -> None:
@@ -89,7 +89,7 @@ def close() -> None:
 
 
 @contextmanager
-def get(url: str, begin: int, end: int) -> Iterator[httpx2.Response]:
+def get_range(url: str, begin: int, end: int) -> Iterator[httpx2.Response]:
     """The bytes of a file from `begin` up to, not with, `end`; to be streamed.
 
     Raises HfHubHTTPError, which says what the Hub says, and httpx2.HTTPError.
@@ -103,17 +103,17 @@ def get(url: str, begin: int, end: int) -> Iterator[httpx2.Response]:
         yield response
 
 
-def patiently(what: str, say: Say, end: Event) -> Retrying:
+def retrying(what: str, say: Say, end: Event) -> Retrying:
     """Calls a function again after faults that may pass, a little later each time, or when the Hub asks for it;
     not once `end` is set."""
 
     def announce(state: RetryCallState) -> None:
         error, pause = _error(state), state.upcoming_sleep
-        say(f"{what}: {reason(error)}; trying again in {pause:.0f} s")
+        say(f"{what}: {describe_error(error)}; trying again in {pause:.0f} s")
 
     return Retrying(
-        retry=retry_if_exception(is_passing),
-        stop=stop_after_attempt(ATTEMPTS) | stop_when_event_set(end),
+        retry=retry_if_exception(is_retriable),
+        stop=stop_after_attempt(MAX_ATTEMPTS) | stop_when_event_set(end),
         wait=_wait,
         sleep=sleep_using_event(end),
         before_sleep=announce,
@@ -121,16 +121,16 @@ def patiently(what: str, say: Say, end: Event) -> Retrying:
     )
 
 
-def is_passing(error: BaseException) -> bool:
+def is_retriable(error: BaseException) -> bool:
     """May it be gone in a moment? A broken connection may, a wrong name will not."""
     if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in PASSING and asked_wait_s(error) <= LONGEST_ASKED_WAIT_S
+        return error.response.status_code in RETRIABLE_STATUSES and retry_after_s(error) <= MAX_RETRY_AFTER_S
     return isinstance(error, httpx2.TransportError) and not isinstance(
         error, httpx2.UnsupportedProtocol | httpx2.ProxyError
     )
 
 
-def asked_wait_s(error: BaseException) -> float:
+def retry_after_s(error: BaseException) -> float:
     """What Retry-After says, in seconds; 0 where it is not there or is a date."""
     response = error.response if isinstance(error, HfHubHTTPError) else None
     asked = response.headers.get("Retry-After", "") if response is not None else ""
@@ -138,8 +138,8 @@ def asked_wait_s(error: BaseException) -> float:
 
 
 def _wait(state: RetryCallState) -> float:
-    usual = wait_exponential(FIRST_WAIT_S, LONGEST_WAIT_S)(state) + wait_random(0, FIRST_WAIT_S)(state)
-    return max(usual, asked_wait_s(_error(state)))
+    usual = wait_exponential(FIRST_WAIT_S, MAX_WAIT_S)(state) + wait_random(0, FIRST_WAIT_S)(state)
+    return max(usual, retry_after_s(_error(state)))
 
 
 def _error(state: RetryCallState) -> BaseException:
@@ -149,12 +149,12 @@ def _error(state: RetryCallState) -> BaseException:
     return error
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What went wrong, in words, without a URL: that of a file may carry a signature."""
     if isinstance(error, HfHubHTTPError):
         return f"it answers {error.response.status_code}"
     if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
-        return f"no connection within {CONNECT_S:.0f} s"
+        return f"no connection within {CONNECT_TIMEOUT_S:.0f} s"
     if isinstance(error, httpx2.TimeoutException):
         return f"nothing came for {constants.HF_HUB_DOWNLOAD_TIMEOUT} s"
     if isinstance(error, httpx2.TooManyRedirects):
@@ -163,16 +163,16 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def told(repo: RepoName) -> Iterator[None]:
+def translate_errors(repo: RepoName) -> Iterator[None]:
     """Turns the errors of requests about a repository into ours."""
     try:
         yield
     except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise _told(error, repo) from error
+        raise _translate_error(error, repo) from error
 
 
-def _told(error: Exception, repo: RepoName) -> LocalLLMError:
-    endpoint = without_login(constants.ENDPOINT)
+def _translate_error(error: Exception, repo: RepoName) -> LocalLLMError:
+    endpoint = redact_credentials(constants.ENDPOINT)
     hub, page = urlsplit(endpoint).netloc or endpoint, f"{endpoint}/{repo.repo}"
     login = "log in with `hf auth login`, or set HF_TOKEN"
     with_token = "authorization" in build_hf_headers()
@@ -191,25 +191,25 @@ def _told(error: Exception, repo: RepoName) -> LocalLLMError:
             remedy = "check the name" if with_token else f"check the name; if it is private, {login}"
             return ModelNotFound(f"{hub} has no repository {repo.repo}, or it is private", remedy)
         case RevisionNotFoundError():
-            known = "leave it out" if repo.revision != MAIN else f"see {page}"
+            known = "leave it out" if repo.revision != DEFAULT_REVISION else f"see {page}"
             return ModelNotFound(f"{repo.repo} has no revision {repo.revision}", known)
         case RemoteEntryNotFoundError():
             return ModelNotFound(f"{hub} lists a file of {repo.repo} and does not have it", "try again later")
-        case HfHubHTTPError() if error.response.status_code == 401 and _by_hub(error):
+        case HfHubHTTPError() if error.response.status_code == 401 and _is_from_hub(error):
             asks = (
                 f"does not accept your login for {repo.repo}" if with_token else f"wants a login for {repo.repo}"
             )
             return AccessDenied(f"{hub} {asks}", f"{login} with a valid token")
-        case HfHubHTTPError() if error.response.status_code == 403 and _by_hub(error):
+        case HfHubHTTPError() if error.response.status_code == 403 and _is_from_hub(error):
             return AccessDenied(f"{hub} does not let you read {repo.repo}", f"see {page}; {login}")
         case HfHubHTTPError() if error.response.status_code == 429:
-            later = f"in {asked_wait_s(error):.0f} s" if asked_wait_s(error) else "later"
+            later = f"in {retry_after_s(error):.0f} s" if retry_after_s(error) else "later"
             return NetworkError(f"{hub} answers 429: too many requests", f"try again {later}")
         case _:
-            broken = f"{hub} does not give {repo.repo}: {reason(error)}"
+            broken = f"{hub} does not give {repo.repo}: {describe_error(error)}"
             return NetworkError(broken, "check the connection and HF_ENDPOINT, then run the same command again")
 
 
-def _by_hub(error: HfHubHTTPError) -> bool:
+def _is_from_hub(error: HfHubHTTPError) -> bool:
     """Not by the host that it sent us to: a login means nothing there."""
     return error.response.url.netloc.decode() == urlsplit(constants.ENDPOINT).netloc

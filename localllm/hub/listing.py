@@ -13,14 +13,14 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.hf_api import RepoFile
 
 from localllm.errors import NetworkError
-from localllm.hub.http import Say, patiently, told
+from localllm.hub.http import Say, retrying, translate_errors
 from localllm.hub.names import RepoName
 from localllm.hub.store import SHA1, SHA256
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-MOST_FILES = 100_000
-NAME_BYTES = 255  # of one part of a path: what Linux and macOS take
-PATH_BYTES = 1024
+MAX_FILES = 100_000
+MAX_NAME_BYTES = 255  # of one part of a path: what Linux and macOS take
+MAX_PATH_BYTES = 1024
 UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]")  # control characters, and halves of one
 
 
@@ -30,9 +30,9 @@ class RemoteFile:
     size: int  # bytes
     digest: str  # sha256 of a large file, git's sha1 of a small one: also the name of its blob in the cache
 
-    def hasher(self) -> "hashlib._Hash":
+    def new_hasher(self) -> "hashlib._Hash":
         """Fed with the whole file, gives the digest."""
-        return hasher(self.digest, self.size)
+        return new_hasher(self.digest, self.size)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Listing:
         return next((file for file in self.files if file.path == path), None)
 
 
-def hasher(digest: str, size: int) -> "hashlib._Hash":
+def new_hasher(digest: str, size: int) -> "hashlib._Hash":
     """What makes a digest of this form from a file of this size: sha256, or sha1 as git names a blob."""
     if SHA256.fullmatch(digest):
         return hashlib.sha256()
@@ -56,37 +56,37 @@ def fetch_listing(repo: RepoName, say: Say) -> Listing:
     """Ask the Hub. Raises ModelNotFound, AccessDenied and NetworkError; the last also for an answer that no hub
     should give."""
     api = HfApi()
-    with told(repo):
-        ask = patiently(str(repo), say, Event())
+    with translate_errors(repo):
+        ask = retrying(str(repo), say, Event())
         wait = constants.HF_HUB_ETAG_TIMEOUT
-        commit = _understood(
-            lambda: ask(api.model_info, repo.repo, revision=repo.revision, timeout=wait).sha, repo
-        )
+        commit = _guarded(lambda: ask(api.model_info, repo.repo, revision=repo.revision, timeout=wait).sha, repo)
         if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
-            raise _odd(repo, f"the commit {commit!r}")
-        return Listing(repo, commit, _understood(lambda: _files(api, repo, commit), repo))
+            raise _implausible(repo, f"the commit {commit!r}")
+        return Listing(repo, commit, _guarded(lambda: _files(api, repo, commit), repo))
 
 
 def _files(api: HfApi, repo: RepoName, commit: str) -> tuple[RemoteFile, ...]:
     found: dict[str, RemoteFile] = {}
     for entry in api.list_repo_tree(repo.repo, recursive=True, revision=commit):
         if isinstance(entry, RepoFile):
-            file = _checked(entry, repo)
-            if file.path in found or len(found) == MOST_FILES:
-                raise _odd(repo, f"{file.path!r} twice" if file.path in found else f"over {MOST_FILES} files")
+            file = _remote_file(entry, repo)
+            if file.path in found or len(found) == MAX_FILES:
+                raise _implausible(
+                    repo, f"{file.path!r} twice" if file.path in found else f"over {MAX_FILES} files"
+                )
             found[file.path] = file
     return tuple(found.values())
 
 
-def _checked(entry: RepoFile, repo: RepoName) -> RemoteFile:
+def _remote_file(entry: RepoFile, repo: RepoName) -> RemoteFile:
     path, form = entry.path, SHA256 if entry.lfs else SHA1
     digest, size = (entry.lfs.sha256, entry.lfs.size) if entry.lfs else (entry.blob_id, entry.size)
     if not isinstance(path, str) or not is_safe(path):
-        raise _odd(repo, f"a file named {str(path)[:100]!r}")
+        raise _implausible(repo, f"a file named {str(path)[:100]!r}")
     if not isinstance(digest, str) or not form.fullmatch(digest):
-        raise _odd(repo, f"the digest {str(digest)[:100]!r} of {path}")
+        raise _implausible(repo, f"the digest {str(digest)[:100]!r} of {path}")
     if type(size) is not int or not 0 <= size < 2**50 or size != entry.size:
-        raise _odd(repo, f"the size {size!r} of {path}, and {entry.size!r}")
+        raise _implausible(repo, f"the size {size!r} of {path}, and {entry.size!r}")
     return RemoteFile(path, size, digest)
 
 
@@ -97,18 +97,18 @@ def is_safe(path: str) -> bool:
         not UNSAFE.search(path)
         and not PurePosixPath(path).is_absolute()
         and not {"", ".", ".."} & set(names)
-        and len(path.encode()) <= PATH_BYTES
-        and all(len(name.encode()) <= NAME_BYTES for name in names)
+        and len(path.encode()) <= MAX_PATH_BYTES
+        and all(len(name.encode()) <= MAX_NAME_BYTES for name in names)
     )
 
 
-def _understood(ask: Callable[[], Any], repo: RepoName) -> Any:
+def _guarded(ask: Callable[[], Any], repo: RepoName) -> Any:
     """The library takes an answer apart without a check."""
     try:
         return ask()
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise _odd(repo, f"something that is no listing ({type(error).__name__}: {error})") from error
+        raise _implausible(repo, f"something that is no listing ({type(error).__name__}: {error})") from error
 
 
-def _odd(repo: RepoName, what: str) -> NetworkError:
+def _implausible(repo: RepoName, what: str) -> NetworkError:
     return NetworkError(f"the hub gives {what} for {repo.repo}", "do not trust this hub or repository")

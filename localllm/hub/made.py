@@ -9,25 +9,26 @@ import json
 from pathlib import Path
 
 from localllm.errors import DamagedModel, UsageError
-from localllm.files import read_json, write_whole
+from localllm.files import read_json, write_atomic
 from localllm.modelfile.edition import Edition, from_json, to_json
 from localllm.settings import Settings
 
-SUFFIX = ".json"
-COLON = "+"  # of a name in the name of its file: no name has it
+EDITION_SUFFIX = ".json"
+COLON_IN_FILE_NAME = "+"  # of a name in the name of its file: no name has it
 
 
-def made_files() -> dict[str, Path]:
+def edition_files() -> dict[str, Path]:
     """Each name with its file."""
-    folder = made_folder()
+    folder = editions_folder()
     return {
-        file.name.removesuffix(SUFFIX).replace(COLON, ":"): file for file in sorted(folder.glob(f"[!.]*{SUFFIX}"))
+        file.name.removesuffix(EDITION_SUFFIX).replace(COLON_IN_FILE_NAME, ":"): file
+        for file in sorted(folder.glob(f"[!.]*{EDITION_SUFFIX}"))
     }
 
 
-def edition_of(name: str) -> Edition | None:
+def find_edition(name: str) -> Edition | None:
     """None where nobody made one of that name. Raises DamagedModel where its file is no edition."""
-    file = made_files().get(name)
+    file = edition_files().get(name)
     if file is None:
         return None
     try:
@@ -36,23 +37,23 @@ def edition_of(name: str) -> Edition | None:
         raise DamagedModel(f"{file} is damaged: {error}", f"delete it to forget {name}") from error
 
 
-def keep(name: str, edition: Edition) -> None:
+def save_edition(name: str, edition: Edition) -> None:
     """The name stands for this edition now. name: checked. Raises UsageError where nothing can be written."""
-    file = made_folder() / f"{name.replace(':', COLON)}{SUFFIX}"
+    file = editions_folder() / f"{name.replace(':', COLON_IN_FILE_NAME)}{EDITION_SUFFIX}"
     try:
-        write_whole(file, json.dumps(to_json(edition), ensure_ascii=False, indent=1))
+        write_atomic(file, json.dumps(to_json(edition), ensure_ascii=False, indent=1))
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", "check the disk and the rights") from error
 
 
-def forget(name: str) -> None:
+def delete_edition(name: str) -> None:
     """Raises UsageError where the file cannot be removed."""
-    file = made_files()[name]
+    file = edition_files()[name]
     try:
         file.unlink()
     except OSError as error:
         raise UsageError(f"{file} cannot be removed: {error.strerror}", "check the rights") from error
 
 
-def made_folder() -> Path:
+def editions_folder() -> Path:
     return Settings.from_environment().home / "made"

@@ -22,21 +22,21 @@ from typing import NoReturn
 from urllib.parse import unquote
 
 from localllm.errors import ModelNotFound
-from localllm.hub.aliases import aliases
+from localllm.hub.aliases import read_aliases
 from localllm.hub.catalog import CatalogEntry, catalog
-from localllm.hub.made import edition_of, made_files
-from localllm.paths import expanded
+from localllm.hub.made import edition_files, find_edition
+from localllm.paths import expand_path
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-ALIAS = re.compile(rf"{WORD}(:{WORD})?")
+ALIAS_NAME = re.compile(rf"{WORD}(:{WORD})?")
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){0,4}"
 FILE = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}(?:/[A-Za-z0-9][A-Za-z0-9._+-]{0,254})?"
 NO_REPO = r"(?![^@:]*(?:--|\.\.|[.-]/|(?:[.-]|\.git)(?:[@:]|$)))"  # huggingface_hub refuses them
 REPO = re.compile(rf"{NO_REPO}(?P<repo>{WORD}/{WORD})(?:@(?P<revision>{REVISION}))?(?::(?P<quant>{FILE}))?")
-HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/")
-PAGE = re.compile(r"([^/]+/[^/]+)/(?:tree/([^/]+)|(?:blob|resolve)/([^/]+)/(.+))")
-MAIN = "main"
-LATEST = ":latest"
+HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/")
+HUB_PAGE = re.compile(r"([^/]+/[^/]+)/(?:tree/([^/]+)|(?:blob|resolve)/([^/]+)/(.+))")
+DEFAULT_REVISION = "main"
+LATEST_TAG = ":latest"
 
 
 @dataclass(frozen=True)
@@ -44,58 +44,58 @@ class RepoName:
     """A revision of a repository on the Hub; of a repository of GGUF files, one model."""
 
     repo: str
-    revision: str = MAIN
+    revision: str = DEFAULT_REVISION
     quant: str | None = None  # Q4_K_M, or the name of a file
 
     def __str__(self) -> str:
-        revision = "" if self.revision == MAIN else f"@{self.revision}"
+        revision = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
         return f"{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
 
 
-def repo_of(entry: CatalogEntry) -> RepoName | None:
+def repo_of_entry(entry: CatalogEntry) -> RepoName | None:
     """None for the model that comes with the program."""
     return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else None
 
 
-def parse(name: str, *, paths: bool = True) -> RepoName | CatalogEntry | Path:
+def parse_name(name: str, *, paths: bool = True) -> RepoName | CatalogEntry | Path:
     """What a name stands for; a catalogue entry only where the model comes with the program.
 
     paths: whether it may be one. If not, the disk is not looked at, and only an alias leads to a path.
     Raises ModelNotFound for what is no name, or one that nobody knows (with near names).
     """
     if paths and is_path(name):
-        return expanded(name)
-    name = known_as(name)
-    if edition := edition_of(name):
-        return _known(edition.source)
-    known = aliases().get(name)
+        return expand_path(name)
+    name = strip_latest(name)
+    if edition := find_edition(name):
+        return _parse_known(edition.source)
+    known = read_aliases().get(name)
     if known is None and name.startswith("/"):
-        _not_found(name)
-    return _known(known or name)
+        _raise_not_found(name)
+    return _parse_known(known or name)
 
 
-def known_as(name: str) -> str:
+def strip_latest(name: str) -> str:
     """Without `:latest`, unless there is a name with it."""
-    plain = name.removesuffix(LATEST)
-    return name if plain == name or name in aliases() or name in catalog() else plain
+    plain = name.removesuffix(LATEST_TAG)
+    return name if plain == name or name in read_aliases() or name in catalog() else plain
 
 
-def _known(name: str) -> RepoName | CatalogEntry | Path:
+def _parse_known(name: str) -> RepoName | CatalogEntry | Path:
     if name.startswith("/"):  # where an alias leads
         return Path(name)
     if entry := catalog().get(name):
-        return repo_of(entry) or entry
-    if named := REPO.fullmatch(_of_address(name) if HUB.match(name) else name):
+        return repo_of_entry(entry) or entry
+    if named := REPO.fullmatch(_parse_address(name) if HUB_ADDRESS.match(name) else name):
         if ".." in (named["revision"] or ""):  # git knows no such name either
-            _not_found(name)
-        return RepoName(named["repo"], named["revision"] or MAIN, named["quant"])
-    _not_found(name)
+            _raise_not_found(name)
+        return RepoName(named["repo"], named["revision"] or DEFAULT_REVISION, named["quant"])
+    _raise_not_found(name)
 
 
-def _of_address(address: str) -> str:
+def _parse_address(address: str) -> str:
     """ORG/REPO@REVISION:FILE of an address at the Hub; a file that is not GGUF stands for its repository."""
-    path = re.split("[?#]", HUB.sub("", address, count=1))[0].rstrip("/")
-    if not (page := PAGE.fullmatch(path)):
+    path = re.split("[?#]", HUB_ADDRESS.sub("", address, count=1))[0].rstrip("/")
+    if not (page := HUB_PAGE.fullmatch(path)):
         return path
     file = unquote(page[4] or "")
     return f"{page[1]}@{unquote(page[2] or page[3])}" + (f":{file}" if file.endswith(".gguf") else "")
@@ -103,7 +103,7 @@ def _of_address(address: str) -> str:
 
 def is_path(name: str) -> bool:
     """Is this meant as a path? A colon or a slash alone does not make one: `qwen3:4b`, `org/repo`."""
-    if name in catalog() or name in aliases() or name in made_files() or HUB.match(name):
+    if name in catalog() or name in read_aliases() or name in edition_files() or HUB_ADDRESS.match(name):
         return False
     return (
         name in (".", "..")
@@ -115,21 +115,21 @@ def is_path(name: str) -> bool:
     )
 
 
-def near_names(name: str) -> list[str]:
+def similar_names(name: str) -> list[str]:
     """Names of models that could have been meant, likeliest first."""
-    known = [*catalog(), *aliases(), *made_files()]
+    known = [*catalog(), *read_aliases(), *edition_files()]
     if name.lower() in known:
         return [name.lower()]
     tags = [other for other in known if other.startswith(f"{name}:")]
     return (tags + [near for near in difflib.get_close_matches(name, known, n=4) if near not in tags])[:4]
 
 
-def _not_found(name: str) -> NoReturn:
-    if not ALIAS.fullmatch(name):
+def _raise_not_found(name: str) -> NoReturn:
+    if not ALIAS_NAME.fullmatch(name):
         raise ModelNotFound(
             f"{name!r} is not a name of a model",
             "give a name of `localllm list --all`, ORG/REPO or the path of a folder",
         )
-    near = near_names(name)
+    near = similar_names(name)
     guess = f"did you mean {' or '.join(near)}? " if near else ""
     raise ModelNotFound(f"no model is called {name}", f"{guess}`localllm list --all` shows the names")

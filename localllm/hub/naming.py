@@ -3,71 +3,71 @@
 from pathlib import Path
 
 from localllm.errors import ModelNotFound, UsageError
-from localllm.hub.aliases import aliases, set_alias
-from localllm.hub.blobs import drop_unused
+from localllm.hub.aliases import read_aliases, set_alias
+from localllm.hub.blobs import remove_unused_uploads
 from localllm.hub.catalog import CatalogEntry, catalog
-from localllm.hub.made import edition_of, forget, keep
-from localllm.hub.names import ALIAS, RepoName, is_path, known_as, parse
+from localllm.hub.made import delete_edition, find_edition, save_edition
+from localllm.hub.names import ALIAS_NAME, RepoName, is_path, parse_name, strip_latest
 from localllm.modelfile.edition import Edition
 
 
-def check_name(name: str) -> str:
+def validate_name(name: str) -> str:
     """The name without `:latest`. Raises UsageError for one that cannot be given."""
     name = name.removesuffix(":latest")
-    if not ALIAS.fullmatch(name):
+    if not ALIAS_NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot be a name", "use letters, digits, '.', '_', '-' and at most one colon")
     if name in catalog():
         raise UsageError(f"{name} is a model that `localllm list --all` knows", "choose another name")
-    if is_path(name) and edition_of(name) is None:
+    if is_path(name) and find_edition(name) is None:
         raise UsageError(f"{name} reads as the path of a file or folder", "choose another name")
     return name
 
 
-def give(name: str, source: str) -> str:
+def copy_name(name: str, source: str) -> str:
     """Let a name stand for what another stands for; gives what that is. Nothing of a model is copied.
 
     Raises UsageError as `check_name`, ModelNotFound as `lasting`.
     """
-    name = check_name(name)
-    if edition := edition_of(known_as(source)):
-        make(name, edition)
+    name = validate_name(name)
+    if edition := find_edition(strip_latest(source)):
+        assign_edition(name, edition)
         return edition.source
-    meant = lasting(source)
-    take(name)
+    meant = durable_target(source)
+    remove_name(name)
     set_alias(name, meant)
     return meant
 
 
-def make(name: str, edition: Edition) -> None:
+def assign_edition(name: str, edition: Edition) -> None:
     """Let a name stand for an edition. name: as `check_name` gives it."""
-    before = edition_of(name)
-    if name in aliases():
+    before = find_edition(name)
+    if name in read_aliases():
         set_alias(name, None)
-    keep(name, edition)
+    save_edition(name, edition)
     if before and before.source != edition.source:
-        drop_unused(before.source)
+        remove_unused_uploads(before.source)
 
 
-def take(name: str) -> str | None:
+def remove_name(name: str) -> str | None:
     """Forget a name that was given; gives what it stood for, None where nobody gave it."""
-    meant = given(name)
-    if edition_of(name):
-        forget(name)
-        drop_unused(str(meant))
+    meant = assigned_target(name)
+    if find_edition(name):
+        delete_edition(name)
+        remove_unused_uploads(str(meant))
     elif meant is not None:
         set_alias(name, None)
     return meant
 
 
-def given(name: str) -> str | None:
+def assigned_target(name: str) -> str | None:
     """What a name that was given stands for, None where nobody gave it."""
-    edition = edition_of(name)
-    return edition.source if edition else aliases().get(name)
+    edition = find_edition(name)
+    return edition.source if edition else read_aliases().get(name)
 
 
-def lasting(source: str) -> str:
+def durable_target(source: str) -> str:
     """What a name stands for, wherever and whenever it is used. Raises ModelNotFound."""
-    match parse(source):
+    match parse_name(source):
         case RepoName() as repo:
             return str(repo)
         case CatalogEntry() as entry:

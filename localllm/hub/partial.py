@@ -16,17 +16,17 @@ from types import TracebackType
 
 PART_BYTES = 16 * 2**20  # what one request asks for
 COUNTER = struct.Struct("<Q")
-MARK = struct.Struct("<16sQQ")  # name, size of the file, size of a part
-NAME = b"localllm partial"
+TRAILER = struct.Struct("<16sQQ")  # name, size of the file, size of a part
+MAGIC = b"localllm partial"
 READ_BYTES = 2**20
-SUFFIX = ".localllm-part"
+PARTIAL_SUFFIX = ".localllm-part"
 
 
 @dataclass
 class Part:
     """Bytes `begin` to `end` of the file, of which the first `done` are here."""
 
-    number: int
+    index: int
     begin: int
     end: int
     done: int
@@ -36,7 +36,7 @@ class Part:
         return self.end - self.begin - self.done
 
 
-class Partial:
+class PartialFile:
     """Opened, or made, for one process at a time. Parts may be written by several threads, each part by one."""
 
     def __init__(self, path: Path, size: int):
@@ -44,17 +44,17 @@ class Partial:
         self.size = size
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # less the umask
         try:
-            self.parts = read_score(self.file, size) or self._begin()
+            self.parts = read_progress(self.file, size) or self._begin()
         except OSError:
             self.close()
             raise
 
     def _begin(self) -> list[Part]:
-        parts = parts_of(self.size)
+        parts = split_parts(self.size)
         tail = COUNTER.size * len(parts)
         os.ftruncate(self.file, 0)
-        os.ftruncate(self.file, self.size + tail + MARK.size)
-        self._write(MARK.pack(NAME, self.size, PART_BYTES), self.size + tail)
+        os.ftruncate(self.file, self.size + tail + TRAILER.size)
+        self._write(TRAILER.pack(MAGIC, self.size, PART_BYTES), self.size + tail)
         return parts
 
     @property
@@ -66,7 +66,7 @@ class Partial:
         """The next bytes of a part."""
         self._write(content, part.begin + part.done)
         part.done += len(content)
-        self._write(COUNTER.pack(part.done), self.size + COUNTER.size * part.number)
+        self._write(COUNTER.pack(part.done), self.size + COUNTER.size * part.index)
 
     def read(self, part: Part) -> Iterator[bytes]:
         for at in range(part.begin, part.end, READ_BYTES):
@@ -85,11 +85,11 @@ class Partial:
     def close(self) -> None:
         os.close(self.file)
 
-    def __enter__(self) -> "Partial":
+    def __enter__(self) -> "PartialFile":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
@@ -99,34 +99,34 @@ class Partial:
             content, at = content[written:], at + written
 
 
-def parts_of(size: int) -> list[Part]:
+def split_parts(size: int) -> list[Part]:
     begins = range(0, size, PART_BYTES)
     return [Part(i, begin, min(begin + PART_BYTES, size), 0) for i, begin in enumerate(begins)]
 
 
-def read_score(file: int, size: int) -> list[Part] | None:
+def read_progress(file: int, size: int) -> list[Part] | None:
     """The parts of an open file that is to have `size` bytes; None if it is not a partial one of that size."""
-    parts, here = parts_of(size), os.fstat(file).st_size
+    parts, here = split_parts(size), os.fstat(file).st_size
     counters = COUNTER.size * len(parts)
     if here == size:
         for part in parts:
             part.done = part.missing
         return parts
-    tail = os.pread(file, counters + MARK.size, size)
-    if here != size + len(tail) or tail[counters:] != MARK.pack(NAME, size, PART_BYTES):
+    tail = os.pread(file, counters + TRAILER.size, size)
+    if here != size + len(tail) or tail[counters:] != TRAILER.pack(MAGIC, size, PART_BYTES):
         return None
     for part, [done] in zip(parts, COUNTER.iter_unpack(tail[:counters]), strict=True):
         part.done = min(done, part.missing)
     return parts
 
 
-def bytes_here(path: Path, size: int) -> int:
+def present_bytes(path: Path, size: int) -> int:
     """How much of a file of this size an earlier run left behind, or another process has by now."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
     try:
-        return sum(part.done for part in read_score(file, size) or [])
+        return sum(part.done for part in read_progress(file, size) or [])
     finally:
         os.close(file)

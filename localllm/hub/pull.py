@@ -16,32 +16,32 @@ from uuid import uuid4
 from huggingface_hub.file_download import _create_symlink
 
 from localllm.errors import DamagedModel, DiskFull, NetworkError
-from localllm.hub.cache import existing
+from localllm.hub.cache import nearest_existing
 from localllm.hub.http import Say
 from localllm.hub.listing import COMMIT, Listing, RemoteFile, fetch_listing
 from localllm.hub.names import RepoName
-from localllm.hub.partial import SUFFIX, bytes_here
+from localllm.hub.partial import PARTIAL_SUFFIX, present_bytes
 from localllm.hub.ranges import read_range
-from localllm.hub.resolve import downloaded
-from localllm.hub.select import select
+from localllm.hub.resolve import downloaded_path
+from localllm.hub.select import select_files
 from localllm.hub.store import blob_path, cached_commit, repo_root
-from localllm.hub.threads import threads
-from localllm.hub.transfer import Transfer, first_fault, is_whole, writing
-from localllm.units import size
+from localllm.hub.threads import thread_pool
+from localllm.hub.transfer import FileTransfer, first_error, is_complete, writing_cache
+from localllm.units import format_bytes
 
 CONNECTIONS = 8  # at a time, for all files
-FILES = 4  # at a time; each hashes what has come, with a core of its own
+FILE_WORKERS = 4  # at a time; each hashes what has come, with a core of its own
 SMALL_BYTES = 64 * 2**20  # what is read into memory: configurations, indices
 SPARE_BYTES = 64 * 2**20  # of the disk are left alone
 
 
 @dataclass(frozen=True)
-class Order:
+class PullPlan:
     """What a pull is going to do, before the first byte of it."""
 
     listing: Listing
     files: tuple[RemoteFile, ...]  # all that the model needs, weights last
-    here: dict[str, int]  # by digest, how many bytes need not come again
+    cached_bytes: dict[str, int]  # by digest, how many bytes need not come again
 
     @property
     def contents(self) -> dict[str, list[RemoteFile]]:
@@ -57,14 +57,14 @@ class Order:
 
     @property
     def missing_bytes(self) -> int:
-        return self.total_bytes - sum(self.here.values())
+        return self.total_bytes - sum(self.cached_bytes.values())
 
 
-class Show(Protocol):
+class PullProgress(Protocol):
     """Follows a pull; its methods are called from several threads. What one raises ends the pull, and what came is
     kept."""
 
-    def begin(self, order: Order) -> None: ...
+    def begin(self, order: PullPlan) -> None: ...
     def advance(self, file: RemoteFile, count: int) -> None:
         """`count` bytes came; if it is negative, so many have to come again; 0: none did, and it goes on."""
         ...
@@ -76,104 +76,108 @@ class Show(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def order(repo: RepoName, say: Say) -> Order:
+def plan_pull(repo: RepoName, say: Say) -> PullPlan:
     """Ask the Hub what the model consists of, and look what of it is here.
 
     Raises ModelNotFound, AccessDenied, NetworkError, UnsupportedModel.
     """
     listing = fetch_listing(repo, say)
-    return order_of(listing, select(listing, lambda file: read_small(listing, file, say)))
+    return plan_files(listing, select_files(listing, lambda file: read_small(listing, file, say)))
 
 
-def order_of(listing: Listing, files: tuple[RemoteFile, ...]) -> Order:
+def plan_files(listing: Listing, files: tuple[RemoteFile, ...]) -> PullPlan:
     """These files of the repository, and what of them is here."""
     here: dict[str, int] = {}
     for file in files:
-        here[file.digest] = max(here.get(file.digest, 0), bytes_of(file, listing))
-    return Order(listing, files, here)
+        here[file.digest] = max(here.get(file.digest, 0), cached_bytes_of(file, listing))
+    return PullPlan(listing, files, here)
 
 
-def bytes_of(file: RemoteFile, listing: Listing) -> int:
+def cached_bytes_of(file: RemoteFile, listing: Listing) -> int:
     """How much of it is in the cache."""
     blob = blob_path(listing.repo.repo, file.digest)
     name = repo_root(listing.repo.repo) / "snapshots" / listing.commit / file.path
-    if is_whole(blob, file) or is_copy(name, file):
+    if is_complete(blob, file) or is_complete_copy(name, file):
         return file.size
-    return bytes_here(blob.with_name(file.digest + SUFFIX), file.size)
+    return present_bytes(blob.with_name(file.digest + PARTIAL_SUFFIX), file.size)
 
 
-def pull(job: Order, show: Show) -> Path:
+def pull(plan: PullPlan, progress: PullProgress) -> Path:
     """Fetch what is missing; gives the model's folder in the cache, or its GGUF file. Raises as `bring`."""
-    bring(job, show)
-    return downloaded(job.listing.repo, str(job.listing.repo))
+    fetch_files(plan, progress)
+    return downloaded_path(plan.listing.repo, str(plan.listing.repo))
 
 
-def bring(job: Order, show: Show) -> None:
+def fetch_files(plan: PullPlan, progress: PullProgress) -> None:
     """Fetch what is missing of any files.
 
     Raises NetworkError, AccessDenied, DamagedModel, DiskFull. What came is kept: the next pull goes on from there.
     """
-    listing, root = job.listing, repo_root(job.listing.repo.repo)
-    check_disk(job, root)
-    show.begin(job)
+    listing, root = plan.listing, repo_root(plan.listing.repo.repo)
+    check_disk(plan, root)
+    progress.begin(plan)
     if cached_commit(listing.repo.repo, listing.repo.revision) is None:
-        point(listing, root)  # so that what is broken off is seen as that
+        update_ref(listing, root)  # so that what is broken off is seen as that
     end = Event()
-    with threads(CONNECTIONS) as connections, threads(FILES) as files:
-        transfer = Transfer(listing, connections, end, show.advance, show.say)
-        coming = [files.submit(_bring, transfer, same, root, job, show) for same in job.contents.values()]
+    with thread_pool(CONNECTIONS) as connections, thread_pool(FILE_WORKERS) as files:
+        transfer = FileTransfer(listing, connections, end, progress.advance, progress.say)
+        coming = [
+            files.submit(_fetch_content, transfer, same, root, plan, progress) for same in plan.contents.values()
+        ]
         try:
             wait(coming, return_when=FIRST_EXCEPTION)
         finally:
             end.set()  # also for Ctrl-C, which arrives in wait
-        fault = first_fault(coming)
+        fault = first_error(coming)
     if fault:
         raise fault
-    point(listing, root)
+    update_ref(listing, root)
 
 
-def _bring(transfer: Transfer, files: Sequence[RemoteFile], root: Path, job: Order, show: Show) -> None:
+def _fetch_content(
+    transfer: FileTransfer, files: Sequence[RemoteFile], root: Path, plan: PullPlan, progress: PullProgress
+) -> None:
     """Files of one content into the cache, under all their names."""
-    names = [root / "snapshots" / job.listing.commit / file.path for file in files]
-    copy = next((name for name in names if is_copy(name, files[0])), None)
+    names = [root / "snapshots" / plan.listing.commit / file.path for file in files]
+    copy = next((name for name in names if is_complete_copy(name, files[0])), None)
     content = copy or transfer.fetch(files[0])
-    with writing(root):
+    with writing_cache(root):
         for name in names:
             name.parent.mkdir(parents=True, exist_ok=True)
-            if not (name.exists() and name.samefile(content)) and not is_copy(name, files[0]):
+            if not (name.exists() and name.samefile(content)) and not is_complete_copy(name, files[0]):
                 _create_symlink(str(content), str(name), new_blob=copy is None)
-            if is_copy(name, files[0]):  # there are no links here: the content has moved
+            if is_complete_copy(name, files[0]):  # there are no links here: the content has moved
                 copy = content = name
-    if job.here[files[0].digest] < files[0].size:
-        show.finish(files[0])
+    if plan.cached_bytes[files[0].digest] < files[0].size:
+        progress.finish(files[0])
 
 
-def is_copy(name: Path, file: RemoteFile) -> bool:
+def is_complete_copy(name: Path, file: RemoteFile) -> bool:
     """On file systems without links the cache has contents under their names, and only there."""
-    return not name.is_symlink() and is_whole(name, file)
+    return not name.is_symlink() and is_complete(name, file)
 
 
-def point(listing: Listing, root: Path) -> None:
+def update_ref(listing: Listing, root: Path) -> None:
     """Let the branch or tag stand for this commit."""
     revision = listing.repo.revision
     if cached_commit(listing.repo.repo, revision) == listing.commit or COMMIT.fullmatch(revision):
         return
     ref = root / "refs" / revision
-    with writing(root):
+    with writing_cache(root):
         ref.parent.mkdir(parents=True, exist_ok=True)
         new = root / f"{uuid4().hex}.localllm"  # not in refs, where it would be one, nor another process's
         new.write_text(listing.commit)
         new.replace(ref)
 
 
-def check_disk(job: Order, root: Path) -> None:
+def check_disk(plan: PullPlan, root: Path) -> None:
     """Raises DiskFull where what is missing does not fit on the disk."""
-    folder = existing(root)
+    folder = nearest_existing(root)
     free = shutil.disk_usage(folder).free
-    if job.missing_bytes and job.missing_bytes + SPARE_BYTES > free:
+    if plan.missing_bytes and plan.missing_bytes + SPARE_BYTES > free:
         raise DiskFull(
-            f"{job.listing.repo} needs {size(job.missing_bytes)} more on the disk with {folder}, and "
-            f"{size(SPARE_BYTES)} to spare, {size(free)} are free",
+            f"{plan.listing.repo} needs {format_bytes(plan.missing_bytes)} more on the disk with {folder}, and "
+            f"{format_bytes(SPARE_BYTES)} to spare, {format_bytes(free)} are free",
             "make room, or set HF_HUB_CACHE to a folder on another disk",
         )
 
@@ -183,7 +187,7 @@ def read_small(listing: Listing, file: RemoteFile, say: Say) -> bytes:
     if file.size > SMALL_BYTES:
         raise NetworkError(f"{file.path} of {listing.repo} has {file.size} bytes", "use another edition of it")
     content = read_range(listing, file, 0, file.size, say) if file.size else b""
-    digest = file.hasher()
+    digest = file.new_hasher()
     digest.update(content)
     if digest.hexdigest() != file.digest:
         raise DamagedModel(

@@ -8,7 +8,7 @@ import httpx2
 from huggingface_hub import hf_hub_url
 
 from localllm.errors import NetworkError
-from localllm.hub.http import Say, get, is_passing, patiently, told
+from localllm.hub.http import Say, get_range, is_retriable, retrying, translate_errors
 from localllm.hub.listing import Listing, RemoteFile
 from localllm.hub.partial import Part
 
@@ -23,9 +23,9 @@ def fetch_range(
 
     Raises NetworkError, AccessDenied, ModelNotFound.
     """
-    with told(listing.repo):
+    with translate_errors(listing.repo):
         while part.missing and not end.is_set():
-            patiently(file.path, say, end)(_fetch_some, listing, file, part, write)
+            retrying(file.path, say, end)(_fetch_once, listing, file, part, write)
 
 
 def read_range(listing: Listing, file: RemoteFile, begin: int, end: int, say: Say) -> bytes:
@@ -40,33 +40,33 @@ def read_range(listing: Listing, file: RemoteFile, begin: int, end: int, say: Sa
     return bytes(content)
 
 
-def _fetch_some(listing: Listing, file: RemoteFile, part: Part, write: Callable[[bytes], None]) -> None:
+def _fetch_once(listing: Listing, file: RemoteFile, part: Part, write: Callable[[bytes], None]) -> None:
     """One request. A connection that breaks is a fault only if nothing came."""
     before = part.done
     url = hf_hub_url(listing.repo.repo, file.path, revision=listing.commit)
     try:
-        with get(url, part.begin + part.done, part.end) as response:
-            for content in _wanted(response, part, file):
+        with get_range(url, part.begin + part.done, part.end) as response:
+            for content in _missing_chunks(response, part, file):
                 write(content)
         if part.done == before:
             raise httpx2.RemoteProtocolError("the answer is empty")
     except httpx2.TransportError as error:
-        if part.done == before or not is_passing(error):
+        if part.done == before or not is_retriable(error):
             raise
 
 
-def _wanted(response: httpx2.Response, part: Part, file: RemoteFile) -> Iterator[bytes]:
+def _missing_chunks(response: httpx2.Response, part: Part, file: RemoteFile) -> Iterator[bytes]:
     """Of a body, the bytes that the part is missing. Without ranges, a server sends the file from its begin."""
     begin, skip = part.begin + part.done, 0
     if response.status_code == httpx2.codes.PARTIAL_CONTENT:
         stated = response.headers.get("Content-Range", "no range")
         said = CONTENT_RANGE.fullmatch(stated)
         if not said or int(said[1]) != begin or said[3] not in (str(file.size), "*"):
-            raise _other(file, f"{stated[:60]} and not bytes {begin}-{part.end - 1}/{file.size}")
+            raise _unexpected_range(file, f"{stated[:60]} and not bytes {begin}-{part.end - 1}/{file.size}")
     else:
         skip, length = begin, response.headers.get("Content-Length", str(file.size))
         if length != str(file.size):
-            raise _other(file, f"{length[:20]} bytes and not {file.size}")
+            raise _unexpected_range(file, f"{length[:20]} bytes and not {file.size}")
     for content in response.iter_raw():
         skipped = min(skip, len(content))
         skip -= skipped
@@ -76,7 +76,7 @@ def _wanted(response: httpx2.Response, part: Part, file: RemoteFile) -> Iterator
             return
 
 
-def _other(file: RemoteFile, what: str) -> NetworkError:
+def _unexpected_range(file: RemoteFile, what: str) -> NetworkError:
     return NetworkError(
         f"the hub sends of {file.path} {what}", "try again; if it stays so, set another HF_ENDPOINT"
     )

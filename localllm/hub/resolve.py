@@ -5,9 +5,9 @@ from pathlib import Path
 
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder
-from localllm.hub.folder import INDEX, SINGLE, missing_files
-from localllm.hub.gguf import choose, is_gguf, model_name, models_below, models_in
-from localllm.hub.names import RepoName, is_path, known_as, parse
+from localllm.hub.folder import INDEX_FILE, SINGLE_FILE, missing_files
+from localllm.hub.gguf import choose_model, is_gguf, model_name, models_in_folder, models_in_snapshot
+from localllm.hub.names import RepoName, is_path, parse_name, strip_latest
 from localllm.hub.store import cached_folder
 
 
@@ -20,23 +20,23 @@ class ModelRef:
     path: Path
 
 
-def resolve(name: str, *, paths: bool = True) -> ModelRef:
+def resolve_model(name: str, *, paths: bool = True) -> ModelRef:
     """Find the folder of a model, or its GGUF file. paths: as of `parse`.
 
     Raises ModelNotFound where nothing of that name is here (with near names, or how to download it) and
     UnsupportedModel where the name is that of another single file.
     """
-    match parse(name, paths=paths):
+    match parse_name(name, paths=paths):
         case RepoName() as repo:
-            return ModelRef(known_as(name), downloaded(repo, name))
+            return ModelRef(strip_latest(name), downloaded_path(repo, name))
         case CatalogEntry() as entry:
-            return ModelRef(known_as(name), _boxed(entry))
+            return ModelRef(strip_latest(name), _bundled_folder(entry))
         case Path() as path:
-            found = _at_path(path, name)
-            return found if paths and is_path(name) else ModelRef(known_as(name), found.path)
+            found = _resolve_path(path, name)
+            return found if paths and is_path(name) else ModelRef(strip_latest(name), found.path)
 
 
-def downloaded(repo: RepoName, name: str) -> Path:
+def downloaded_path(repo: RepoName, name: str) -> Path:
     """Its folder in the cache, or its GGUF file; whole.
 
     name: what the user calls it, for the message. Raises ModelNotFound where it is not here, or not whole.
@@ -49,10 +49,10 @@ def downloaded(repo: RepoName, name: str) -> Path:
     raise ModelNotFound(f"{name} {state}", f"run `localllm pull {name}`")
 
 
-def to_pull(name: str) -> RepoName | None:
+def missing_repo(name: str) -> RepoName | None:
     """The repository that a name stands for, where its model is not here, or not whole. Raises ModelNotFound as
     `parse` and `is_downloaded`."""
-    repo = parse(name)
+    repo = parse_name(name)
     return repo if isinstance(repo, RepoName) and not is_downloaded(repo) else None
 
 
@@ -70,11 +70,11 @@ def model_in_cache(repo: RepoName) -> Path | None:
     snapshot = cached_folder(repo.repo, repo.revision)
     if snapshot is None or (repo.quant is None and has_safetensors(snapshot)):
         return snapshot
-    models = models_below(snapshot)
+    models = models_in_snapshot(snapshot)
     if not models:
         return snapshot if repo.quant is None else None
     try:
-        chosen = choose([model.relative_to(snapshot) for model in models], repo.quant, repo.repo)
+        chosen = choose_model([model.relative_to(snapshot) for model in models], repo.quant, repo.repo)
     except ModelNotFound:
         if repo.quant:
             return None  # of this repository other models are here
@@ -84,18 +84,20 @@ def model_in_cache(repo: RepoName) -> Path | None:
 
 def has_safetensors(folder: Path) -> bool:
     """Repositories of GGUF files often hold the config.json of the model, too, but no other weights."""
-    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in (SINGLE, INDEX))
+    return (folder / "config.json").is_file() and any(
+        (folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)
+    )
 
 
-def _boxed(entry: CatalogEntry) -> Path:
+def _bundled_folder(entry: CatalogEntry) -> Path:
     folder = boxed_folder(entry)
     if folder is None or missing_files(folder):
         raise ModelNotFound(f"the model {entry.name} is missing from this installation", "install localllm again")
     return folder
 
 
-def _at_path(given: Path, name: str) -> ModelRef:
-    path = _only_model(given)
+def _resolve_path(given: Path, name: str) -> ModelRef:
+    path = _single_gguf(given)
     if is_gguf(path):
         if missing := missing_files(path):
             raise ModelNotFound(f"{path.parent} has no {missing[0]}", "fetch all parts of the model")
@@ -111,14 +113,14 @@ def _at_path(given: Path, name: str) -> ModelRef:
     return ModelRef(path.resolve().name if path.name in ("", "..") else path.name, path)
 
 
-def _only_model(folder: Path) -> Path:
+def _single_gguf(folder: Path) -> Path:
     """The GGUF file of a folder that holds one and no other weights, else what was given.
 
     Raises ModelNotFound where it holds several.
     """
     if not folder.is_dir() or has_safetensors(folder):
         return folder
-    models = models_in(folder)
+    models = models_in_folder(folder)
     if len(models) > 1:
         names = ", ".join(model.name for model in models)
         raise ModelNotFound(f"the folder {folder} holds several models: {names}", "give the path of one")

@@ -13,8 +13,8 @@ from huggingface_hub.file_download import repo_folder_name
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import read_json
 from localllm.hub.folder import missing_files
-from localllm.hub.gguf import models_below, tags_of
-from localllm.hub.names import MAIN, RepoName
+from localllm.hub.gguf import model_tags, models_in_snapshot
+from localllm.hub.names import DEFAULT_REVISION, RepoName
 
 SHA1, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")  # names of contents in `blobs`
 REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
@@ -35,7 +35,7 @@ def blob_path(repo: str, digest: str) -> Path:
     return repo_root(repo) / "blobs" / digest
 
 
-def cached_commit(repo: str, revision: str = MAIN) -> str | None:
+def cached_commit(repo: str, revision: str = DEFAULT_REVISION) -> str | None:
     """The commit that a branch, a tag or a commit stood for when it was last asked; None if it is not here."""
     root = repo_root(repo)
     try:
@@ -47,14 +47,16 @@ def cached_commit(repo: str, revision: str = MAIN) -> str | None:
     return commit if commit in known else None
 
 
-def cached_folder(repo: str, revision: str = MAIN) -> Path | None:
+def cached_folder(repo: str, revision: str = DEFAULT_REVISION) -> Path | None:
     """The snapshot of a revision, complete or not; None if neither its config.json nor a GGUF file is here."""
     commit = cached_commit(repo, revision)
     snapshot = repo_root(repo) / "snapshots" / commit if commit else None
-    return snapshot if snapshot and ((snapshot / "config.json").is_file() or models_below(snapshot)) else None
+    return (
+        snapshot if snapshot and ((snapshot / "config.json").is_file() or models_in_snapshot(snapshot)) else None
+    )
 
 
-def snapshot_of(path: Path) -> tuple[str, str, PurePath] | None:
+def parse_snapshot_path(path: Path) -> tuple[str, str, PurePath] | None:
     """Repository, commit and the path from there of a snapshot in the cache, or of what lies in one; None for any
     other path."""
     absolute, root = path.absolute(), cache_root().absolute()
@@ -72,8 +74,8 @@ def cached_models() -> Iterator[tuple[str, Path]]:
         return
     for repo in sorted(repos, key=lambda r: r.repo_id.lower()):
         folder = cached_folder(repo.repo_id) if repo.repo_type == "model" else None
-        if folder and (files := models_below(folder)):
-            tags = tags_of([file.relative_to(folder) for file in files])
+        if folder and (files := models_in_snapshot(folder)):
+            tags = model_tags([file.relative_to(folder) for file in files])
             for file, tag in zip(files, tags, strict=True):
                 yield (repo.repo_id if len(files) == 1 else str(RepoName(repo.repo_id, quant=tag))), file
         elif folder and _is_whole_language_model(folder):

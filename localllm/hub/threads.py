@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
     """Waits for them at its end; not after Ctrl-C, because a connection that is silent has seconds to go."""
     pool = ThreadPoolExecutor(count)
     try:

@@ -18,7 +18,7 @@ from localllm import files
 from localllm.errors import DamagedModel
 from localllm.hub.http import Say
 from localllm.hub.listing import Listing, RemoteFile
-from localllm.hub.partial import SUFFIX, Part, Partial
+from localllm.hub.partial import PARTIAL_SUFFIX, Part, PartialFile
 from localllm.hub.ranges import fetch_range
 from localllm.hub.store import blob_path, repo_root
 
@@ -30,14 +30,14 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True)
-class Transfer:
+class FileTransfer:
     """What all files of one pull share."""
 
     listing: Listing
     connections: Executor
-    end: Event  # set to break off
+    stop: Event  # set to break off
     # Bytes that came; negative ones have to come again; none: it goes on. What it raises ends the pull.
-    advanced: Callable[[RemoteFile, int], None]
+    on_progress: Callable[[RemoteFile, int], None]
     say: Say
 
     def fetch(self, file: RemoteFile) -> Path:
@@ -48,15 +48,15 @@ class Transfer:
         """
         root = repo_root(self.listing.repo.repo)
         blob = blob_path(self.listing.repo.repo, file.digest)
-        if is_whole(blob, file):
+        if is_complete(blob, file):
             return blob
-        with writing(root):
+        with writing_cache(root):
             blob.parent.mkdir(parents=True, exist_ok=True)
             lock = root.parent / ".locks" / root.name / f"{file.digest}.lock"
             lock.parent.mkdir(parents=True, exist_ok=True)
             with self._locked(lock, file):
-                if not is_whole(blob, file):
-                    with Partial(blob.with_name(file.digest + SUFFIX), file.size) as partial:
+                if not is_complete(blob, file):
+                    with PartialFile(blob.with_name(file.digest + PARTIAL_SUFFIX), file.size) as partial:
                         self._fill(partial, file)
                         partial.finish(blob)
         return blob
@@ -74,14 +74,14 @@ class Transfer:
                 if not told_so:
                     self.say(f"{file.path}: another process is fetching it, waiting for that one")
                 told_so = True
-                self.check_end()
-                self.advanced(file, 0)
+                self.check_stop()
+                self.on_progress(file, 0)
 
-    def _fill(self, partial: Partial, file: RemoteFile) -> None:
+    def _fill(self, partial: PartialFile, file: RemoteFile) -> None:
         for attempt in ("first", "last"):
             if self._fetch_parts(partial, file) == file.digest:
                 return
-            self.advanced(file, -partial.done)
+            self.on_progress(file, -partial.done)
             partial.discard()
             if attempt == "first":
                 self.say(f"{file.path}: what came is not what the hub announced, fetching it again")
@@ -90,49 +90,49 @@ class Transfer:
             "try another network or HF_ENDPOINT",
         )
 
-    def _fetch_parts(self, partial: Partial, file: RemoteFile) -> str:
+    def _fetch_parts(self, partial: PartialFile, file: RemoteFile) -> str:
         """Fetch what is missing, and give the digest of the whole. Hashing follows the parts in their order."""
-        digest, failed = file.hasher(), Event()
+        digest, failed = file.new_hasher(), Event()
         coming = [self.connections.submit(self._fetch_part, partial, part, file, failed) for part in partial.parts]
         try:
             for part, future in zip(partial.parts, coming, strict=True):
                 future.result()
                 for content in partial.read(part):
-                    self.check_end()
-                    self.advanced(file, 0)  # of a file that is here the most part nothing else would tell
+                    self.check_stop()
+                    self.on_progress(file, 0)  # of a file that is here the most part nothing else would tell
                     digest.update(content)
         except (Interrupted, CancelledError):
-            raise first_fault(coming) or Interrupted from None
+            raise first_error(coming) or Interrupted from None
         finally:
             failed.set()
-            first_fault(coming)  # none writes any more when the file is closed
+            first_error(coming)  # none writes any more when the file is closed
         return digest.hexdigest()
 
-    def _fetch_part(self, partial: Partial, part: Part, file: RemoteFile, failed: Event) -> None:
+    def _fetch_part(self, partial: PartialFile, part: Part, file: RemoteFile, failed: Event) -> None:
         def write(content: bytes) -> None:
             partial.write(part, content)
-            self.advanced(file, len(content))
-            self.check_end(failed)
+            self.on_progress(file, len(content))
+            self.check_stop(failed)
 
         try:
-            self.check_end(failed)
-            fetch_range(self.listing, file, part, write, self.say, self.end)
-            self.check_end()  # it may have been broken off
+            self.check_stop(failed)
+            fetch_range(self.listing, file, part, write, self.say, self.stop)
+            self.check_stop()  # it may have been broken off
         except BaseException:
             failed.set()
             raise
 
-    def check_end(self, failed: Event | None = None) -> None:
-        if self.end.is_set() or (failed and failed.is_set()):
+    def check_stop(self, failed: Event | None = None) -> None:
+        if self.stop.is_set() or (failed and failed.is_set()):
             raise Interrupted
 
 
-def is_whole(blob: Path, file: RemoteFile) -> bool:
+def is_complete(blob: Path, file: RemoteFile) -> bool:
     """By its size; `verify` looks at the content."""
     return blob.is_file() and blob.stat().st_size == file.size
 
 
-def first_fault(futures: Sequence[Future[Any]]) -> BaseException | None:
+def first_error(futures: Sequence[Future[Any]]) -> BaseException | None:
     """Cancel what has not begun, wait for what has, and give what went wrong of its own accord."""
     for future in futures:
         future.cancel()
@@ -140,6 +140,6 @@ def first_fault(futures: Sequence[Future[Any]]) -> BaseException | None:
     return next((fault for fault in faults if fault and not isinstance(fault, Interrupted)), None)
 
 
-def writing(root: Path) -> AbstractContextManager[None]:
+def writing_cache(root: Path) -> AbstractContextManager[None]:
     """Of a repository's folder in the cache: as `files.writing`."""
-    return files.writing(root, "set HF_HUB_CACHE to a folder that can", goes_on=True)
+    return files.explain_disk_errors(root, "set HF_HUB_CACHE to a folder that can", resumable=True)

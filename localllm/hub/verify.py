@@ -16,15 +16,15 @@ from huggingface_hub import constants
 from localllm.errors import DamagedModel, ModelNotFound, NetworkError, UnsupportedModel
 from localllm.hub.folder import missing_files
 from localllm.hub.gguf import missing_part
-from localllm.hub.listing import fetch_listing, hasher
+from localllm.hub.listing import fetch_listing, new_hasher
 from localllm.hub.names import RepoName
-from localllm.hub.partial import SUFFIX
-from localllm.hub.pull import Show, bring, order, order_of
+from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.pull import PullProgress, fetch_files, plan_files, plan_pull
 from localllm.hub.resolve import has_safetensors
-from localllm.hub.snapshot import CachedFile, CachedRepo, files_of, gguf_models, of_model
+from localllm.hub.snapshot import CachedFile, CachedRepo, files_of_model, gguf_models, snapshot_files
 from localllm.hub.store import SHA1, SHA256, cache_root, cached_commit, repo_root
 
-FILES = 4  # hashed at a time
+HASH_WORKERS = 4  # hashed at a time
 READ_BYTES = 2**20
 
 
@@ -44,7 +44,7 @@ class Snapshot:
 
     repo: RepoName
     folder: Path
-    whole: bool  # is it to be a whole model, or may a program have fetched some of its files alone?
+    is_whole_model: bool  # is it to be a whole model, or may a program have fetched some of its files alone?
 
     @property
     def commit(self) -> str:
@@ -52,13 +52,13 @@ class Snapshot:
 
     def files(self) -> list[CachedFile]:
         """Raises ModelNotFound where that GGUF model is not here."""
-        files = files_of(self.folder)
-        return of_model(files, self.repo) if self.repo.quant else files
+        files = snapshot_files(self.folder)
+        return files_of_model(files, self.repo) if self.repo.quant else files
 
     def missing(self) -> list[str]:
         """Files that have no name here, though others that are here need them; of a GGUF model the first."""
         try:
-            if self.repo.quant is None and (self.whole or has_safetensors(self.folder)):
+            if self.repo.quant is None and (self.is_whole_model or has_safetensors(self.folder)):
                 return missing_files(self.folder)
         except (DamagedModel, UnsupportedModel):
             return []  # what names them is damaged, or it is no model that we run
@@ -66,7 +66,7 @@ class Snapshot:
         return sorted(part.relative_to(self.folder).as_posix() for part in first if part)
 
 
-def snapshots(repo: RepoName | None) -> list[Snapshot]:
+def find_snapshots(repo: RepoName | None) -> list[Snapshot]:
     """What there is to verify: that of a name, or all revisions of all models.
 
     Raises ModelNotFound where nothing of that name is here.
@@ -77,7 +77,7 @@ def snapshots(repo: RepoName | None) -> list[Snapshot]:
     if commit is None:
         raise ModelNotFound(f"{repo} is not on this machine", f"run `localllm pull {repo}`")
     folder = repo_root(repo.repo) / "snapshots" / commit
-    found = Snapshot(repo, folder, whole=not gguf_models(files_of(folder)))
+    found = Snapshot(repo, folder, is_whole_model=not gguf_models(snapshot_files(folder)))
     found.files()
     return [found]
 
@@ -85,42 +85,42 @@ def snapshots(repo: RepoName | None) -> list[Snapshot]:
 def _revisions(root: Path) -> list[Snapshot]:
     here, name = CachedRepo.read(root), root.name.removeprefix("models--").replace("--", "/")
     names = {meant: ref for ref, meant in here.refs.items()}
-    broken_off = any(blob.name.endswith(SUFFIX) for blob in here.unfinished)
+    broken_off = any(blob.name.endswith(PARTIAL_SUFFIX) for blob in here.unfinished)
     return [
         Snapshot(
             RepoName(name, names.get(commit, commit)),
             root / "snapshots" / commit,
-            whole=broken_off and not gguf_models(files),
+            is_whole_model=broken_off and not gguf_models(files),
         )
         for commit, files in here.revisions.items()
         if files
     ]
 
 
-def blobs(found: Snapshot) -> list[Path]:
+def hashable_blobs(found: Snapshot) -> list[Path]:
     """The contents that can be looked at: those under a digest."""
     names = (file.blob for file in found.files() if file.blob and file.blob.is_file())
     return sorted({blob for blob in names if SHA256.fullmatch(blob.name) or SHA1.fullmatch(blob.name)})
 
 
-def hash_all(todo: Sequence[Path], advanced: Callable[[int], object] = lambda _: None) -> dict[Path, bool]:
-    """Does each blob hold what its name says? `advanced` gets the bytes that were read, from several threads."""
+def hash_all(paths: Sequence[Path], on_read: Callable[[int], object] = lambda _: None) -> dict[Path, bool]:
+    """Does each blob hold what its name says? `on_read` gets the bytes that were read, from several threads."""
     end = Event()
-    with ThreadPoolExecutor(FILES) as pool:
-        coming = [pool.submit(_is_good, blob, advanced, end) for blob in todo]
+    with ThreadPoolExecutor(HASH_WORKERS) as pool:
+        coming = [pool.submit(_is_good, blob, on_read, end) for blob in paths]
         try:
-            return {blob: future.result() for blob, future in zip(todo, coming, strict=True)}
+            return {blob: future.result() for blob, future in zip(paths, coming, strict=True)}
         finally:
             end.set()  # for Ctrl-C
 
 
-def _is_good(blob: Path, advanced: Callable[[int], object], end: Event) -> bool:
-    digest = hasher(blob.name, blob.stat().st_size)
+def _is_good(blob: Path, on_read: Callable[[int], object], end: Event) -> bool:
+    digest = new_hasher(blob.name, blob.stat().st_size)
     try:
         with blob.open("rb", buffering=0) as file:
             while (content := file.read(READ_BYTES)) and not end.is_set():
                 digest.update(content)
-                advanced(len(content))
+                on_read(len(content))
     except OSError as error:
         if error.errno == errno.EIO:  # the disk cannot read it any more
             return False
@@ -128,21 +128,21 @@ def _is_good(blob: Path, advanced: Callable[[int], object], end: Event) -> bool:
     return digest.hexdigest() == blob.name
 
 
-def states(found: Snapshot, good: Mapping[Path, bool]) -> dict[str, State]:
+def file_states(found: Snapshot, good: Mapping[Path, bool]) -> dict[str, State]:
     """The state of each file by its path, by what `hash_all` found."""
     here = {file.path: _state(file, good) for file in found.files()}
     return here | {path: State.MISSING for path in found.missing() if path not in here}
 
 
 def _state(file: CachedFile, good: Mapping[Path, bool]) -> State:
-    if not file.name.exists():
+    if not file.link.exists():
         return State.MISSING
     if file.blob is None or file.blob not in good:
         return State.UNKNOWN
     return State.GOOD if good[file.blob] else State.DAMAGED
 
 
-def repair(found: Snapshot, state: Mapping[str, State], show: Show) -> None:
+def repair(found: Snapshot, states: Mapping[str, State], progress: PullProgress) -> None:
     """Fetch again what is damaged or missing. Nothing is deleted before the Hub has said that it has that file.
 
     Raises as `pull`. The Hub may not list a file that somebody put there; that stays as it is.
@@ -150,13 +150,15 @@ def repair(found: Snapshot, state: Mapping[str, State], show: Show) -> None:
     if constants.is_offline_mode():
         raise NetworkError("HF_HUB_OFFLINE is set", "unset it to fetch them again")
     repo = replace(found.repo, revision=found.commit)
-    listing = fetch_listing(repo, show.say)
-    faulty = [path for path, fault in state.items() if fault in FAULTY]
+    listing = fetch_listing(repo, progress.say)
+    faulty = [path for path, fault in states.items() if fault in FAULTY]
     for file in found.files():
-        if file.blob and state.get(file.path) is State.DAMAGED and listing.find(file.path):
+        if file.blob and states.get(file.path) is State.DAMAGED and listing.find(file.path):
             file.blob.unlink(missing_ok=True)
     while wanted := tuple(file for path in faulty if (file := listing.find(path))):
-        bring(order_of(listing, wanted), show)
+        fetch_files(plan_files(listing, wanted), progress)
         faulty = found.missing()  # an index that was damaged may name more; the next part of a GGUF model
     if found.missing():
-        bring(order(repo, show.say), show)  # the Hub has it by another name, as tokenizers have several
+        fetch_files(
+            plan_pull(repo, progress.say), progress
+        )  # the Hub has it by another name, as tokenizers have several

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.modelfile.options import checked
+from localllm.modelfile.options import check_options
 
 ROLES = ("system", "user", "assistant")
 TEXT_LIMIT = 2**20  # characters of a system prompt, a template, a message or a licence
-MOST_MESSAGES = 1024
+MAX_MESSAGES = 1024
 GO_TEMPLATE = re.compile(
     r"\{\{-?\s*(\.|\$|(if|range|with|else if)\s+(\(|\.|\$|not|and|or|eq|gt|lt|len)|end\b|else\b)"
 )
@@ -41,7 +41,7 @@ class Edition:
 
     def __post_init__(self) -> None:
         """Raises UsageError for what makes no sense."""
-        object.__setattr__(self, "parameters", checked(self.parameters))
+        object.__setattr__(self, "parameters", check_options(self.parameters))
         object.__setattr__(self, "messages", tuple(self.messages))
         object.__setattr__(self, "license", tuple(self.license))
         if GO_TEMPLATE.search(self.template):
@@ -49,8 +49,8 @@ class Edition:
                 "the template is one of Go, as Ollama's are",
                 "write it in Jinja, or leave it out for the model's own",
             )
-        if len(self.messages) > MOST_MESSAGES:
-            raise UsageError(f"there are {len(self.messages)} messages", f"the limit is {MOST_MESSAGES}")
+        if len(self.messages) > MAX_MESSAGES:
+            raise UsageError(f"there are {len(self.messages)} messages", f"the limit is {MAX_MESSAGES}")
         for message in self.messages:
             if message.keys() != {"role", "content"} or message["role"] not in ROLES:
                 raise UsageError(
@@ -65,7 +65,7 @@ class Edition:
         """Tokens of prompt and answer that it asks room for."""
         return self.parameters.get("num_ctx")
 
-    def before(self, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def prepend_to(self, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """A conversation with what stands before it; a system prompt of its own replaces the edition's."""
         own = messages and messages[0].get("role") == "system"
         system = [{"role": "system", "content": self.system}] if self.system and not own else []
@@ -75,7 +75,7 @@ class Edition:
             else [*system, *self.messages, *messages]
         )
 
-    def over(self, other: "Edition") -> "Edition":
+    def merged_over(self, other: "Edition") -> "Edition":
         """This one on top of the edition that it was made from: what it says stands, the rest is the other's."""
         return replace(
             self,

@@ -10,47 +10,47 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.near import instead
+from localllm.near import did_you_mean
 from localllm.request import SamplingParams
 
 Options = Mapping[str, Any]
 
-WHOLE, NUMBER, TRUTH, TEXTS = "integer", "float32", "boolean", "array"
-DRAWING = {
+INTEGER, NUMBER, BOOLEAN, STRINGS = "integer", "float32", "boolean", "array"
+SAMPLING_OPTIONS = {
     "temperature": NUMBER,
-    "top_k": WHOLE,
+    "top_k": INTEGER,
     "top_p": NUMBER,
     "min_p": NUMBER,
     "repeat_penalty": NUMBER,
-    "repeat_last_n": WHOLE,
+    "repeat_last_n": INTEGER,
     "presence_penalty": NUMBER,
     "frequency_penalty": NUMBER,
-    "seed": WHOLE,
-    "num_predict": WHOLE,
-    "stop": TEXTS,
-    "num_ctx": WHOLE,
+    "seed": INTEGER,
+    "num_predict": INTEGER,
+    "stop": STRINGS,
+    "num_ctx": INTEGER,
 }
 NEUTRAL = {"typical_p": 1, "tfs_z": 1, "mirostat": 0, "vocab_only": False, "embedding_only": False}
-WITHOUT_EFFECT = {
-    **dict.fromkeys(("num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"), WHOLE),
-    **dict.fromkeys(("use_mmap", "use_mlock", "numa", "low_vram", "f16_kv", "logits_all"), TRUTH),
+IGNORED_OPTIONS = {
+    **dict.fromkeys(("num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"), INTEGER),
+    **dict.fromkeys(("use_mmap", "use_mlock", "numa", "low_vram", "f16_kv", "logits_all"), BOOLEAN),
     **dict.fromkeys(("mirostat_tau", "mirostat_eta"), NUMBER),
-    "penalize_newline": TRUTH,
+    "penalize_newline": BOOLEAN,
 }
-KINDS = {
-    **DRAWING,
-    **WITHOUT_EFFECT,
-    **{name: TRUTH if value is False else NUMBER for name, value in NEUTRAL.items()},
+OPTION_TYPES = {
+    **SAMPLING_OPTIONS,
+    **IGNORED_OPTIONS,
+    **{name: BOOLEAN if value is False else NUMBER for name, value in NEUTRAL.items()},
 }
-WINDOW = 64  # tokens that repeat_penalty looks back at, where nothing else is said
+DEFAULT_REPEAT_WINDOW = 64  # tokens that repeat_penalty looks back at, where nothing else is said
 
 
-def checked(options: Options) -> dict[str, Any]:
+def check_options(options: Options) -> dict[str, Any]:
     """Without those that are null. Raises UsageError for what is not to be had, and for a number out of range."""
     found: dict[str, Any] = {}
     for name, value in options.items():
-        if name not in KINDS:
-            raise UsageError(f'there is no option "{name[:80]}"', instead(name, KINDS))
+        if name not in OPTION_TYPES:
+            raise UsageError(f'there is no option "{name[:80]}"', did_you_mean(name, OPTION_TYPES))
         if value is not None:
             found[name] = _typed(name, value)
             if name in NEUTRAL and found[name] != NEUTRAL[name]:
@@ -61,12 +61,12 @@ def checked(options: Options) -> dict[str, Any]:
         raise UsageError(f"num_ctx is {found['num_ctx']}", "send a number of tokens")
     if found.get("num_predict", 0) < -2:
         raise UsageError(f"num_predict is {found['num_predict']}", "send a number of tokens, or -1 for no limit")
-    sampling(found, SamplingParams())
+    to_sampling_params(found, SamplingParams())
     return found
 
 
 def _typed(name: str, value: Any) -> Any:
-    kind = KINDS[name]
+    kind = OPTION_TYPES[name]
     number = isinstance(value, int | float) and not isinstance(value, bool)
     match kind:
         case "integer" if number and value == int(value):  # JSON's 64.0 is 64
@@ -80,14 +80,14 @@ def _typed(name: str, value: Any) -> Any:
     raise UsageError(f'option "{name}" must be of type {kind}', "send one")
 
 
-def sampling(options: Options, defaults: SamplingParams) -> SamplingParams:
+def to_sampling_params(options: Options, defaults: SamplingParams) -> SamplingParams:
     """How to draw tokens; defaults: where `options`, which are checked, say nothing. Raises UsageError."""
     names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
     found = {name: options[name] for name in names if name in options}
     if "top_k" in options:
         found["top_k"] = max(0, options["top_k"])
     if "repeat_penalty" in options:
-        found |= {"repetition_penalty": options["repeat_penalty"], "repeat_last_n": WINDOW}
+        found |= {"repetition_penalty": options["repeat_penalty"], "repeat_last_n": DEFAULT_REPEAT_WINDOW}
     if "repeat_last_n" in options:
         found["repeat_last_n"] = options["repeat_last_n"]
     if found.get("repeat_last_n") == 0:

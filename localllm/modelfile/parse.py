@@ -10,7 +10,7 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.modelfile.edition import ROLES, Edition
-from localllm.modelfile.options import KINDS, NUMBER, TEXTS, TRUTH, WHOLE, checked
+from localllm.modelfile.options import BOOLEAN, INTEGER, NUMBER, OPTION_TYPES, STRINGS, check_options
 
 QUOTES = '"""'
 COMMANDS = ("FROM", "PARAMETER", "SYSTEM", "TEMPLATE", "MESSAGE", "LICENSE")
@@ -23,12 +23,12 @@ class Line:
     value: str
 
 
-def parse(text: str) -> Edition:
+def parse_modelfile(text: str) -> Edition:
     """Its `source` is what stands behind FROM, word for word. Raises UsageError that names the line."""
     found: dict[str, Any] = {"parameters": {}, "messages": [], "license": []}
-    for line in lines(text.removeprefix("\ufeff")):
+    for line in parse_lines(text.removeprefix("\ufeff")):
         try:
-            _take(line, found)
+            _apply(line, found)
         except UsageError as error:
             raise UsageError(f"line {line.number} of the Modelfile: {error.message}", error.remedy) from None
     if "source" not in found:
@@ -36,7 +36,7 @@ def parse(text: str) -> Edition:
     return Edition(**found)
 
 
-def lines(text: str) -> Iterator[Line]:
+def parse_lines(text: str) -> Iterator[Line]:
     """Commands with their values, quotes taken off. Raises UsageError where quotes do not end."""
     rows = text.splitlines(keepends=True)
     place = 0
@@ -74,7 +74,7 @@ def _ends(value: str, quote: str) -> bool:
     return len(value) >= 2 * len(quote) and value.endswith(quote)
 
 
-def _take(line: Line, found: dict[str, Any]) -> None:
+def _apply(line: Line, found: dict[str, Any]) -> None:
     if line.command not in COMMANDS:
         raise UsageError(f"{line.command[:40]} is not supported", f"it may have {', '.join(COMMANDS)}")
     if not line.value:
@@ -87,7 +87,7 @@ def _take(line: Line, found: dict[str, Any]) -> None:
         case "PARAMETER":
             name, _, text = line.value.partition(" ")
             values = found["parameters"]
-            checked(value := {name: typed(name, text)})
+            check_options(value := {name: parse_value(name, text)})
             values[name] = [*values.get(name, []), *value[name]] if name == "stop" else value[name]
         case "MESSAGE":
             role, _, text = line.value.partition(" ")
@@ -100,37 +100,37 @@ def _take(line: Line, found: dict[str, Any]) -> None:
             found[command.lower()] = line.value
 
 
-def typed(name: str, text: str) -> Any:
+def parse_value(name: str, text: str) -> Any:
     """A parameter's value from its text. Raises UsageError where it is of another type."""
     try:
-        match KINDS.get(name):
-            case kind if kind == WHOLE:
+        match OPTION_TYPES.get(name):
+            case kind if kind == INTEGER:
                 return int(text)
             case kind if kind == NUMBER:
                 return float(text)
-            case kind if kind == TRUTH and text.lower() in ("true", "false"):
+            case kind if kind == BOOLEAN and text.lower() in ("true", "false"):
                 return text.lower() == "true"
-            case kind if kind == TEXTS:
+            case kind if kind == STRINGS:
                 return [text]
             case None:
                 return text  # `checked` says that there is no such option
     except ValueError:
         pass
-    raise UsageError(f"{name} is {text[:40]!r}", f"write a value of type {KINDS[name]}")
+    raise UsageError(f"{name} is {text[:40]!r}", f"write a value of type {OPTION_TYPES[name]}")
 
 
-def written(edition: Edition, source: str) -> str:
+def format_modelfile(edition: Edition, source: str) -> str:
     """A Modelfile that makes the edition from `source`."""
     rows = [f"FROM {source}"]
     rows += [f"TEMPLATE {_quoted(edition.template)}"] if edition.template else []
     rows += [f"SYSTEM {_quoted(edition.system)}"] if edition.system else []
-    rows += [f"PARAMETER {row}" for row in parameter_rows(edition.parameters)]
+    rows += [f"PARAMETER {row}" for row in format_parameters(edition.parameters)]
     rows += [f"MESSAGE {message['role']} {_quoted(message['content'])}" for message in edition.messages]
     rows += [f"LICENSE {_quoted(text)}" for text in edition.license]
     return "\n".join(rows) + "\n"
 
 
-def parameter_rows(parameters: Any) -> list[str]:
+def format_parameters(parameters: Any) -> list[str]:
     """`temperature 0.5`, a row a value, texts between quotes."""
     rows: list[str] = []
     for name, value in parameters.items():

@@ -7,7 +7,7 @@ from localllm.modelfile.edition import Edition
 
 
 @dataclass(frozen=True)
-class Plan:
+class CreateRequest:
     """What is to be made."""
 
     name: str

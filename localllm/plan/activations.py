@@ -19,25 +19,25 @@ from localllm.arch.config import (
     MoEConfig,
     ShortConvConfig,
 )
-from localllm.arch.cost import numbers_seen
+from localllm.arch.cost import elements_read_per_token
 from localllm.checkpoint.header import Header, TensorHeader
-from localllm.checkpoint.matrices import CODES, packed_matrix
+from localllm.checkpoint.matrices import CODE_SUFFIXES, find_packed_matrix
 from localllm.quant.packing import (
     ELEMENT_BYTES,
-    GGUF_PLANES,
-    KV_8BIT,
+    GGUF_GPU_PACKED,
+    KV_8BIT_DTYPES,
     PANEL_ROWS,
     SCRATCH_ELEMENTS,
-    reads_packed,
+    stays_packed,
 )
 
-EXACT = 4  # sums, norms, rotations and scores are made in float32
-SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
-EXPANDED = 2**25  # numbers in the keys of so many heads, of latent attention (kernels/latent.py)
-OF_A_LOGIT = 24  # bytes: float32 twice or thrice, and float64 twice, where a token is drawn
-PLACE = 8  # bytes of a pair of a token and an expert in their order
-MASKS = 3  # bytes for each pair of a query and a key: two masks, and the one that is made of them
-STREAMS = 3  # copies of [T, hidden] that live in the middle of a layer: x, what is added to it, normed
+FLOAT32_BYTES = 4  # sums, norms, rotations and scores are made in float32
+MAX_SCORES = 2**23  # numbers at once, of the attention that writes them out (kernels/attention.py)
+MAX_EXPANDED_KEYS = 2**25  # numbers in the keys of so many heads, of latent attention (kernels/latent.py)
+BYTES_PER_LOGIT = 24  # bytes: float32 twice or thrice, and float64 twice, where a token is drawn
+ROUTE_BYTES = 8  # bytes of a pair of a token and an expert in their order
+MASK_COPIES = 3  # bytes for each pair of a query and a key: two masks, and the one that is made of them
+RESIDUAL_COPIES = 3  # copies of [T, hidden] that live in the middle of a layer: x, what is added to it, normed
 
 
 def activation_bytes(
@@ -46,13 +46,14 @@ def activation_bytes(
     tokens: int,
     context: int,
     sequences: int = 1,
-    unpacked: int = 0,
+    matrix_bytes: int = 0,
     kv_dtype: str | None = None,
     grouped: bool = False,
 ) -> int:
     """The peak of a step that brings so many tokens in all, of sequences with so much context.
 
-    unpacked: bytes of the largest matrix that is dequantized on the way, see `unpacked_bytes`; kv_dtype: of keys
+    matrix_bytes: bytes of the largest matrix that is dequantized on the way, see `unpacked_bytes`; kv_dtype: of
+    keys
     and values, None: as `dtype`. In 8 bits those that a sequence sees are dequantized, layer by layer. grouped:
     all tokens go through a layer's experts at once, as on a GPU, not expert by expert.
     """
@@ -64,8 +65,8 @@ def activation_bytes(
     kept = read + angle_bytes(config, tokens) + mask_bytes(layers, tokens, context) + per_layer
     # While a matrix is unpacked, of the feed-forward half only what goes in and comes out lives.
     widest = max(ffn_bytes(layer.ffn, config.hidden_size, e, tokens, grouped) for layer in layers) // 2
-    unpacking = STREAMS * tokens * config.hidden_size * e + widest + unpacked if unpacked else 0
-    logits = sequences * config.vocab_size * OF_A_LOGIT
+    unpacking = RESIDUAL_COPIES * tokens * config.hidden_size * e + widest + matrix_bytes if matrix_bytes else 0
+    logits = sequences * config.vocab_size * BYTES_PER_LOGIT
     return max(kept + max(*moments, unpacking), logits)
 
 
@@ -73,15 +74,15 @@ def angle_bytes(config: ModelConfig, tokens: int) -> int:
     """Of cos and sin, for each kind of rope."""
     mixers = [layer.mixer for layer in config.layers]
     ropes = {c.rope for c in mixers if isinstance(c, AttentionConfig | LatentConfig)}
-    return sum(tokens * rope.dim * EXACT for rope in ropes if rope)
+    return sum(tokens * rope.dim * FLOAT32_BYTES for rope in ropes if rope)
 
 
 def dequantized_bytes(c: Mixer, e: int, kv_dtype: str, tokens: int, context: int) -> int:
     """Of keys and values in 8 bits that one sequence sees, as numbers of e bytes."""
-    if kv_dtype not in KV_8BIT:
+    if kv_dtype not in KV_8BIT_DTYPES:
         return 0
     seen = keys_seen(c.window if isinstance(c, AttentionConfig) else None, tokens, context)
-    return seen * numbers_seen(c) * e
+    return seen * elements_read_per_token(c) * e
 
 
 def mask_bytes(layers: Iterable[LayerConfig], tokens: int, context: int) -> int:
@@ -97,9 +98,9 @@ def keys_seen(window: int | None, tokens: int, context: int) -> int:
 
 def layer_bytes(layer: LayerConfig, hidden: int, e: int, tokens: int, context: int, grouped: bool) -> int:
     stream = tokens * hidden * e
-    normed = tokens * hidden * 2 * EXACT if e < EXACT else 0
+    normed = tokens * hidden * 2 * FLOAT32_BYTES if e < FLOAT32_BYTES else 0
     mixed = 2 * stream + mixer_bytes(layer.mixer, hidden, e, tokens, context)
-    return max(mixed, STREAMS * stream + max(normed, ffn_bytes(layer.ffn, hidden, e, tokens, grouped)))
+    return max(mixed, RESIDUAL_COPIES * stream + max(normed, ffn_bytes(layer.ffn, hidden, e, tokens, grouped)))
 
 
 def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int:
@@ -109,12 +110,14 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             seen = keys_seen(c.window, tokens, context)
             qkv = tokens * (heads + 2 * keys) * e
             gated = qkv + tokens * heads * e if c.output_gate else 0  # with the gates, as they come
-            rotating = tokens * (heads + keys) * (3 * EXACT + e)
+            rotating = tokens * (heads + keys) * (3 * FLOAT32_BYTES + e)
             mixing = tokens * (2 * heads + keys) * e  # q and k rotated, and the result
             if c.softcap or c.sinks:
-                mixing += max(min(SCORES, tokens * c.heads * seen) * 3 * EXACT, tokens * seen * (MASKS - 1))
+                mixing += max(
+                    min(MAX_SCORES, tokens * c.heads * seen) * 3 * FLOAT32_BYTES, tokens * seen * (MASK_COPIES - 1)
+                )
             else:
-                mixing += tokens * seen * max(MASKS - 1, e)  # or the mask as numbers
+                mixing += tokens * seen * max(MASK_COPIES - 1, e)  # or the mask as numbers
             kept = qkv if c.output_gate else 0  # whose gates are a view of it
             return gated + max(qkv + rotating, kept + mixing)
         case LatentConfig():
@@ -122,19 +125,19 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             q = tokens * c.heads * width * e
             latent = tokens * (c.kv_lora_rank + c.rope_dim) * e
             of_head = context * max(width, c.value_dim)
-            keys = min(of_head * c.heads, max(of_head, EXPANDED)) * e
-            seen = tokens * context * max(MASKS, e)  # the masks, or one as numbers beside the keys
+            keys = min(of_head * c.heads, max(of_head, MAX_EXPANDED_KEYS)) * e
+            seen = tokens * context * max(MASK_COPIES, e)  # the masks, or one as numbers beside the keys
             absorbed = tokens * c.heads * (2 * c.kv_lora_rank + c.rope_dim) * e  # where each token attends alone
             mixing = max(3 * keys + tokens * context * e, seen, absorbed)
             return 3 * q + latent + mixing + tokens * c.heads * c.value_dim * e
         case DeltaNetConfig():
             values, turned = c.value_heads * c.value_dim, 2 * c.key_heads * c.key_dim
-            convolving = c.channels * (2 * e + 2 * EXACT)
-            stepping = c.channels * e + 2 * turned * EXACT + values * 2 * e  # with copies
-            gating = c.channels * e + turned * EXACT + values * (e + 3 * EXACT)
+            convolving = c.channels * (2 * e + 2 * FLOAT32_BYTES)
+            stepping = c.channels * e + 2 * turned * FLOAT32_BYTES + values * 2 * e  # with copies
+            gating = c.channels * e + turned * FLOAT32_BYTES + values * (e + 3 * FLOAT32_BYTES)
             return tokens * ((c.channels + values) * e + max(convolving, stepping, gating))
         case ShortConvConfig():
-            return tokens * c.channels * (5 * e + 2 * EXACT)
+            return tokens * c.channels * (5 * e + 2 * FLOAT32_BYTES)
 
 
 def ffn_bytes(c: MLPConfig | MoEConfig, hidden: int, e: int, tokens: int, grouped: bool = False) -> int:
@@ -142,37 +145,39 @@ def ffn_bytes(c: MLPConfig | MoEConfig, hidden: int, e: int, tokens: int, groupe
     gate beside."""
     if isinstance(c, MLPConfig):
         return (4 if grouped else 3) * tokens * c.intermediate_size * e
-    outside = tokens * hidden * (EXACT + e) + 4 * tokens * c.experts * EXACT
+    outside = tokens * hidden * (FLOAT32_BYTES + e) + 4 * tokens * c.experts * FLOAT32_BYTES
     # The busiest expert is sent more than its fair share.
     sent = min(tokens, -(-3 * tokens * c.experts_per_token // (2 * c.experts)))
-    one = sent * hidden * (2 * e + 2 * EXACT) + ffn_bytes(c.expert, hidden, e, sent)
+    one = sent * hidden * (2 * e + 2 * FLOAT32_BYTES) + ffn_bytes(c.expert, hidden, e, sent)
     if grouped:  # every pair of a token and an expert at once, and their order
-        one = tokens * c.experts_per_token * ((hidden + c.expert.intermediate_size) * e + 4 * PLACE)
+        one = tokens * c.experts_per_token * ((hidden + c.expert.intermediate_size) * e + 4 * ROUTE_BYTES)
     return outside + max(one, ffn_bytes(c.shared, hidden, e, tokens) if c.shared else 0)
 
 
-def unpacked_bytes(header: Header, dtype: str, device: str) -> int:
+def dequantized_matrix_bytes(header: Header, dtype: str, device: str) -> int:
     """Of the largest matrix that a step of many tokens dequantizes whole, with what that takes on the way."""
     e = ELEMENT_BYTES[dtype]
     sizes = [0]
     for name, tensor in header.tensors.items():
         module, _, kind = name.rpartition(".")
-        matrix = packed_matrix(header, module) if kind in CODES and tensor.dtype in ("I8", "I32") else None
+        matrix = (
+            find_packed_matrix(header, module) if kind in CODE_SUFFIXES and tensor.dtype in ("I8", "I32") else None
+        )
         if device != "cpu":
             sizes.append(scratch_bytes(header, module, kind, tensor, e))
             continue
-        if matrix and reads_packed(matrix.format, device):
+        if matrix and stays_packed(matrix.format, device):
             sizes.append(min(matrix.rows, PANEL_ROWS) * matrix.columns * e)  # a part of it at a time
         if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte: an index of 8 bytes each
-            sizes.append(2 * tensor.elements * (8 + EXACT))
+            sizes.append(2 * tensor.elements * (8 + FLOAT32_BYTES))
     return max(sizes)
 
 
 def scratch_bytes(header: Header, module: str, kind: str, tensor: TensorHeader, e: int) -> int:
     """What a GPU dequantizes a matrix to: all of it, or some rows at a time (kernels/gpu/dequantize.py)."""
-    matrix = packed_matrix(header, module) if kind in CODES else None
+    matrix = find_packed_matrix(header, module) if kind in CODE_SUFFIXES else None
     elements = matrix.rows * matrix.columns if matrix else 0
-    if tensor.offset is not None and tensor.dtype.lower() in GGUF_PLANES:
+    if tensor.offset is not None and tensor.dtype.lower() in GGUF_GPU_PACKED:
         elements = tensor.elements
     if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values a byte
         elements = 2 * tensor.elements

@@ -9,31 +9,31 @@ from typing import Protocol
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.device import dtype_for, kv_dtype_for
 from localllm.errors import DoesNotFit, UsageError
-from localllm.plan.activations import unpacked_bytes
+from localllm.plan.activations import dequantized_matrix_bytes
 from localllm.plan.memory import (
     CACHED_CONTEXTS,
     MAX_RUNNING,
-    Memory,
-    Needs,
+    MemoryNeeds,
+    MemoryPlan,
     allocate,
     blocks_for,
     check_context,
 )
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
-from localllm.units import size
+from localllm.units import format_bytes
 
-ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # quantizations, those of most bits first
+QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # quantizations, those of most bits first
 
 
-class Room(Protocol):
+class DeviceMemory(Protocol):
     """A device's memory. `Hardware` is one, and `Space`."""
 
     @property
-    def kind(self) -> str:
+    def device_type(self) -> str:
         """`cpu` or `cuda`."""
         ...
 
@@ -44,15 +44,15 @@ class Room(Protocol):
 
 
 @dataclass(frozen=True)
-class Space:
+class FreeMemory:
     """So much memory, of which nothing more is known."""
 
-    kind: str
+    device_type: str
     memory_bytes: int
 
 
 @dataclass(frozen=True)
-class Wish:
+class LoadOptions:
     """What is asked of a model."""
 
     context: int | None = None  # tokens of each user; None: as much of the usual as fits
@@ -74,12 +74,12 @@ class Fit:
     quant: str | None
     dtype: str  # of what is not quantized
     kv_dtype: str  # of keys and values
-    needs: Needs
-    memory: Memory | None  # what it is given; None where it does not fit
+    needs: MemoryNeeds
+    memory: MemoryPlan | None  # what it is given; None where it does not fit
     refusal: DoesNotFit | None  # why it does not
     context: int  # tokens, of each user
-    most_context: int  # that one sequence may have; 0: none
-    most_users: int  # that memory holds at the context
+    max_context: int  # that one sequence may have; 0: none
+    max_users: int  # that memory holds at the context
 
     @property
     def fits(self) -> bool:
@@ -94,25 +94,31 @@ class Fit:
         return self.memory.workspace if self.memory else self.needs.workspace(self.context)
 
     @property
-    def engine_users(self) -> int:
+    def concurrent_users(self) -> int:
         """Of `most_users` those whose whole contexts the engine keeps and computes at once."""
-        return min(self.most_users, CACHED_CONTEXTS, MAX_RUNNING)
+        return min(self.max_users, CACHED_CONTEXTS, MAX_RUNNING)
 
 
-def check(
-    header: Header, room: Room, wish: Wish, *, name: str, force: bool = False, draft: Needs | None = None
+def check_fit(
+    header: Header,
+    device: DeviceMemory,
+    options: LoadOptions,
+    *,
+    name: str,
+    force: bool = False,
+    draft: MemoryNeeds | None = None,
 ) -> Fit:
     """The fit of a model in a room, or with `force` what is known of its misfit. draft: of a model beside it.
 
     Raises DoesNotFit with a remedy that was tried, UsageError for a wish that makes no sense, and as `describe`.
     """
-    config = describe(header.config)
-    found = fit(header, config, room, wish, name=name, draft=draft)
+    config = parse_config(header.config)
+    found = fit_model(header, config, device, options, name=name, draft=draft)
     if found.refusal and not force:
-        if draft and fit(header, config, room, wish, name=name).fits:
+        if draft and fit_model(header, config, device, options, name=name).fits:
             raise DoesNotFit(found.refusal.message, "it fits without --draft-model, or name a smaller one")
         quants = () if header.quantization or config.encoder else QUANTS
-        others = [fit(header, config, room, replace(wish, quant=quant), name=name) for quant in quants]
+        others = [fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants]
         raise DoesNotFit(found.refusal.message, remedy(found, others))
     return found
 
@@ -120,42 +126,50 @@ def check(
 def remedy(found: Fit, others: Iterable[Fit]) -> str:
     """What would fit instead of what does not, the finest first."""
     assert found.refusal
-    if found.most_context and found.refusal.remedy:
+    if found.max_context and found.refusal.remedy:
         return found.refusal.remedy  # the weights fit: the context was too long, or the users too many
     less = next((other for other in others if other.quant in QUANTS and other.fits), None)
     if less:
-        return f"--quant {less.quant} takes {size(less.weights.total)} and fits"
+        return f"--quant {less.quant} takes {format_bytes(less.weights.total)} and fits"
     return "name a smaller model, or a device with more free memory"
 
 
-def needs_of(header: Header, config: ModelConfig, kind: str, wish: Wish, *, name: str) -> Needs:
+def model_needs(
+    header: Header, config: ModelConfig, device_type: str, options: LoadOptions, *, name: str
+) -> MemoryNeeds:
     """What a model takes of a device of this kind."""
-    stored = stored_dtype(header, kind, gguf=wish.quant in GGUF_BITS)
-    dtype = dtype_for(wish.dtype, stored, kind)
-    kv_dtype = kv_dtype_for(wish.kv_dtype, dtype)
-    weights = weight_bytes(header, config, dtype, kind, wish.quant)
-    unpacked = 0 if wish.quant else unpacked_bytes(header, dtype, kind)
-    return Needs(name, config, weights, kind, dtype, kv_dtype, unpacked)
+    stored = stored_dtype(header, device_type, gguf=options.quant in GGUF_BITS)
+    dtype = dtype_for(options.dtype, stored, device_type)
+    kv_dtype = kv_dtype_for(options.kv_dtype, dtype)
+    weights = weight_bytes(header, config, dtype, device_type, options.quant)
+    unpacked = 0 if options.quant else dequantized_matrix_bytes(header, dtype, device_type)
+    return MemoryNeeds(name, config, weights, device_type, dtype, kv_dtype, unpacked)
 
 
-def fit(
-    header: Header, config: ModelConfig, room: Room, wish: Wish, *, name: str, draft: Needs | None = None
+def fit_model(
+    header: Header,
+    config: ModelConfig,
+    device: DeviceMemory,
+    options: LoadOptions,
+    *,
+    name: str,
+    draft: MemoryNeeds | None = None,
 ) -> Fit:
     """By the very code that `load` allocates by. Raises UsageError as `check`."""
-    check_context(config.max_context, wish.context)
-    needs = replace(needs_of(header, config, room.kind, wish, name=name), draft=draft)
+    check_context(config.max_context, options.context)
+    needs = replace(model_needs(header, config, device.device_type, options, name=name), draft=draft)
     dtype, kv_dtype = needs.dtype, needs.kv_dtype
     most = 0
     try:
-        most = allocate(needs, room.memory_bytes).most_context
-        memory = allocate(needs, room.memory_bytes, wish.context, wish.users)
+        most = allocate(needs, device.memory_bytes).max_context
+        memory = allocate(needs, device.memory_bytes, options.context, options.users)
     except DoesNotFit as refusal:
-        context = wish.context or needs.usual_context
-        return Fit(wish.quant, dtype, kv_dtype, needs, None, refusal, context, most, 0)
-    users = most_users(memory, memory.context)
-    return Fit(wish.quant, dtype, kv_dtype, needs, memory, None, memory.context, most, users)
+        context = options.context or needs.default_context
+        return Fit(options.quant, dtype, kv_dtype, needs, None, refusal, context, most, 0)
+    users = max_users(memory, memory.context)
+    return Fit(options.quant, dtype, kv_dtype, needs, memory, None, memory.context, most, users)
 
 
-def most_users(memory: Memory, context: int) -> int:
-    found = memory.affordable_blocks // blocks_for(context)
-    return min(found, memory.rows) if memory.row_bytes else found
+def max_users(memory: MemoryPlan, context: int) -> int:
+    found = memory.max_blocks // blocks_for(context)
+    return min(found, memory.state_slots) if memory.state_slot_bytes else found

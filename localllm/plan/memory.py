@@ -11,8 +11,8 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, kv_bytes_per_token, state_bytes
 from localllm.errors import DoesNotFit, UsageError
 from localllm.plan.activations import activation_bytes
-from localllm.quant.packing import ELEMENT_BYTES, kv_bytes
-from localllm.units import size
+from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
+from localllm.units import format_bytes
 
 BLOCK_SIZE = 16  # tokens
 # Tokens a step. On two cores larger chunks prefill no faster and hold others up longer; on a GPU each chunk pays
@@ -21,10 +21,10 @@ TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 MAX_RUNNING = 32  # sequences in one step
 # Positions that a step with drafts draws from at most, beside sequences that are admitted to it: so many rows have
 # the bits that each has alone on a CPU, and more would not pay there.
-VERIFIED_ROWS = {"cpu": 16, "cuda": 80}
-LEAST_ROWS = 2  # recurrent states: one to work on, one to come back to
-MOST_ROWS = 2 * MAX_RUNNING  # each sequence's own, and as many to come back to
-MOST_BLOCKS = 2**20  # the pool counts them one by one: 16 million tokens, 0.1 GB, set up in 0.3 s
+MAX_VERIFIED_TOKENS = {"cpu": 16, "cuda": 80}
+MIN_STATE_SLOTS = 2  # recurrent states: one to work on, one to come back to
+MAX_STATE_SLOTS = 2 * MAX_RUNNING  # each sequence's own, and as many to come back to
+MAX_BLOCKS = 2**20  # the pool counts them one by one: 16 million tokens, 0.1 GB, set up in 0.3 s
 FORCED_CONTEXT = 4096  # tokens, where not even the weights fit and nobody asks for more
 CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
 # Percent of what weights, states and workspace leave that the cache may take: main memory is everybody's, and on a
@@ -37,17 +37,17 @@ HOST_SHARE = 25  # percent of the free main memory that a GPU's cache may put bl
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryNeeds:
     """What a model takes of a device, whatever is free there."""
 
     name: str
     config: ModelConfig
     weights: WeightBytes
-    kind: str  # of the device: cpu or cuda
+    device_type: str  # of the device: cpu or cuda
     dtype: str
     kv_dtype: str  # of keys and values
-    unpacked: int = 0  # bytes of the largest matrix that is dequantized in a step
-    draft: "Needs | None" = None  # of a draft model, which gets as many blocks and states
+    dequantized_bytes: int = 0  # bytes of the largest matrix that is dequantized in a step
+    draft: "MemoryNeeds | None" = None  # of a draft model, which gets as many blocks and states
 
     @property
     def title(self) -> str:
@@ -58,24 +58,24 @@ class Needs:
         return self.weights.total + (self.draft.weight_bytes if self.draft else 0)
 
     @cached_property
-    def own_row_bytes(self) -> int:
+    def own_state_slot_bytes(self) -> int:
         """Of a recurrent state; 0 for models that have none."""
         return state_bytes(self.config, ELEMENT_BYTES[self.dtype])
 
     @cached_property
-    def row_bytes(self) -> int:
-        return self.own_row_bytes + (self.draft.row_bytes if self.draft else 0)
+    def state_slot_bytes(self) -> int:
+        return self.own_state_slot_bytes + (self.draft.state_slot_bytes if self.draft else 0)
 
     @cached_property
     def block_bytes(self) -> int:
         """Of a block of the cache; 0 where no layer attends."""
-        own = BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_bytes(self.kv_dtype))
+        own = BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_element_bytes(self.kv_dtype))
         return own + (self.draft.block_bytes if self.draft else 0)
 
     def workspace(self, context: int) -> int:
         """Of the largest step there is while sequences have so much context: activations, logits, what is
         dequantized on the way, and a GPU's own."""
-        tokens, sequences = TOKEN_BUDGET[self.kind], MAX_RUNNING + VERIFIED_ROWS[self.kind] - 1
+        tokens, sequences = TOKEN_BUDGET[self.device_type], MAX_RUNNING + MAX_VERIFIED_TOKENS[self.device_type] - 1
         if self.config.encoder:  # which reads a text at once, and has no logits
             tokens, sequences = max(tokens, context), 0
         step = activation_bytes(
@@ -84,31 +84,31 @@ class Needs:
             tokens,
             context,
             sequences,
-            self.unpacked,
+            self.dequantized_bytes,
             self.kv_dtype,
-            grouped=self.kind != "cpu",
+            grouped=self.device_type != "cpu",
         )
         beside = self.draft.workspace(min(context, self.draft.config.max_context)) if self.draft else 0
-        return step + (GPU_WORKSPACE if self.kind == "cuda" else 0) + beside
+        return step + (GPU_WORKSPACE if self.device_type == "cuda" else 0) + beside
 
     @property
-    def usual_context(self) -> int:
+    def default_context(self) -> int:
         return self.config.default_context or self.config.max_context
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryPlan:
     """What a loaded model holds."""
 
     weights: WeightBytes
     context: int  # most tokens of a sequence
     blocks: int
     block_bytes: int
-    rows: int  # of recurrent states
-    row_bytes: int
+    state_slots: int  # of recurrent states
+    state_slot_bytes: int
     workspace: int  # what a step takes while it runs, set apart
-    affordable_blocks: int  # that the cache could have at this context
-    most_context: int  # that one sequence could have
+    max_blocks: int  # that the cache could have at this context
+    max_context: int  # that one sequence could have
     host_blocks: int = 0  # of main memory, for blocks that a GPU's cache has no room for
     draft_bytes: int = 0  # weights of a draft model, whose cache and states count among the others
 
@@ -118,7 +118,7 @@ class Memory:
 
     @property
     def state_bytes(self) -> int:
-        return self.rows * self.row_bytes
+        return self.state_slots * self.state_slot_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -130,7 +130,7 @@ class Memory:
         return self.weights.total + self.draft_bytes + self.cache_bytes + self.state_bytes
 
 
-def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1) -> Memory:
+def allocate(needs: MemoryNeeds, free: int, context: int | None = None, users: int = 1) -> MemoryPlan:
     """What a model gets of `free` bytes. context: in tokens, None for as much of the usual as fits; users: who are
     to have so much each.
 
@@ -141,103 +141,106 @@ def allocate(needs: Needs, free: int, context: int | None = None, users: int = 1
     weights = needs.weight_bytes
     if weights > free:
         raise DoesNotFit(
-            f"the weights of {needs.title} need {size(weights)} in {needs.dtype}, {size(free)} are free",
+            f"the weights of {needs.title} need {format_bytes(weights)} in {needs.dtype}, "
+            f"{format_bytes(free)} are free",
             "name a smaller model, or free memory",
         )
     left = free - weights
-    rows = plan_rows(needs.row_bytes, left)
-    left -= rows * needs.row_bytes
+    rows = plan_state_slots(needs.state_slot_bytes, left)
+    left -= rows * needs.state_slot_bytes
 
     def affordable(context: int) -> int:
-        share = max(0, left - needs.workspace(context)) * CACHE_SHARE[needs.kind] // 100
-        return min(share // max(1, needs.block_bytes), MOST_BLOCKS)  # 0 bytes: no layer attends
+        share = max(0, left - needs.workspace(context)) * CACHE_SHARE[needs.device_type] // 100
+        return min(share // max(1, needs.block_bytes), MAX_BLOCKS)  # 0 bytes: no layer attends
 
     def most_context(users: int) -> int:
         def too_long(blocks: int) -> bool:
             return affordable(min(longest, blocks * BLOCK_SIZE)) < users * blocks
 
-        lengths = range(1, min(blocks_for(longest), MOST_BLOCKS) + 1)  # in blocks
+        lengths = range(1, min(blocks_for(longest), MAX_BLOCKS) + 1)  # in blocks
         return min(longest, bisect.bisect_left(lengths, True, key=too_long) * BLOCK_SIZE)
 
     alone, most = most_context(1), most_context(users)
     least = context or BLOCK_SIZE
-    if needs.row_bytes and users > rows:
-        needed = size(users * needs.row_bytes)
+    if needs.state_slot_bytes and users > rows:
+        needed = format_bytes(users * needs.state_slot_bytes)
         what = f"{users} states of the recurrent layers need {needed}, and there is room for {rows}"
-        raise DoesNotFit(what, fewer_users(min(rows, affordable(least) // blocks_for(least)), alone))
+        raise DoesNotFit(what, smaller_request(min(rows, affordable(least) // blocks_for(least)), alone))
     if most < least:
-        fewer = fewer_users(affordable(least) // blocks_for(least), alone)
+        fewer = smaller_request(affordable(least) // blocks_for(least), alone)
         remedy = f"--context {most} fits" if most else fewer if users > 1 else None
-        raise DoesNotFit(no_room(needs, least, users, left), remedy or "free memory")
-    context = context or min(needs.usual_context, most)
+        raise DoesNotFit(shortage_message(needs, least, users, left), remedy or "free memory")
+    context = context or min(needs.default_context, most)
     blocks = affordable(context)
-    return Memory(
+    return MemoryPlan(
         weights=needs.weights,
         context=context,
         blocks=min(blocks, CACHED_CONTEXTS * blocks_for(context)),
         block_bytes=needs.block_bytes,
-        rows=rows,
-        row_bytes=needs.row_bytes,
+        state_slots=rows,
+        state_slot_bytes=needs.state_slot_bytes,
         workspace=needs.workspace(context),
-        affordable_blocks=blocks,
-        most_context=alone,
+        max_blocks=blocks,
+        max_context=alone,
         draft_bytes=weights - needs.weights.total,
     )
 
 
-def allocate_least(needs: Needs, context: int | None = None) -> Memory:
+def allocate_minimum(needs: MemoryNeeds, context: int | None = None) -> MemoryPlan:
     """The least that one sequence can run in, whatever is free. Raises UsageError as `allocate`."""
     check_context(needs.config.max_context, context)
-    context = context or min(FORCED_CONTEXT, needs.usual_context)
-    blocks, rows = blocks_for(context), LEAST_ROWS if needs.row_bytes else 0
+    context = context or min(FORCED_CONTEXT, needs.default_context)
+    blocks, rows = blocks_for(context), MIN_STATE_SLOTS if needs.state_slot_bytes else 0
     workspace = needs.workspace(context)
-    return Memory(
+    return MemoryPlan(
         weights=needs.weights,
         context=context,
         blocks=blocks,
         block_bytes=needs.block_bytes,
-        rows=rows,
-        row_bytes=needs.row_bytes,
+        state_slots=rows,
+        state_slot_bytes=needs.state_slot_bytes,
         workspace=workspace,
-        affordable_blocks=blocks,
-        most_context=context,
+        max_blocks=blocks,
+        max_context=context,
         draft_bytes=needs.weight_bytes - needs.weights.total,
     )
 
 
-def check_context(longest: int, asked: int | None) -> None:
-    if asked is not None and not (type(asked) is int and 0 < asked <= longest):
-        raise UsageError(f"a context of {asked!r} tokens is asked for", f"give a whole number up to {longest}")
+def check_context(max_context: int, requested: int | None) -> None:
+    if requested is not None and not (type(requested) is int and 0 < requested <= max_context):
+        raise UsageError(
+            f"a context of {requested!r} tokens is asked for", f"give a whole number up to {max_context}"
+        )
 
 
-def plan_rows(row_bytes: int, free: int) -> int:
+def plan_state_slots(slot_bytes: int, free: int) -> int:
     """How many recurrent states are kept: an eighth of the free memory, none if the model has no such layers."""
-    if not row_bytes:
+    if not slot_bytes:
         return 0
-    rows = min(MOST_ROWS, free // 8 // row_bytes)
-    if rows < LEAST_ROWS:
+    rows = min(MAX_STATE_SLOTS, free // 8 // slot_bytes)
+    if rows < MIN_STATE_SLOTS:
         raise DoesNotFit(
-            f"two states of the recurrent layers need {size(2 * row_bytes)}, and an eighth of the "
-            f"{size(free)} that are free beside the weights is for them",
+            f"two states of the recurrent layers need {format_bytes(2 * slot_bytes)}, and an eighth of the "
+            f"{format_bytes(free)} that are free beside the weights is for them",
             "free memory",
         )
     return rows
 
 
-def no_room(needs: Needs, context: int, users: int, left: int) -> str:
+def shortage_message(needs: MemoryNeeds, context: int, users: int, left: int) -> str:
     """For so much context of each user. left: bytes beside weights and states."""
     what = f"{users} contexts of {context} tokens need" if users > 1 else f"a context of {context} tokens needs"
     cache, step = users * blocks_for(context) * needs.block_bytes, needs.workspace(context)
     return (
-        f"{what} {size(cache)} and a step {size(step)}; {size(left)} are free beside the weights, and "
-        f"{CACHE_SHARE[needs.kind]}% of what a step leaves of it is for contexts"
+        f"{what} {format_bytes(cache)} and a step {format_bytes(step)}; {format_bytes(left)} are free "
+        f"beside the weights, and {CACHE_SHARE[needs.device_type]}% of what a step leaves of it is for contexts"
     )
 
 
-def fewer_users(most: int, context: int) -> str | None:
-    """most: users that there is room for; context: of one alone, 0 where none fits."""
-    if most:
-        return f"--users {most} fits"
+def smaller_request(max_users: int, context: int) -> str | None:
+    """max_users: users that there is room for; context: of one alone, 0 where none fits."""
+    if max_users:
+        return f"--users {max_users} fits"
     return f"--users 1 --context {context} fits" if context else None
 
 
@@ -245,7 +248,7 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_SIZE)
 
 
-def host_blocks(memory: Memory, free: int) -> int:
+def host_blocks(memory: MemoryPlan, free: int) -> int:
     """How many blocks of a GPU's cache may be put aside in main memory, of which `free` bytes are free: as many as
     the whole contexts that are kept for later, within a share of it."""
     if not memory.block_bytes:

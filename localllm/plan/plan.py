@@ -5,18 +5,18 @@ A model that does not fit is planned all the same: the plan says so. No torch is
 
 from dataclasses import dataclass, replace
 
-from localllm.arch.cost import Share, kv_bytes_per_token, kv_bytes_read, state_bytes
-from localllm.arch.describe import describe
+from localllm.arch.cost import SequenceStep, kv_bytes_per_token, kv_bytes_read, state_bytes
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
-from localllm.hardware import Hardware
-from localllm.plan.fit import ORDER, Fit, Wish, fit, remedy
+from localllm.hardware import DeviceSpec
+from localllm.plan.fit import QUANT_ORDER, Fit, LoadOptions, fit_model, remedy
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
-from localllm.plan.speed import Speed, speed
+from localllm.plan.speed import Speed, predict_speed
 from localllm.plan.weights import GGUF_BITS
-from localllm.quant.packing import ELEMENT_BYTES, SCALE_BYTES, kv_bytes
+from localllm.quant.packing import ELEMENT_BYTES, KV_SCALE_BYTES, kv_element_bytes
 
-USUAL_PROMPT = 512  # tokens, where nobody asks for another
+DEFAULT_PROMPT_TOKENS = 512  # tokens, where nobody asks for another
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Plan:
     """A model on a device. Sizes are bytes, lengths tokens."""
 
     name: str
-    hardware: Hardware
+    hardware: DeviceSpec
     stored_as: str | None  # the quantization of the files
     chosen: Choice  # what was asked for; what follows is about it
     choices: tuple[Choice, ...]  # every quantization, those of most bits first
@@ -90,10 +90,10 @@ class Plan:
         return next((c for c in self.choices if c.fit.fits and c.fit.quant not in GGUF_BITS), None)
 
 
-def plan(
+def plan_model(
     header: Header,
-    hardware: Hardware,
-    wish: Wish,
+    hardware: DeviceSpec,
+    options: LoadOptions,
     *,
     name: str,
     prompt: int | None = None,
@@ -104,50 +104,56 @@ def plan(
     prompt: tokens whose TTFT is predicted, None for a usual one. Raises UsageError for a wish that makes no
     sense or a prompt beyond the context, and as `describe`.
     """
-    config = describe(header.config)
+    config = parse_config(header.config)
 
-    def speed_of(found: Fit, rates: Hardware | Expectation) -> Speed:
+    def speed_of(found: Fit, rates: DeviceSpec | Expectation) -> Speed:
         # Nothing is expected of more users than the engine answers at once.
-        most = found.engine_users if isinstance(rates, Expectation) else wish.users
-        return speed(
+        most = found.concurrent_users if isinstance(rates, Expectation) else options.users
+        return predict_speed(
             config,
             found.weights,
             ELEMENT_BYTES[found.dtype],
             rates,
             context=found.context,
-            prompt=prompt or min(USUAL_PROMPT, found.context),
-            users=min(wish.users, most),
+            prompt=prompt or min(DEFAULT_PROMPT_TOKENS, found.context),
+            users=min(options.users, most),
             step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
-            kv=kv_bytes(found.kv_dtype),
-            chunk=TOKEN_BUDGET[hardware.kind],
+            kv=kv_element_bytes(found.kv_dtype),
+            chunk=TOKEN_BUDGET[hardware.device_type],
         )
 
-    found = {wish.quant: fit(header, config, hardware, wish, name=name)}
-    for quant in (None,) if header.quantization or config.encoder else ORDER:
-        found[quant] = found.get(quant) or fit(header, config, hardware, replace(wish, quant=quant), name=name)
-    chosen = found[wish.quant]
+    found = {options.quant: fit_model(header, config, hardware, options, name=name)}
+    for quant in (None,) if header.quantization or config.encoder else QUANT_ORDER:
+        found[quant] = found.get(quant) or fit_model(
+            header, config, hardware, replace(options, quant=quant), name=name
+        )
+    chosen = found[options.quant]
     if prompt is not None and not 1 <= prompt <= chosen.context:
         raise UsageError(
             f"a prompt of {prompt} tokens is asked for",
             f"give one of 1 to {chosen.context} tokens, or a longer --context",
         )
-    choices = {quant: Choice(found[quant], speed_of(found[quant], hardware)) for quant in ORDER if quant in found}
+    choices = {
+        quant: Choice(found[quant], speed_of(found[quant], hardware)) for quant in QUANT_ORDER if quant in found
+    }
     element = ELEMENT_BYTES[chosen.dtype]
-    kv = kv_bytes_per_token(config, *kv_bytes(chosen.kv_dtype))
-    length = prompt or min(USUAL_PROMPT, chosen.context)
+    kv = kv_bytes_per_token(config, *kv_element_bytes(chosen.kv_dtype))
+    length = prompt or min(DEFAULT_PROMPT_TOKENS, chosen.context)
     return Plan(
         name=name,
         hardware=hardware,
         stored_as=header.quantization,
-        chosen=choices[wish.quant],
+        chosen=choices[options.quant],
         choices=tuple(choices.values()),
-        users=wish.users,
+        users=options.users,
         prompt=length,
         max_context=config.max_context,
         kv_bytes_per_token=kv,
-        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, 1, SCALE_BYTES),
+        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, 1, KV_SCALE_BYTES),
         kv_bytes_per_sequence=blocks_for(chosen.context) * BLOCK_SIZE * kv,
-        kv_bytes_read=kv_bytes_read(config, (Share(1, chosen.context),), *kv_bytes(chosen.kv_dtype)),
+        kv_bytes_read=kv_bytes_read(
+            config, (SequenceStep(1, chosen.context),), *kv_element_bytes(chosen.kv_dtype)
+        ),
         state_bytes_per_sequence=state_bytes(config, element),
         activation_bytes=chosen.workspace,
         expected=speed_of(chosen, expectation) if expectation and chosen.fits else None,

@@ -3,28 +3,34 @@
 from collections import Counter
 
 from localllm.arch.config import AttentionConfig, ModelConfig
-from localllm.arch.cost import Share, WeightBytes, bytes_read, numbers_seen, vectors_seen
-from localllm.inspection import Reads
-from localllm.quant.packing import ELEMENT_BYTES, kv_bytes
+from localllm.arch.cost import (
+    SequenceStep,
+    WeightBytes,
+    bytes_read,
+    elements_read_per_token,
+    vectors_read_per_token,
+)
+from localllm.inspection import StepReads
+from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 
-def reads(
+def step_reads(
     config: ModelConfig,
     weights: WeightBytes,
     dtype: str,
     kv_dtype: str,
     kept_per_token: float,
     bandwidth: float | None,
-) -> Reads:
+) -> StepReads:
     """Of one request's step that brings one token: of a mixture the experts that one token goes to. A draft model
     beside it is not counted."""
-    element, scale = kv_bytes(kv_dtype)
+    element, scale = kv_element_bytes(kv_dtype)
     sizes: Counter[int | None] = Counter()  # by the window of a layer
     for mixer in (layer.mixer for layer in config.layers):
         window = mixer.window if isinstance(mixer, AttentionConfig) else None
-        sizes[window] += numbers_seen(mixer) * element + vectors_seen(mixer) * scale
-    return Reads(
-        weights=bytes_read(config, weights, (Share(1, 0),), ELEMENT_BYTES[dtype]),
+        sizes[window] += elements_read_per_token(mixer) * element + vectors_read_per_token(mixer) * scale
+    return StepReads(
+        weights=bytes_read(config, weights, (SequenceStep(1, 0),), ELEMENT_BYTES[dtype]),
         per_token=sizes[None],
         kept_per_token=kept_per_token,
         bandwidth=bandwidth,

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.cost import Share, Step, WeightBytes, bytes_read, flops
+from localllm.arch.cost import SequenceStep, Step, WeightBytes, bytes_read, flops
 from localllm.plan.memory import TOKEN_BUDGET
 
-MOST_STEPS = 32  # of a prompt that are looked at one by one
+MAX_STEPS = 32  # of a prompt that are looked at one by one
 
 
-class Rates(Protocol):
+class DeviceRates(Protocol):
     """`Hardware` has them, and what was measured."""
 
     @property
@@ -41,11 +41,11 @@ class Speed:
     bound: Literal["memory", "compute"]  # what all users' steps wait for
 
 
-def speed(
+def predict_speed(
     config: ModelConfig,
     weights: WeightBytes,
     element_bytes: int,
-    rates: Rates,
+    rates: DeviceRates,
     *,
     context: int,
     prompt: int,
@@ -66,24 +66,24 @@ def speed(
     def seconds(step: Step) -> float:
         return max(reading(step), computing(step)) + step_s
 
-    together = (Share(1, context, sequences=users),)
+    together = (SequenceStep(1, context, sequences=users),)
     return Speed(
-        ttft_s=sum(seconds(step) * times for step, times in prefill(prompt, chunk)),
-        first_tokens_per_s=1 / seconds((Share(1, 1),)),
-        tokens_per_s=1 / seconds((Share(1, context),)),
+        ttft_s=sum(seconds(step) * times for step, times in prefill_steps(prompt, chunk)),
+        first_tokens_per_s=1 / seconds((SequenceStep(1, 1),)),
+        tokens_per_s=1 / seconds((SequenceStep(1, context),)),
         all_tokens_per_s=users / seconds(together),
         users=users,
         bound="memory" if reading(together) >= computing(together) else "compute",
     )
 
 
-def prefill(prompt: int, chunk: int) -> list[tuple[Step, float]]:
+def prefill_steps(prompt: int, chunk: int) -> list[tuple[Step, float]]:
     """The steps that a prompt is computed in, and how many each of them stands for: of more than MOST_STEPS some
     that lie evenly, as their times grow evenly. Only the last gives logits."""
     count = -(-prompt // chunk)
     chosen = range(count)
-    if count > MOST_STEPS:
-        chosen = [i * (count - 1) // (MOST_STEPS - 1) for i in range(MOST_STEPS)]
+    if count > MAX_STEPS:
+        chosen = [i * (count - 1) // (MAX_STEPS - 1) for i in range(MAX_STEPS)]
     ends = [min(prompt, (i + 1) * chunk) for i in chosen]
-    shares = [Share(end - i * chunk, end, int(end == prompt)) for i, end in zip(chosen, ends, strict=True)]
+    shares = [SequenceStep(end - i * chunk, end, int(end == prompt)) for i, end in zip(chosen, ends, strict=True)]
     return [((share,), count / len(chosen)) for share in shares]

@@ -27,16 +27,16 @@ from localllm.errors import LocalLLMError
 from localllm.quality.report import Distance, Divergence, Estimate
 from localllm.quality.text import Windows
 
-ELEMENTS = 2**20  # logits that are looked at at once: 8 MiB in float64, and some copies
+CHUNK_ELEMENTS = 2**20  # logits that are looked at at once: 8 MiB in float64, and some copies
 PERCENT = 99
 
-Logits = Callable[[Sequence[int]], Iterable[Tensor]]
+LogitsFunction = Callable[[Sequence[int]], Iterable[Tensor]]
 """Token ids of a window -> the logits of its tokens, float32 [n, vocab], in one piece or several that follow each
 other; both models in the same pieces. Each row sees the tokens up to its own."""
 
 
 @dataclass(frozen=True)
-class Positions:
+class PositionScores:
     """Numbers of each scored position, [positions] float64 on the CPU."""
 
     reference_logprob: Tensor  # of the token that follows
@@ -45,22 +45,24 @@ class Positions:
     same_top: Tensor  # 1 or 0
 
 
-def distance(reference: Logits, other: Logits, windows: Windows) -> Distance:
+def measure_distance(reference: LogitsFunction, other: LogitsFunction, windows: Windows) -> Distance:
     """Raises LocalLLMError where a model computes NaN or infinity."""
-    found = [rows for ids in windows.ids for rows in score(reference, other, ids, windows.first)]
+    found = [rows for ids in windows.ids for rows in score_window(reference, other, ids, windows.first_scored)]
     columns = zip(*(vars(rows).values() for rows in found), strict=True)
-    return summary(Positions(*(torch.cat(column) for column in columns)))
+    return summarize(PositionScores(*(torch.cat(column) for column in columns)))
 
 
 @torch.inference_mode()
-def score(reference: Logits, other: Logits, ids: Sequence[int], first: int) -> list[Positions]:
+def score_window(
+    reference: LogitsFunction, other: LogitsFunction, ids: Sequence[int], first: int
+) -> list[PositionScores]:
     """One window, a few rows after another. first: the first token that is scored, from 1."""
     found, start = [], 0
     for ours, theirs in zip(reference(ids), other(ids), strict=True):
         if ours.shape != theirs.shape:
             raise ValueError(f"logits of {list(ours.shape)} and of {list(theirs.shape)} cannot be compared")
         begin, end = max(start, first - 1), min(start + len(ours), len(ids) - 1)
-        step = max(1, ELEMENTS // ours.shape[-1])
+        step = max(1, CHUNK_ELEMENTS // ours.shape[-1])
         for at in range(begin, end, step):
             rows = slice(at - start, min(at + step, end) - start)
             targets = torch.tensor(ids[at + 1 : at + 1 + rows.stop - rows.start])
@@ -71,13 +73,13 @@ def score(reference: Logits, other: Logits, ids: Sequence[int], first: int) -> l
     return found
 
 
-def score_rows(reference: Tensor, other: Tensor, targets: Tensor) -> Positions:
+def score_rows(reference: Tensor, other: Tensor, targets: Tensor) -> PositionScores:
     """logits of both, [n, vocab]; targets: [n], the token that follows each row."""
     targets = targets.to(other.device)[:, None]
     ours = log_probabilities(reference.to(other.device), "the reference")
     theirs = log_probabilities(other, "the other model")
     divergence = (ours.exp() * (ours - theirs)).sum(-1)
-    return Positions(
+    return PositionScores(
         ours.gather(-1, targets)[:, 0].cpu(),
         theirs.gather(-1, targets)[:, 0].cpu(),
         divergence.clamp(min=0).cpu(),  # rounding alone takes it below
@@ -85,40 +87,40 @@ def score_rows(reference: Tensor, other: Tensor, targets: Tensor) -> Positions:
     )
 
 
-def log_probabilities(logits: Tensor, whose: str) -> Tensor:
-    """[n, vocab] float64. Raises LocalLLMError for logits that are not finite; `whose` is for the message."""
+def log_probabilities(logits: Tensor, model_name: str) -> Tensor:
+    """[n, vocab] float64. Raises LocalLLMError for logits that are not finite; `model_name` is for the message."""
     if not all(map(math.isfinite, logits.aminmax())):
-        raise LocalLLMError(f"{whose} computed NaN or infinity", "try --dtype float32")
+        raise LocalLLMError(f"{model_name} computed NaN or infinity", "try --dtype float32")
     return logits.double().log_softmax(-1)
 
 
-def summary(positions: Positions) -> Distance:
+def summarize(positions: PositionScores) -> Distance:
     """The numbers of two positions or more."""
     ours, theirs, divergence = positions.reference_logprob, positions.other_logprob, positions.divergence
     change = theirs.exp() - ours.exp()
     return Distance(
-        reference_perplexity=perplexity(ours),
-        other_perplexity=perplexity(theirs),
-        log_ratio=mean(ours - theirs),
+        reference_perplexity=estimate_perplexity(ours),
+        other_perplexity=estimate_perplexity(theirs),
+        log_ratio=estimate_mean(ours - theirs),
         divergence=Divergence(
-            mean(divergence),
+            estimate_mean(divergence),
             divergence.quantile(0.5).item(),
             divergence.quantile(PERCENT / 100).item(),
             divergence.max().item(),
         ),
-        same_top=mean(positions.same_top),
-        right_token=mean(change),
+        same_top=estimate_mean(positions.same_top),
+        right_token=estimate_mean(change),
         right_token_rms=change.square().mean().sqrt().item(),
     )
 
 
-def mean(values: Tensor) -> Estimate:
+def estimate_mean(values: Tensor) -> Estimate:
     return Estimate(values.mean().item(), (values.std() / math.sqrt(len(values))).item())
 
 
-def perplexity(logprobs: Tensor) -> Estimate:
+def estimate_perplexity(logprobs: Tensor) -> Estimate:
     """Of the tokens that do follow."""
-    nats = mean(-logprobs)
+    nats = estimate_mean(-logprobs)
     return Estimate(math.exp(nats.value), math.exp(nats.value) * nats.error)
 
 

@@ -13,11 +13,11 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from localllm.errors import DamagedModel, UnsupportedModel
-from localllm.files import read_json, write_whole
+from localllm.files import read_json, write_atomic
 
-FILE = "quality.json"
+REPORT_FILE = "quality.json"
 VERSION = 1
-Plain = str | int | float | bool | None
+JsonScalar = str | int | float | bool | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Quality:
     answers: tuple[Answers, ...] = ()
     layers: tuple[Error, ...] = ()  # after each layer, in their order; none where the two have other layers
     matrices: tuple[Error, ...] = ()  # that were quantized, the worst first
-    recipe: Mapping[str, Plain] | None = None  # how it was quantized
+    recipe: Mapping[str, JsonScalar] | None = None  # how it was quantized
 
 
 def as_dict(quality: Quality) -> dict[str, Any]:
@@ -112,16 +112,16 @@ def as_dict(quality: Quality) -> dict[str, Any]:
     return {"version": VERSION, **dataclasses.asdict(quality)}
 
 
-def write(quality: Quality, folder: Path) -> None:
-    write_whole(folder / FILE, json.dumps(as_dict(quality), indent=1, allow_nan=False) + "\n")
+def write_report(quality: Quality, folder: Path) -> None:
+    write_atomic(folder / REPORT_FILE, json.dumps(as_dict(quality), indent=1, allow_nan=False) + "\n")
 
 
-def read(folder: Path) -> Quality | None:
+def read_report(folder: Path) -> Quality | None:
     """The report in a model's folder; None where there is none, as beside a GGUF file.
 
     Raises DamagedModel for a file that is no such report, UnsupportedModel for one of another version.
     """
-    file = folder / FILE
+    file = folder / REPORT_FILE
     if not file.is_file():
         return None
     fields = read_json(file)

@@ -14,17 +14,17 @@ from pathlib import Path
 from localllm.errors import UsageError
 from localllm.text.tokenizer import Tokenizer
 
-EVALUATION = Path(__file__).with_name("evaluation.txt")
+EVALUATION_TEXT = Path(__file__).with_name("evaluation.txt")
 EVALUATION_NAME = "the project's evaluation text"
-WINDOW = 512  # tokens, llama.cpp's usual
-MOST_TOKENS = 4096
-LEAST_SCORED = 64  # tokens; means of fewer say nothing
+WINDOW_TOKENS = 512  # tokens, llama.cpp's usual
+MAX_TOKENS = 4096
+MIN_SCORED_TOKENS = 64  # tokens; means of fewer say nothing
 
 
 @dataclass(frozen=True)
 class Windows:
     ids: tuple[tuple[int, ...], ...]
-    first: int = 1  # the place in each window of the first token that is scored
+    first_scored: int = 1  # the place in each window of the first token that is scored
 
     @property
     def tokens(self) -> int:
@@ -32,29 +32,34 @@ class Windows:
 
     @property
     def scored(self) -> int:
-        return sum(len(window) - self.first for window in self.ids)
+        return sum(len(window) - self.first_scored for window in self.ids)
 
 
-def windows_of(
-    text: str, tokenizer: Tokenizer, *, window: int = WINDOW, tokens: int = MOST_TOKENS, first: int = 1
+def split_into_windows(
+    text: str,
+    tokenizer: Tokenizer,
+    *,
+    window: int = WINDOW_TOKENS,
+    max_tokens: int = MAX_TOKENS,
+    first_scored: int = 1,
 ) -> Windows:
-    """tokens: how many of the text are looked at, at most, BOS among them; first: as in `Windows`.
+    """max_tokens: how many of the text are looked at, at most, BOS among them; first_scored: as in `Windows`.
 
     Raises UsageError where the text is too short, or the numbers make no sense.
     """
-    if not 0 < first < window:
-        raise UsageError(f"a window of {window} tokens is asked for", f"give one of {first + 1} or more")
+    if not 0 < first_scored < window:
+        raise UsageError(f"a window of {window} tokens is asked for", f"give one of {first_scored + 1} or more")
     plain = tokenizer.encode(text, special=False)
     begin = _before(tokenizer.encode(text), plain)
-    stream = [*begin, *plain][:tokens]
+    stream = [*begin, *plain][:max_tokens]
     starts = range(0, len(stream), window)
     ids = ((*begin, *stream[start + len(begin) : start + window]) for start in starts)
-    found = Windows(tuple(one for one in ids if len(one) > first), first)
-    if found.scored < LEAST_SCORED:
+    found = Windows(tuple(one for one in ids if len(one) > first_scored), first_scored)
+    if found.scored < MIN_SCORED_TOKENS:
         raise UsageError(
             f"the text has {len(begin) + len(plain)} tokens, of which {found.scored} would be scored in windows "
-            f"of {window} and {tokens} tokens in all",
-            f"{LEAST_SCORED} at least are needed: give a longer text, or leave out --tokens",
+            f"of {window} and {max_tokens} tokens in all",
+            f"{MIN_SCORED_TOKENS} at least are needed: give a longer text, or leave out --tokens",
         )
     return found
 

@@ -15,21 +15,24 @@ from torch import Tensor
 
 from localllm.quant import rtn
 from localllm.quant.dequantize import dequantize
-from localllm.quant.grid import Grid, moments_of
-from localllm.quant.inputs import Inputs
+from localllm.quant.grid import Grid, second_moments
+from localllm.quant.inputs import InputStatistics
 from localllm.quant.tensor import QuantizedTensor
 
 EXPONENTS = tuple(i / 20 for i in range(20))
-SMALLEST = 1e-4
+MIN_MAGNITUDE = 1e-4
 
 
-def scale_of(weights: Sequence[Tensor], inputs: Inputs, grid: Grid, allowed: Callable[[Tensor], Tensor]) -> Tensor:
-    """weights: [out, in] each, that read these inputs; allowed: takes an s to the nearest that what comes before
+def search_scale(
+    weights: Sequence[Tensor], inputs: InputStatistics, grid: Grid, nearest_allowed: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """weights: [out, in] each, that read these inputs; nearest_allowed: takes an s to the nearest that what comes
+    before
     can be divided by -> s [in] float32, ones where nothing is better."""
-    rows, magnitude = inputs.rows, inputs.mean.clamp(min=SMALLEST)
+    rows, magnitude = inputs.samples, inputs.mean_magnitude.clamp(min=MIN_MAGNITUDE)
     best, chosen = torch.inf, torch.ones_like(magnitude)
     for exponent in EXPONENTS:
-        s = allowed(normed(magnitude**exponent))
+        s = nearest_allowed(normalize_scale(magnitude**exponent))
         error = 0.0
         for weight in weights:
             off = dequantize(rtn.quantize(weight * s, grid), torch.float32) / s - weight
@@ -39,10 +42,10 @@ def scale_of(weights: Sequence[Tensor], inputs: Inputs, grid: Grid, allowed: Cal
     return chosen
 
 
-def normed(s: Tensor) -> Tensor:
+def normalize_scale(s: Tensor) -> Tensor:
     return s / (s.max() * s.min()).sqrt()
 
 
-def quantize(weight: Tensor, inputs: Inputs, grid: Grid) -> QuantizedTensor:
+def quantize(weight: Tensor, inputs: InputStatistics, grid: Grid) -> QuantizedTensor:
     """With the clipping search. weight: [out, in], scaled already, as the inputs are."""
-    return rtn.quantize(weight, grid, moments_of(inputs.rows, grid.group))
+    return rtn.quantize(weight, grid, second_moments(inputs.samples, grid.group))

@@ -13,38 +13,38 @@ A column that no input ever reached has no effect on the others and is rounded t
 import torch
 from torch import Tensor
 
-from localllm.quant.grid import Fitted, Grid, fit, grouped
+from localllm.quant.grid import FittedGrid, Grid, fit, split_groups
 from localllm.quant.tensor import QuantizedTensor
 
 DAMPING = 0.01  # of the mean of the diagonal, as in the paper
-MOST_DAMPING = 1.0
-BLOCK = 128  # columns after which the rest is updated in one product
+MAX_DAMPING = 1.0
+BLOCK_COLUMNS = 128  # columns after which the rest is updated in one product
 
 
-class Singular(ArithmeticError):
+class SingularHessian(ArithmeticError):
     """X^T X has no inverse, however much it is damped: it is not finite."""
 
 
 def quantize(weight: Tensor, hessian: Tensor, grid: Grid) -> QuantizedTensor:
     """weight: [out, in]; hessian: [in, in] float32, X^T X of the inputs. Raises Singular."""
-    fitted = fit(weight, grid, grouped(hessian.diagonal()[None], grid.group or weight.shape[1])[0])
+    fitted = fit(weight, grid, split_groups(hessian.diagonal()[None], grid.group or weight.shape[1])[0])
     order = hessian.diagonal().argsort(descending=True, stable=True)
-    upper = inverse_factor(hessian[order][:, order])
+    upper = inverse_cholesky(hessian[order][:, order])
     codes = torch.empty(weight.shape)
-    codes[:, order] = compensated(weight.float()[:, order], upper, fitted, order.tolist())
-    return fitted.packed(codes)
+    codes[:, order] = quantize_columns(weight.float()[:, order], upper, fitted, order.tolist())
+    return fitted.pack(codes)
 
 
-def compensated(weight: Tensor, upper: Tensor, fitted: Fitted, order: list[int]) -> Tensor:
+def quantize_columns(weight: Tensor, upper: Tensor, fitted: FittedGrid, order: list[int]) -> Tensor:
     """The codes of the columns as they are taken. weight: [out, in] float32, changed; upper: [in, in]; order:
     which column of the matrix each is -> [out, in]"""
     columns = len(order)
     codes = torch.empty_like(weight)
-    for begin in range(0, columns, BLOCK):
-        end = min(begin + BLOCK, columns)
+    for begin in range(0, columns, BLOCK_COLUMNS):
+        end = min(begin + BLOCK_COLUMNS, columns)
         errors = torch.empty_like(weight[:, begin:end])
         for j in range(begin, end):
-            scale, zero = fitted.column(order[j], columns)
+            scale, zero = fitted.column_grid(order[j], columns)
             codes[:, j] = fitted.codes(weight[:, j] / scale, zero)
             errors[:, j - begin] = (weight[:, j] - (codes[:, j] - zero) * scale) / upper[j, j]
             weight[:, j + 1 : end].addr_(errors[:, j - begin], upper[j, j + 1 : end], alpha=-1)
@@ -52,14 +52,14 @@ def compensated(weight: Tensor, upper: Tensor, fitted: Fitted, order: list[int])
     return codes
 
 
-def inverse_factor(hessian: Tensor) -> Tensor:
+def inverse_cholesky(hessian: Tensor) -> Tensor:
     """U with U^T U = H^-1, upper, where H is damped tenfold more each time that it is not positive definite.
     hessian: [in, in], changed, so that no copy of it is needed to begin again with. Raises Singular."""
     diagonal = hessian.diagonal().clone()
     dead = diagonal == 0
     mean = diagonal[~dead].mean() if (~dead).any() else torch.ones(())
     damping = DAMPING
-    while damping <= MOST_DAMPING:
+    while damping <= MAX_DAMPING:
         hessian.diagonal().copy_(torch.where(dead, mean, diagonal + damping * mean))
         found, fault = torch.linalg.cholesky_ex(hessian)
         if not fault:
@@ -68,4 +68,4 @@ def inverse_factor(hessian: Tensor) -> Tensor:
             if not fault and torch.isfinite(found).all():
                 return found
         damping *= 10
-    raise Singular
+    raise SingularHessian

@@ -3,49 +3,49 @@
 import torch
 from torch import Tensor
 
-ROWS = 1024  # most that are kept as they are
+MAX_SAMPLES = 1024  # most that are kept as they are
 
 
-class Inputs:
+class InputStatistics:
     """count: rows seen; mean, largest: [in] float32, of magnitudes; rows: [<= ROWS, in] float32, taken evenly;
     hessian: [in, in] float32, X^T X, where it was asked for."""
 
     def __init__(self, columns: int, calls: int, hessian: bool):
         """calls: of `add` that are to come, so that each gives its share of the kept rows."""
         self.count = 0
-        self.share = max(1, ROWS // calls)
-        self.total = torch.zeros(columns)
-        self.largest = torch.zeros(columns)
-        self.kept: list[Tensor] = []
+        self.samples_per_call = max(1, MAX_SAMPLES // calls)
+        self.magnitude_sum = torch.zeros(columns)
+        self.max_magnitude = torch.zeros(columns)
+        self.sampled: list[Tensor] = []
         self.hessian = torch.zeros(columns, columns) if hessian else None
 
     def add(self, x: Tensor) -> None:
         """x: [T, in]"""
         x = x.float()
         self.count += len(x)
-        self.total += x.abs().sum(0)
-        self.largest = torch.maximum(self.largest, x.abs().amax(0))
-        places = torch.linspace(0, len(x) - 1, min(self.share, len(x))).round().long()
-        if sum(map(len, self.kept)) < ROWS:
-            self.kept.append(x[places])
+        self.magnitude_sum += x.abs().sum(0)
+        self.max_magnitude = torch.maximum(self.max_magnitude, x.abs().amax(0))
+        places = torch.linspace(0, len(x) - 1, min(self.samples_per_call, len(x))).round().long()
+        if sum(map(len, self.sampled)) < MAX_SAMPLES:
+            self.sampled.append(x[places])
         if self.hessian is not None:
             self.hessian.addmm_(x.T, x)
 
     @property
     def finite(self) -> bool:
-        return bool(torch.isfinite(self.total).all())
+        return bool(torch.isfinite(self.magnitude_sum).all())
 
     @property
-    def mean(self) -> Tensor:
-        return self.total / max(1, self.count)
+    def mean_magnitude(self) -> Tensor:
+        return self.magnitude_sum / max(1, self.count)
 
     @property
-    def rows(self) -> Tensor:
-        return torch.cat(self.kept) if self.kept else torch.zeros(0, len(self.total))
+    def samples(self) -> Tensor:
+        return torch.cat(self.sampled) if self.sampled else torch.zeros(0, len(self.magnitude_sum))
 
-    def divided(self, scale: Tensor) -> None:
+    def divide(self, scale: Tensor) -> None:
         """From now on every input is divided by scale [in], as what comes before it gives less."""
-        self.total, self.largest = self.total / scale, self.largest / scale
-        self.kept = [rows / scale for rows in self.kept]
+        self.magnitude_sum, self.max_magnitude = self.magnitude_sum / scale, self.max_magnitude / scale
+        self.sampled = [rows / scale for rows in self.sampled]
         if self.hessian is not None:
             self.hessian = self.hessian / scale / scale[:, None]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.grid import Fitted, Grid, fit, tiles
+from localllm.quant.grid import FittedGrid, Grid, fit, row_tiles
 from localllm.quant.tensor import QuantizedTensor
 
 
@@ -13,9 +13,9 @@ def quantize(weight: Tensor, grid: Grid, moments: Tensor | None = None) -> Quant
     fitted = fit(weight, grid, moments)
     code = torch.uint8 if grid.bits == 4 else torch.int8
     codes, begin = torch.empty(weight.shape, dtype=code), 0
-    for tile in tiles(weight):
+    for tile in row_tiles(weight):
         rows = slice(begin, begin + len(tile))
         zero = None if fitted.zero is None else fitted.zero[rows]
-        codes[rows] = Fitted(grid, fitted.scale[rows], zero).rounded(tile)
+        codes[rows] = FittedGrid(grid, fitted.scale[rows], zero).round_weight(tile)
         begin = rows.stop
-    return fitted.packed(codes)
+    return fitted.pack(codes)

@@ -17,30 +17,33 @@ from localllm.quant import rtn
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
 from localllm.quant.grid import Grid
-from localllm.quant.inputs import Inputs
+from localllm.quant.inputs import InputStatistics
 
 STRENGTHS = (0.5, 0.3, 0.4, 0.6, 0.7, 0.8)
-SMALLEST = 1e-5
+MIN_MAGNITUDE = 1e-5
 
 
-def by_token(x: Tensor) -> Tensor:
+def fake_quantize_tokens(x: Tensor) -> Tensor:
     """x [T, in] rounded to INT8 with a scale for each row, as it is multiplied at run time; float32."""
-    scale = x.float().abs().amax(-1, keepdim=True).clamp(min=SMALLEST**2) / int8.LARGEST
-    return (x / scale).round_().clamp_(-int8.LARGEST, int8.LARGEST) * scale
+    scale = x.float().abs().amax(-1, keepdim=True).clamp(min=MIN_MAGNITUDE**2) / int8.INT8_MAX
+    return (x / scale).round_().clamp_(-int8.INT8_MAX, int8.INT8_MAX) * scale
 
 
-def scale_of(weights: Sequence[Tensor], inputs: Inputs, grid: Grid, allowed: Callable[[Tensor], Tensor]) -> Tensor:
-    """weights: [out, in] each, that read these inputs; allowed: takes an s to the nearest that what comes before
+def search_scale(
+    weights: Sequence[Tensor], inputs: InputStatistics, grid: Grid, nearest_allowed: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """weights: [out, in] each, that read these inputs; nearest_allowed: takes an s to the nearest that what comes
+    before
     can be divided by -> s [in] float32, ones where nothing is better."""
-    rows, magnitude = inputs.rows, inputs.largest
+    rows, magnitude = inputs.samples, inputs.max_magnitude
     largest = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0)
     candidates = [torch.ones_like(magnitude)]
     for a in STRENGTHS:
-        s = magnitude.clamp(min=SMALLEST) ** a / largest.clamp(min=SMALLEST) ** (1 - a)
-        candidates.append(allowed(torch.where((magnitude > 0) & (largest > 0), s, 1.0)))
+        s = magnitude.clamp(min=MIN_MAGNITUDE) ** a / largest.clamp(min=MIN_MAGNITUDE) ** (1 - a)
+        candidates.append(nearest_allowed(torch.where((magnitude > 0) & (largest > 0), s, 1.0)))
 
     def error(s: Tensor) -> float:
-        x, total = by_token(rows / s), 0.0
+        x, total = fake_quantize_tokens(rows / s), 0.0
         for weight in weights:
             rounded = dequantize(rtn.quantize(weight * s, grid), torch.float32)
             total += (x @ rounded.T - rows @ weight.T).square_().sum().item()

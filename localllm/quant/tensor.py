@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-ORDER = "columns"  # the one part that has no row for each row
+COLUMN_ORDER = "columns"  # the one part that has no row for each row
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class QuantizedTensor:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts.values())
 
-    def rows(self, index: Tensor) -> "QuantizedTensor":
+    def select_rows(self, index: Tensor) -> "QuantizedTensor":
         """The rows of these numbers, in this order. index: [n] int64"""
-        parts = {name: part if name == ORDER else part[index] for name, part in self.parts.items()}
+        parts = {name: part if name == COLUMN_ORDER else part[index] for name, part in self.parts.items()}
         return replace(self, shape=(len(index), self.shape[1]), parts=parts)
 
 
-def below(weights: Sequence[Tensor | QuantizedTensor]) -> Tensor | QuantizedTensor | None:
+def concat_matrices(weights: Sequence[Tensor | QuantizedTensor]) -> Tensor | QuantizedTensor | None:
     """Plain matrices, or such in planes, one below the other, copied; rows of planes as many as are stored. None
     where they differ."""
     first = weights[0]
@@ -41,7 +41,7 @@ def below(weights: Sequence[Tensor | QuantizedTensor]) -> Tensor | QuantizedTens
         (w.format, w.group, w.shape, {name: (part.dtype, part.shape) for name, part in w.parts.items()})
         for w in packed
     ]
-    if len(packed) < len(weights) or ORDER in first.parts or any(kind != kinds[0] for kind in kinds):
+    if len(packed) < len(weights) or COLUMN_ORDER in first.parts or any(kind != kinds[0] for kind in kinds):
         return None
     parts = {
         name: torch.cat([weight.parts[name] for weight in packed], 0 if name == "q" else 1) for name in first.parts
@@ -50,7 +50,7 @@ def below(weights: Sequence[Tensor | QuantizedTensor]) -> Tensor | QuantizedTens
     return replace(first, shape=(rows, first.shape[1]), parts=parts)
 
 
-def stacked(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+def concat_quantized(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
     """One below the other, copied; None where they differ in format, groups, order of columns or dtypes."""
     first = weights[0]
     for other in weights[1:]:
@@ -58,10 +58,10 @@ def stacked(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
         alike = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
         if not alike or next(kinds) != next(kinds):
             return None
-        if ORDER in first.parts and not torch.equal(first.parts[ORDER], other.parts[ORDER]):
+        if COLUMN_ORDER in first.parts and not torch.equal(first.parts[COLUMN_ORDER], other.parts[COLUMN_ORDER]):
             return None
     parts = {
-        name: part.clone() if name == ORDER else torch.cat([weight.parts[name] for weight in weights])
+        name: part.clone() if name == COLUMN_ORDER else torch.cat([weight.parts[name] for weight in weights])
         for name, part in first.parts.items()
     }
     return replace(first, shape=(sum(weight.shape[0] for weight in weights), first.shape[1]), parts=parts)

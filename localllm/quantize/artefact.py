@@ -26,25 +26,25 @@ from safetensors import safe_open
 from torch import Tensor
 
 from localllm import __version__
-from localllm.checkpoint.header import Header, read_tensors
+from localllm.checkpoint.header import Header, read_safetensors_header
 from localllm.errors import UsageError
-from localllm.files import read_json, writing
-from localllm.hub.folder import INDEX, weight_files
+from localllm.files import explain_disk_errors, read_json
+from localllm.hub.folder import INDEX_FILE, weight_files
 from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize.companions import copy_companions
-from localllm.quantize.compressed import Scheme, quantization_config, scheme_of, stored
-from localllm.quantize.disk import DRAFT, check_room, put, sync
+from localllm.quantize.companions import copy_companion_files
+from localllm.quantize.compressed import StorageScheme, choose_scheme, quantization_config, to_stored_tensors
+from localllm.quantize.disk import DRAFT_SUFFIX, check_disk_space, fsync_path, write_durably
 from localllm.quantize.expected import artefact_bytes
-from localllm.quantize.shards import save
-from localllm.quantize.source import PARTIAL, RECIPE, check_source, identity
-from localllm.quantize.target import LOCK, check_target, clear
+from localllm.quantize.shards import save_tensors
+from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, check_source, source_identity
+from localllm.quantize.target import LOCK_FILE, check_target, clear_partial
 
-PARTS, STATES, CONFIG = "parts", "states", "config.json"
-REST = "rest"  # the part of what is copied
+PARTS, STATES, CONFIG_FILE = "parts", "states", "config.json"
+REST_PART = "rest"  # the part of what is copied
 STACKED_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<matrix>\w+_proj)(?:[._](?P<kind>weight|bias))?")
 TIED_HEAD = "lm_head.weight"
-WHOLE_OF_SEVERAL = (
+MULTIMODAL_PREFIX = (
     "language_model.model."  # begins the names of a model within one that sees, which keeps its head
 )
 
@@ -70,15 +70,15 @@ class Artefact:
         check_source(header)
         check_target(folder, force=force)
         self.folder, self.header, self.recipe = folder, header, recipe
-        self.partial = folder.with_name(folder.name + PARTIAL)
-        self.made_of = {
-            **{"localllm": __version__, "source": identity(header.path), "recipe": asdict(recipe)},
+        self.partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+        self.provenance = {
+            **{"localllm": __version__, "source": source_identity(header.path), "recipe": asdict(recipe)},
             "calibration": calibration,
         }
         self.force = force
-        with writing(self.partial, goes_on=True):
+        with explain_disk_errors(self.partial, resumable=True):
             self.partial.mkdir(parents=True, exist_ok=True)
-            self.lock = FileLock(self.partial / LOCK, timeout=0)
+            self.lock = FileLock(self.partial / LOCK_FILE, timeout=0)
             try:
                 self.lock.acquire()
             except Timeout:
@@ -91,35 +91,37 @@ class Artefact:
                 raise
 
     def _begin(self) -> None:
-        begun = read_json(self.partial / RECIPE)
-        strange = [file.name for file in self.partial.iterdir() if file.name != LOCK and file.suffix != DRAFT]
+        begun = read_json(self.partial / RECIPE_FILE)
+        strange = [
+            file.name for file in self.partial.iterdir() if file.name != LOCK_FILE and file.suffix != DRAFT_SUFFIX
+        ]
         if strange and not begun:
             raise UsageError(f"{self.partial} is there and was not begun by localllm", "name another folder")
-        if self.done and begun != self.made_of and not self.force:
+        if self.done and begun != self.provenance and not self.force:
             raise UsageError(
                 f"{self.partial} was begun from another source or with another recipe",
                 f"--force begins anew; to keep it, name another folder than {self.folder}",
             )
-        if begun != self.made_of:
-            clear(self.partial)
+        if begun != self.provenance:
+            clear_partial(self.partial)
         written = sum(file.stat().st_size for file in self.partial.glob("*.safetensors"))
-        check_room(self.partial, artefact_bytes(self.header, self.recipe) - written)
-        if begun != self.made_of:
-            put(self.partial / RECIPE, as_bytes(self.made_of))
+        check_disk_space(self.partial, artefact_bytes(self.header, self.recipe) - written)
+        if begun != self.provenance:
+            write_durably(self.partial / RECIPE_FILE, encode_json(self.provenance))
         for folder in (PARTS, STATES):
             (self.partial / folder).mkdir(exist_ok=True)
 
     def _leave_nothing(self) -> None:
         """Of a folder in which nothing was begun."""
-        if [file.name for file in self.partial.iterdir()] == [LOCK]:
-            (self.partial / LOCK).unlink()
+        if [file.name for file in self.partial.iterdir()] == [LOCK_FILE]:
+            (self.partial / LOCK_FILE).unlink()
             self.partial.rmdir()
 
     @property
     def done(self) -> set[str]:
         """The parts that are whole."""
         files = self.partial.glob("model-*.safetensors")
-        return {file.stem.removeprefix("model-") for file in files} - {REST}
+        return {file.stem.removeprefix("model-") for file in files} - {REST_PART}
 
     @property
     def states(self) -> Path:
@@ -128,48 +130,51 @@ class Artefact:
 
     def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
         """Store a part for good."""
-        plain = {self.spelled(name): tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-        found, schemes = dict(plain), dict[str, Scheme]()
+        plain = {self.tensor_name(name): tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        found, schemes = dict(plain), dict[str, StorageScheme]()
         for name, tensor in tensors.items():
             if isinstance(tensor, Tensor):
                 continue
-            module = self.spelled(name).removesuffix(".weight")
+            module = self.tensor_name(name).removesuffix(".weight")
             in_layer = name.startswith("layers.")
-            scheme = scheme_of(
+            scheme = choose_scheme(
                 tensor,
                 activations=self.recipe.activations and in_layer,
-                words=self.recipe.activations and not in_layer,  # so that no reader rounds its inputs, too
+                as_int32=self.recipe.activations and not in_layer,  # so that no reader rounds its inputs, too
             )
             schemes[module] = scheme
-            found |= {f"{module}.{inner}": inner_tensor for inner, inner_tensor in stored(tensor, scheme).items()}
+            found |= {
+                f"{module}.{inner}": inner_tensor
+                for inner, inner_tensor in to_stored_tensors(tensor, scheme).items()
+            }
         beside = {
             "names": sorted(tensors),
-            "kept": kept_matrices(plain),
+            "kept": unquantized_modules(plain),
             "schemes": {module: asdict(scheme) for module, scheme in sorted(schemes.items())},
         }
-        with writing(self.folder, goes_on=True):
-            put(self.partial / PARTS / f"{part}.json", as_bytes(beside))
+        with explain_disk_errors(self.folder, resumable=True):
+            write_durably(self.partial / PARTS / f"{part}.json", encode_json(beside))
             self._save(part, found)
 
     def _save(self, part: str, tensors: Mapping[str, Tensor]) -> None:
-        save(self.partial / f"model-{part}.safetensors", tensors, {"format": "pt"}, self.folder)
+        save_tensors(self.partial / f"model-{part}.safetensors", tensors, {"format": "pt"}, self.folder)
 
     def finish(self) -> Path:
         """Copy what no part brought, say in config.json what is quantized, and give the folder its name."""
-        with writing(self.folder, goes_on=True):
-            if not (self.partial / CONFIG).is_file():
+        with explain_disk_errors(self.folder, resumable=True):
+            if not (self.partial / CONFIG_FILE).is_file():
                 self._complete()
             for folder in (PARTS, STATES):
                 shutil.rmtree(self.partial / folder, ignore_errors=True)
-            sync(self.partial)
+            fsync_path(self.partial)
             old = self.folder.with_name(self.folder.name + ".old")
             if self.folder.exists():
                 check_target(self.folder, force=self.force)
                 shutil.rmtree(old, ignore_errors=True)
                 self.folder.rename(old)
-            (self.partial / LOCK).unlink(missing_ok=True)
+            (self.partial / LOCK_FILE).unlink(missing_ok=True)
             self.partial.rename(self.folder)
-            sync(self.folder.parent)
+            fsync_path(self.folder.parent)
             shutil.rmtree(old, ignore_errors=True)
         self.close()
         return self.folder
@@ -177,22 +182,24 @@ class Artefact:
     def _complete(self) -> None:
         beside = [read_json(file) for file in sorted((self.partial / PARTS).glob("*.json"))]
         names = {name for part in beside for name in part["names"]}
-        schemes = {module: Scheme(**fields) for part in beside for module, fields in part["schemes"].items()}
+        schemes = {
+            module: StorageScheme(**fields) for part in beside for module, fields in part["schemes"].items()
+        }
         rest = self._rest(names)
-        self._save(REST, rest)
-        kept = [*kept_matrices(rest), *(module for part in beside for module in part["kept"])]
+        self._save(REST_PART, rest)
+        kept = [*unquantized_modules(rest), *(module for part in beside for module in part["kept"])]
         placed = {
             name: file.name
             for file in sorted(self.partial.glob("model-*.safetensors"))
-            for name in read_tensors(file)
+            for name in read_safetensors_header(file)
         }
         total = sum(file.stat().st_size for file in self.partial.glob("model-*.safetensors"))
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
-        put(self.partial / INDEX, as_bytes(index))
-        copy_companions(self.header.path, self.partial, self.recipe)
-        config = untied(self.header.config) if TIED_HEAD in names else dict(self.header.config)
+        write_durably(self.partial / INDEX_FILE, encode_json(index))
+        copy_companion_files(self.header.path, self.partial, self.recipe)
+        config = untie_head(self.header.config) if TIED_HEAD in names else dict(self.header.config)
         config["quantization_config"] = quantization_config(schemes, kept)
-        put(self.partial / CONFIG, as_bytes(config))
+        write_durably(self.partial / CONFIG_FILE, encode_json(config))
 
     def _rest(self, names: set[str]) -> dict[str, Tensor]:
         """What the source stores and no part brought, by the names of its files: mapped, not read."""
@@ -207,13 +214,13 @@ class Artefact:
                 found |= {name: tensors.get_tensor(name) for name in tensors.keys() if name not in written}  # noqa: SIM118
         return found
 
-    def spelled(self, name: str) -> str:
+    def tensor_name(self, name: str) -> str:
         """What the artefact calls a tensor: as the source's files do."""
         entry = self.header.tensors.get(name)
         if entry is None:
             embedding = self.header.tensors["embed_tokens.weight"].name
             assert name == TIED_HEAD, f"the source has no tensor {name}"
-            return f"language_model.{name}" if embedding.startswith(WHOLE_OF_SEVERAL) else name
+            return f"language_model.{name}" if embedding.startswith(MULTIMODAL_PREFIX) else name
         if entry.expert is None:
             return entry.name
         stacked = STACKED_EXPERT.fullmatch(entry.name)
@@ -233,7 +240,7 @@ class Artefact:
         self.close()
 
 
-def kept_matrices(tensors: Mapping[str, Tensor]) -> list[str]:
+def unquantized_modules(tensors: Mapping[str, Tensor]) -> list[str]:
     """The modules whose matrix is not quantized, and which a reader could take for one that is."""
     return sorted(
         name.removesuffix(".weight")
@@ -242,7 +249,7 @@ def kept_matrices(tensors: Mapping[str, Tensor]) -> list[str]:
     )
 
 
-def untied(config: Mapping[str, Any]) -> dict[str, Any]:
+def untie_head(config: Mapping[str, Any]) -> dict[str, Any]:
     """The head is stored by itself, quantized; the embedding is not."""
     found: dict[str, Any] = {**config, "tie_word_embeddings": False}
     if isinstance(config.get("text_config"), dict):
@@ -250,5 +257,5 @@ def untied(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def as_bytes(fields: Mapping[str, Any]) -> bytes:
+def encode_json(fields: Mapping[str, Any]) -> bytes:
     return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()

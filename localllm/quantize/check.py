@@ -2,14 +2,14 @@
 
 from localllm.arch.config import ModelConfig
 from localllm.checkpoint.header import Header
-from localllm.device import free_memory
+from localllm.device import free_host_bytes
 from localllm.errors import DoesNotFit, UsageError
-from localllm.quant.inputs import ROWS
+from localllm.quant.inputs import MAX_SAMPLES
 from localllm.quant.recipe import METHODS, Recipe
-from localllm.units import size
+from localllm.units import format_bytes
 
-GROUPS = (32, 64, 128)  # columns
-FLOAT = 4  # bytes
+GROUP_SIZES = (32, 64, 128)  # columns
+FLOAT32_BYTES = 4  # bytes
 TRANSIENT = 2**28  # bytes: the program itself, tiles, one window's attention
 
 
@@ -21,9 +21,9 @@ def check_recipe(recipe: Recipe) -> None:
         raise UsageError(f"{recipe.bits} bits are not supported", "4 and 8 are")
     if recipe.head_bits not in (8, 16):
         raise UsageError(f"a head of {recipe.head_bits} bits is not supported", "8 and 16 are")
-    if recipe.group is not None and recipe.group not in GROUPS:
+    if recipe.group is not None and recipe.group not in GROUP_SIZES:
         raise UsageError(
-            f"groups of {recipe.group} are not supported", f"{', '.join(map(str, GROUPS))} and whole rows are"
+            f"groups of {recipe.group} are not supported", f"{', '.join(map(str, GROUP_SIZES))} and whole rows are"
         )
     if recipe.activations and (recipe.bits, recipe.group, recipe.symmetric) != (8, None, True):
         raise UsageError(
@@ -36,7 +36,7 @@ def check_recipe(recipe: Recipe) -> None:
         raise UsageError("awq rounds weights only", "take smoothquant where activations are rounded")
 
 
-def needed_bytes(header: Header, config: ModelConfig, recipe: Recipe, tokens: int) -> int:
+def required_memory_bytes(header: Header, config: ModelConfig, recipe: Recipe, tokens: int) -> int:
     """Most memory at a time, for calibration windows of so many tokens in all.
 
     Round to nearest: one layer as it is stored, and quantized, and a tile. Others: one layer twice in float32 (its
@@ -51,28 +51,30 @@ def needed_bytes(header: Header, config: ModelConfig, recipe: Recipe, tokens: in
             layer = name.split(".", 2)[1]
             layers[layer] = layers.get(layer, 0) + tensor.elements
             widest = max(widest, tensor.shape[-1] if len(tensor.shape) == 2 else 0)
-    largest = max(layers.values(), default=0) * FLOAT
+    largest = max(layers.values(), default=0) * FLOAT32_BYTES
     if recipe.method == "rtn":
         return largest * 2 + TRANSIENT
-    products = 4 * most_experts(config)
-    needed = 2 * largest + tokens * config.hidden_size * FLOAT + products * ROWS * widest * FLOAT
+    products = 4 * max_experts(config)
+    needed = (
+        2 * largest + tokens * config.hidden_size * FLOAT32_BYTES + products * MAX_SAMPLES * widest * FLOAT32_BYTES
+    )
     if recipe.method == "gptq":
-        one = widest**2 * FLOAT
+        one = widest**2 * FLOAT32_BYTES
         needed += max(largest, one) + 4 * one
     if recipe.method == "awq":
-        needed += widest * min(widest, recipe.group or widest) * FLOAT
+        needed += widest * min(widest, recipe.group or widest) * FLOAT32_BYTES
     return needed + TRANSIENT
 
 
-def most_experts(config: ModelConfig) -> int:
+def max_experts(config: ModelConfig) -> int:
     return max((getattr(layer.ffn, "experts", 0) + 1 for layer in config.layers), default=1)
 
 
 def check_memory(header: Header, config: ModelConfig, recipe: Recipe, tokens: int) -> None:
     """Raises DoesNotFit."""
-    needed, free = needed_bytes(header, config, recipe, tokens), free_memory()
+    needed, free = required_memory_bytes(header, config, recipe, tokens), free_host_bytes()
     if needed > free:
         raise DoesNotFit(
-            f"quantizing with {recipe.method} takes {size(needed)} and {size(free)} are free",
+            f"quantizing with {recipe.method} takes {format_bytes(needed)} and {format_bytes(free)} are free",
             "free memory, or take --method rtn" if recipe.method != "rtn" else "free memory",
         )

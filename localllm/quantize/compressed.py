@@ -19,13 +19,13 @@ from torch import Tensor
 from localllm.checkpoint.layouts import WORD_BITS
 from localllm.quant.formats import int4
 from localllm.quant.packing import INT4
-from localllm.quant.tensor import ORDER, QuantizedTensor
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
 EVERY_LINEAR = "Linear"  # the class of module that a target may name
 
 
 @dataclass(frozen=True, order=True)
-class Scheme:
+class StorageScheme:
     """How one matrix is stored: what its group of config.json says."""
 
     bits: int
@@ -39,7 +39,7 @@ class Scheme:
     def format(self) -> str:
         return "pack-quantized" if self.words else "int-quantized"
 
-    def described(self, targets: Sequence[str]) -> dict[str, Any]:
+    def config_group(self, targets: Sequence[str]) -> dict[str, Any]:
         """The entry of `config_groups`."""
         weights = {
             **{"num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "dynamic": False},
@@ -59,22 +59,22 @@ class Scheme:
         }
 
 
-def scheme_of(weight: QuantizedTensor, *, activations: bool, words: bool = False) -> Scheme:
-    """words: also for INT8 with a scale a row, which the plain layout could hold."""
-    return Scheme(
+def choose_scheme(weight: QuantizedTensor, *, activations: bool, as_int32: bool = False) -> StorageScheme:
+    """as_int32: also for INT8 with a scale a row, which the plain layout could hold."""
+    return StorageScheme(
         bits=4 if weight.format == INT4 else 8,
         group=weight.group or 0,
         symmetric="zero" not in weight.parts,
-        ordered=ORDER in weight.parts,
+        ordered=COLUMN_ORDER in weight.parts,
         activations=activations,
-        words=words or weight.format == INT4 or weight.group is not None,
+        words=as_int32 or weight.format == INT4 or weight.group is not None,
     )
 
 
-def stored(weight: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
+def to_stored_tensors(weight: QuantizedTensor, scheme: StorageScheme) -> dict[str, Tensor]:
     """The tensors of the module, by their names within it."""
     half = 2 ** (scheme.bits - 1)
-    codes, columns = signed_codes(weight), weight.parts.get(ORDER)
+    codes, columns = signed_codes(weight), weight.parts.get(COLUMN_ORDER)
     if columns is not None:
         codes = torch.empty_like(codes).index_copy_(1, columns, codes)
     found = {"weight_scale": weight.parts["scale"]}
@@ -83,10 +83,10 @@ def stored(weight: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
         if not scheme.symmetric:
             found["weight_zero_point"] = signed_zeros(weight)
         return found
-    found["weight_packed"] = packed(codes.int() + half, scheme.bits)
+    found["weight_packed"] = pack_codes(codes.int() + half, scheme.bits)
     found["weight_shape"] = torch.tensor(weight.shape)
     if not scheme.symmetric:
-        found["weight_zero_point"] = packed(signed_zeros(weight).T.int() + half, scheme.bits).T.contiguous()
+        found["weight_zero_point"] = pack_codes(signed_zeros(weight).T.int() + half, scheme.bits).T.contiguous()
     if columns is not None:
         places = torch.arange(len(columns), dtype=torch.int32) // (scheme.group or len(columns))
         found["weight_g_idx"] = torch.empty_like(places).index_copy_(0, columns, places)
@@ -96,17 +96,17 @@ def stored(weight: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
 def signed_codes(weight: QuantizedTensor) -> Tensor:
     """int8 [out, in], columns as they are stored."""
     if weight.format == INT4:
-        return int4.unpack(weight.parts["q"], weight.shape[1]).to(torch.int8) - int4.MIDDLE
+        return int4.unpack_int4(weight.parts["q"], weight.shape[1]).to(torch.int8) - int4.INT4_ZERO_POINT
     return weight.parts["q"]
 
 
 def signed_zeros(weight: QuantizedTensor) -> Tensor:
     """int8 [out, groups]"""
     zero = weight.parts["zero"]
-    return zero.to(torch.int8) - int4.MIDDLE if weight.format == INT4 else zero.to(torch.int8)
+    return zero.to(torch.int8) - int4.INT4_ZERO_POINT if weight.format == INT4 else zero.to(torch.int8)
 
 
-def packed(codes: Tensor, bits: int) -> Tensor:
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """int32 [rows, n] of numbers below 2^bits -> int32 [rows, ceil(n * bits / 32)]; bits divide 32."""
     a_word = WORD_BITS // bits
     words = torch.nn.functional.pad(codes, (0, -codes.shape[1] % a_word)).unflatten(1, (-1, a_word))
@@ -114,18 +114,18 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     return (words << places).sum(2, dtype=torch.int32)
 
 
-def quantization_config(schemes: Mapping[str, Scheme], kept: Sequence[str]) -> dict[str, Any]:
+def quantization_config(schemes: Mapping[str, StorageScheme], unquantized: Sequence[str]) -> dict[str, Any]:
     """What config.json says under that name.
 
-    schemes: of each quantized module; kept: modules with a matrix that is not quantized. The scheme of most
+    schemes: of each quantized module; unquantized: modules with a matrix that is not quantized. The scheme of most
     modules is that of every Linear, others are listed by name.
     """
-    modules: dict[Scheme, list[str]] = {}
+    modules: dict[StorageScheme, list[str]] = {}
     for module, scheme in sorted(schemes.items()):
         modules.setdefault(scheme, []).append(module)
     in_order = sorted(modules, key=lambda scheme: (-len(modules[scheme]), scheme))
     groups = {
-        f"group_{i}": scheme.described([EVERY_LINEAR] if i == 0 else modules[scheme])
+        f"group_{i}": scheme.config_group([EVERY_LINEAR] if i == 0 else modules[scheme])
         for i, scheme in enumerate(in_order)
     }
     formats = {scheme.format for scheme in in_order}
@@ -134,6 +134,6 @@ def quantization_config(schemes: Mapping[str, Scheme], kept: Sequence[str]) -> d
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": sorted(kept),
+        "ignore": sorted(unquantized),
         "kv_cache_scheme": None,
     }

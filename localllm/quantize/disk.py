@@ -5,37 +5,37 @@ import shutil
 from pathlib import Path
 
 from localllm.errors import DiskFull
-from localllm.units import size
+from localllm.units import format_bytes
 
-DRAFT = ".draft"  # ends the name of a file that is being written
+DRAFT_SUFFIX = ".draft"  # ends the name of a file that is being written
 
 
-def check_room(folder: Path, needed: int) -> None:
+def check_disk_space(folder: Path, needed: int) -> None:
     """Raises DiskFull where the disk that is to hold `folder` has fewer than `needed` bytes."""
     here = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(here).free
     if free < needed:
         raise DiskFull(
-            f"{folder} will take about {size(needed)} and the disk has {size(free)} left",
+            f"{folder} will take about {format_bytes(needed)} and the disk has {format_bytes(free)} left",
             "make room, or name a folder on another disk",
         )
 
 
-def put(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes) -> None:
     """The whole file or none; once this returns, a power cut leaves it whole."""
-    draft = path.with_name(path.name + DRAFT)
+    draft = path.with_name(path.name + DRAFT_SUFFIX)
     draft.write_bytes(content)
-    settle(draft, path)
+    publish_draft(draft, path)
 
 
-def settle(draft: Path, path: Path) -> None:
+def publish_draft(draft: Path, path: Path) -> None:
     """Give a file that is written its name."""
-    sync(draft)
+    fsync_path(draft)
     os.replace(draft, path)
-    sync(path.parent)
+    fsync_path(path.parent)
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Of a folder, the names in it."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
 from localllm.errors import UsageError
@@ -25,10 +25,10 @@ from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import states
 from localllm.quantize.check import check_memory, check_recipe
-from localllm.quantize.held import Held, Holding
-from localllm.quantize.layers import CPU, Stream, build
-from localllm.quantize.matrices import Calibrated, quantized, rounded
-from localllm.quantize.states import Outcome
+from localllm.quantize.held import RecordedWeights, RecordingSource
+from localllm.quantize.layers import CPU, HiddenStates, build_layer
+from localllm.quantize.matrices import CalibratedLayer, quantizable_names, round_to_nearest
+from localllm.quantize.states import QuantizationResult
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerInputs
@@ -37,7 +37,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 Progress = Callable[[str, int, int], None]  # part, how many are whole, of how many
 
 
-class Artefact(Protocol):
+class PartWriter(Protocol):
     """`done`: parts that are whole. A part may be written again."""
 
     @property
@@ -47,42 +47,42 @@ class Artefact(Protocol):
 
 
 @torch.inference_mode()
-def quantize(
+def quantize_layers(
     header: Header,
     recipe: Recipe,
     ids: Tensor | None,
-    artefact: Artefact,
+    artefact: PartWriter,
     on_progress: Progress,
-    states_at: Path | None = None,
-) -> Outcome:
-    """ids: calibration windows [windows, T] int64, which `rtn` does without; states_at: the folder for what a
+    states_folder: Path | None = None,
+) -> QuantizationResult:
+    """ids: calibration windows [windows, T] int64, which `rtn` does without; states_folder: the folder for what a
     later call needs to go on after this one was killed: without it, that begins at the first layer.
 
     Raises UsageError for a recipe that contradicts itself or lacks its text, DoesNotFit, and what reading a
     checkpoint raises; DamagedModel where a layer gives NaN or infinite numbers.
     """
     check_recipe(recipe)
-    config = describe(header.config)
+    config = parse_config(header.config)
     if recipe.method == "rtn":
         ids = None
     elif ids is None:
         raise UsageError(f"{recipe.method} needs a calibration text", "give one, or take rtn")
     check_memory(header, config, recipe, 0 if ids is None else ids.numel())
-    run = Run(header, config, recipe, ids, artefact, on_progress, states_at)
-    run.tables()
-    run.layers()
-    run.head()
-    return run.outcome
+    run = LayerwiseQuantizer(header, config, recipe, ids, artefact, on_progress, states_folder)
+    run.write_tables()
+    run.quantize_layers()
+    run.write_head()
+    return run.result
 
 
-class Run:
+class LayerwiseQuantizer:
     def __init__(
         self,
         header: Header,
         config: ModelConfig,
         recipe: Recipe,
         ids: Tensor | None,
-        artefact: Artefact,
+        artefact: PartWriter,
         on_progress: Progress,
         states_at: Path | None,
     ):
@@ -92,13 +92,13 @@ class Run:
         self.ids = ids
         self.artefact = artefact
         self.on_progress = on_progress
-        self.states_at = states_at
-        self.text = states.digest(ids)
-        self.outcome = Outcome()
+        self.states_folder = states_at
+        self.calibration_digest = states.digest_token_ids(ids)
+        self.result = QuantizationResult()
         # Of scales, and of what was not stored plain.
         self.dtype = DTYPES.get(stored_dtype(header, "cuda"), torch.float32)
-        self.parts = len(config.layers) + (2 if self.writes_head else 1)
-        self.finished = 0
+        self.part_count = len(config.layers) + (2 if self.writes_head else 1)
+        self.finished_count = 0
 
     @property
     def writes_head(self) -> bool:
@@ -109,7 +109,7 @@ class Run:
         recipe = self.recipe
         return Grid(recipe.bits, recipe.group, recipe.symmetric, self.dtype)
 
-    def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
+    def write_part(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
         self.artefact.write(part, {name: self.as_stored(name, tensor) for name, tensor in tensors.items()})
 
     def as_stored(self, name: str, tensor: Tensor | QuantizedTensor) -> Tensor | QuantizedTensor:
@@ -122,83 +122,89 @@ class Run:
         entry = self.header.tensors.get(name)
         return DTYPES.get(entry.dtype, self.dtype) if entry else self.dtype
 
-    def whole(self, part: str) -> None:
-        self.finished += 1
-        self.on_progress(part, self.finished, self.parts)
+    def report_part(self, part: str) -> None:
+        self.finished_count += 1
+        self.on_progress(part, self.finished_count, self.part_count)
 
-    def tables(self) -> None:
+    def write_tables(self) -> None:
         """What stands before and behind the layers and stays as it is."""
         if "tables" not in self.artefact.done:
-            c, holding = self.config, Holding()
-            source = Held(Weights(self.header), CPU, self.dtype, holding)
+            c, holding = self.config, RecordedWeights()
+            source = RecordingSource(Weights(self.header), CPU, self.dtype, holding)
             Embedding(source, "embed_tokens", c.vocab_size, c.hidden_size)
             if c.per_layer:
                 PerLayerInputs(c.per_layer, c, source)
             load_norm(source, "norm", c.hidden_size, c)
-            self.write("tables", holding.tensors)
-        self.whole("tables")
+            self.write_part("tables", holding.tensors)
+        self.report_part("tables")
 
-    def head(self) -> None:
+    def write_head(self) -> None:
         if not self.writes_head:
             return
         c = self.config
-        source = Held(Weights(self.header), CPU, self.dtype, Holding())
+        source = RecordingSource(Weights(self.header), CPU, self.dtype, RecordedWeights())
         name = "embed_tokens" if c.tie_embeddings else "lm_head"
-        weight: Tensor | QuantizedTensor = source.plain(name, c.vocab_size, c.hidden_size)
+        weight: Tensor | QuantizedTensor = source.dequantized_matrix(name, c.vocab_size, c.hidden_size)
         if self.recipe.head_bits == 8:
-            weight, error = rounded(weight, Grid(8, None, True, self.dtype))
-            self.outcome.errors["lm_head"] = error  # in no states: also where the part is there, it is made again
-        self.write("head", {"lm_head.weight": weight})
-        self.whole("head")
+            weight, error = round_to_nearest(weight, Grid(8, None, True, self.dtype))
+            self.result.errors["lm_head"] = error  # in no states: also where the part is there, it is made again
+        self.write_part("head", {"lm_head.weight": weight})
+        self.report_part("head")
 
-    def layers(self) -> None:
-        first, stream = self.begin()
+    def quantize_layers(self) -> None:
+        first, stream = self.resume()
         for index in range(len(self.config.layers)):
             part = f"layers.{index}"
             if index >= first:
-                tensors = self.rounded_layer(index) if stream is None else self.calibrated_layer(index, stream)
-                self.save(index + 1, stream)
-                self.write(part, tensors)
-                if self.states_at:
-                    states.remove(self.states_at, index)
-            self.whole(part)
+                tensors = self.round_layer(index) if stream is None else self.calibrate_layer(index, stream)
+                self.save_state(index + 1, stream)
+                self.write_part(part, tensors)
+                if self.states_folder:
+                    states.remove_state(self.states_folder, index)
+            self.report_part(part)
 
-    def begin(self) -> tuple[int, Stream | None]:
+    def resume(self) -> tuple[int, HiddenStates | None]:
         """The first layer that is to be made, and the hidden states before it."""
         done = self.artefact.done
-        stream = None if self.ids is None else Stream(self.header, self.config, self.ids)
+        stream = None if self.ids is None else HiddenStates(self.header, self.config, self.ids)
         first = next((i for i in range(len(self.config.layers)) if f"layers.{i}" not in done), -1)
         first = len(self.config.layers) if first < 0 else first
-        found = states.load(self.states_at, first, self.text) if self.states_at and first else None
+        found = (
+            states.load_state(self.states_folder, first, self.calibration_digest)
+            if self.states_folder and first
+            else None
+        )
         if found is None:
             return 0, stream
-        self.outcome, tensors = found
+        self.result, tensors = found
         if stream:
             stream.restore(tensors)
         return first, stream
 
-    def save(self, layer: int, stream: Stream | None) -> None:
-        if self.states_at:
-            states.save(self.states_at, layer, self.text, self.outcome, stream.tensors() if stream else {})
+    def save_state(self, layer: int, stream: HiddenStates | None) -> None:
+        if self.states_folder:
+            states.save_state(
+                self.states_folder, layer, self.calibration_digest, self.result, stream.tensors() if stream else {}
+            )
 
-    def rounded_layer(self, index: int) -> dict[str, Tensor | QuantizedTensor]:
+    def round_layer(self, index: int) -> dict[str, Tensor | QuantizedTensor]:
         """Each matrix rounded to nearest, in the dtype it is stored in, a few rows at a time."""
-        holding = Holding()
-        build(self.header, self.config, index, holding, self.dtype, stack=False)
+        holding = RecordedWeights()
+        build_layer(self.header, self.config, index, holding, self.dtype, stack=False)
         found: dict[str, Tensor | QuantizedTensor] = {**holding.tensors}
-        for name in quantized(holding):
-            weight, self.outcome.errors[name] = rounded(holding.tensors[f"{name}.weight"], self.grid())
-            found[f"{name}.weight"] = self.named(weight)
+        for name in quantizable_names(holding):
+            weight, self.result.errors[name] = round_to_nearest(holding.tensors[f"{name}.weight"], self.grid())
+            found[f"{name}.weight"] = self.mark_w8a8(weight)
         return found
 
-    def calibrated_layer(self, index: int, stream: Stream) -> dict[str, Tensor | QuantizedTensor]:
-        layer = Calibrated(self.header, self.config, self.recipe, self.grid(), index, stream, self.dtype_of)
-        found = layer.quantize(self.outcome)
+    def calibrate_layer(self, index: int, stream: HiddenStates) -> dict[str, Tensor | QuantizedTensor]:
+        layer = CalibratedLayer(self.header, self.config, self.recipe, self.grid(), index, stream, self.dtype_of)
+        found = layer.quantize(self.result)
         return {
-            name: self.named(tensor) if isinstance(tensor, QuantizedTensor) else tensor
+            name: self.mark_w8a8(tensor) if isinstance(tensor, QuantizedTensor) else tensor
             for name, tensor in found.items()
         }
 
-    def named(self, weight: QuantizedTensor) -> QuantizedTensor:
+    def mark_w8a8(self, weight: QuantizedTensor) -> QuantizedTensor:
         """INT8 whose inputs are rounded, too, is a format of its own."""
         return replace(weight, format=W8A8) if self.recipe.activations else weight

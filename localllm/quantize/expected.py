@@ -1,30 +1,32 @@
 """What a recipe makes of a model, told from its header: bytes on the disk, whether it can be made. No torch."""
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
 from localllm.errors import UnsupportedModel, UsageError
-from localllm.plan.weights import KEPT, multiplied
+from localllm.plan.weights import UNQUANTIZED_MATRIX, is_multiplied
 from localllm.quant.recipe import Recipe
 
-GROUPS = (128, 64, 32)
+GROUPS_LARGEST_FIRST = (128, 64, 32)
 HEADER_BYTES = 2**16  # of the files, for each: names and places of tensors
 
 
 def artefact_bytes(header: Header, recipe: Recipe) -> int:
     """About: what its files will take."""
-    config = describe(header.config)
+    config = parse_config(header.config)
     sizes = 0
     for name, tensor in header.tensors.items():
         if is_quantized(name, tensor, config):
             bits, group = (recipe.bits, recipe.group) if name.startswith("layers.") else (recipe.head_bits, None)
-            sizes += quantized(tensor, bits, group, symmetric=recipe.symmetric) if bits < 16 else tensor.nbytes
+            sizes += (
+                quantized_bytes(tensor, bits, group, symmetric=recipe.symmetric) if bits < 16 else tensor.nbytes
+            )
         if not is_quantized(name, tensor, config) or name == "embed_tokens.weight":
             sizes += tensor.nbytes
     return sizes + HEADER_BYTES * (len(config.layers) + 2)
 
 
-def quantized(tensor: TensorHeader, bits: int, group: int | None, *, symmetric: bool) -> int:
+def quantized_bytes(tensor: TensorHeader, bits: int, group: int | None, *, symmetric: bool) -> int:
     rows, columns = tensor.shape
     groups = -(-columns // group) if group else 1
     a_group = DTYPE_BYTES[tensor.dtype] + (0 if symmetric else 1)
@@ -33,32 +35,32 @@ def quantized(tensor: TensorHeader, bits: int, group: int | None, *, symmetric: 
 
 def is_quantized(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
     """Matrices of layers and the head, but those that stay as they are."""
-    return multiplied(name, tensor, config) and not KEPT.fullmatch(name)
+    return is_multiplied(name, tensor, config) and not UNQUANTIZED_MATRIX.fullmatch(name)
 
 
-def in_layers(header: Header) -> list[TensorHeader]:
+def quantized_layer_matrices(header: Header) -> list[TensorHeader]:
     """The matrices of layers that are quantized."""
-    config, tensors = describe(header.config), header.tensors
+    config, tensors = parse_config(header.config), header.tensors
     return [t for name, t in tensors.items() if name.startswith("layers.") and is_quantized(name, t, config)]
 
 
-def check_groups(header: Header, recipe: Recipe) -> None:
+def check_group_size(header: Header, recipe: Recipe) -> None:
     """Raises UsageError for a group that does not divide the rows of every matrix, UnsupportedModel where there is
     no matrix to quantize."""
-    matrices = in_layers(header)
+    matrices = quantized_layer_matrices(header)
     if not matrices:
         raise UnsupportedModel(f"{header.path} has no matrix in its layers to quantize", None)
     uneven = [tensor for tensor in matrices if recipe.group and tensor.shape[1] % recipe.group]
     if not uneven:
         return
-    group = dividing_group(header)
+    group = largest_dividing_group(header)
     other = f"--group {group} does" if group else "--bits 8 --group 0 gives each row one scale"
     raise UsageError(
         f"groups of {recipe.group} do not divide the {uneven[0].shape[1]} columns of {uneven[0].name}", other
     )
 
 
-def dividing_group(header: Header) -> int | None:
+def largest_dividing_group(header: Header) -> int | None:
     """The largest group that divides the rows of every matrix of the layers; None where none does."""
-    widths = {tensor.shape[1] for tensor in in_layers(header)}
-    return next((group for group in GROUPS if not any(width % group for width in widths)), None)
+    widths = {tensor.shape[1] for tensor in quantized_layer_matrices(header)}
+    return next((group for group in GROUPS_LARGEST_FIRST if not any(width % group for width in widths)), None)

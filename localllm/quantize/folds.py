@@ -18,39 +18,39 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, MLPConfig, ShortConvConfig
-from localllm.plan.weights import KEPT
+from localllm.plan.weights import UNQUANTIZED_MATRIX
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj")
-DELTA_NET = ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_b", "in_proj_a")
-GATE_UP = ("gate_up_proj", "gate_proj", "up_proj")
+ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj")
+DELTA_NET_INPUTS = ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_b", "in_proj_a")
+MLP_INPUTS = ("gate_up_proj", "gate_proj", "up_proj")
 
 
 @dataclass(frozen=True)
-class Fold:
+class ScaleFold:
     """Matrices by their names without `.weight`. The first of the readers sees all inputs."""
 
     readers: tuple[str, ...]
     norm: str | None = None  # what makes the inputs: a norm, or
-    maker: str = ""  # rows of a matrix, from `first` on
-    first: int = 0
+    producer: str = ""  # rows of a matrix, from `first` on
+    first_row: int = 0
     head_dim: int = 1
-    share: int = 1  # heads of the input that come from one of the maker's
-    exact: bool = False  # powers of two only
+    heads_per_producer: int = 1  # heads of the input that come from one of the maker's
+    powers_of_two: bool = False  # powers of two only
 
-    def allowed(self, s: Tensor) -> Tensor:
+    def nearest_foldable(self, s: Tensor) -> Tensor:
         """The nearest s [in] that can be folded."""
         log = s.log2()
-        if self.share > 1:
-            heads = log.view(-1, self.share, self.head_dim)
+        if self.heads_per_producer > 1:
+            heads = log.view(-1, self.heads_per_producer, self.head_dim)
             log = heads.mean(1, keepdim=True).expand_as(heads).flatten()
-        return torch.exp2(log.round() if self.exact else log)
+        return torch.exp2(log.round() if self.powers_of_two else log)
 
-    def of_maker(self, s: Tensor) -> Tensor:
+    def producer_scale(self, s: Tensor) -> Tensor:
         """s [in] -> what each of the maker's rows is divided by."""
-        return s.view(-1, self.share, self.head_dim)[:, 0].flatten()
+        return s.view(-1, self.heads_per_producer, self.head_dim)[:, 0].flatten()
 
 
-class Places:
+class LayerFolds:
     """What one layer has, by runtime name."""
 
     def __init__(self, config: LayerConfig, prefix: str, tensors: Mapping[str, Tensor]):
@@ -59,86 +59,98 @@ class Places:
         self.prefix = prefix
         self.tensors = tensors
 
-    def there(self, place: str, *names: str) -> list[str]:
+    def existing(self, place: str, *names: str) -> list[str]:
         found = (f"{self.prefix}{place}{name}" for name in names)
         return [name for name in found if f"{name}.weight" in self.tensors]
 
-    def behind(self, norm: str, readers: list[str]) -> list[Fold]:
+    def norm_folds(self, norm: str, readers: list[str]) -> list[ScaleFold]:
         """Of matrices that read a norm, if it is there."""
-        if not readers or not (place := self.there("", norm)):
+        if not readers or not (place := self.existing("", norm)):
             return []
-        exact = any(KEPT.fullmatch(f"{name}.weight") for name in readers)
-        return [Fold(tuple(readers), norm=place[0], exact=exact)]
+        exact = any(UNQUANTIZED_MATRIX.fullmatch(f"{name}.weight") for name in readers)
+        return [ScaleFold(tuple(readers), norm=place[0], powers_of_two=exact)]
 
-    def up_down(self, place: str, config: MLPConfig) -> list[Fold]:
+    def down_proj_folds(self, place: str, config: MLPConfig) -> list[ScaleFold]:
         if config.activation == "swiglu_clamped":
             return []
-        [down] = self.there(place, "down_proj")
-        apart = self.there(place, "up_proj")
+        [down] = self.existing(place, "down_proj")
+        apart = self.existing(place, "up_proj")
         if apart:
-            return [Fold((down,), maker=apart[0])]
-        [fused] = self.there(place, "gate_up_proj")
-        return [Fold((down,), maker=fused, first=config.intermediate_size)]
+            return [ScaleFold((down,), producer=apart[0])]
+        [fused] = self.existing(place, "gate_up_proj")
+        return [ScaleFold((down,), producer=fused, first_row=config.intermediate_size)]
 
-    def feed_forward(self) -> list[Fold]:
+    def ffn_folds(self) -> list[ScaleFold]:
         ffn = self.config.ffn
         if isinstance(ffn, MLPConfig):
-            return self.up_down("mlp.", ffn)
-        found = [fold for e in range(ffn.experts) for fold in self.up_down(f"mlp.experts.{e}.", ffn.expert)]
+            return self.down_proj_folds("mlp.", ffn)
+        found = [
+            fold for e in range(ffn.experts) for fold in self.down_proj_folds(f"mlp.experts.{e}.", ffn.expert)
+        ]
         if ffn.shared:
-            found += self.up_down("mlp.shared.", ffn.shared)
-        return found + (self.behind("mlp.before_shared", self.there("mlp.shared.", *GATE_UP)) if ffn.apart else [])
+            found += self.down_proj_folds("mlp.shared.", ffn.shared)
+        return found + (
+            self.norm_folds("mlp.before_shared", self.existing("mlp.shared.", *MLP_INPUTS)) if ffn.apart else []
+        )
 
     def ffn_readers(self) -> list[str]:
         """Of the norm before the feed-forward half; a router first, which sees every token."""
         ffn = self.config.ffn
         if isinstance(ffn, MLPConfig):
-            return self.there("mlp.", *GATE_UP)
+            return self.existing("mlp.", *MLP_INPUTS)
         if ffn.apart:
             return []
-        experts = [name for e in range(ffn.experts) for name in self.there(f"mlp.experts.{e}.", *GATE_UP)]
-        return [*self.there("mlp.", "router", "shared_gate"), *self.there("mlp.shared.", *GATE_UP), *experts]
+        experts = [name for e in range(ffn.experts) for name in self.existing(f"mlp.experts.{e}.", *MLP_INPUTS)]
+        return [
+            *self.existing("mlp.", "router", "shared_gate"),
+            *self.existing("mlp.shared.", *MLP_INPUTS),
+            *experts,
+        ]
 
-    def values(self) -> list[Fold]:
+    def mixer_folds(self) -> list[ScaleFold]:
         """What mixes positions, up to its output."""
         mixer = self.config.mixer
         if isinstance(mixer, ShortConvConfig):
-            into, out = self.there("conv.", "in_proj", "out_proj")
-            return [Fold((out,), maker=into, first=mixer.channels)]
+            into, out = self.existing("conv.", "in_proj", "out_proj")
+            return [ScaleFold((out,), producer=into, first_row=mixer.channels)]
         if isinstance(mixer, LatentConfig):
-            return self.behind("self_attn.q_a_norm", self.there("self_attn.", "q_b_proj"))
+            return self.norm_folds("self_attn.q_a_norm", self.existing("self_attn.", "q_b_proj"))
         if not isinstance(mixer, AttentionConfig) or mixer.kv_source is not None:
             return []
         if mixer.keys_as_values or mixer.value_norm:
             return []
         share = mixer.heads // mixer.kv_heads
-        [out] = self.there("self_attn.", "o_proj")
-        apart = self.there("self_attn.", "v_proj")
+        [out] = self.existing("self_attn.", "o_proj")
+        apart = self.existing("self_attn.", "v_proj")
         if apart:
-            return [Fold((out,), maker=apart[0], head_dim=mixer.head_dim, share=share)]
-        [fused] = self.there("self_attn.", "qkv_proj")
+            return [ScaleFold((out,), producer=apart[0], head_dim=mixer.head_dim, heads_per_producer=share)]
+        [fused] = self.existing("self_attn.", "qkv_proj")
         before = (mixer.heads * (2 if mixer.output_gate else 1) + mixer.kv_heads) * mixer.head_dim
-        return [Fold((out,), maker=fused, first=before, head_dim=mixer.head_dim, share=share)]
+        return [
+            ScaleFold((out,), producer=fused, first_row=before, head_dim=mixer.head_dim, heads_per_producer=share)
+        ]
 
 
-def folds(config: LayerConfig, prefix: str, tensors: Mapping[str, Tensor], others_read: bool) -> list[Fold]:
-    """Of one layer, those within its halves first. others_read: do other layers read its keys and values?"""
-    places = Places(config, prefix, tensors)
-    found = [*(() if others_read else places.values()), *places.feed_forward()]
+def find_folds(
+    config: LayerConfig, prefix: str, tensors: Mapping[str, Tensor], kv_shared: bool
+) -> list[ScaleFold]:
+    """Of one layer, those within its halves first. kv_shared: do other layers read its keys and values?"""
+    places = LayerFolds(config, prefix, tensors)
+    found = [*(() if kv_shared else places.mixer_folds()), *places.ffn_folds()]
     mixer = [
-        *places.there("self_attn.", *ATTENTION),
-        *places.there("linear_attn.", *DELTA_NET),
-        *places.there("conv.", "in_proj"),
+        *places.existing("self_attn.", *ATTENTION_INPUTS),
+        *places.existing("linear_attn.", *DELTA_NET_INPUTS),
+        *places.existing("conv.", "in_proj"),
     ]
     ffn = places.ffn_readers()
     if config.parallel and not config.norms.before_ffn:
-        return [*found, *places.behind("before_mixer", [*mixer, *ffn])]
+        return [*found, *places.norm_folds("before_mixer", [*mixer, *ffn])]
     if not config.parallel:
-        found += places.behind("before_mixer", mixer)
-    return [*found, *places.behind("before_ffn", ffn)]
+        found += places.norm_folds("before_mixer", mixer)
+    return [*found, *places.norm_folds("before_ffn", ffn)]
 
 
-def apply(fold: Fold, s: Tensor, tensors: dict[str, Tensor], norm_offset: float) -> None:
+def apply_fold(fold: ScaleFold, s: Tensor, tensors: dict[str, Tensor], norm_offset: float) -> None:
     """Multiplies the columns and divides what makes them. s: [in]; tensors: new ones replace the old."""
     for name in fold.readers:
         tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * s
@@ -146,9 +158,9 @@ def apply(fold: Fold, s: Tensor, tensors: dict[str, Tensor], norm_offset: float)
         name = f"{fold.norm}.weight"
         tensors[name] = (tensors[name].float() + norm_offset) / s - norm_offset
         return
-    divisor = fold.of_maker(s)
-    rows = slice(fold.first, fold.first + len(divisor))
-    for name, by in ((f"{fold.maker}.weight", divisor[:, None]), (f"{fold.maker}.bias", divisor)):
+    divisor = fold.producer_scale(s)
+    rows = slice(fold.first_row, fold.first_row + len(divisor))
+    for name, by in ((f"{fold.producer}.weight", divisor[:, None]), (f"{fold.producer}.bias", divisor)):
         if name in tensors:
             tensors[name] = tensors[name].clone()
             tensors[name][rows] /= by

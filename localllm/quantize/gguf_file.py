@@ -18,24 +18,33 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, ModelConfig
-from localllm.arch.describe import describe
-from localllm.checkpoint.gguf.names import PAIRS_SIDE_BY_SIDE
+from localllm.arch.describe import parse_config
+from localllm.checkpoint.gguf.names import INTERLEAVED_ROPE
 from localllm.checkpoint.header import Header, TensorHeader
 from localllm.checkpoint.safetensors import Weights, check_finite
 from localllm.errors import UsageError
-from localllm.files import writing
+from localllm.files import explain_disk_errors
 from localllm.hub.card import read_license
-from localllm.quantize.disk import DRAFT, check_room, settle
-from localllm.quantize.gguf_keys import FREQUENCIES, architecture_of, divisors, gguf_name, model_keys
-from localllm.quantize.gguf_vocabulary import vocabulary_keys
+from localllm.quantize.disk import DRAFT_SUFFIX, check_disk_space, publish_draft
+from localllm.quantize.gguf_keys import (
+    ROPE_FREQUENCIES,
+    gguf_architecture,
+    gguf_name,
+    model_keys,
+    rope_frequency_divisors,
+)
+from localllm.quantize.gguf_vocabulary import tokenizer_keys
 from localllm.quantize.source import check_source
 from localllm.text.tokenizer import Tokenizer
 
-Kind = gguf.GGMLQuantizationType
-TYPES = {"q4_0": (Kind.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0), "q8_0": (Kind.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0)}
-PIECE = 2**22  # elements that are packed at once
-SUFFIX = ".gguf"
-LOCK = ".lock"  # ends the name of the file that tells others of this process
+GGMLType = gguf.GGMLQuantizationType
+TYPES = {
+    "q4_0": (GGMLType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
+    "q8_0": (GGMLType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+PACK_ELEMENTS = 2**22  # elements that are packed at once
+GGUF_SUFFIX = ".gguf"
+LOCK_SUFFIX = ".lock"  # ends the name of the file that tells others of this process
 
 Progress = Callable[[str, int, int], None]  # tensor, how many are written, of how many
 
@@ -53,24 +62,26 @@ def write_gguf(
     Raises UsageError where the file is there, UnsupportedModel for a source, a family or a tokenizer that has no
     GGUF edition here, all before any work; DiskFull; DamagedModel as `Weights` does.
     """
-    check_file(header, type, file, force=force)
-    architecture, config = architecture_of(header), describe(header.config)
+    check_output_file(header, type, file, force=force)
+    architecture, config = gguf_architecture(header), parse_config(header.config)
     name = header.path.resolve().name
-    keys = {f"tokenizer.{key}": value for key, value in tokenizer_keys(header, config.vocab_size, name).items()}
+    keys = {
+        f"tokenizer.{key}": value for key, value in read_tokenizer_keys(header, config.vocab_size, name).items()
+    }
     keys |= {f"{architecture}.{key}": value for key, value in model_keys(config).items()}
     keys |= {"general.name": name, "general.file_type": int(TYPES[type][1]), "general.quantization_version": 2}
     if license := read_license(header.path):
         keys["general.license"] = license
-    kinds = kinds_of(header, config, type)
+    kinds = tensor_types(header, config, type)
     sizes = {entry: packed_bytes(header.tensors[entry], kind) for entry, kind in kinds.items()}
-    check_room(file, sum(sizes.values()))
-    with drafted(file) as draft:
+    check_disk_space(file, sum(sizes.values()))
+    with locked_draft(file) as draft:
         writer = gguf.GGUFWriter(draft, architecture)
         try:
             add_keys(writer, keys)
-            factors = divisors(config)
+            factors = rope_frequency_divisors(config)
             if factors:
-                writer.add_tensor_info(FREQUENCIES, [len(factors)], np.dtype(np.float32), 4 * len(factors))
+                writer.add_tensor_info(ROPE_FREQUENCIES, [len(factors)], np.dtype(np.float32), 4 * len(factors))
             for entry, kind in kinds.items():
                 shape = header.tensors[entry].shape
                 writer.add_tensor_info(gguf_name(entry), shape, np.dtype(np.float32), sizes[entry], kind)
@@ -83,8 +94,10 @@ def write_gguf(
             for done, (entry, kind) in enumerate(kinds.items()):
                 tensor = weights.take(entry, header.tensors[entry].shape)
                 check_finite(header.tensors[entry].name, tensor)
-                heads = heads_of(entry, architecture, config)
-                writer.write_tensor_data(packed(side_by_side(tensor, heads) if heads else tensor, kind))
+                heads = rotary_heads(entry, architecture, config)
+                writer.write_tensor_data(
+                    pack_tensor(interleave_rotary_pairs(tensor, heads) if heads else tensor, kind)
+                )
                 on_progress(entry, done + 1, len(kinds))
         finally:
             writer.close()
@@ -92,11 +105,11 @@ def write_gguf(
 
 
 @contextmanager
-def drafted(file: Path) -> Iterator[Path]:
+def locked_draft(file: Path) -> Iterator[Path]:
     """A file to write, of this process alone, that gets the name of `file` in the end; whatever goes wrong leaves
     nothing. Raises UsageError where another process writes it."""
-    draft, lock = (file.with_name(file.name + end) for end in (DRAFT, LOCK))
-    with writing(file):
+    draft, lock = (file.with_name(file.name + end) for end in (DRAFT_SUFFIX, LOCK_SUFFIX))
+    with explain_disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(lock, timeout=0)
         try:
@@ -105,63 +118,65 @@ def drafted(file: Path) -> Iterator[Path]:
             raise UsageError(f"another process is writing {file}", "wait for it, or end it") from None
         try:
             yield draft
-            settle(draft, file)
+            publish_draft(draft, file)
         finally:
             draft.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
             held.release()
 
 
-def check_file(header: Header, type: str, file: Path, *, force: bool) -> None:
+def check_output_file(header: Header, type: str, file: Path, *, force: bool) -> None:
     if type not in TYPES:
         raise UsageError(f"there is no GGUF type {type!r} here", f"name one of {', '.join(TYPES)}")
     check_source(header)
-    if file.suffix != SUFFIX:
-        raise UsageError(f"{file} does not end in {SUFFIX}", f"write for example -o {file.with_suffix(SUFFIX)}")
+    if file.suffix != GGUF_SUFFIX:
+        raise UsageError(
+            f"{file} does not end in {GGUF_SUFFIX}", f"write for example -o {file.with_suffix(GGUF_SUFFIX)}"
+        )
     if file.exists() and not file.is_file():
         raise UsageError(f"{file} is there and no file", "name another file")
     if file.exists() and not force:
         raise UsageError(f"{file} is there", "name another file, or add --force to replace it")
 
 
-def tokenizer_keys(header: Header, rows: int, name: str) -> dict[str, Any]:
-    return vocabulary_keys(Tokenizer.from_folder(header.path), rows, name)
+def read_tokenizer_keys(header: Header, rows: int, name: str) -> dict[str, Any]:
+    return tokenizer_keys(Tokenizer.from_folder(header.path), rows, name)
 
 
-def kinds_of(header: Header, config: ModelConfig, type: str) -> dict[str, Kind]:
+def tensor_types(header: Header, config: ModelConfig, type: str) -> dict[str, GGMLType]:
     """How each tensor is stored; a head that is the embedding is stored once."""
     head = "embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-    found: dict[str, Kind] = {}
+    found: dict[str, GGMLType] = {}
     for name, tensor in header.tensors.items():
-        kind = Kind.Q8_0 if name == head else TYPES[type][0]
+        kind = GGMLType.Q8_0 if name == head else TYPES[type][0]
         blocks = len(tensor.shape) > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
         if not (config.tie_embeddings and name.startswith("lm_head.")):
-            found[name] = kind if blocks else Kind.F32
+            found[name] = kind if blocks else GGMLType.F32
     return found
 
 
-def packed_bytes(tensor: TensorHeader, kind: Kind) -> int:
+def packed_bytes(tensor: TensorHeader, kind: GGMLType) -> int:
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     return tensor.elements // elements * size
 
 
-def heads_of(name: str, architecture: str, config: ModelConfig) -> int | None:
+def rotary_heads(name: str, architecture: str, config: ModelConfig) -> int | None:
     """How many heads make up a matrix or bias whose rotary pairs the format wants side by side."""
     mixer = config.layers[0].mixer
-    if architecture not in PAIRS_SIDE_BY_SIDE or not isinstance(mixer, AttentionConfig):
+    if architecture not in INTERLEAVED_ROPE or not isinstance(mixer, AttentionConfig):
         return None
     return {"q_proj": mixer.heads, "k_proj": mixer.kv_heads}.get(name.split(".")[-2])
 
 
-def side_by_side(rows: Tensor, heads: int) -> Tensor:
+def interleave_rotary_pairs(rows: Tensor, heads: int) -> Tensor:
     """The two values of a rotary pair become neighbours. Source: `LlamaModel.permute` of llama.cpp."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def packed(tensor: Tensor, kind: Kind) -> np.ndarray[Any, Any]:
+def pack_tensor(tensor: Tensor, kind: GGMLType) -> np.ndarray[Any, Any]:
     """In pieces of whole rows, of which each has its own scales."""
     rows = tensor if tensor.dim() > 1 else tensor[None]
-    pieces = rows.split(max(1, PIECE // rows.shape[-1]))
+    pieces = rows.split(max(1, PACK_ELEMENTS // rows.shape[-1]))
     return np.concatenate([gguf.quantize(piece.to(torch.float32).numpy(), kind) for piece in pieces])
 
 

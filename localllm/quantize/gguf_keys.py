@@ -15,8 +15,8 @@ from localllm.arch.config import (
     ModelConfig,
     RopeConfig,
 )
-from localllm.arch.describe import describe
-from localllm.checkpoint.gguf.names import BLOCK, INNER, OUTER
+from localllm.arch.describe import parse_config
+from localllm.checkpoint.gguf.names import BLOCK, GLOBAL_NAMES, LAYER_NAMES
 from localllm.checkpoint.header import Header
 from localllm.errors import UnsupportedModel
 
@@ -26,32 +26,32 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-FREQUENCIES = "rope_freqs.weight"
-OUTER_NAMES = {ours: theirs for theirs, ours in reversed(OUTER.items())}
-INNER_NAMES = {ours: theirs for theirs, ours in reversed(INNER.items())}
+ROPE_FREQUENCIES = "rope_freqs.weight"
+OUTER_NAMES = {ours: theirs for theirs, ours in reversed(GLOBAL_NAMES.items())}
+INNER_NAMES = {ours: theirs for theirs, ours in reversed(LAYER_NAMES.items())}
 
 
-def architecture_of(header: Header) -> str:
+def gguf_architecture(header: Header) -> str:
     """Its name in the format. Raises UnsupportedModel for a model that no name describes."""
     [family, *_] = header.config["architectures"]
     if family not in ARCHITECTURES:
         known = ", ".join(name.removesuffix("ForCausalLM") for name in ARCHITECTURES)
-        raise refused(f"{family} models", f"these families can: {known}")
-    config = describe(header.config)
-    if config != plainly(config, ARCHITECTURES[family]):
-        raise refused(
+        raise unsupported_model(f"{family} models", f"these families can: {known}")
+    config = parse_config(header.config)
+    if config != expressible_config(config, ARCHITECTURES[family]):
+        raise unsupported_model(
             f"a {family} model with windows, scales or a rope of its own kind",
             "leave out --to gguf: a folder keeps them",
         )
     return ARCHITECTURES[family]
 
 
-def plainly(config: ModelConfig, architecture: str) -> ModelConfig:
+def expressible_config(config: ModelConfig, architecture: str) -> ModelConfig:
     """The model that llama.cpp would take the keys for: where it is not this one, the keys cannot say it."""
     mixer, ffn = config.layers[0].mixer, config.layers[0].ffn
     rope = mixer.rope if isinstance(mixer, AttentionConfig) else None
     if not isinstance(mixer, AttentionConfig) or not isinstance(ffn, MLPConfig) or rope is None:
-        raise refused(f"{architecture} models of this kind", "leave out --to gguf")
+        raise unsupported_model(f"{architecture} models of this kind", "leave out --to gguf")
     scaling = rope.scaling if isinstance(rope.scaling, LinearScaling | Llama3Scaling) else None
     layer = LayerConfig(
         AttentionConfig(
@@ -101,7 +101,7 @@ def model_keys(config: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def divisors(config: ModelConfig) -> list[float] | None:
+def rope_frequency_divisors(config: ModelConfig) -> list[float] | None:
     """What Llama 3.1's scaling divides each frequency by, which the format stores as a tensor; None without it."""
     mixer = config.layers[0].mixer
     rope = mixer.rope if isinstance(mixer, AttentionConfig) else None
@@ -127,5 +127,5 @@ def gguf_name(name: str) -> str:
     return found
 
 
-def refused(what: str, remedy: str) -> UnsupportedModel:
+def unsupported_model(what: str, remedy: str) -> UnsupportedModel:
     return UnsupportedModel(f"{what} cannot be written as GGUF", remedy)

@@ -15,13 +15,20 @@ from localllm.text.pretokenizers import GPT2, PRE_TOKENIZERS
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.vocabulary import TokenType
 
-BYTE = re.compile("<0x[0-9A-F]{2}>")
-NAMES = ("llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o")  # of pre-tokenizers alike, what to call them
-SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-NEVER = -1e6  # the score of what no merge makes
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+PREFERRED_PRE_TOKENIZERS = (
+    "llama-bpe",
+    "qwen2",
+    "gpt-2",
+    "smollm",
+    "tekken",
+    "gpt-4o",
+)  # of pre-tokenizers alike, what to call them
+SPECIAL_TOKEN_KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+UNMERGED_SCORE = -1e6  # the score of what no merge makes
 
 
-def vocabulary_keys(tokenizer: Tokenizer, rows: int, name: str) -> dict[str, Any]:
+def tokenizer_keys(tokenizer: Tokenizer, rows: int, name: str) -> dict[str, Any]:
     """rows: of the embedding, which may be more than the tokens. name: of the model, for errors.
 
     Raises UnsupportedModel for a tokenizer that the format has no word for.
@@ -29,7 +36,7 @@ def vocabulary_keys(tokenizer: Tokenizer, rows: int, name: str) -> dict[str, Any
     form = tokenizer.as_json()
     model, added = form["model"], {token["id"]: token for token in form["added_tokens"]}
     if model["type"] != "BPE":
-        raise refused(name, f"a {model['type']} model")
+        raise unsupported_tokenizer(name, f"a {model['type']} model")
     ids = {token: i for token, i in model["vocab"].items()} | {t["content"]: i for i, t in added.items()}
     tokens = [f"[PAD{i}]" for i in range(rows)]
     types = [int(TokenType.UNUSED)] * rows
@@ -37,7 +44,10 @@ def vocabulary_keys(tokenizer: Tokenizer, rows: int, name: str) -> dict[str, Any
     for token, i in ids.items():
         if i >= rows:
             continue
-        tokens[i], types[i] = token, int(type_of(token, added.get(i), unknown, bytes_apart=model["byte_fallback"]))
+        tokens[i], types[i] = (
+            token,
+            int(token_type(token, added.get(i), unknown, bytes_apart=model["byte_fallback"])),
+        )
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     if is_byte_level(form):
         found: dict[str, Any] = {
@@ -46,10 +56,10 @@ def vocabulary_keys(tokenizer: Tokenizer, rows: int, name: str) -> dict[str, Any
             "ggml.merges": [" ".join(merge) for merge in merges],
         }
     else:
-        found = {"ggml.model": "llama", "ggml.pre": "default", "ggml.scores": scores(tokens, merges)}
-        found["ggml.add_space_prefix"] = has_prefix(form, name)
+        found = {"ggml.model": "llama", "ggml.pre": "default", "ggml.scores": merge_scores(tokens, merges)}
+        found["ggml.add_space_prefix"] = adds_prefix_space(form, name)
     found |= {"ggml.tokens": tokens, "ggml.token_type": types}
-    for key, short in SPECIAL.items():
+    for key, short in SPECIAL_TOKEN_KEYS.items():
         i = ids.get(tokenizer.special_tokens.get(key, ""))
         if i is not None and i < rows:
             found[f"ggml.{short}_token_id"] = i
@@ -59,33 +69,33 @@ def vocabulary_keys(tokenizer: Tokenizer, rows: int, name: str) -> dict[str, Any
     return found | template_keys(tokenizer)
 
 
-def type_of(token: str, added: dict[str, Any] | None, unknown: str | None, *, bytes_apart: bool) -> TokenType:
+def token_type(token: str, added: dict[str, Any] | None, unknown: str | None, *, bytes_apart: bool) -> TokenType:
     if added is not None:
         if token == unknown:
             return TokenType.UNKNOWN
         return TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
-    return TokenType.BYTE if bytes_apart and BYTE.fullmatch(token) else TokenType.NORMAL
+    return TokenType.BYTE if bytes_apart and BYTE_TOKEN.fullmatch(token) else TokenType.NORMAL
 
 
-def steps(part: dict[str, Any] | None, inner: str) -> Iterator[dict[str, Any]]:
+def flatten_steps(part: dict[str, Any] | None, inner: str) -> Iterator[dict[str, Any]]:
     """The steps of a normalizer or pre-tokenizer, however they are nested."""
     if part is None:
         return
     if part["type"] == "Sequence":
         for step in part[inner]:
-            yield from steps(step, inner)
+            yield from flatten_steps(step, inner)
     else:
         yield part
 
 
 def is_byte_level(form: dict[str, Any]) -> bool:
-    return any(step["type"] == "ByteLevel" for step in steps(form["pre_tokenizer"], "pretokenizers"))
+    return any(step["type"] == "ByteLevel" for step in flatten_steps(form["pre_tokenizer"], "pretokenizers"))
 
 
 def pre_tokenizer_name(form: dict[str, Any], name: str) -> str:
     """The name that llama.cpp knows the tokenizer's patterns by."""
     patterns: list[str] = []
-    for step in steps(form["pre_tokenizer"], "pretokenizers"):
+    for step in flatten_steps(form["pre_tokenizer"], "pretokenizers"):
         match step["type"]:
             case "Split" if step["behavior"].lower() == "isolated" and not step["invert"]:
                 patterns.append(step["pattern"].get("Regex", ""))
@@ -94,24 +104,24 @@ def pre_tokenizer_name(form: dict[str, Any], name: str) -> str:
             case "ByteLevel" if not step["add_prefix_space"]:
                 patterns += [GPT2] if step["use_regex"] else []
             case kind:
-                raise refused(name, f"the pre-tokenizer {kind}")
-    changed = [step["type"] for step in steps(form["normalizer"], "normalizers") if step["type"] != "NFC"]
+                raise unsupported_tokenizer(name, f"the pre-tokenizer {kind}")
+    changed = [step["type"] for step in flatten_steps(form["normalizer"], "normalizers") if step["type"] != "NFC"]
     if changed:
-        raise refused(name, f"the normalizer {changed[0]}")
+        raise unsupported_tokenizer(name, f"the normalizer {changed[0]}")
     ignore_merges = form["model"].get("ignore_merges", False)
-    for known in (*NAMES, *PRE_TOKENIZERS):
+    for known in (*PREFERRED_PRE_TOKENIZERS, *PRE_TOKENIZERS):
         words = PRE_TOKENIZERS[known]
         if words.patterns == tuple(patterns) and words.ignore_merges == ignore_merges:
             return known
-    raise refused(name, "patterns that llama.cpp has no name for")
+    raise unsupported_tokenizer(name, "patterns that llama.cpp has no name for")
 
 
-def has_prefix(form: dict[str, Any], name: str) -> bool:
+def adds_prefix_space(form: dict[str, Any], name: str) -> bool:
     """Is a space put before a text? Raises UnsupportedModel for any other way to treat spaces."""
     prefix = spaces = False
     for step in (
-        *steps(form["normalizer"], "normalizers"),
-        *steps(form["pre_tokenizer"], "pretokenizers"),
+        *flatten_steps(form["normalizer"], "normalizers"),
+        *flatten_steps(form["pre_tokenizer"], "pretokenizers"),
     ):
         match step:
             case {"type": "Prepend", "prepend": "▁"}:
@@ -121,18 +131,20 @@ def has_prefix(form: dict[str, Any], name: str) -> bool:
             case {"type": "Metaspace", "replacement": "▁", "split": False}:
                 prefix, spaces = step["prepend_scheme"] != "never", True
             case _:
-                raise refused(name, f"the step {step['type']}")
+                raise unsupported_tokenizer(name, f"the step {step['type']}")
     if not spaces:
-        raise refused(name, f"spaces that are not written as {SPACE}")
+        raise unsupported_tokenizer(name, f"spaces that are not written as {SPACE}")
     return prefix
 
 
-def scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
+def merge_scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
     """SentencePiece merges the pair whose token has the highest score, so scores fall with the order of merges."""
     ranks: dict[str, int] = {}
     for left, right in merges:
         ranks.setdefault(left + right, len(ranks) + 1)
-    return [-float(ranks[token]) if token in ranks else NEVER if len(token) > 1 else 0.0 for token in tokens]
+    return [
+        -float(ranks[token]) if token in ranks else UNMERGED_SCORE if len(token) > 1 else 0.0 for token in tokens
+    ]
 
 
 def template_keys(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -144,7 +156,7 @@ def template_keys(tokenizer: Tokenizer) -> dict[str, Any]:
     return found | {f"chat_template.{name}": source for name, source in named.items()}
 
 
-def refused(name: str, what: str) -> UnsupportedModel:
+def unsupported_tokenizer(name: str, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"the tokenizer of {name} has {what}, which GGUF cannot say", "leave out --to gguf: a folder keeps it"
     )

@@ -4,28 +4,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localllm.checkpoint.header import Header
-from localllm.quantize.make import Progress, make
+from localllm.quantize.make import Progress, make_artefact
 from localllm.quantize.source import INSTEAD, check_source
-from localllm.quantize.store import find, locked, place, recipe_of
+from localllm.quantize.store import artefact_lock, artefact_path, find_artefact, recipe_of
 
 
-def kept_or_made(
+def find_or_quantize(
     header: Header,
     quant: str,
     home: Path,
     on_progress: Progress = lambda part, done, count: None,
-    say: Callable[[str], object] = lambda text: None,
+    notify: Callable[[str], object] = lambda text: None,
 ) -> Path:
-    """The folder of the quantized model. say: takes a line for the person.
+    """The folder of the quantized model. notify: takes a line for the person.
 
     Raises UsageError for a source that is quantized already, and what `make` raises; a run that is broken off goes
     on the next time.
     """
     recipe = recipe_of(quant)
     check_source(header, INSTEAD)
-    folder = place(home, header.path, quant)
-    with locked(folder, lambda: say(f"another process is quantizing {header.path}, waiting for that one")):
-        if (found := find(home, header.path, quant)) is not None:
+    folder = artefact_path(home, header.path, quant)
+    with artefact_lock(
+        folder, lambda: notify(f"another process is quantizing {header.path}, waiting for that one")
+    ):
+        if (found := find_artefact(home, header.path, quant)) is not None:
             return found
-        make(header, recipe, folder, on_progress, force=True)
+        make_artefact(header, recipe, folder, on_progress, force=True)
     return folder

@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 from localllm.errors import UsageError
-from localllm.quantize.source import RECIPE
+from localllm.quantize.source import RECIPE_FILE
 
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 
 
 def check_target(folder: Path, *, force: bool) -> None:
@@ -16,17 +16,17 @@ def check_target(folder: Path, *, force: bool) -> None:
         raise UsageError(f"{folder} is no name for a new folder", "name one, as in -o DIR")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    if not (folder / RECIPE).is_file():
+    if not (folder / RECIPE_FILE).is_file():
         raise UsageError(f"{folder} is there and no model that localllm quantized", "name another folder")
     if not force:
         raise UsageError(f"{folder} is there", "name another folder, or add --force to replace it")
 
 
-def clear(partial: Path) -> None:
+def clear_partial(partial: Path) -> None:
     """Empties a folder that is being written, but for its lock and what says that it is ours. Shards go before
     what is said of them: those that are left, whenever this ends, are whole."""
     for file in sorted(partial.iterdir(), key=Path.is_dir):
         if file.is_dir():
             shutil.rmtree(file)
-        elif file.name not in (LOCK, RECIPE):
+        elif file.name not in (LOCK_FILE, RECIPE_FILE):
             file.unlink()

@@ -11,7 +11,7 @@ from localllm.errors import LocalLLMError
 
 # Waits until they are known: of each position int32 [ceil(vocab / 32)], where bit t % 32 of word t // 32 is set if
 # the token t may come; None: any may.
-Masks = Callable[[], ListLike[NDArray[np.int32] | None]]
+MaskProvider = Callable[[], ListLike[NDArray[np.int32] | None]]
 
 
 class Constraint(Protocol):
@@ -27,7 +27,7 @@ class Constraint(Protocol):
         """Why it cannot be followed further: then nothing may come, and this answer ends with it."""
         ...
 
-    def begin(self, drafts: ListLike[int]) -> Masks:
+    def begin(self, drafts: ListLike[int]) -> MaskProvider:
         """Begin to find out, while the model computes, what may come at each of the 1 + len(drafts) next
         positions, as if the drafts came. They are allowed."""
         ...

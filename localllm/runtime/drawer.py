@@ -5,35 +5,35 @@ import torch
 from torch import Tensor
 
 from localllm.request import SamplingParams
-from localllm.runtime.draws import Draws, Histories, kind_of, refusal
-from localllm.runtime.sampler import Row, sample
+from localllm.runtime.draws import BucketSampler, TokenHistories, unsupported_reason, variant_of
+from localllm.runtime.sampler import SamplingSpec, sample
 
 
-class Drawer:
-    def __init__(self, places: int, context: int, vocabulary: int, device: torch.device):
-        """places: sequences whose tokens the device counts; context: most tokens of one"""
-        self.vocabulary, self.device = vocabulary, device
-        self.histories = Histories(places, context, vocabulary, device)
-        self.buckets: dict[int, Draws] = {}
+class GpuSampler:
+    def __init__(self, slots: int, max_len: int, vocabulary: int, device: torch.device):
+        """slots: sequences whose tokens the device counts; max_len: most tokens of one"""
+        self.vocab_size, self.device = vocabulary, device
+        self.histories = TokenHistories(slots, max_len, vocabulary, device)
+        self.buckets: dict[int, BucketSampler] = {}
 
-    def counts(self, params: SamplingParams) -> bool:
+    def supports(self, params: SamplingParams) -> bool:
         """Does the device itself count the tokens that are drawn by these parameters?"""
-        return refusal(params, self.vocabulary) is None
+        return unsupported_reason(params, self.vocab_size) is None
 
-    def of(self, rows: int) -> Draws:
+    def bucket_sampler(self, rows: int) -> BucketSampler:
         """Of steps with so many rows, or fewer."""
         bucket = 1 << (rows - 1).bit_length()
         if bucket not in self.buckets:
-            self.buckets[bucket] = Draws(bucket, self.vocabulary, self.device, self.histories)
+            self.buckets[bucket] = BucketSampler(bucket, self.vocab_size, self.device, self.histories)
         return self.buckets[bucket]
 
-    def draw(self, logits: Tensor, rows: list[Row]) -> Tensor:
+    def sample(self, logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
         """As `sampler.sample`."""
-        kind = kind_of(rows, self.vocabulary)
-        if not rows or kind.refused:
-            return sample(logits, rows)
-        choices = torch.empty(len(rows), dtype=torch.int64, device=self.device)
-        draws = self.of(len(rows))
-        draws.set(rows)
+        kind = variant_of(specs, self.vocab_size)
+        if not specs or kind.unsupported_reason:
+            return sample(logits, specs)
+        choices = torch.empty(len(specs), dtype=torch.int64, device=self.device)
+        draws = self.bucket_sampler(len(specs))
+        draws.prepare(specs)
         draws.launch(kind, logits, choices)
         return choices

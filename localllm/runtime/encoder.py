@@ -10,15 +10,15 @@ from localllm.errors import UnsupportedModel
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.rope import Rope
-from localllm.runtime.load import Source
-from localllm.runtime.model import Layer, scale_in, scaled
-from localllm.runtime.texts import Texts
+from localllm.runtime.load import WeightSource
+from localllm.runtime.model import Layer, round_scale, scale_by
+from localllm.runtime.texts import EncoderBatch
 
 
 class Encoder:
-    """Takes its weights from `source`. `context`: the longest text, in tokens."""
+    """Takes its weights from `source`. `max_len`: the longest text, in tokens."""
 
-    def __init__(self, config: ModelConfig, source: Source, context: int):
+    def __init__(self, config: ModelConfig, source: WeightSource, max_len: int):
         c, hidden = config.encoder, config.hidden_size
         if c is None:
             raise UnsupportedModel("this model gives tokens, not vectors", "load it as an LLM")
@@ -26,28 +26,28 @@ class Encoder:
         self.dtype = source.dtype
         self.embedding = Embedding(source, "embed_tokens", config.vocab_size, hidden)
         self.positions = source.tensor("embed_positions.weight", c.positions, hidden) if c.positions else None
-        kinds = source.tensor("embed_kinds.weight", c.kinds, hidden) if c.kinds else None
-        self.kind = None if kinds is None else kinds[0].clone()
+        kinds = source.tensor("embed_kinds.weight", c.token_types, hidden) if c.token_types else None
+        self.token_type = None if kinds is None else kinds[0].clone()
         self.embedding_norm = load_norm(source, "embed_norm", hidden, config) if c.embedding_norm else None
         self.layers: list[Layer] = []
         for i, layer in enumerate(config.layers):
             self.layers.append(Layer(layer, config, source.under(f"layers.{i}")))
-            source.weights.let_go()
+            source.weights.release()
         self.norm = load_norm(source, "norm", hidden, config) if c.final_norm else None
-        self.first = c.first_position
-        self.embedding_scale = scale_in(source.dtype, config.embedding_scale)
+        self.first_position = c.first_position
+        self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
         mixers = [layer.mixer for layer in config.layers]
         ropes = {c.rope for c in mixers if isinstance(c, AttentionConfig) and c.rope}
-        self.ropes = {rope: Rope(rope, context, source.device) for rope in ropes}
+        self.ropes = {rope: Rope(rope, max_len, source.device) for rope in ropes}
 
-    def __call__(self, texts: Texts) -> Tensor:
+    def __call__(self, batch: EncoderBatch) -> Tensor:
         """-> [T, hidden] in the model's dtype"""
-        texts.angles.update({rope: table.angles(texts.positions) for rope, table in self.ropes.items()})
-        x = scaled(self.embedding(texts.token_ids), self.embedding_scale)
+        batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
+        x = scale_by(self.embedding(batch.token_ids), self.embedding_scale)
         if self.positions is not None:
-            x = x + self.positions[texts.positions + self.first]
-        x = x if self.kind is None else x + self.kind
+            x = x + self.positions[batch.positions + self.first_position]
+        x = x if self.token_type is None else x + self.token_type
         x = self.embedding_norm(x) if self.embedding_norm else x
         for layer in self.layers:
-            x = layer(x, texts, None, None)
+            x = layer(x, batch, None, None)
         return self.norm(x) if self.norm else x

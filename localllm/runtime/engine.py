@@ -21,19 +21,19 @@ from localllm.errors import LocalLLMError, UsageError
 from localllm.inspection import StepReport
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
-from localllm.runtime.chunk import LEAST, Chunk
-from localllm.runtime.reports import Look, Reports
+from localllm.runtime.chunk import MIN_CHUNK_TOKENS, ChunkPolicy
+from localllm.runtime.reports import StepObservation, StepReporter
 from localllm.runtime.runner import Runner
-from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, log_probabilities
-from localllm.runtime.scheduler import Scheduler, Work
+from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, compute_logprobs
+from localllm.runtime.scheduler import ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.drafter import Drafter
 from localllm.runtime.state import BlockPool, OutOfBlocks, SequenceState
-from localllm.runtime.step import Drawn, Step
+from localllm.runtime.step import Step, StepOutput
 
-FAULTS: dict[int, Callable[[], LocalLLMError]] = {
-    NO_NUMBER: lambda: LocalLLMError("the model computed NaN or infinity", "try --dtype float32"),
-    NOTHING_LEFT: lambda: UsageError("logit_bias forbids every token that may come", "allow at least one"),
+SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
+    NOT_FINITE: lambda: LocalLLMError("the model computed NaN or infinity", "try --dtype float32"),
+    ALL_FORBIDDEN: lambda: UsageError("logit_bias forbids every token that may come", "allow at least one"),
 }
 
 
@@ -47,24 +47,26 @@ class TokenEvent:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     error: LocalLLMError | None = None
-    is_end: bool = False  # the token says that the answer ends here, and is no part of it
+    is_end_token: bool = False  # the token says that the answer ends here, and is no part of it
     drafted: int = 0  # draft tokens that its step verified; with the first token of a step
     accepted: bool = False  # it was one of them
     step: StepReport | None = None  # with the first token of a step, or without one, for those who ask
 
 
 @dataclass(frozen=True)
-class Launched:
+class StepInFlight:
     """A step that the device is working on; nothing of it is read before the next has been launched."""
 
     sequences: list[Sequence]
-    tokens: int  # that they brought, drafts among them
+    token_count: int  # that they brought, drafts among them
     sampling: list[Sequence]  # whose newest token was computed, so that the next was sampled
-    drafts: list[int]  # how many each of these verifies; it may be cancelled meanwhile
-    drawn: Drawn  # its choices in the order of `sampling`, behind the newest token of each and behind its drafts
-    prompts: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
-    ended: list[Sequence]  # prompts that are computed and want no answer
-    looks: dict[Sequence, Look]  # of those who ask to be told of each step
+    draft_counts: list[int]  # how many each of these verifies; it may be cancelled meanwhile
+    output: (
+        StepOutput  # its choices in the order of `sampling`, behind the newest token of each and behind its drafts
+    )
+    prompt_logits: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
+    prompt_only: list[Sequence]  # prompts that are computed and want no answer
+    observations: dict[Sequence, StepObservation]  # of those who ask to be told of each step
 
 
 class Engine:
@@ -75,127 +77,137 @@ class Engine:
         self.pool = pool
         self.drafter = drafter
         self.scheduler = Scheduler(pool, token_budget, max_running)
-        self.reports = Reports(self.scheduler)
-        self.chunk = Chunk(token_budget)  # where the host waits for each step, and so can tell how long it takes
-        self.free_rows = list(range(max_running))  # preempted sequences keep theirs and are admitted first
-        self.timed: tuple[int, float] | None = None  # tokens of prompts in the last step, and when it began
-        self.in_flight: Launched | None = None
-        self.read_at = time.perf_counter()  # when the last step was
+        self.step_reporter = StepReporter(self.scheduler)
+        self.chunk_policy = ChunkPolicy(
+            token_budget
+        )  # where the host waits for each step, and so can tell how long it takes
+        self.free_token_slots = list(range(max_running))  # preempted sequences keep theirs and are admitted first
+        self.last_timed_step: tuple[int, float] | None = (
+            None  # tokens of prompts in the last step, and when it began
+        )
+        self.in_flight: StepInFlight | None = None
+        self.last_read_at = time.perf_counter()  # when the last step was
         self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # so far
 
     @property
-    def busy(self) -> bool:
+    def has_unfinished_requests(self) -> bool:
         return bool(self.in_flight or self.scheduler.running or self.scheduler.waiting)
 
-    def submit(self, sequence: Sequence) -> list[TokenEvent]:
+    def add_sequence(self, sequence: Sequence) -> list[TokenEvent]:
         """Events for those who ask at which place they wait."""
         self.scheduler.add(sequence)
-        self.reports.watch(sequence)
-        return self.waits()
+        self.step_reporter.watch(sequence)
+        return self.queue_events()
 
-    def waits(self) -> list[TokenEvent]:
-        return [TokenEvent(sequence, step=report) for sequence, report in self.reports.waits()]
+    def queue_events(self) -> list[TokenEvent]:
+        return [TokenEvent(sequence, step=report) for sequence, report in self.step_reporter.queue_reports()]
 
     def cancel(self, sequence: Sequence) -> None:
         """Its blocks are free before the next step; no further event will name it."""
         if not sequence.finished:
-            self.retire(sequence)
+            self.finish(sequence)
 
-    def put_back(self) -> list[TokenEvent]:
+    def preempt_all(self) -> list[TokenEvent]:
         """Whoever runs waits again, to be computed anew. What the step in flight has brought."""
         events = self.commit()
         for sequence in list(self.scheduler.running):
             self.scheduler.preempt(sequence)
         return events
 
-    def move(self, runner: Runner, pool: BlockPool) -> None:
+    def replace_caches(self, runner: Runner, pool: BlockPool) -> None:
         """Go on with other caches; nobody runs."""
         self.runner = runner
         self.pool = self.scheduler.pool = pool
 
     def step(self) -> list[TokenEvent]:
         start = time.perf_counter()
-        if self.timed:
-            prompts, before = self.timed
-            self.chunk.stepped(prompts, start - before)
-        self.timed = None
-        events = self.commit() if self.must_read_first() else []
+        if self.last_timed_step:
+            prompts, before = self.last_timed_step
+            self.chunk_policy.record_step(prompts, start - before)
+        self.last_timed_step = None
+        events = self.commit() if self.must_commit_first() else []
         if self.drafter:
-            self.drafter.draft([s for s in self.scheduler.running if not s.unread and s.room > 0])
-        streaming = self.scheduler.streaming
-        hurried = not self.runner.asynchronous and self.scheduler.hurried(LEAST)
-        budget = streaming + self.chunk.size(streaming=streaming > 0) if hurried else None
-        work = self.scheduler.next_work(budget)
-        events += self.waits()
+            self.drafter.draft([s for s in self.scheduler.running if not s.unread_count and s.max_drafts > 0])
+        streaming = self.scheduler.streaming_tokens
+        hurried = not self.runner.asynchronous and self.scheduler.has_short_work(MIN_CHUNK_TOKENS)
+        budget = streaming + self.chunk_policy.chunk_len(streaming=streaming > 0) if hurried else None
+        work = self.scheduler.schedule(budget)
+        events += self.queue_events()
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
         self.steps += launched is not None
         events += self.commit()  # ... before the host reads n and waits for it
         self.in_flight = launched
         if launched and not self.runner.asynchronous:
             events += self.commit()
-            self.timed = (max(0, launched.tokens - streaming), start) if self.busy else None
+            self.last_timed_step = (
+                (max(0, launched.token_count - streaming), start) if self.has_unfinished_requests else None
+            )
         return events
 
-    def untimed(self) -> None:
+    def discard_timing(self) -> None:
         """Something else has come between two steps: for what is known of the time that steps take, with handing
         out what they bring, it is no part of the last."""
-        self.timed = None
+        self.last_timed_step = None
 
-    def must_read_first(self) -> bool:
+    def must_commit_first(self) -> bool:
         """Does the next step depend on tokens that only the device knows?"""
         if self.in_flight is None:
             return False
         sampling = self.in_flight.sampling
-        if any(s.needs_host_token or (self.drafter and self.drafter.wants(s)) for s in sampling):
+        if any(s.needs_host_token or (self.drafter and self.drafter.may_draft(s)) for s in sampling):
             return True
-        if not any(s.request.params.counts_tokens for s in sampling):
+        if not any(s.request.params.uses_penalties for s in sampling):
             return False
         # One of a step's draws that the device cannot do brings them all to the host.
         known = (*self.scheduler.running, *self.scheduler.waiting)
-        return not all(self.runner.counts(s.request.params) for s in known)
+        return not all(self.runner.samples_on_device(s.request.params) for s in known)
 
-    def launch(self, work: Work) -> Launched:
+    def launch(self, work: ScheduledTokens) -> StepInFlight:
         starts = [0, *accumulate(count for _, count in work)]
         newest = [(s, end) for (s, _), end in zip(work, starts[1:], strict=True) if s.pending == 0]
         sampling = [s for s, _ in newest if s.wants_answer]
-        logit_index = [at for s, end in newest if s.wants_answer for at in range(end - 1 - len(s.drafts), end)]
+        logit_index = [at for s, end in newest if s.wants_answer for at in range(end - 1 - len(s.draft_ids), end)]
         prompts = []
         for (sequence, count), start in zip(work, starts, strict=False):
-            if positions := sequence.tell_prompt(count):
+            if positions := sequence.take_prompt_positions(count):
                 prompts.append((sequence, positions))
                 logit_index += [start + p - (sequence.computed - count) for p in positions]
         for sequence in sampling:
-            if sequence.row < 0:
-                sequence.row = self.free_rows.pop()
+            if sequence.token_slot < 0:
+                sequence.token_slot = self.free_token_slots.pop()
         step = self.make_step(work, starts, logit_index, sampling)
-        looks = self.reports.look(work, step.draws, sampling)
+        looks = self.step_reporter.observe(work, step.sampling_specs, sampling)
         drawn = self.runner.run(step)
         for sequence in sampling:
-            sequence.unread = 1
-        told = drawn.others.split([len(positions) for _, positions in prompts])
-        return Launched(
+            sequence.unread_count = 1
+        told = drawn.prompt_logits.split([len(positions) for _, positions in prompts])
+        return StepInFlight(
             sequences=[s for s, _ in work],
-            tokens=starts[-1],
+            token_count=starts[-1],
             sampling=sampling,
-            drafts=[len(s.drafts) for s in sampling],
-            drawn=drawn,
-            prompts=[(s, positions, part) for (s, positions), part in zip(prompts, told, strict=True)],
-            ended=[s for s, _ in newest if not s.wants_answer],
-            looks=looks,
+            draft_counts=[len(s.draft_ids) for s in sampling],
+            output=drawn,
+            prompt_logits=[(s, positions, part) for (s, positions), part in zip(prompts, told, strict=True)],
+            prompt_only=[s for s, _ in newest if not s.wants_answer],
+            observations=looks,
         )
 
-    def make_step(self, work: Work, starts: list[int], logit_index: list[int], sampling: list[Sequence]) -> Step:
+    def make_step(
+        self, work: ScheduledTokens, starts: list[int], logit_index: list[int], sampling: list[Sequence]
+    ) -> Step:
         """`starts`: where each sequence's tokens begin, and the end."""
         for sequence, count in work:
-            sequence.save_state(count)
+            sequence.plan_state_saves(count)
         return Step(
             states=[s.state for s, _ in work if s.state],
-            token_ids=[s.last_computed(count) for s, count in work],
+            token_ids=[s.last_computed_ids(count) for s, count in work],
             logit_index=logit_index,
-            draws=[row for s in sampling for row in s.rows()],
-            rows=[s.row for s in sampling],
-            unread=[(end - 1, s.row) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_unread],
-            keeps_logits=any(s.request.params.logprobs is not None or s.request.inspect for s in sampling),
+            sampling_specs=[row for s in sampling for row in s.sampling_specs()],
+            token_slots=[s.token_slot for s in sampling],
+            unread_tokens=[
+                (end - 1, s.token_slot) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_with_unread
+            ],
+            keep_logits=any(s.request.params.logprobs is not None or s.request.inspect for s in sampling),
             copies=self.pool.drain_copies(),
         )
 
@@ -205,72 +217,76 @@ class Engine:
         if launched is None:
             return []
         events = [
-            TokenEvent(s, prompt_logprobs=tuple(prompt_logprobs(s, positions, logits)))
-            for s, positions, logits in launched.prompts
+            TokenEvent(s, prompt_logprobs=tuple(prompt_logprobs_of(s, positions, logits)))
+            for s, positions, logits in launched.prompt_logits
             if not s.finished
         ]
-        begin = self.read_at
-        events += self.read(launched, begin)
+        begin = self.last_read_at
+        events += self.process_output(launched, begin)
         events += [
-            TokenEvent(s, step=self.reports.report(s, look, begin))
-            for s, look in launched.looks.items()
-            if not (look.rows or s.finished)
+            TokenEvent(s, step=self.step_reporter.make_report(s, look, begin))
+            for s, look in launched.observations.items()
+            if not (look.sampling_specs or s.finished)
         ]
-        events += [TokenEvent(s, finish_reason=FinishReason.LENGTH) for s in launched.ended if not s.finished]
+        events += [
+            TokenEvent(s, finish_reason=FinishReason.LENGTH) for s in launched.prompt_only if not s.finished
+        ]
         # What was guessed wrongly is forgotten by now, and nothing is let go that another could find.
         for sequence in launched.sequences:
             if sequence.state:
-                sequence.state.remember(sequence.token_ids)
+                sequence.state.cache_full_blocks(sequence.token_ids)
         for event in events:
             if event.finish_reason:
-                self.retire(event.sequence)
+                self.finish(event.sequence)
         return events
 
-    def read(self, launched: Launched, begin: float) -> list[TokenEvent]:
+    def process_output(self, launched: StepInFlight, begin: float) -> list[TokenEvent]:
         """What was drawn: a token of each sequence, or several where drafts were right. begin: when the step
         before it was read."""
-        choices, logits = launched.drawn.choices.wait(), launched.drawn.logits
-        self.tell_time(launched)
-        drawn = [1 + drafts for drafts in launched.drafts]
+        choices, logits = launched.output.sampled_ids.wait(), launched.output.logits
+        self.report_step_time(launched)
+        drawn = [1 + drafts for drafts in launched.draft_counts]
         logprobs: list[TokenLogprob] = []
         if logits is not None and any(s.request.params.logprobs is not None for s in launched.sampling):
             wanted = [s.request.params.logprobs or 0 for s in launched.sampling]
             counts = [n for n, rows in zip(wanted, drawn, strict=True) for _ in range(rows)]
-            logprobs = log_probabilities(logits, choices.clamp(min=0).to(logits.device), counts)
+            logprobs = compute_logprobs(logits, choices.clamp(min=0).to(logits.device), counts)
         events, tokens, end = [], choices.tolist(), 0
         for sequence, count in zip(launched.sampling, drawn, strict=True):
             first, end = end, end + count
             if not sequence.finished:
                 told = logprobs[first:end] if sequence.request.params.logprobs is not None else [None] * count
-                look, found = launched.looks.get(sequence), ()
+                look, found = launched.observations.get(sequence), ()
                 if look and logits is not None:
-                    found = self.reports.candidates(sequence, look, tokens[first:end], logits[first:end])
-                came = self.accept(sequence, tokens[first:end], told)
+                    found = self.step_reporter.candidates_of(sequence, look, tokens[first:end], logits[first:end])
+                came = self.accept_tokens(sequence, tokens[first:end], told)
                 if look:
-                    came[0] = replace(came[0], step=self.reports.report(sequence, look, begin, len(came), found))
+                    came[0] = replace(
+                        came[0], step=self.step_reporter.make_report(sequence, look, begin, len(came), found)
+                    )
                 events += came
         return events
 
-    def tell_time(self, launched: Launched) -> None:
+    def report_step_time(self, launched: StepInFlight) -> None:
         """Tell the drafter how long it took, if it was one of continuing alone. Steps follow each other without a
         pause while a sequence goes on, however far ahead they are launched."""
-        before, self.read_at = self.read_at, time.perf_counter()
-        drafts = sum(launched.drafts)
-        if self.drafter and launched.tokens == len(launched.sequences) + drafts:
-            self.drafter.stepped(len(launched.sequences), drafts, self.read_at - before)
+        before, self.last_read_at = self.last_read_at, time.perf_counter()
+        drafts = sum(launched.draft_counts)
+        if self.drafter and launched.token_count == len(launched.sequences) + drafts:
+            self.drafter.on_step(len(launched.sequences), drafts, self.last_read_at - before)
 
-    def accept(
+    def accept_tokens(
         self, sequence: Sequence, tokens: list[int], logprobs: ListLike[TokenLogprob | None]
     ) -> list[TokenEvent]:
         """Append tokens that have been read, as far as the drafts before each are what was drawn there. What was
         computed of the others is forgotten."""
-        drafts, events = sequence.drafts, []
-        counted = len(drafts) - sequence.filling
+        drafts, events = sequence.draft_ids, []
+        counted = len(drafts) - sequence.padding_draft_count
         # Where the next step is under way already, it has computed this token and sampled one more.
-        sequence.unread = int(sequence.ends_unread)
-        sequence.forget_drafts()
+        sequence.unread_count = int(sequence.ends_with_unread)
+        sequence.clear_drafts()
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-            event = self.append(sequence, token, logprob)
+            event = self.append_token(sequence, token, logprob)
             if counted:
                 event = replace(event, drafted=0 if place else counted, accepted=0 < place <= counted)
             events.append(event)
@@ -281,17 +297,17 @@ class Engine:
         self.draft_tokens += counted
         self.accepted_tokens += accepted
         if self.drafter:
-            self.drafter.verified(sequence, counted, accepted)
+            self.drafter.on_verified(sequence, counted, accepted)
         if drafts and sequence.state:
             sequence.state.rollback(min(sequence.computed, len(sequence.token_ids) - 1))
         return events
 
-    def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
+    def append_token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
         """One token more, and whether the answer ends with it."""
         params, constraint = sequence.request.params, sequence.constraint
-        if token in FAULTS:
+        if token in SAMPLING_ERRORS:
             fault = constraint.fault if constraint else None
-            return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=fault or FAULTS[token]())
+            return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=fault or SAMPLING_ERRORS[token]())
         sequence.token_ids.append(token)
         sequence.output_counts[token] += 1
         is_end = token in params.stop_ids or (token in sequence.eos_ids and not params.ignore_eos)
@@ -300,18 +316,18 @@ class Engine:
         reason = None
         if is_end or (constraint and constraint.finished):
             reason = FinishReason.STOP
-        elif len(sequence.token_ids) >= sequence.limit:
+        elif len(sequence.token_ids) >= sequence.max_len:
             reason = FinishReason.LENGTH
-        return TokenEvent(sequence, token, logprob, finish_reason=reason, is_end=is_end)
+        return TokenEvent(sequence, token, logprob, finish_reason=reason, is_end_token=is_end)
 
-    def retire(self, sequence: Sequence) -> None:
+    def finish(self, sequence: Sequence) -> None:
         sequence.finished = True
         if self.drafter:
             self.drafter.forget(sequence)
-        self.reports.forget(sequence)
-        self.scheduler.retire(sequence)
-        if sequence.row >= 0:
-            self.free_rows.append(sequence.row)
+        self.step_reporter.forget(sequence)
+        self.scheduler.finish(sequence)
+        if sequence.token_slot >= 0:
+            self.free_token_slots.append(sequence.token_slot)
 
     def logits(self, token_ids: list[int]) -> Tensor:
         """[T, vocab] float32 in one forward pass over the tokens, beside whatever else is running."""
@@ -319,19 +335,19 @@ class Engine:
         try:
             state.extend(len(token_ids))
             every = list(range(len(token_ids)))
-            batch = Batch.of([state], [token_ids], every, self.runner.device, self.pool.drain_copies())
+            batch = Batch.from_states([state], [token_ids], every, self.runner.device, self.pool.drain_copies())
             return self.runner.launch(batch)
         except OutOfBlocks:
             raise  # before anything was begun
         except Exception:
-            self.pool.forget_all()  # others go on, and what was to be put aside may not have been
+            self.pool.reset_prefix_cache()  # others go on, and what was to be put aside may not have been
             raise
         finally:
             state.free()
 
 
-def prompt_logprobs(sequence: Sequence, positions: range, logits: Tensor) -> list[TokenLogprob]:
+def prompt_logprobs_of(sequence: Sequence, positions: range, logits: Tensor) -> list[TokenLogprob]:
     """Of the tokens that follow these positions of the prompt. logits: [len(positions), vocab]"""
     following = sequence.token_ids[positions.start + 1 : positions.stop + 1]
     count = sequence.request.params.prompt_logprobs or 0
-    return log_probabilities(logits, torch.tensor(following, device=logits.device), [count] * len(following))
+    return compute_logprobs(logits, torch.tensor(following, device=logits.device), [count] * len(following))

@@ -12,32 +12,32 @@ from localllm.runtime.cache import LayerCache
 from localllm.runtime.engine import Engine
 from localllm.runtime.model import Layer
 from localllm.runtime.state import SequenceState
-from localllm.runtime.texts import Texts
+from localllm.runtime.texts import EncoderBatch
 
 
-def logits_in_pieces(engine: Engine, token_ids: Sequence[int], rows: int) -> Generator[Tensor]:
+def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:
     """[rows, vocab] float32 after each other, the last maybe shorter; the caller must not change them.
 
     Raises OutOfBlocks where the cache has no room for the tokens.
     """
     state = SequenceState(engine.pool)
     try:
-        for begin in range(0, len(token_ids), rows):
-            piece = list(token_ids[begin : begin + rows])
+        for begin in range(0, len(token_ids), chunk_len):
+            piece = list(token_ids[begin : begin + chunk_len])
             state.extend(len(piece))
             every = list(range(len(piece)))
             yield engine.runner.launch(
-                Batch.of([state], [piece], every, engine.runner.device, engine.pool.drain_copies())
+                Batch.from_states([state], [piece], every, engine.runner.device, engine.pool.drain_copies())
             )
     finally:
         state.free()
 
 
-def layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tensor]:
+def capture_layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tensor]:
     """[T, hidden] float32 of each layer, on the CPU."""
     model, outputs = engine.runner.model, []
     layers = model.layers
-    watched: list[Layer] = [Watched(layer, lambda x: outputs.append(x.float().cpu())) for layer in layers]
+    watched: list[Layer] = [ObservedLayer(layer, lambda x: outputs.append(x.float().cpu())) for layer in layers]
     model.layers = watched
     try:
         engine.logits(list(token_ids))
@@ -46,16 +46,16 @@ def layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tensor]:
     return outputs
 
 
-class Watched(Layer):
+class ObservedLayer(Layer):
     """A layer, with the same weights, whose output is shown."""
 
-    def __init__(self, layer: Layer, show: Callable[[Tensor], None]):
+    def __init__(self, layer: Layer, on_output: Callable[[Tensor], None]):
         vars(self).update(vars(layer))
-        self.show = show
+        self.on_output = on_output
 
     def __call__(
-        self, x: Tensor, batch: Batch | Texts, cache: LayerCache | None, token_input: Tensor | None
+        self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
     ) -> Tensor:
         x = super().__call__(x, batch, cache, token_input)
-        self.show(x)
+        self.on_output(x)
         return x

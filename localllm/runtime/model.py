@@ -18,58 +18,59 @@ from localllm.runtime.layers.mixer import load_mixer
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerGate, PerLayerInputs
 from localllm.runtime.layers.rope import Rope
-from localllm.runtime.load import Source
-from localllm.runtime.texts import Texts
+from localllm.runtime.load import WeightSource
+from localllm.runtime.texts import EncoderBatch
 
 
 class Layer:
     """x + mixer(norm(x)), then x + ffn(norm(x)); where the norms stand, its config says."""
 
-    def __init__(self, config: LayerConfig, model: ModelConfig, source: Source):
+    def __init__(self, config: LayerConfig, model: ModelConfig, source: WeightSource):
         def norm(name: str, there: bool) -> Norm | None:
             return load_norm(source, name, model.hidden_size, model) if there else None
 
         self.config = config
-        self.norms_of_sums = model.encoder is not None and model.encoder.norms_of_sums
+        self.is_post_norm = model.encoder is not None and model.encoder.norms_of_sums
         self.before_mixer = norm("before_mixer", config.norms.before_mixer)
         self.after_mixer = norm("after_mixer", config.norms.after_mixer)
         self.before_ffn = norm("before_ffn", config.norms.before_ffn)
         self.after_ffn = norm("after_ffn", config.norms.after_ffn)
         self.mixer = load_mixer(config.mixer, model, source)
         self.ffn = load_ffn(config.ffn, model, source.under("mlp"))
-        self.gate = PerLayerGate(model.per_layer, model, source) if model.per_layer else None
-        self.output_scale = source.exact("layer_scalar", 1).item() if config.output_scale else 1.0
+        self.per_layer_gate = PerLayerGate(model.per_layer, model, source) if model.per_layer else None
+        self.output_scale = source.float32_tensor("layer_scalar", 1).item() if config.output_scale else 1.0
 
     def __call__(
-        self, x: Tensor, batch: Batch | Texts, cache: LayerCache | None, token_input: Tensor | None
+        self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
     ) -> Tensor:
         """x: [T, hidden]; token_input: [T, dim], of models with per-layer inputs -> [T, hidden]"""
         if self.config.parallel:
             normed = self.before_mixer(x) if self.before_mixer else x
-            mixed = self.added(x, self.after_mixer, partial(self.mixer, normed, batch, cache, None))
-            return self.added(mixed, self.after_ffn, partial(self.ffn, normed, self.before_ffn))
-        x = self.added(x, self.after_mixer, partial(self.mixer, x, batch, cache, self.before_mixer))
-        x = self.added(x, self.after_ffn, partial(self.ffn, x, self.before_ffn))
-        if self.gate and token_input is not None:
-            x = x + self.gate(x, token_input)
-        return scaled(x, self.output_scale)
+            mixed = self.add_residual(x, self.after_mixer, partial(self.mixer, normed, batch, cache, None))
+            return self.add_residual(mixed, self.after_ffn, partial(self.ffn, normed, self.before_ffn))
+        x = self.add_residual(x, self.after_mixer, partial(self.mixer, x, batch, cache, self.before_mixer))
+        x = self.add_residual(x, self.after_ffn, partial(self.ffn, x, self.before_ffn))
+        if self.per_layer_gate and token_input is not None:
+            x = x + self.per_layer_gate(x, token_input)
+        return scale_by(x, self.output_scale)
 
-    def added(self, x: Tensor, after: Norm | None, part: Callable[[Tensor | None], Tensor]) -> Tensor:
-        """x + after(part) * residual_scale; `part` itself adds what it is given, where nothing stands between."""
-        if after is None and self.config.residual_scale == 1.0:
-            return part(x)
-        if self.norms_of_sums and after:
-            return after(part(x))
-        y, scale = part(None), self.config.residual_scale
-        return kernels.add_normed(x, y, after, scale) if after else x + scaled(y, scale)
+    def add_residual(self, x: Tensor, norm: Norm | None, compute: Callable[[Tensor | None], Tensor]) -> Tensor:
+        """x + after(part) * residual_scale; `compute` itself adds what it is given, where nothing stands
+        between."""
+        if norm is None and self.config.residual_scale == 1.0:
+            return compute(x)
+        if self.is_post_norm and norm:
+            return norm(compute(x))
+        y, scale = compute(None), self.config.residual_scale
+        return kernels.add_norm(x, y, norm, scale) if norm else x + scale_by(y, scale)
 
 
-def scaled(x: Tensor, factor: float) -> Tensor:
+def scale_by(x: Tensor, factor: float) -> Tensor:
     """Most models scale nothing: no operation then."""
     return x if factor == 1.0 else x * factor
 
 
-def scale_in(dtype: torch.dtype, scale: float) -> float:
+def round_scale(dtype: torch.dtype, scale: float) -> float:
     """In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256)."""
     return torch.tensor(scale, dtype=dtype).item()
 
@@ -77,10 +78,10 @@ def scale_in(dtype: torch.dtype, scale: float) -> float:
 class Decoder:
     """Takes its weights from `source` and leaves none behind: a leftover raises DamagedModel.
 
-    `context`: the longest that a sequence may become, in tokens.
+    `max_len`: the longest that a sequence may become, in tokens.
     """
 
-    def __init__(self, config: ModelConfig, source: Source, context: int):
+    def __init__(self, config: ModelConfig, source: WeightSource, max_len: int):
         self.config = config
         self.dtype = source.dtype
         self.embedding = Embedding(source, "embed_tokens", config.vocab_size, config.hidden_size)
@@ -88,35 +89,35 @@ class Decoder:
         self.layers: list[Layer] = []
         for i, c in enumerate(config.layers):
             self.layers.append(Layer(c, config, source.under(f"layers.{i}")))
-            source.weights.let_go()
+            source.weights.release()
         self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
-            self.head = Linear(self.embedding.weight, dtype=source.dtype, between=source.weights.let_go)
+            self.lm_head = Linear(self.embedding.weight, dtype=source.dtype, on_read=source.weights.release)
         else:
-            self.head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
-        self.embedding_scale = scale_in(source.dtype, config.embedding_scale)
-        self.resize(context, source.device)
-        source.weights.let_go()
+            self.lm_head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+        self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
+        self.set_max_len(max_len, source.device)
+        source.weights.release()
         # Some writers store a tied head twice.
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 
-    def resize(self, context: int, device: torch.device) -> None:
+    def set_max_len(self, max_len: int, device: torch.device) -> None:
         """Sequences may become so long from now on, none of which has begun: some models rotate by that."""
         mixers = [layer.mixer for layer in self.config.layers]
         attending = [c for c in mixers if isinstance(c, AttentionConfig | LatentConfig)]
-        self.ropes = {c.rope: Rope(c.rope, context, device) for c in attending if c.rope}
+        self.ropes = {c.rope: Rope(c.rope, max_len, device) for c in attending if c.rope}
 
     def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
-        c, x = self.config, self.hidden(batch, caches)
+        c, x = self.config, self.hidden_states(batch, caches)
         wanted = x if batch.logit_index is None else x[batch.logit_index]
-        logits = scaled(self.head(wanted, norm=self.norm), c.logit_scale)
+        logits = scale_by(self.lm_head(wanted, norm=self.norm), c.logit_scale)
         return c.logit_softcap * kernels.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
 
-    def hidden(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
+    def hidden_states(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Appends the batch's tokens to the caches -> what the last layer gives, before the norm: [T, hidden]."""
-        batch.angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
-        x = scaled(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
+        batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
+        x = scale_by(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
         token_inputs = self.per_layer(batch.token_ids, x) if self.per_layer else [None] * len(self.layers)
         for layer, cache, token_input in zip(self.layers, caches, token_inputs, strict=True):
             x = layer(x, batch, cache, token_input)

@@ -1,9 +1,8 @@
-"""Numbered places of a cache (blocks, rows): in use and counted, or idle and kept for what they hold until the
-space is needed. Pure Python: knows nothing of tensors, nor of what a place is.
+"""Numbered blocks of a cache: in use with a reference count, or free and kept for prefix caching until evicted.
 
-Copies that somebody needs before a place may be written to are listed; whoever owns the tensors carries them out,
-in their order, before the next step. So a place may be given away while a copy from it is still to be done.
-"""
+Pure Python that knows nothing of tensors. A copy that must happen before a block is written to is listed in
+`pending_copies`; the owner of the tensors carries the copies out in order before the next step, so a block may be
+handed out again while a copy from it is still pending."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -12,92 +11,92 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 
-ZEROS = -1  # as the source of a copy
+ZERO_SOURCE = -1  # as the source of a copy
 
 
 class OutOfBlocks(Exception):
     """Every block, or every row, is in use."""
 
 
-class Places(Generic[Key]):
+class BlockAllocator(Generic[Key]):
     def __init__(self, count: int):
         self.count = count
-        self.users = [0] * count
+        self.ref_counts = [0] * count
         self.key_of: dict[int, Key] = {}  # place -> what it holds
-        self.found: dict[Key, int] = {}
-        self.idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))  # next to be reused first
-        self.copies: list[tuple[int, int]] = []  # (from, to)
+        self.cached: dict[Key, int] = {}
+        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))  # next to be reused first
+        self.pending_copies: list[tuple[int, int]] = []  # (from, to)
 
     @property
-    def available(self) -> int:
+    def free_count(self) -> int:
         """How many can be taken now."""
-        return len(self.idle)
+        return len(self.free_queue)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """One to write to: the least recently used. Raises OutOfBlocks."""
-        if not self.idle:
+        if not self.free_queue:
             raise OutOfBlocks
-        return self.take_idle(next(iter(self.idle)))
+        return self.allocate_block(next(iter(self.free_queue)))
 
-    def take_idle(self, place: int) -> int:
-        self.vacate(place)
-        del self.idle[place]
-        self.users[place] = 1
-        return place
+    def allocate_block(self, block: int) -> int:
+        self.evict(block)
+        del self.free_queue[block]
+        self.ref_counts[block] = 1
+        return block
 
-    def share(self, place: int) -> int:
-        self.idle.pop(place, None)
-        self.users[place] += 1
-        return place
+    def share(self, block: int) -> int:
+        self.free_queue.pop(block, None)
+        self.ref_counts[block] += 1
+        return block
 
-    def release(self, place: int) -> None:
-        self.users[place] -= 1
-        if self.users[place] == 0:
-            self.idle[place] = None
-            self.idle.move_to_end(place, last=place in self.key_of)  # without content: reuse it first
+    def release(self, block: int) -> None:
+        self.ref_counts[block] -= 1
+        if self.ref_counts[block] == 0:
+            self.free_queue[block] = None
+            self.free_queue.move_to_end(block, last=block in self.key_of)  # without content: reuse it first
 
-    def own(self, place: int) -> int:
+    def make_writable(self, block: int) -> int:
         """A place with the same content that may be written to: itself, or a copy where somebody else uses it or
         may find it. Raises OutOfBlocks."""
-        if self.users[place] == 1 and place not in self.key_of:
-            return place
-        if self.users[place] == 1 and not self.idle:
-            self.vacate(place)
-            return place
-        copy = self.take()
-        self.copies.append((place, copy))
-        self.release(place)
+        if self.ref_counts[block] == 1 and block not in self.key_of:
+            return block
+        if self.ref_counts[block] == 1 and not self.free_queue:
+            self.evict(block)
+            return block
+        copy = self.allocate()
+        self.pending_copies.append((block, copy))
+        self.release(block)
         return copy
 
-    def name(self, place: int, key: Key) -> None:
+    def add_to_index(self, block: int, key: Key) -> None:
         """Let others find its content by `key`, unless they find the same elsewhere."""
-        if key not in self.found:
-            self.key_of[place], self.found[key] = key, place
+        if key not in self.cached:
+            self.key_of[block], self.cached[key] = key, block
 
-    def vacate(self, place: int) -> None:
+    def evict(self, block: int) -> None:
         """It is about to be written to: what it holds cannot be found there any more."""
-        self.forget(place)
+        self.remove_from_index(block)
 
-    def forget(self, place: int) -> None:
-        key = self.key_of.pop(place, None)
+    def remove_from_index(self, block: int) -> None:
+        key = self.key_of.pop(block, None)
         if key is not None:
-            del self.found[key]
-            if place in self.idle:
-                self.idle.move_to_end(place, last=False)
+            del self.cached[key]
+            if block in self.free_queue:
+                self.free_queue.move_to_end(block, last=False)
 
-    def forget_all(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """As after a step that broke off: nobody knows what was copied and computed."""
         for place in list(self.key_of):
-            self.forget(place)
-        self.copies.clear()
+            self.remove_from_index(place)
+        self.pending_copies.clear()
 
-    def drain(self) -> tuple[tuple[int, int], ...]:
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The copies to do now; the list is empty after that."""
-        copies, self.copies = tuple(self.copies), []
+        copies, self.pending_copies = tuple(self.pending_copies), []
         return copies
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Every place is in use or idle, and what is named can be found: for tests and when idle."""
-        assert all((self.users[place] == 0) == (place in self.idle) for place in range(self.count))
-        assert all(self.found[key] == place for place, key in self.key_of.items())
-        assert len(self.key_of) == len(self.found)
+        assert all((self.ref_counts[place] == 0) == (place in self.free_queue) for place in range(self.count))
+        assert all(self.cached[key] == place for place, key in self.key_of.items())
+        assert len(self.key_of) == len(self.cached)

@@ -6,25 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.arch.pooling import DenseConfig, Kind, Pooling
+from localllm.arch.pooling import DenseConfig, Pooling, PoolingType
 from localllm.runtime.layers.linear import Linear
-from localllm.runtime.load import Source
-from localllm.runtime.texts import Texts
+from localllm.runtime.load import WeightSource
+from localllm.runtime.texts import EncoderBatch
 
 
-class Pool:
-    def __init__(self, how: Pooling, source: Source | None = None):
+class Pooler:
+    def __init__(self, config: Pooling, source: WeightSource | None = None):
         """source: of the dense layers."""
-        self.kind: Kind = how.kind
-        self.dense = [load_dense(dense, source, i) for i, dense in enumerate(how.dense) if source]
+        self.pooling_type: PoolingType = config.pooling_type
+        self.dense = [load_dense(dense, source, i) for i, dense in enumerate(config.dense) if source]
 
-    def of_texts(self, x: Tensor, texts: Texts) -> Tensor:
+    def pool_batch(self, x: Tensor, batch: EncoderBatch) -> Tensor:
         """x: [T, hidden] -> [texts, dimension] float32, in the order of the texts"""
-        return self.finished(torch.cat([self.pooled(each.float()) for each in texts.parted(x)]))
+        return self.project_and_normalize(
+            torch.cat([self.pool(each.float()) for each in batch.split_by_length(x)])
+        )
 
-    def pooled(self, x: Tensor) -> Tensor:
+    def pool(self, x: Tensor) -> Tensor:
         """x: [texts, length, hidden] -> [texts, hidden]"""
-        match self.kind:
+        match self.pooling_type:
             case "mean":
                 return x.mean(1)
             case "cls":
@@ -32,29 +34,30 @@ class Pool:
             case "last":
                 return x[:, -1]
 
-    def gathered(self, before: Tensor | None, x: Tensor) -> Tensor:
-        """What is kept of a text that comes in pieces. before: of the pieces until now; x: [T, hidden] float32 of
+    def accumulate(self, accumulated: Tensor | None, x: Tensor) -> Tensor:
+        """What is kept of a text that comes in pieces. accumulated: of the pieces until now; x: [T, hidden]
+        float32 of
         the next -> [hidden]"""
-        match self.kind:
+        match self.pooling_type:
             case "mean":
-                return x.sum(0) if before is None else before + x.sum(0)
+                return x.sum(0) if accumulated is None else accumulated + x.sum(0)
             case "cls":
-                return x[0] if before is None else before
+                return x[0] if accumulated is None else accumulated
             case "last":
                 return x[-1]
 
-    def shared(self, gathered: Tensor, tokens: int) -> Tensor:
-        """gathered: [hidden] of so many tokens -> [hidden]"""
-        return gathered / tokens if self.kind == "mean" else gathered
+    def average(self, accumulated: Tensor, tokens: int) -> Tensor:
+        """accumulated: [hidden] of so many tokens -> [hidden]"""
+        return accumulated / tokens if self.pooling_type == "mean" else accumulated
 
-    def finished(self, pooled: Tensor) -> Tensor:
+    def project_and_normalize(self, pooled: Tensor) -> Tensor:
         """pooled: [texts, hidden] float32 -> [texts, dimension] float32 of length one"""
         for layer in self.dense:
             pooled = layer(pooled)
         return F.normalize(pooled.float(), dim=-1)
 
 
-def load_dense(config: DenseConfig, source: Source, place: int) -> Callable[[Tensor], Tensor]:
-    linear = Linear.load(source, {f"dense.{place}": config.rows}, config.columns, config.bias)
+def load_dense(config: DenseConfig, source: WeightSource, index: int) -> Callable[[Tensor], Tensor]:
+    linear = Linear.load(source, {f"dense.{index}": config.rows}, config.columns, config.bias)
     dtype, squash = source.dtype, torch.tanh if config.activation == "tanh" else torch.nn.Identity()
     return lambda x: squash(linear(x.to(dtype)))

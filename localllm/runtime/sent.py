@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 
-def sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+def upload_values(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A copy from pinned memory; on a CPU the tensor itself."""
-    return moved(torch.tensor(values, dtype=dtype), device)
+    return upload_tensor(torch.tensor(values, dtype=dtype), device)
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
+def upload_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     """tensor: on the CPU, and not changed after this."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def fill(target: Tensor, values: Tensor) -> None:
+def upload_into(target: Tensor, values: Tensor) -> None:
     """values: on the CPU, of the target's shape, and not changed after this."""
     target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)

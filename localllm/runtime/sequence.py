@@ -8,7 +8,7 @@ from torch import Tensor
 from localllm.metrics import Stopwatch
 from localllm.request import Request
 from localllm.runtime.constraint import Constraint
-from localllm.runtime.sampler import Row
+from localllm.runtime.sampler import SamplingSpec
 from localllm.runtime.state import SequenceState
 
 
@@ -23,20 +23,22 @@ class Sequence:
     request: Request
     seed: int
     eos_ids: frozenset[int]
-    limit: int  # most tokens of prompt and answer together
+    max_len: int  # most tokens of prompt and answer together
     stopwatch: Stopwatch
     constraint: Constraint | None = None
     token_ids: list[int] = field(default_factory=list)
-    drafts: list[int] = field(default_factory=list)
-    proposals: Tensor | None = None  # [drafts, vocab] float32, what each was drawn from; None: of mere guesses
-    filling: int = 0  # so many of the last drafts stand for nothing: they make steps of a width that is captured
-    unread: int = 0
-    row: int = -1  # where its newest token lies on the device
+    draft_ids: list[int] = field(default_factory=list)
+    draft_probs: Tensor | None = None  # [drafts, vocab] float32, what each was drawn from; None: of mere guesses
+    padding_draft_count: int = (
+        0  # so many of the last drafts stand for nothing: they make steps of a width that is captured
+    )
+    unread_count: int = 0
+    token_slot: int = -1  # where its newest token lies on the device
     state: SequenceState | None = None  # None: waiting
     cached_tokens: int | None = None  # of the prompt, found in the KV cache when it was first admitted
-    passed: int = 0  # so many were admitted before it that had come later
+    passed_count: int = 0  # so many were admitted before it that had come later
     output_counts: Counter[int] = field(default_factory=Counter)
-    prompt_told: int = 0  # prompt positions whose log probabilities were asked for and computed
+    prompt_logprobs_done: int = 0  # prompt positions whose log probabilities were asked for and computed
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -50,79 +52,81 @@ class Sequence:
     def pending(self) -> int:
         """How many tokens are known, here or on the device, or guessed, and not computed: *the* definition of
         work."""
-        return len(self.token_ids) + self.unread + len(self.drafts) - self.computed
+        return len(self.token_ids) + self.unread_count + len(self.draft_ids) - self.computed
 
     @property
     def was_admitted(self) -> bool:
         return self.cached_tokens is not None
 
     @property
-    def prompt_length(self) -> int:
+    def prompt_len(self) -> int:
         return len(self.request.prompt_ids)
 
     @property
-    def room(self) -> int:
+    def max_drafts(self) -> int:
         """How many draft tokens could come before the last that there is a place for."""
-        return self.limit - len(self.token_ids) - 1
+        return self.max_len - len(self.token_ids) - 1
 
     @property
     def needs_host_token(self) -> bool:
         """What comes next can only be told when the last step has been read, which may have brought any number of
         tokens, or one that a grammar goes on from."""
-        return bool(self.drafts) or self.constraint is not None
+        return bool(self.draft_ids) or self.constraint is not None
 
     @property
-    def reads_whole_prompt(self) -> bool:
+    def needs_whole_prompt(self) -> bool:
         """Prompt log probabilities need every prompt position computed, none taken from the cache."""
         return self.request.params.prompt_logprobs is not None
 
     @property
     def wants_answer(self) -> bool:
-        return self.limit > self.prompt_length
+        return self.max_len > self.prompt_len
 
     @property
-    def ends_unread(self) -> bool:
+    def ends_with_unread(self) -> bool:
         """Is the last of its computed tokens known to the device alone?"""
-        return self.computed > len(self.token_ids) + len(self.drafts)
+        return self.computed > len(self.token_ids) + len(self.draft_ids)
 
-    def last_computed(self, count: int) -> list[int]:
+    def last_computed_ids(self, count: int) -> list[int]:
         """The tokens that the last `count` computed positions hold, 0 for the unread one."""
         begin = self.computed - count
         known = self.token_ids[begin : self.computed]
-        if self.drafts:
-            known += self.drafts[max(0, begin - len(self.token_ids)) :]
-        return [*known, 0] if self.ends_unread else known
+        if self.draft_ids:
+            known += self.draft_ids[max(0, begin - len(self.token_ids)) :]
+        return [*known, 0] if self.ends_with_unread else known
 
-    def save_state(self, count: int) -> None:
+    def plan_state_saves(self, count: int) -> None:
         """Of the last `count` computed tokens, as `SequenceState.save_steps`: before each draft, too."""
         if self.state:
-            drafted = range(len(self.token_ids), self.computed) if self.drafts else ()
-            self.state.save_steps(count, self.prompt_length, drafted)
+            drafted = range(len(self.token_ids), self.computed) if self.draft_ids else ()
+            self.state.plan_saves(count, self.prompt_len, drafted)
 
-    def rows(self) -> list[Row]:
+    def sampling_specs(self) -> list[SamplingSpec]:
         """What the tokens behind its newest one and behind each draft are drawn by, as if the drafts stood."""
-        masks = self.constraint.begin(self.drafts) if self.constraint else None
+        masks = self.constraint.begin(self.draft_ids) if self.constraint else None
         params, known, counts, rows = self.request.params, self.token_ids, self.output_counts, []
-        for place in range(1 + len(self.drafts)):
-            if place and params.counts_tokens:
-                known = [*known, self.drafts[place - 1]]
+        for place in range(1 + len(self.draft_ids)):
+            if place and params.uses_penalties:
+                known = [*known, self.draft_ids[place - 1]]
                 counts = counts + Counter(known[-1:])
-            position = self.computed - len(self.drafts) + place
+            position = self.computed - len(self.draft_ids) + place
             proposal = None
-            if self.proposals is not None and place < len(self.drafts):
-                proposal = self.drafts[place], self.proposals[place]
-            rows.append(Row(params, self.seed, position, known, counts, self.row, masks, place, proposal))
+            if self.draft_probs is not None and place < len(self.draft_ids):
+                proposal = self.draft_ids[place], self.draft_probs[place]
+            rows.append(
+                SamplingSpec(params, self.seed, position, known, counts, self.token_slot, masks, place, proposal)
+            )
         return rows
 
-    def forget_drafts(self) -> None:
+    def clear_drafts(self) -> None:
         """They are verified together or not at all."""
-        self.drafts, self.proposals, self.filling = [], None, 0
+        self.draft_ids, self.draft_probs, self.padding_draft_count = [], None, 0
 
-    def tell_prompt(self, count: int) -> range:
+    def take_prompt_positions(self, count: int) -> range:
         """Those of the last `count` computed positions whose prompt log probabilities are asked for and not told
         yet; they are told now. What a preempted sequence computes again is not told again."""
-        if not self.reads_whole_prompt:
+        if not self.needs_whole_prompt:
             return range(0)
-        first = max(self.computed - count, self.prompt_told)
-        self.prompt_told = max(first, min(self.computed, self.prompt_length - 1))
-        return range(first, self.prompt_told)
+        first = max(self.computed - count, self.prompt_logprobs_done)
+        self.prompt_logprobs_done = max(first, min(self.computed, self.prompt_len - 1))
+        return range(first, self.prompt_logprobs_done)

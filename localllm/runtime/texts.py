@@ -9,44 +9,49 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import RopeConfig
-from localllm.runtime.sent import sent
+from localllm.runtime.sent import upload_values
 
 
 @dataclass(frozen=True)
-class Group:
+class LengthGroup:
     """Texts of one length."""
 
-    begin: int  # of its tokens in T
-    texts: int
+    start: int  # of its tokens in T
+    text_count: int
     length: int  # tokens of each
 
     @property
-    def tokens(self) -> slice:
-        return slice(self.begin, self.begin + self.texts * self.length)
+    def token_slice(self) -> slice:
+        return slice(self.start, self.start + self.text_count * self.length)
 
 
 @dataclass(frozen=True)
-class Texts:
+class EncoderBatch:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    groups: tuple[Group, ...]
+    groups: tuple[LengthGroup, ...]
     # Made once, for all layers:
-    angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos and sin, [T, 1, dim / 2]
+    rope_angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(
+        default_factory=dict
+    )  # cos and sin, [T, 1, dim / 2]
 
     @classmethod
-    def of(cls, token_ids: Sequence[Sequence[int]], device: torch.device) -> "Texts":
+    def from_token_ids(cls, token_ids: Sequence[Sequence[int]], device: torch.device) -> "EncoderBatch":
         """Of texts that are sorted by their length."""
-        groups, begin = [], 0
+        groups: list[LengthGroup] = []
+        begin = 0
         for length, same in groupby(map(len, token_ids)):
-            groups.append(Group(begin, len(list(same)), length))
-            begin = groups[-1].tokens.stop
+            groups.append(LengthGroup(begin, len(list(same)), length))
+            begin = groups[-1].token_slice.stop
         return cls(
-            token_ids=sent([token for ids in token_ids for token in ids], torch.int64, device),
-            positions=sent([place for ids in token_ids for place in range(len(ids))], torch.int64, device),
+            token_ids=upload_values([token for ids in token_ids for token in ids], torch.int64, device),
+            positions=upload_values(
+                [place for ids in token_ids for place in range(len(ids))], torch.int64, device
+            ),
             groups=tuple(groups),
         )
 
-    def parted(self, x: Tensor) -> Iterator[Tensor]:
+    def split_by_length(self, x: Tensor) -> Iterator[Tensor]:
         """x: [T, ...] -> of each group [texts, length, ...]"""
         for group in self.groups:
-            yield x[group.tokens].unflatten(0, (group.texts, group.length))
+            yield x[group.token_slice].unflatten(0, (group.text_count, group.length))

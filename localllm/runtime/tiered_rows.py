@@ -9,40 +9,45 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from localllm.runtime.tiers import Run
+from localllm.runtime.tiers import CopyRun
 
-PIECE = 64  # blocks aside that are allocated together, when the first of them is needed: to pin memory takes time
+HOST_CHUNK_BLOCKS = (
+    64  # blocks aside that are allocated together, when the first of them is needed: to pin memory takes time
+)
 
 
-class TieredRows:
-    """rows: [slots, ...] on the device, those of `blocks` blocks first. Blocks with higher numbers are aside."""
+class TieredTensor:
+    """on_device: [slots, ...] on the device, those of `device_blocks` blocks first. Blocks with higher numbers
+    are aside."""
 
-    def __init__(self, rows: Tensor, blocks: int, block_size: int):
-        self.rows = rows
+    def __init__(self, on_device: Tensor, device_blocks: int, block_size: int):
+        self.on_device = on_device
         self.block_size = block_size
-        self.blocks = blocks
-        self.aside: dict[int, Tensor] = {}
+        self.device_blocks = device_blocks
+        self.host_chunks: dict[int, Tensor] = {}
 
-    def copy(self, run: Run) -> None:
+    def copy(self, run: CopyRun) -> None:
         """Within a tier or between the two."""
         source, target, count = run
         while count:
-            read, written = self.begin_at(source), self.begin_at(target)
+            read, written = self.slots_from(source), self.slots_from(target)
             some = min(count * self.block_size, len(read), len(written))
             written[:some].copy_(read[:some], non_blocking=True)
             blocks = some // self.block_size
             source, target, count = source + blocks, target + blocks, count - blocks
 
-    def begin_at(self, block: int) -> Tensor:
+    def slots_from(self, block: int) -> Tensor:
         """Its rows, and those of the blocks behind it that lie in one piece with it."""
-        if block < self.blocks:
-            return self.rows[block * self.block_size :]
-        piece, inside = divmod(block - self.blocks, PIECE)
-        if piece not in self.aside:
-            shape = (PIECE * self.block_size, *self.rows.shape[1:])
-            self.aside[piece] = torch.empty(shape, dtype=self.rows.dtype, pin_memory=self.rows.is_cuda)
-        return self.aside[piece][inside * self.block_size :]
+        if block < self.device_blocks:
+            return self.on_device[block * self.block_size :]
+        piece, inside = divmod(block - self.device_blocks, HOST_CHUNK_BLOCKS)
+        if piece not in self.host_chunks:
+            shape = (HOST_CHUNK_BLOCKS * self.block_size, *self.on_device.shape[1:])
+            self.host_chunks[piece] = torch.empty(
+                shape, dtype=self.on_device.dtype, pin_memory=self.on_device.is_cuda
+            )
+        return self.host_chunks[piece][inside * self.block_size :]
 
 
-def tiers(rows: Iterable[Tensor | None], blocks: int, block_size: int) -> list[TieredRows]:
-    return [TieredRows(each, blocks, block_size) for each in rows if each is not None]
+def tiered_tensors(tensors: Iterable[Tensor | None], blocks: int, block_size: int) -> list[TieredTensor]:
+    return [TieredTensor(each, blocks, block_size) for each in tensors if each is not None]

@@ -1,8 +1,8 @@
-"""Places in two tiers: on the device, where they are used, and aside in the host's memory, where goes what the
-device has no room for and somebody may ask for again. Pure Python, as `places.py`.
+"""A block allocator with two tiers: blocks on the device, and a host tier in main memory that holds evicted
+blocks which a later prompt may ask for. Pure Python, as `places.py`.
 
-Places from `count` on are aside. Nobody uses one: what it holds comes back to the device first. A content lies in
-one tier at a time, so a copy between them moves it.
+Block ids from `count` on are in the host tier. No sequence uses one directly: its content is copied back to the
+device first. A content is in one tier at a time, so a copy between tiers moves it.
 """
 
 from collections import OrderedDict
@@ -10,99 +10,101 @@ from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
-from localllm.runtime.places import Key, Places
+from localllm.runtime.places import BlockAllocator, Key
 
-LOOK_BACK = 2  # runs: putting aside and bringing back take turns
+MERGE_WINDOW = 2  # runs: putting aside and bringing back take turns
 
 
-class Tiers(Places[Key]):
-    def __init__(self, count: int, aside: int = 0):
+class TieredBlockAllocator(BlockAllocator[Key]):
+    def __init__(self, count: int, host_blocks: int = 0):
         super().__init__(count)
-        self.users += [0] * aside
-        self.aside = OrderedDict[int, None].fromkeys(range(count, count + aside))  # next to be reused first
+        self.ref_counts += [0] * host_blocks
+        self.host_queue = OrderedDict[int, None].fromkeys(
+            range(count, count + host_blocks)
+        )  # next to be reused first
 
-    def vacate(self, place: int) -> None:
-        if not self.aside or place not in self.key_of:
-            self.forget(place)
+    def evict(self, block: int) -> None:
+        if not self.host_queue or block not in self.key_of:
+            self.remove_from_index(block)
             return
-        there = next(iter(self.aside))
-        self.forget(there)
-        self.copies.append((place, there))
-        self.move(place, there)
+        there = next(iter(self.host_queue))
+        self.remove_from_index(there)
+        self.pending_copies.append((block, there))
+        self.move_key(block, there)
 
-    def bring(self, places: ListLike[int]) -> list[int]:
+    def share_on_device(self, blocks: ListLike[int]) -> list[int]:
         """Take part in contents, each by its place; where they lie on the device then. Of those that nobody uses
         there may be no more than `available`."""
-        for place in places:
+        for place in blocks:
             if place < self.count:
                 self.share(place)
             else:
-                del self.aside[place]  # before room is made for another: it must not be what goes
-        return [place if place < self.count else self.bring_back(place) for place in places]
+                del self.host_queue[place]  # before room is made for another: it must not be what goes
+        return [place if place < self.count else self.copy_from_host(place) for place in blocks]
 
-    def bring_back(self, there: int) -> int:
-        place = self.take()
-        self.copies.append((there, place))
-        self.aside[there] = None
-        self.move(there, place)
+    def copy_from_host(self, host_block: int) -> int:
+        place = self.allocate()
+        self.pending_copies.append((host_block, place))
+        self.host_queue[host_block] = None
+        self.move_key(host_block, place)
         return place
 
-    def name(self, place: int, key: Key) -> None:
-        there = self.found.get(key)
-        if there in self.aside:  # what was put aside has been computed again
-            self.move(there, place)
+    def add_to_index(self, block: int, key: Key) -> None:
+        there = self.cached.get(key)
+        if there in self.host_queue:  # what was put aside has been computed again
+            self.move_key(there, block)
         else:
-            super().name(place, key)
+            super().add_to_index(block, key)
 
-    def move(self, place: int, there: int) -> None:
+    def move_key(self, source: int, target: int) -> None:
         """What is in one place is found in another from now on."""
-        key = self.key_of.pop(place)
-        self.key_of[there], self.found[key] = key, there
-        if place in self.aside:
-            self.aside.move_to_end(place, last=False)
-        if there in self.aside:
-            self.aside.move_to_end(there)
+        key = self.key_of.pop(source)
+        self.key_of[target], self.cached[key] = key, target
+        if source in self.host_queue:
+            self.host_queue.move_to_end(source, last=False)
+        if target in self.host_queue:
+            self.host_queue.move_to_end(target)
 
-    def forget(self, place: int) -> None:
-        super().forget(place)
-        if place in self.aside:
-            self.aside.move_to_end(place, last=False)
+    def remove_from_index(self, block: int) -> None:
+        super().remove_from_index(block)
+        if block in self.host_queue:
+            self.host_queue.move_to_end(block, last=False)
 
-    def check(self) -> None:
-        super().check()
-        assert sorted(self.aside) == list(range(self.count, len(self.users)))
-        assert not any(self.users[self.count :])
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        assert sorted(self.host_queue) == list(range(self.count, len(self.ref_counts)))
+        assert not any(self.ref_counts[self.count :])
 
 
-class Run(NamedTuple):
+class CopyRun(NamedTuple):
     """Neighbours that are copied to neighbours."""
 
     source: int
     target: int
     length: int
 
-    def goes_on(self, source: int, target: int) -> bool:
+    def is_continued_by(self, source: int, target: int) -> bool:
         """Is this its next copy? What it reads and what it writes stay apart."""
         behind = (source, target) == (self.source + self.length, self.target + self.length)
         return behind and abs(source - target) > self.length
 
-    def meets(self, source: int, target: int) -> bool:
+    def conflicts_with(self, source: int, target: int) -> bool:
         """Does it matter which of the two is done first?"""
         written = range(self.target, self.target + self.length)
         return source in written or target in written or target in range(self.source, self.source + self.length)
 
 
-def runs(copies: Iterable[tuple[int, int]]) -> tuple[Run, ...]:
+def merge_copies(copies: Iterable[tuple[int, int]]) -> tuple[CopyRun, ...]:
     """As few as can be made of copies, (from, to), that are to be done in their order."""
-    found: list[Run] = []
+    found: list[CopyRun] = []
     for copy in copies:
-        for back in range(len(found) - 1, max(-1, len(found) - 1 - LOOK_BACK), -1):
-            if found[back].goes_on(*copy):
+        for back in range(len(found) - 1, max(-1, len(found) - 1 - MERGE_WINDOW), -1):
+            if found[back].is_continued_by(*copy):
                 found[back] = found[back]._replace(length=found[back].length + 1)
                 break
-            if found[back].meets(*copy):
-                found.append(Run(*copy, 1))
+            if found[back].conflicts_with(*copy):
+                found.append(CopyRun(*copy, 1))
                 break
         else:
-            found.append(Run(*copy, 1))
+            found.append(CopyRun(*copy, 1))
     return tuple(found)

@@ -18,36 +18,36 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.header import TensorHeader
-from localllm.checkpoint.stored import tensor_of
-from localllm.files import damaged
-from localllm.metrics import Phases
-from localllm.runtime.ways import Sent, Way
+from localllm.checkpoint.stored import decode_tensor
+from localllm.files import damaged_file
+from localllm.metrics import PhaseTimer
+from localllm.runtime.ways import DeviceCopier, PendingCopy
 
-READERS = 4
-BUFFERS = 8
+READER_THREADS = 4
+BUFFER_COUNT = 8
 BUFFER_BYTES = 2**24
-AHEAD_BYTES = 2**29  # of the device, in tensors that nobody has taken yet
-LAYER = re.compile(r"layers\.(\d+)\.")
-BEHIND = ("norm.", "lm_head.")  # the layers
+READ_AHEAD_BYTES = 2**29  # of the device, in tensors that nobody has taken yet
+LAYER_NAME = re.compile(r"layers\.(\d+)\.")
+AFTER_LAYERS = ("norm.", "lm_head.")  # the layers
 
 
-class Arriving:
+class PendingTensor:
     """A tensor of which some pieces are still to come."""
 
     def __init__(self, raw: Tensor, pieces: int):
         self.raw = raw
-        self.left = pieces
+        self.pieces_left = pieces
         self.lock = threading.Lock()
-        self.sent: list[Sent] = []
+        self.copies: list[PendingCopy] = []
         self.done: Future[None] = Future()  # every copy has begun
         if not pieces:
             self.done.set_result(None)
 
-    def came(self, sent: Sent | None) -> None:
+    def finish_piece(self, copy: PendingCopy | None) -> None:
         with self.lock:
-            self.left -= 1
-            self.sent += [sent] if sent else []
-            if not self.left and not self.done.done():
+            self.pieces_left -= 1
+            self.copies += [copy] if copy else []
+            if not self.pieces_left and not self.done.done():
                 self.done.set_result(None)
 
     def fail(self, error: BaseException) -> None:
@@ -56,7 +56,7 @@ class Arriving:
                 self.done.set_exception(error)
 
 
-class Transfer:
+class WeightLoader:
     """Used by one thread, in a `with`, at whose end no thread and no buffer is left.
 
     tensors: those that will be taken, by their names in `arch.layout`; phases: to note under `read` how long the
@@ -66,43 +66,43 @@ class Transfer:
     def __init__(
         self,
         tensors: Mapping[str, TensorHeader],
-        way: Way,
+        copier: DeviceCopier,
         buffer_bytes: int = BUFFER_BYTES,
-        ahead_bytes: int = AHEAD_BYTES,
-        phases: Phases | None = None,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        phases: PhaseTimer | None = None,
     ):
-        self.way = way
+        self.copier = copier
         self.buffer_bytes = buffer_bytes
-        self.ahead_bytes = ahead_bytes
-        self.coming = iter(sorted(tensors.items(), key=turn))
-        self.next = next(self.coming, None)
-        self.arriving: dict[TensorHeader, Arriving] = {}
+        self.read_ahead_bytes = read_ahead_bytes
+        self.upcoming = iter(sorted(tensors.items(), key=load_order))
+        self.next = next(self.upcoming, None)
+        self.pending: dict[TensorHeader, PendingTensor] = {}
         self.taken: set[TensorHeader] = set()
-        self.ahead = 0  # bytes in `arriving`
+        self.pending_bytes = 0  # bytes in `arriving`
         self.files: dict[Path, tuple[int, os.stat_result]] = {}
-        self.free: SimpleQueue[tuple[Tensor, Sent | None]] = SimpleQueue()
-        for _ in range(BUFFERS):
-            self.free.put((way.buffer(buffer_bytes), None))
-        self.readers = ThreadPoolExecutor(READERS, "localllm-reader")
+        self.free_buffers: SimpleQueue[tuple[Tensor, PendingCopy | None]] = SimpleQueue()
+        for _ in range(BUFFER_COUNT):
+            self.free_buffers.put((copier.host_buffer(buffer_bytes), None))
+        self.readers = ThreadPoolExecutor(READER_THREADS, "localllm-reader")
         self.closed = False
-        self.phases = phases or Phases()
+        self.phases = phases or PhaseTimer()
         self.nbytes = 0
         self.begin_s = self.end_s = time.perf_counter()
 
-    def __enter__(self) -> "Transfer":
+    def __enter__(self) -> "WeightLoader":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.closed = True
         self.readers.shutdown(cancel_futures=True)
-        for _ in range(BUFFERS):
-            _, sent = self.free.get()
+        for _ in range(BUFFER_COUNT):
+            _, sent = self.free_buffers.get()
             if sent:
                 sent.synchronize()
         self.end_s = time.perf_counter()
         for handle, _ in self.files.values():
             os.close(handle)
-        self.arriving.clear()
+        self.pending.clear()
 
     @property
     def bytes_per_s(self) -> float:
@@ -111,54 +111,54 @@ class Transfer:
 
     def read(self, entry: TensorHeader) -> Tensor:
         """As `tensor_of`, on the device. Raises DamagedModel where the file ends too early, OSError."""
-        if entry not in self.arriving:
-            self.ask(entry)
-        self.look_ahead()
-        arriving = self.arriving.pop(entry)
+        if entry not in self.pending:
+            self.start_reading(entry)
+        self.read_ahead()
+        arriving = self.pending.pop(entry)
         with self.phases("read"):
             arriving.done.result()
-        self.way.arrived(arriving.sent)
+        self.copier.wait_for_copies(arriving.copies)
         self.taken.add(entry)
-        self.ahead -= entry.nbytes
+        self.pending_bytes -= entry.nbytes
         self.nbytes += entry.nbytes
-        return tensor_of(arriving.raw, entry)
+        return decode_tensor(arriving.raw, entry)
 
-    def look_ahead(self) -> None:
+    def read_ahead(self) -> None:
         while self.next and (entry := self.next[1]):
-            if entry not in self.arriving and entry not in self.taken:
-                if self.ahead + entry.nbytes > self.ahead_bytes:
+            if entry not in self.pending and entry not in self.taken:
+                if self.pending_bytes + entry.nbytes > self.read_ahead_bytes:
                     return
-                self.ask(entry)
-            self.next = next(self.coming, None)
+                self.start_reading(entry)
+            self.next = next(self.upcoming, None)
 
-    def ask(self, entry: TensorHeader) -> None:
-        pieces = list(cut(entry, self.buffer_bytes))
-        arriving = self.arriving[entry] = Arriving(self.way.room(entry.nbytes), len(pieces))
-        self.ahead += entry.nbytes
-        handle = self.opened(entry.file)
+    def start_reading(self, entry: TensorHeader) -> None:
+        pieces = list(split_pieces(entry, self.buffer_bytes))
+        arriving = self.pending[entry] = PendingTensor(self.copier.device_buffer(entry.nbytes), len(pieces))
+        self.pending_bytes += entry.nbytes
+        handle = self.open_file(entry.file)
         for piece in pieces:
-            self.readers.submit(self.carry, entry, handle, piece, arriving)
+            self.readers.submit(self.copy_piece, entry, handle, piece, arriving)
 
-    def carry(self, entry: TensorHeader, handle: int, piece: range, arriving: Arriving) -> None:
+    def copy_piece(self, entry: TensorHeader, handle: int, piece: range, pending: PendingTensor) -> None:
         """One piece from the file to the device; by one of the readers."""
         if self.closed:
             return
-        buffer, sent = self.free.get()
+        buffer, sent = self.free_buffers.get()
         try:
             if sent:
                 sent.synchronize()  # what was in it has left
             source = buffer[: len(piece)]
-            fill(source, entry, handle, piece.start)
+            read_into(source, entry, handle, piece.start)
             begin = piece.start - entry.begin
             with torch.inference_mode():  # as the tensor may have been made
-                sent = self.way.send(arriving.raw[begin : begin + len(piece)], source)
-            arriving.came(sent)
+                sent = self.copier.start_copy(pending.raw[begin : begin + len(piece)], source)
+            pending.finish_piece(sent)
         except BaseException as error:
-            arriving.fail(error)
+            pending.fail(error)
         finally:
-            self.free.put((buffer, sent))
+            self.free_buffers.put((buffer, sent))
 
-    def opened(self, file: Path) -> int:
+    def open_file(self, file: Path) -> int:
         if file not in self.files:
             handle = os.open(file, os.O_RDONLY)
             self.files[file] = handle, os.fstat(handle)
@@ -169,29 +169,29 @@ class Transfer:
         for file, (handle, before) in self.files.items():
             now = os.fstat(handle)
             if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-                raise damaged(file, "it was changed while it was read")
+                raise damaged_file(file, "it was changed while it was read")
 
 
-def turn(named: tuple[str, TensorHeader]) -> tuple[int, Path, int]:
+def load_order(item: tuple[str, TensorHeader]) -> tuple[int, Path, int]:
     """When a decoder takes a tensor: before the layers, in one, or behind; there, as they lie in the files."""
-    name, entry = named
-    layer = LAYER.match(name)
-    when = int(layer[1]) if layer else 2**31 if name.startswith(BEHIND) else -1
+    name, entry = item
+    layer = LAYER_NAME.match(name)
+    when = int(layer[1]) if layer else 2**31 if name.startswith(AFTER_LAYERS) else -1
     return when, entry.file, entry.begin
 
 
-def cut(entry: TensorHeader, size: int) -> Iterator[range]:
+def split_pieces(entry: TensorHeader, size: int) -> Iterator[range]:
     """The bytes of its file that a tensor lies in, so many at a time."""
     end = entry.begin + entry.nbytes
     for begin in range(entry.begin, end, size):
         yield range(begin, min(begin + size, end))
 
 
-def fill(buffer: Tensor, entry: TensorHeader, handle: int, offset: int) -> None:
+def read_into(buffer: Tensor, entry: TensorHeader, handle: int, offset: int) -> None:
     """With the bytes of the file from `offset` on."""
     room = buffer.numpy().data
     while room:
         count = os.preadv(handle, [room], offset)
         if not count:
-            raise damaged(entry.file, f"it ends after {offset} bytes, and {entry.name!r} goes on")
+            raise damaged_file(entry.file, f"it ends after {offset} bytes, and {entry.name!r} goes on")
         room, offset = room[count:], offset + count

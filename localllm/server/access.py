@@ -16,20 +16,20 @@ from dataclasses import dataclass
 
 from localllm.errors import LocalLLMError
 
-HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
-ANY = "*"
-PREFLIGHT_S = 600  # for which a browser keeps the answer
+HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
+ANY_ORIGIN = "*"
+PREFLIGHT_MAX_AGE_S = 600  # for which a browser keeps the answer
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Refused(LocalLLMError):
+class OriginRefused(LocalLLMError):
     """A request that names another host or comes from a page of another origin."""
 
     http_status = 403
 
 
-class NoKey(LocalLLMError):
+class MissingKey(LocalLLMError):
     """A request without a key, or with another."""
 
     http_status = 401
@@ -39,19 +39,19 @@ class NoKey(LocalLLMError):
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessPolicy:
     """Without arguments: of this machine alone, without a key."""
 
     keys: frozenset[bytes] = frozenset()
     """SHA-256 of each; with any, every request needs one but those that `guard.OPEN` names."""
 
-    names: frozenset[str] = frozenset()
+    host_names: frozenset[str] = frozenset()
     """Hosts besides this machine's own."""
 
     origins: frozenset[str] = frozenset()
     """Of pages that may ask and read; `*` is any."""
 
-    is_wide: bool = False
+    is_exposed: bool = False
     """Others can reach the address: its numbers, too, are this machine's own."""
 
     tls: ssl.SSLContext | None = None
@@ -63,55 +63,59 @@ class Access:
     def check_host(self, headers: Headers) -> str:
         """The Host header, with its port or without. Raises Refused where it is not this machine's own: one that a
         browser finds without asking a name server that a stranger may rule."""
-        hosts = every(headers, b"host")
-        if len(hosts) == 1 and self.is_own(hosts[0]):
+        hosts = header_values(headers, b"host")
+        if len(hosts) == 1 and self.is_own_host(hosts[0]):
             return hosts[0]
         remedy = "ask as localhost or 127.0.0.1, or serve with --host-name"
-        raise Refused(f"the Host header is {', '.join(hosts) or 'missing'}", remedy)
+        raise OriginRefused(f"the Host header is {', '.join(hosts) or 'missing'}", remedy)
 
-    def is_own(self, host: str) -> bool:
-        found = HOST.fullmatch(host)
+    def is_own_host(self, host: str) -> bool:
+        found = HOST_HEADER.fullmatch(host)
         name = found["name"].strip("[]").lower() if found else ""
-        if name == "localhost" or name in self.names:
+        if name == "localhost" or name in self.host_names:
             return True
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        return address.is_loopback or (self.is_wide and not address.is_unspecified)
+        return address.is_loopback or (self.is_exposed and not address.is_unspecified)
 
     def check_origin(self, headers: Headers, host: str, *, is_page: bool) -> str | None:
         """The foreign origin whose page may read the answer; None where no page or our own asks. Raises Refused.
 
         is_page: what is asked for is a page, to which any other may lead.
         """
-        origins = every(headers, b"origin")
+        origins = header_values(headers, b"origin")
         foreign = [origin for origin in origins if origin.lower() != f"{self.scheme}://{host}".lower()]
         if foreign:
             origin = foreign[0]
-            if len(origins) == 1 and origin != "null" and not self.origins.isdisjoint((origin.lower(), ANY)):
+            if (
+                len(origins) == 1
+                and origin != "null"
+                and not self.origins.isdisjoint((origin.lower(), ANY_ORIGIN))
+            ):
                 return origin
             what = f"a page of {', '.join(origins)} may not ask here"
-            raise Refused(what, "ask from a program, not a web page, or serve with --origin")
+            raise OriginRefused(what, "ask from a program, not a web page, or serve with --origin")
         # Browsers leave Origin out where a page only shows a picture or follows a link, and tell so elsewhere.
-        site, mode, goal = (every(headers, b"sec-fetch-" + name) for name in (b"site", b"mode", b"dest"))
+        site, mode, goal = (header_values(headers, b"sec-fetch-" + name) for name in (b"site", b"mode", b"dest"))
         follows_link = is_page and mode == ["navigate"] and goal == ["document"]
         if not (origins or follows_link or all(one in ("same-origin", "none") for one in site)):
-            raise Refused("a page of another site may not ask here", "ask from a program, not a web page")
+            raise OriginRefused("a page of another site may not ask here", "ask from a program, not a web page")
         return None
 
     def check_key(self, headers: Headers) -> None:
         """Raises NoKey. In the same time whichever key it is, and however much of it is right."""
         if not self.keys:
             return
-        sent = [*every(headers, b"x-api-key"), *map(_bearer, every(headers, b"authorization"))]
+        sent = [*header_values(headers, b"x-api-key"), *map(_bearer, header_values(headers, b"authorization"))]
         # Of each all are compared, and digests: how long one takes says nothing of a key.
-        matches = [hmac.compare_digest(digest(one), key) for one in sent for key in sorted(self.keys)]
+        matches = [hmac.compare_digest(key_digest(one), key) for one in sent for key in sorted(self.keys)]
         if not any(matches):
-            raise NoKey("the key is not one of this server's" if any(sent) else "this server asks for a key")
+            raise MissingKey("the key is not one of this server's" if any(sent) else "this server asks for a key")
 
 
-def every(headers: Headers, name: bytes) -> list[str]:
+def header_values(headers: Headers, name: bytes) -> list[str]:
     """The values of a header, whose name is in small letters as ASGI has it."""
     return [value.decode("latin-1") for key, value in headers if key == name]
 
@@ -121,5 +125,5 @@ def _bearer(value: str) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def digest(key: str) -> bytes:
+def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()

@@ -6,56 +6,56 @@ import ssl
 from collections.abc import Iterable, Sequence
 
 from localllm.errors import UsageError
-from localllm.paths import expanded
-from localllm.server.access import ANY, Access, digest
+from localllm.paths import expand_path
+from localllm.server.access import ANY_ORIGIN, AccessPolicy, key_digest
 
-LEAST_KEY = 16  # characters; `openssl rand -hex 32` makes 64
+MIN_KEY_LEN = 16  # characters; `openssl rand -hex 32` makes 64
 KEY = re.compile(r"[\x21-\x7e]+")
-NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
+HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 
 
-def access_of(
+def make_access_policy(
     host: str,
     keys: Sequence[str] = (),
-    names: Iterable[str] = (),
+    host_names: Iterable[str] = (),
     origins: Iterable[str] = (),
     *,
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
-) -> Access:
+) -> AccessPolicy:
     """host: where it listens; insecure: others may ask there without a key.
 
     Raises UsageError for what would let strangers in, or is no key, name or origin.
     """
-    is_wide = not address_of(host).is_loopback
+    is_wide = not parse_ip_address(host).is_loopback
     for key in keys:
         _check_key(key)
-    names, origins = [name.lower() for name in names], [origin.lower() for origin in origins]
-    for name in names:
-        if not NAME.fullmatch(name):
+    host_names, origins = [name.lower() for name in host_names], [origin.lower() for origin in origins]
+    for name in host_names:
+        if not HOST_NAME.fullmatch(name):
             raise UsageError(f"{name!r} is no name of a host", "give one without port or scheme: box.example.org")
     for origin in origins:
-        if origin != ANY and not ORIGIN.fullmatch(origin):
+        if origin != ANY_ORIGIN and not ORIGIN.fullmatch(origin):
             raise UsageError(f"{origin!r} is no origin", "give it as browsers do: https://chat.example.org")
-    if ANY in origins and not keys:
+    if ANY_ORIGIN in origins and not keys:
         raise UsageError("with --origin * any page of the web may ask", "give --api-key-file FILE, too")
     if is_wide and not (keys or insecure):
         what = f"{host} can be reached from other machines, and there is no key to keep strangers out"
         raise UsageError(what, "give --api-key-file FILE, or --insecure to let anybody ask")
-    return Access(frozenset(map(digest, keys)), frozenset(names), frozenset(origins), is_wide, tls)
+    return AccessPolicy(frozenset(map(key_digest, keys)), frozenset(host_names), frozenset(origins), is_wide, tls)
 
 
-def warnings(access: Access) -> list[str]:
+def access_warnings(access: AccessPolicy) -> list[str]:
     """What whoever starts the server may not have thought of."""
-    if access.is_wide and not access.keys:
+    if access.is_exposed and not access.keys:
         return ["warning: whoever reaches this address may ask, without a key"]
-    if access.is_wide and not access.tls:
+    if access.is_exposed and not access.tls:
         return ["warning: keys and texts cross the network for all to read; --tls-cert FILE keeps them secret"]
     return []
 
 
-def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def parse_ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Raises UsageError where it is none: names are not looked up."""
     try:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
@@ -68,7 +68,7 @@ def read_keys(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        lines = expanded(file).read_text().splitlines()
+        lines = expand_path(file).read_text().splitlines()
     except (OSError, ValueError) as error:
         raise UsageError(f"the keys in {file} cannot be read ({_why(error)})", "give a file of text") from None
     if not (keys := [line.strip() for line in lines if line.strip()]):
@@ -76,7 +76,7 @@ def read_keys(file: str | None) -> list[str]:
     return keys
 
 
-def tls_of(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+def load_tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     """By certificates and their key, in PEM. key: None where it stands in the same file; certificate: None for no
     TLS. Raises UsageError for files that are not such."""
     if certificate is None:
@@ -87,7 +87,7 @@ def tls_of(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     def refuse() -> str:
         raise UsageError(f"the key in {key or certificate} is encrypted", "give one without a password")
 
-    files = [expanded(file) for file in (certificate, key) if file is not None]
+    files = [expand_path(file) for file in (certificate, key) if file is not None]
     for file in files:
         try:
             file.read_bytes()
@@ -105,9 +105,11 @@ def tls_of(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
 
 
 def _check_key(key: str) -> None:
-    if len(key) < LEAST_KEY or not KEY.fullmatch(key):
-        what = f"has {len(key)} characters" if len(key) < LEAST_KEY else "has blanks or letters beyond ASCII"
-        raise UsageError(f"a key {what}", f"give at least {LEAST_KEY} letters and digits: `openssl rand -hex 32`")
+    if len(key) < MIN_KEY_LEN or not KEY.fullmatch(key):
+        what = f"has {len(key)} characters" if len(key) < MIN_KEY_LEN else "has blanks or letters beyond ASCII"
+        raise UsageError(
+            f"a key {what}", f"give at least {MIN_KEY_LEN} letters and digits: `openssl rand -hex 32`"
+        )
 
 
 def _why(error: Exception) -> str:

@@ -13,41 +13,45 @@ from localllm.metrics import Metrics
 CANCELLED, FAILED = "cancelled", "error"  # finish reasons of answers that did not come to their end
 
 
-class Sums(Protocol):
+class AnswerCounter(Protocol):
     """What adds up answers."""
 
-    def ended(self, model: str, why: str, prompt: int, metrics: Metrics | None, tokens: int) -> None: ...
+    def answer_ended(
+        self, model: str, why: str, prompt_tokens: int, metrics: Metrics | None, output_tokens: int
+    ) -> None: ...
 
 
 @dataclass
-class Account:
+class RequestStats:
     """One request. Its answers may be several, or none."""
 
     id: str
-    sums: Sums
-    with_prompts: bool = False
+    counter: AnswerCounter
+    log_prompts: bool = False
     model: str | None = None
     prompts: list[str] = field(default_factory=list)
-    measured: list[Metrics] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    metrics_list: list[Metrics] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
     """What the client was told went wrong."""
 
-    def ended(self, model: str, why: str, prompt: int, metrics: Metrics | None = None, tokens: int = 0) -> None:
-        """prompt: its tokens; tokens: of an answer without measurements, as it was left."""
+    def answer_ended(
+        self, model: str, why: str, prompt_tokens: int, metrics: Metrics | None = None, output_tokens: int = 0
+    ) -> None:
+        """prompt_tokens: its tokens; output_tokens: of an answer without measurements, as it was left."""
         self.model = model
-        self.reasons.append(why)
-        self.measured += [metrics] if metrics else []
-        self.prompt_tokens += prompt
-        self.output_tokens += metrics.output_tokens if metrics else tokens
-        self.sums.ended(model, why, prompt, metrics, tokens)
+        self.finish_reasons.append(why)
+        self.metrics_list += [metrics] if metrics else []
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += metrics.output_tokens if metrics else output_tokens
+        self.counter.answer_ended(model, why, prompt_tokens, metrics, output_tokens)
 
 
-CURRENT: ContextVar[Account | None] = ContextVar("account", default=None)
+CURRENT_REQUEST: ContextVar[RequestStats | None] = ContextVar("account", default=None)
 
 
-def current() -> Account | None:
+def current_request_stats() -> RequestStats | None:
     """That of the request that is being answered."""
-    return CURRENT.get()
+    return CURRENT_REQUEST.get()

@@ -14,39 +14,39 @@ from typing import Protocol
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request
-from localllm.server.account import CANCELLED, FAILED, current
+from localllm.server.account import CANCELLED, FAILED, current_request_stats
 
-Said = GenerationEvent | BaseException
+Delivered = GenerationEvent | BaseException
 
-MOST_UNREAD = 2**19  # what may wait for one reader, as `weight` has it: some 60 MB
-PIECE = 8  # how much more memory a piece takes than one log probability
+MAX_UNREAD = 2**19  # what may wait for one reader, as `weight` has it: some 60 MB
+EVENT_WEIGHT = 8  # how much more memory a piece takes than one log probability
 
 
-class Closing(Protocol):
+class ClosableStream(Protocol):
     def close(self) -> None: ...
 
 
-class Decoding(Protocol):
+class TokenDecoder(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
 
-class Submitting(Protocol):
+class RequestSubmitter(Protocol):
     """What is needed of an LLM."""
 
     @property
     def name(self) -> str: ...
     @property
-    def tokenizer(self) -> Decoding: ...
-    def submit(self, request: Request, deliver: Callable[[Said], object]) -> Closing: ...
+    def tokenizer(self) -> TokenDecoder: ...
+    def submit(self, request: Request, deliver: Callable[[Delivered], object]) -> ClosableStream: ...
 
 
-class NotRead(LocalLLMError):
+class ReaderTooSlow(LocalLLMError):
     """An answer that waits for a reader who takes none of it."""
 
     http_status = 408
 
 
-class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
+class AnswerReader(AsyncIterator[tuple[int, GenerationEvent]]):
     """The pieces of one answer or of several together, each with the place of its request; the last of each has
     the finish_reason. Raises what went wrong with any. How each ended goes into the account of the HTTP request.
 
@@ -55,93 +55,102 @@ class Answers(AsyncIterator[tuple[int, GenerationEvent]]):
     """
 
     def __init__(
-        self, llm: Submitting, requests: Sequence[Request], each: int = 1, most_unread: int = MOST_UNREAD
+        self,
+        llm: RequestSubmitter,
+        requests: Sequence[Request],
+        answers_per_prompt: int = 1,
+        max_unread: int = MAX_UNREAD,
     ):
         """Begins to answer. On the event loop only. Raises Busy where too many wait, and LocalLLMError where the
         model was closed; then none of them goes on.
 
-        each: so many of the requests that follow each other have one prompt. It is computed for the first of them;
+        answers_per_prompt: so many of the requests that follow each other have one prompt. It is computed for the
+        first of them;
         the others begin once they find it in the cache.
         """
-        self.unread, self.most_unread, self.given_up = 0, most_unread, False
+        self.unread_weight, self.max_unread, self.given_up = 0, max_unread, False
         self.llm = llm
         self.requests = requests
-        self.each = each
-        self.account = current()
-        self.tokens: dict[int, int] = {}  # so far, of those that have not ended
-        if self.account and self.account.with_prompts:
-            self.account.prompts += [llm.tokenizer.decode(request.prompt_ids) for request in requests[::each]]
+        self.answers_per_prompt = answers_per_prompt
+        self.request_stats = current_request_stats()
+        self.token_counts: dict[int, int] = {}  # so far, of those that have not ended
+        if self.request_stats and self.request_stats.log_prompts:
+            self.request_stats.prompts += [
+                llm.tokenizer.decode(request.prompt_ids) for request in requests[::answers_per_prompt]
+            ]
         self.loop = asyncio.get_running_loop()
-        self.said: asyncio.Queue[tuple[int, Said]] = asyncio.Queue()
-        self.streams: dict[int, Closing] = {}  # those that have not ended
-        self.later = set(range(len(requests))) - set(range(0, len(requests), each))
+        self.queue: asyncio.Queue[tuple[int, Delivered]] = asyncio.Queue()
+        self.streams: dict[int, ClosableStream] = {}  # those that have not ended
+        self.deferred = set(range(len(requests))) - set(range(0, len(requests), answers_per_prompt))
         with ExitStack() as undo:
             undo.push(self)
-            for place in range(0, len(requests), each):
-                self.begin(place)
+            for place in range(0, len(requests), answers_per_prompt):
+                self.submit(place)
             undo.pop_all()
 
-    def begin(self, place: int) -> None:
-        self.streams[place] = self.llm.submit(self.requests[place], partial(self.deliver, place))
+    def submit(self, index: int) -> None:
+        self.streams[index] = self.llm.submit(self.requests[index], partial(self.deliver, index))
 
-    def deliver(self, place: int, said: Said) -> None:
+    def deliver(self, index: int, item: Delivered) -> None:
         """On the engine's thread."""
         with suppress(RuntimeError):  # the loop has ended, and whoever read with it
-            self.loop.call_soon_threadsafe(self.keep, place, said)
+            self.loop.call_soon_threadsafe(self.enqueue, index, item)
 
-    def keep(self, place: int, said: Said) -> None:
+    def enqueue(self, index: int, item: Delivered) -> None:
         """For the reader, unless too much waits for him: then answering ends, and what waits is still told."""
         if self.given_up:
             return
-        self.unread += weight(said)
-        self.given_up = self.unread > self.most_unread
+        self.unread_weight += memory_weight(item)
+        self.given_up = self.unread_weight > self.max_unread
         if self.given_up:
-            said = NotRead("nobody reads the answer as fast as it comes", "read it faster")
+            item = ReaderTooSlow("nobody reads the answer as fast as it comes", "read it faster")
             for stream in self.streams.values():
                 stream.close()
-        self.said.put_nowait((place, said))
+        self.queue.put_nowait((index, item))
 
     async def __anext__(self) -> tuple[int, GenerationEvent]:
         if not self.streams:
             raise StopAsyncIteration
-        place, said = await self.said.get()
-        self.unread -= weight(said)
+        place, said = await self.queue.get()
+        self.unread_weight -= memory_weight(said)
         if isinstance(said, BaseException):
-            self.end(place, FAILED)
+            self.finish(place, FAILED)
             raise said
-        self.tokens[place] = self.tokens.get(place, 0) + len(said.token_ids)
+        self.token_counts[place] = self.token_counts.get(place, 0) + len(said.token_ids)
         if said.finish_reason is not None:
-            self.end(place, said.finish_reason, said.metrics)
-        if self.later and (said.token_ids or said.finish_reason is not None):
-            for waiting in self.later.intersection(range(place, place + self.each)):
-                self.later.remove(waiting)
-                self.begin(waiting)
+            self.finish(place, said.finish_reason, said.metrics)
+        if self.deferred and (said.token_ids or said.finish_reason is not None):
+            for waiting in self.deferred.intersection(range(place, place + self.answers_per_prompt)):
+                self.deferred.remove(waiting)
+                self.submit(waiting)
         return place, said
 
     @property
-    def more(self) -> bool:
+    def has_more(self) -> bool:
         """Is a piece there already? Then what is made of this one may wait, to be sent together with it."""
-        return not self.said.empty()
+        return not self.queue.empty()
 
-    def end(self, place: int, why: str, metrics: Metrics | None = None) -> None:
-        self.streams.pop(place).close()
-        tokens = self.tokens.pop(place, 0)
-        if self.account:
-            self.account.ended(self.llm.name, why, len(self.requests[place].prompt_ids), metrics, tokens)
+    def finish(self, index: int, why: str, metrics: Metrics | None = None) -> None:
+        self.streams.pop(index).close()
+        tokens = self.token_counts.pop(index, 0)
+        if self.request_stats:
+            self.request_stats.answer_ended(
+                self.llm.name, why, len(self.requests[index].prompt_ids), metrics, tokens
+            )
 
-    def __enter__(self) -> "Answers":
+    def __enter__(self) -> "AnswerReader":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         for place in list(self.streams):
-            self.end(place, CANCELLED)
+            self.finish(place, CANCELLED)
 
 
-def weight(said: Said) -> int:
+def memory_weight(item: Delivered) -> int:
     """About how much memory it takes, in log probabilities; those of the prompt come once and are not counted."""
-    if not isinstance(said, GenerationEvent):
+    if not isinstance(item, GenerationEvent):
         return 0
-    told = said.step.candidates if said.step else ()
-    return PIECE + sum(len(entry.top) for entry in said.logprobs) + sum(map(len, told))
+    told = item.step.candidates if item.step else ()
+    return EVENT_WEIGHT + sum(len(entry.top) for entry in item.logprobs) + sum(map(len, told))

@@ -9,77 +9,77 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from localllm.api.anthropic.bodies import MessagesBody, MessagesPrompt
-from localllm.api.anthropic.requests import read_count_request, read_message_request
-from localllm.api.anthropic.responses import Object, error_object, message
+from localllm.api.anthropic.bodies import CountTokensBody, MessagesBody
+from localllm.api.anthropic.requests import parse_count_request, parse_message_request
+from localllm.api.anthropic.responses import JsonObject, error_object, message_object
 from localllm.api.anthropic.streams import MessageStream
 from localllm.errors import LocalLLMError
-from localllm.llm import collect
+from localllm.llm import collect_completion
 from localllm.request import Request as Prepared
 from localllm.request import SamplingParams
-from localllm.server.answers import Answers
-from localllm.server.body import body_of
+from localllm.server.answers import AnswerReader
+from localllm.server.body import read_json_body
 from localllm.server.lease import Lease
-from localllm.server.models import Models
-from localllm.server.openapi import documented
-from localllm.server.sse import EventStream, event, unless_gone
+from localllm.server.models import ModelPool
+from localllm.server.openapi import route_docs
+from localllm.server.sse import StreamResponse, run_until_disconnect, sse_event
 from localllm.text.grammar.result import check_answer
 
-COUNTED = {"model": "demo", "messages": [{"role": "user", "content": "What is a cat?"}]}
-EXAMPLE = {**COUNTED, "max_tokens": 32}
+COUNT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "What is a cat?"}]}
+EXAMPLE = {**COUNT_EXAMPLE, "max_tokens": 32}
 
 
-def router(models: Models) -> APIRouter:
+def router(models: ModelPool) -> APIRouter:
     routes = APIRouter(prefix="/v1/messages")
 
-    @routes.post("", **documented(MessagesBody, EXAMPLE, streams="text/event-stream"))
+    @routes.post("", **route_docs(MessagesBody, EXAMPLE, stream_type="text/event-stream"))
     async def messages(request: Request) -> Response:
         return await answer(models, request)
 
-    @routes.post("/count_tokens", **documented(MessagesPrompt, COUNTED))
-    async def count_tokens(request: Request) -> Object:
-        body = await body_of(request)
-        with await models.lease(read_count_request(body, SamplingParams()).model) as lease:
-            asked = read_count_request(body, lease.llm.default_params)
-            return {"input_tokens": await asyncio.to_thread(asked.count, lease.llm)}
+    @routes.post("/count_tokens", **route_docs(CountTokensBody, COUNT_EXAMPLE))
+    async def count_tokens(request: Request) -> JsonObject:
+        body = await read_json_body(request)
+        with await models.lease(parse_count_request(body, SamplingParams()).model) as lease:
+            asked = parse_count_request(body, lease.llm.default_params)
+            return {"input_tokens": await asyncio.to_thread(asked.count_prompt_tokens, lease.llm)}
 
     return routes
 
 
-async def answer(models: Models, request: Request) -> Response:
+async def answer(models: ModelPool, request: Request) -> Response:
     """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
-    body = await body_of(request)
-    lease = await models.lease(read_message_request(body, SamplingParams()).model)
+    body = await read_json_body(request)
+    lease = await models.lease(parse_message_request(body, SamplingParams()).model)
     with lease:
-        asked = read_message_request(body, lease.llm.default_params)
+        asked = parse_message_request(body, lease.llm.default_params)
         [prepared] = await asyncio.to_thread(asked.prepare, lease.llm)
         headers = {"request-id": request_id()}
         if asked.stream:
-            events = EventStream(streamed(lease, prepared, headers["request-id"]), lease.kept())
+            events = StreamResponse(stream_answer(lease, prepared, headers["request-id"]), lease.renew())
             events.headers.update(headers)
             return events
-        return JSONResponse(await unless_gone(request, whole(lease, prepared)), headers=headers)
+        return JSONResponse(await run_until_disconnect(request, complete_answer(lease, prepared)), headers=headers)
 
 
-async def whole(lease: Lease, prepared: Prepared) -> Object:
-    with Answers(lease.llm, [prepared]) as answers:
-        done = collect(prepared, [piece async for _, piece in answers])
-    await asyncio.to_thread(check_answer, prepared, done, of_stranger=True)
-    return message(message_id(), lease.loaded.name, prepared.params, done)
+async def complete_answer(lease: Lease, prepared: Prepared) -> JsonObject:
+    with AnswerReader(lease.llm, [prepared]) as answers:
+        done = collect_completion(prepared, [piece async for _, piece in answers])
+    await asyncio.to_thread(check_answer, prepared, done, untrusted=True)
+    return message_object(message_id(), lease.loaded.name, prepared.params, done)
 
 
-async def streamed(lease: Lease, prepared: Prepared, request: str) -> AsyncGenerator[bytes]:
+async def stream_answer(lease: Lease, prepared: Prepared, request: str) -> AsyncGenerator[bytes]:
     """Events up to message_stop; or up to an error, which is the last. Raises what keeps it from beginning."""
     stream = MessageStream(message_id(), lease.loaded.name, prepared)
-    with Answers(lease.llm, [prepared]) as answers:
-        for each in stream.begin():
-            yield event(each, each["type"])
+    with AnswerReader(lease.llm, [prepared]) as answers:
+        for each in stream.start_events():
+            yield sse_event(each, each["type"])
         try:
             async for _, piece in answers:
-                for each in stream.push(piece):
-                    yield event(each, each["type"])
+                for each in stream.events_for(piece):
+                    yield sse_event(each, each["type"])
         except LocalLLMError as error:
-            yield event(error_object(error, request), "error")
+            yield sse_event(error_object(error, request), "error")
 
 
 def message_id() -> str:

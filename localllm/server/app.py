@@ -10,17 +10,17 @@ from starlette.responses import Response
 from localllm import __version__
 from localllm.errors import LocalLLMError
 from localllm.server import admin, anthropic, embeddings, ollama, openai, overview, own, responses, store, web
-from localllm.server.access import Access
+from localllm.server.access import AccessPolicy
 from localllm.server.guard import Guard
 from localllm.server.inventory import Inventory
-from localllm.server.limits import Limits
-from localllm.server.logs import Logged
-from localllm.server.models import Models
-from localllm.server.openapi import serve_document
-from localllm.server.refusals import answer_of
-from localllm.server.sums import Sums
+from localllm.server.limits import ConnectionLimits
+from localllm.server.logs import RequestLogger
+from localllm.server.models import ModelPool
+from localllm.server.openapi import add_openapi_route
+from localllm.server.refusals import error_response
+from localllm.server.sums import ServerMetrics
 
-CLIENT_CLOSED = 499  # nobody reads it; the logs of other servers have the number
+CLIENT_CLOSED_STATUS = 499  # nobody reads it; the logs of other servers have the number
 
 
 class NoSuchRoute(LocalLLMError):
@@ -32,13 +32,13 @@ class NoSuchRoute(LocalLLMError):
 
 
 def create_app(
-    models: Models,
-    access: Access = Access(),  # noqa: B008 - frozen, as the next
-    limits: Limits = Limits(),  # noqa: B008
+    models: ModelPool,
+    access: AccessPolicy = AccessPolicy(),  # noqa: B008 - frozen, as the next
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008
     *,
-    with_prompts: bool = False,
+    log_prompts: bool = False,
 ) -> FastAPI:
-    """Pages that describe the API are left out: they load scripts from elsewhere. with_prompts: log what is
+    """Pages that describe the API are left out: they load scripts from elsewhere. log_prompts: log what is
     asked, too."""
     app = FastAPI(
         title="localllm",
@@ -49,44 +49,44 @@ def create_app(
         redirect_slashes=False,
     )
     app.add_middleware(Guard, access=access, limits=limits)
-    sums = Sums(models)
-    app.add_middleware(Logged, sums=sums, with_prompts=with_prompts)
+    sums = ServerMetrics(models)
+    app.add_middleware(RequestLogger, metrics=sums, log_prompts=log_prompts)
     app.include_router(openai.router(models))
-    app.include_router(responses.router(models))
+    app.include_router(responses.responses_router(models))
     app.include_router(anthropic.router(models))
-    inventory = Inventory(models.given)
+    inventory = Inventory(models.aliases)
     app.include_router(embeddings.router(models, inventory))
     app.include_router(ollama.router(models, inventory))
     app.include_router(store.router(models, inventory))
     app.include_router(admin.router(models, sums))
     app.include_router(own.router(models))
-    app.include_router(overview.router(models, sums.recent))
+    app.include_router(overview.status_router(models, sums.recent_latencies))
     app.include_router(web.router())
-    serve_document(app)
-    app.add_exception_handler(LocalLLMError, refused)
-    app.add_exception_handler(HTTPException, not_routed)
-    app.add_exception_handler(ClientDisconnect, left)
-    app.add_exception_handler(Exception, broken)
+    add_openapi_route(app)
+    app.add_exception_handler(LocalLLMError, handle_error)
+    app.add_exception_handler(HTTPException, handle_no_route)
+    app.add_exception_handler(ClientDisconnect, handle_disconnect)
+    app.add_exception_handler(Exception, handle_fault)
     return app
 
 
-async def refused(request: Request, error: Any) -> Response:
-    return answer_of(cast(LocalLLMError, error), request.url.path)
+async def handle_error(request: Request, error: Any) -> Response:
+    return error_response(cast(LocalLLMError, error), request.url.path)
 
 
-async def not_routed(request: Request, error: Any) -> Response:
+async def handle_no_route(request: Request, error: Any) -> Response:
     path = request.url.path
     if allowed := (error.headers or {}).get("Allow"):
         what, remedy = f"{path} does not take {request.method}", f"send {allowed}"
     else:
         what, remedy = f"{request.method} {path} is not served here", "GET /openapi.json lists what is"
-    return answer_of(NoSuchRoute(what, remedy, error.status_code), path, error.headers)
+    return error_response(NoSuchRoute(what, remedy, error.status_code), path, error.headers)
 
 
-async def left(_: Request, error: Any) -> Response:
-    return Response(status_code=CLIENT_CLOSED)
+async def handle_disconnect(_: Request, error: Any) -> Response:
+    return Response(status_code=CLIENT_CLOSED_STATUS)
 
 
-async def broken(request: Request, error: Any) -> Response:
+async def handle_fault(request: Request, error: Any) -> Response:
     """The log has the trace; strangers are not told it."""
-    return answer_of(LocalLLMError("a fault of localllm", "its log has more"), request.url.path)
+    return error_response(LocalLLMError("a fault of localllm", "its log has more"), request.url.path)

@@ -4,10 +4,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from localllm.api.body import parse
+from localllm.api.body import parse_json_object
 
 
-async def body_of(request: Request) -> dict[str, Any]:
+async def read_json_body(request: Request) -> dict[str, Any]:
     """The JSON object that it is, whatever its content type says. Raises UsageError as `parse`, and as the guard's
     `Body` does."""
-    return parse(await request.body())
+    return parse_json_object(await request.body())

@@ -13,13 +13,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import LocalLLMError
-from localllm.server.limits import Limits
-from localllm.server.refusals import answer_of
+from localllm.server.limits import ConnectionLimits
+from localllm.server.refusals import error_response
 
-FULL = {"error": "too many connections are open; try again later"}
+TOO_MANY_CONNECTIONS = {"error": "too many connections are open; try again later"}
 
 
-class Malformed(LocalLLMError):
+class MalformedRequest(LocalLLMError):
     """What no HTTP request looks like, or one that does not come. `http_status` says which."""
 
     def __init__(self, message: str, http_status: int = 400):
@@ -28,17 +28,17 @@ class Malformed(LocalLLMError):
 
 
 class Connection(H11Protocol):
-    def __init__(self, limits: Limits, idle: "dict[Connection, None]", **rest: Any):
+    def __init__(self, limits: ConnectionLimits, idle: "dict[Connection, None]", **rest: Any):
         """idle: those of the server's connections that ask nothing, the longest idle first; rest: uvicorn's."""
         super().__init__(**rest)
         self.limits = limits
         self.idle = idle
-        self.most = limits.open_connections()
+        self.max_connections = limits.connection_limit()
         self.head_timer: asyncio.TimerHandle | None = None
         self.reader_timer: asyncio.TimerHandle | None = None
 
     @property
-    def at_work(self) -> bool:
+    def is_busy(self) -> bool:
         """A request is here that has no whole answer."""
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -46,51 +46,51 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         # Pauses as soon as the system takes no more, so that `stalled` sees whatever waits.
         transport.set_write_buffer_limits(high=1, low=0)
-        self.rest()
-        self.await_head()
-        if len(self.connections) <= self.most:
+        self.mark_idle()
+        self.start_head_timer()
+        if len(self.connections) <= self.max_connections:
             return
         longest = next(iter(self.idle))
         if longest is self:
-            self.refuse_all()
+            self.refuse_connection()
         else:
             longest.hang_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.idle.pop(self, None)
-        self.disarm()
-        self.reader_timer = cancelled(self.reader_timer)
+        self.cancel_head_timer()
+        self.reader_timer = cancel_timer(self.reader_timer)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self.at_work:
-            self.await_head()
+        if not self.is_busy:
+            self.start_head_timer()
         super().data_received(data)
-        if self.at_work:
+        if self.is_busy:
             self.idle.pop(self, None)
-            self.disarm()
+            self.cancel_head_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.at_work:
-            self.rest()
+        if not self.is_busy:
+            self.mark_idle()
 
-    def rest(self) -> None:
+    def mark_idle(self) -> None:
         self.idle.pop(self, None)  # to the end
         self.idle[self] = None
 
-    def await_head(self) -> None:
+    def start_head_timer(self) -> None:
         """From its first byte, or from the begin of the connection; what comes later gains no time."""
         if not self.head_timer:
-            self.head_timer = self.loop.call_later(self.limits.head_s, self.no_head)
+            self.head_timer = self.loop.call_later(self.limits.head_timeout_s, self.head_timed_out)
 
-    def disarm(self) -> None:
-        self.head_timer = cancelled(self.head_timer)
+    def cancel_head_timer(self) -> None:
+        self.head_timer = cancel_timer(self.head_timer)
 
-    def no_head(self) -> None:
+    def head_timed_out(self) -> None:
         if self.conn.trailing_data[0]:
-            what = f"the request's headers did not come within {self.limits.head_s:.3g} s"
-            self.refuse(Malformed(what, 408))
+            what = f"the request's headers did not come within {self.limits.head_timeout_s:.3g} s"
+            self.refuse(MalformedRequest(what, 408))
         else:
             self.hang_up()
 
@@ -98,22 +98,22 @@ class Connection(H11Protocol):
         """uvicorn's, called while it handles what h11 says of the fault; with h11's own status and words."""
         fault = sys.exc_info()[1]
         status = getattr(fault, "error_status_hint", 400)
-        self.refuse(Malformed(f"that is no request ({fault})"[:200], status))
+        self.refuse(MalformedRequest(f"that is no request ({fault})"[:200], status))
 
     def refuse(self, error: LocalLLMError) -> None:
         """The last that is said; nothing where an answer has begun."""
-        if self.at_work and self.cycle.response_started:
+        if self.is_busy and self.cycle.response_started:
             self.transport.abort()
             return
-        answer = answer_of(error, self.scope["path"] if self.at_work else "/", {"Connection": "close"})
+        answer = error_response(error, self.scope["path"] if self.is_busy else "/", {"Connection": "close"})
         head = h11.Response(status_code=answer.status_code, headers=answer.raw_headers)
         parts = (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(part) or b"" for part in parts))
         self.hang_up()
 
-    def refuse_all(self) -> None:
+    def refuse_connection(self) -> None:
         """Before anything is read, so in no API's own words."""
-        body = json.dumps(FULL).encode()
+        body = json.dumps(TOO_MANY_CONNECTIONS).encode()
         head = "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self.transport.write(head.encode() + body)
@@ -122,29 +122,29 @@ class Connection(H11Protocol):
     def hang_up(self) -> None:
         """Once what was said has been taken; `stalled` sees to those who do not take it."""
         self.idle.pop(self, None)
-        self.disarm()
+        self.cancel_head_timer()
         self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.await_reader()
+        self.start_reader_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.reader_timer = cancelled(self.reader_timer)
+        self.reader_timer = cancel_timer(self.reader_timer)
 
-    def await_reader(self) -> None:
+    def start_reader_timer(self) -> None:
         waits = self.transport.get_write_buffer_size()
-        self.reader_timer = self.loop.call_later(self.limits.reader_s, self.stalled, waits)
+        self.reader_timer = self.loop.call_later(self.limits.reader_timeout_s, self.check_reader, waits)
 
-    def stalled(self, waited: int) -> None:
+    def check_reader(self, waited: int) -> None:
         """Break off where the client has taken next to nothing of `waited` bytes, and cancel its answer."""
-        if waited - self.transport.get_write_buffer_size() < self.limits.reader_bytes:
+        if waited - self.transport.get_write_buffer_size() < self.limits.min_reader_bytes:
             self.transport.abort()
         else:
-            self.await_reader()
+            self.start_reader_timer()
 
 
-def cancelled(timer: asyncio.TimerHandle | None) -> None:
+def cancel_timer(timer: asyncio.TimerHandle | None) -> None:
     if timer:
         timer.cancel()

@@ -14,73 +14,77 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from localllm.api.ollama.embeddings import (
-    Asked,
     EmbedBody,
-    OldBody,
+    EmbedRequest,
+    LegacyEmbeddingsBody,
     embed_object,
-    old_object,
-    read_embed,
-    read_old,
+    legacy_embedding_object,
+    parse_embed_request,
+    parse_legacy_embeddings,
 )
-from localllm.api.openai.embeddings import EmbeddingsBody, embeddings_object, read_embeddings
+from localllm.api.openai.embeddings import EmbeddingsBody, openai_embeddings_object, parse_openai_embeddings
 from localllm.embedding import Embeddings
-from localllm.server.body import body_of
+from localllm.server.body import read_json_body
 from localllm.server.inventory import Inventory
 from localllm.server.lease import Lease
-from localllm.server.models import Models
-from localllm.server.ollama import leased
-from localllm.server.openapi import documented
-from localllm.server.sse import unless_gone
+from localllm.server.models import ModelPool
+from localllm.server.ollama import lease_model
+from localllm.server.openapi import route_docs
+from localllm.server.sse import run_until_disconnect
 
 EXAMPLE = {"model": "demo", "input": ["a cat", "a dog"]}
-AT_ONCE = 4  # requests whose texts are tokenized and computed, batch by batch in turns; others wait
+MAX_CONCURRENT = 4  # requests whose texts are tokenized and computed, batch by batch in turns; others wait
 
 
-def router(models: Models, inventory: Inventory) -> APIRouter:
+def router(models: ModelPool, inventory: Inventory) -> APIRouter:
     routes = APIRouter()
     # Threads of their own: those that prepare the prompts of chats need not wait for vectors.
-    threads = ThreadPoolExecutor(AT_ONCE, "localllm-embeddings")
+    threads = ThreadPoolExecutor(MAX_CONCURRENT, "localllm-embeddings")
 
-    async def room_for(asked: Asked) -> Lease:
-        return await leased(models, inventory, asked.model, asked.keep_alive, asked.context)
+    async def room_for(asked: EmbedRequest) -> Lease:
+        return await lease_model(models, inventory, asked.model, asked.keep_alive, asked.num_ctx)
 
-    @routes.post("/v1/embeddings", **documented(EmbeddingsBody, EXAMPLE))
+    @routes.post("/v1/embeddings", **route_docs(EmbeddingsBody, EXAMPLE))
     async def embeddings(request: Request) -> Response:
-        asked = read_embeddings(await body_of(request))
+        asked = parse_openai_embeddings(await read_json_body(request))
         with await models.lease(asked.model) as lease:
-            embed = partial(lease.embeds.embed, asked.input, dimensions=asked.dimensions)
-            found = await unless_gone(request, embedded(threads, embed))
-        return JSONResponse(await asyncio.to_thread(embeddings_object, asked, asked.model, found))
+            embed = partial(lease.embedder.embed, asked.input, dimensions=asked.dimensions)
+            found = await run_until_disconnect(request, run_embed(threads, embed))
+        return JSONResponse(await asyncio.to_thread(openai_embeddings_object, asked, asked.model, found))
 
-    @routes.post("/api/embed", **documented(EmbedBody, EXAMPLE))
+    @routes.post("/api/embed", **route_docs(EmbedBody, EXAMPLE))
     async def embed(request: Request) -> Response:
         came = time.perf_counter()
-        asked = read_embed(await body_of(request))
+        asked = parse_embed_request(await read_json_body(request))
         with await room_for(asked) as lease:
             load_s = time.perf_counter() - came
-            found = await answered(request, threads, lease, asked)
+            found = await embed_inputs(request, threads, lease, asked)
         return JSONResponse(
             await asyncio.to_thread(embed_object, asked, found, time.perf_counter() - came, load_s)
         )
 
-    @routes.post("/api/embeddings", **documented(OldBody, {"model": "demo", "prompt": "a cat"}))
+    @routes.post("/api/embeddings", **route_docs(LegacyEmbeddingsBody, {"model": "demo", "prompt": "a cat"}))
     async def old(request: Request) -> Response:
-        asked = read_old(await body_of(request))
+        asked = parse_legacy_embeddings(await read_json_body(request))
         with await room_for(asked) as lease:
-            return JSONResponse(old_object(await answered(request, threads, lease, asked)))
+            return JSONResponse(legacy_embedding_object(await embed_inputs(request, threads, lease, asked)))
 
     return routes
 
 
-async def answered(request: Request, threads: ThreadPoolExecutor, lease: Lease, asked: Asked) -> Embeddings | None:
+async def embed_inputs(
+    request: Request, threads: ThreadPoolExecutor, lease: Lease, body: EmbedRequest
+) -> Embeddings | None:
     """None where there is no text, and the model was only to be loaded."""
-    if not asked.texts:
+    if not body.inputs:
         return None
-    how: Mapping[str, Any] = {"dimensions": asked.dimensions, "truncate": asked.truncate}
-    return await unless_gone(request, embedded(threads, partial(lease.embeds.embed, asked.texts, **how)))
+    how: Mapping[str, Any] = {"dimensions": body.dimensions, "truncate": body.truncate}
+    return await run_until_disconnect(
+        request, run_embed(threads, partial(lease.embedder.embed, body.inputs, **how))
+    )
 
 
-async def embedded(threads: ThreadPoolExecutor, embed: Callable[..., Embeddings]) -> Embeddings:
+async def run_embed(threads: ThreadPoolExecutor, embed: Callable[..., Embeddings]) -> Embeddings:
     """Ends after the batch that is computed where nobody waits for it any more."""
     gone = threading.Event()
     try:

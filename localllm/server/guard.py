@@ -10,22 +10,22 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalLLMError, UsageError
-from localllm.server.access import PREFLIGHT_S, Access, Headers, NoKey, every
-from localllm.server.limits import Limits
-from localllm.server.refusals import answer_of
+from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, MissingKey, header_values
+from localllm.server.limits import ConnectionLimits
+from localllm.server.refusals import error_response
 
-OPEN = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell strangers nothing
-STRANGER = "localllm.stranger"  # is set in the scope of those who read them without a key
-PAGE = re.compile(r"/|/ui/?")  # where links of other pages may lead
-UNLIMITED = re.compile(r"/api/blobs/[^/]*")  # files, which their route writes as they come
-VERSIONS = ("1.0", "1.1")
-READING = ("GET", "HEAD")
-METHODS = b"GET, HEAD, POST, DELETE"
-TOKENS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")  # names of headers
-MOST_NAMES = 1024  # characters of those
+PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell strangers nothing
+UNAUTHENTICATED = "localllm.stranger"  # is set in the scope of those who read them without a key
+PAGE_PATHS = re.compile(r"/|/ui/?")  # where links of other pages may lead
+UNLIMITED_PATHS = re.compile(r"/api/blobs/[^/]*")  # files, which their route writes as they come
+HTTP_VERSIONS = ("1.0", "1.1")
+READ_METHODS = ("GET", "HEAD")
+CORS_METHODS = b"GET, HEAD, POST, DELETE"
+HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")  # names of headers
+MAX_HEADER_NAMES_LEN = 1024  # characters of those
 
 
-class TooLarge(LocalLLMError):
+class BodyTooLarge(LocalLLMError):
     """A body over the limit."""
 
     http_status = 413
@@ -34,7 +34,7 @@ class TooLarge(LocalLLMError):
         super().__init__(f"the body is larger than {limit / 2**20:.4g} MiB", "send a smaller one")
 
 
-class TooSlow(LocalLLMError):
+class BodyTooSlow(LocalLLMError):
     """A body that does not come."""
 
     http_status = 408
@@ -43,7 +43,7 @@ class TooSlow(LocalLLMError):
 class Guard:
     """Middleware."""
 
-    def __init__(self, app: ASGIApp, access: Access, limits: Limits):
+    def __init__(self, app: ASGIApp, access: AccessPolicy, limits: ConnectionLimits):
         self.app = app
         self.access = access
         self.limits = limits
@@ -52,66 +52,71 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = Body(
-            scope["headers"], receive, send, self.limits, is_limited=not UNLIMITED.fullmatch(scope["path"])
+        body = GuardedBody(
+            scope["headers"], receive, send, self.limits, is_limited=not UNLIMITED_PATHS.fullmatch(scope["path"])
         )
         try:
-            answer = self.checked(scope, body)
+            answer = self.check(scope, body)
         except LocalLLMError as error:
-            needs = {"WWW-Authenticate": "Bearer"} if isinstance(error, NoKey) else {}
-            answer = answer_of(error, scope["path"], needs)
+            needs = {"WWW-Authenticate": "Bearer"} if isinstance(error, MissingKey) else {}
+            answer = error_response(error, scope["path"], needs)
         await (answer or self.app)(scope, body.receive, body.send)
 
-    def checked(self, scope: Scope, body: "Body") -> Response | None:
+    def check(self, scope: Scope, body: "GuardedBody") -> Response | None:
         """What to answer where no route is to. Raises LocalLLMError for what is refused."""
-        headers, reading = scope["headers"], scope["method"] in READING
-        if scope["http_version"] not in VERSIONS:
+        headers, reading = scope["headers"], scope["method"] in READ_METHODS
+        if scope["http_version"] not in HTTP_VERSIONS:
             raise UsageError(f"HTTP/{scope['http_version']} is not spoken here", "send HTTP/1.1")
         host = self.access.check_host(headers)
-        is_page = reading and bool(PAGE.fullmatch(scope["path"]))
+        is_page = reading and bool(PAGE_PATHS.fullmatch(scope["path"]))
         if self.access.origins:
-            body.allow.append((b"vary", b"Origin"))
+            body.cors_headers.append((b"vary", b"Origin"))
         if origin := self.access.check_origin(headers, host, is_page=is_page):
-            body.allow += [
+            body.cors_headers += [
                 (b"access-control-allow-origin", origin.encode("latin-1")),
                 (b"access-control-expose-headers", b"Retry-After"),
             ]
-            if scope["method"] == "OPTIONS" and every(headers, b"access-control-request-method"):
-                return preflight(headers)  # browsers send no key with it
+            if scope["method"] == "OPTIONS" and header_values(headers, b"access-control-request-method"):
+                return preflight_response(headers)  # browsers send no key with it
         body.check_framing()
         try:
             self.access.check_key(headers)
-        except NoKey:
-            if not (reading and OPEN.fullmatch(scope["path"])):
+        except MissingKey:
+            if not (reading and PUBLIC_PATHS.fullmatch(scope["path"])):
                 raise
-            scope[STRANGER] = True
+            scope[UNAUTHENTICATED] = True
         body.check_length()
         return None
 
 
-def preflight(headers: Headers) -> Response:
+def preflight_response(headers: Headers) -> Response:
     """To a browser that asks whether a page, whose origin may ask, may ask this way."""
-    found = {"Access-Control-Allow-Methods": METHODS.decode(), "Access-Control-Max-Age": str(PREFLIGHT_S)}
-    names = ", ".join(every(headers, b"access-control-request-headers"))
-    if len(names) <= MOST_NAMES and TOKENS.fullmatch(names):
+    found = {
+        "Access-Control-Allow-Methods": CORS_METHODS.decode(),
+        "Access-Control-Max-Age": str(PREFLIGHT_MAX_AGE_S),
+    }
+    names = ", ".join(header_values(headers, b"access-control-request-headers"))
+    if len(names) <= MAX_HEADER_NAMES_LEN and HEADER_NAMES.fullmatch(names):
         found["Access-Control-Allow-Headers"] = names
     return Response(status_code=204, headers=found)
 
 
-class Body:
+class GuardedBody:
     """Counts a body as it comes, and hangs up on whoever was answered before its end: else the server would go on
     reading a body without end."""
 
-    def __init__(self, headers: Headers, receive: Receive, send: Send, limits: Limits, *, is_limited: bool):
+    def __init__(
+        self, headers: Headers, receive: Receive, send: Send, limits: ConnectionLimits, *, is_limited: bool
+    ):
         """is_limited: how much may come, and how long it may take in all."""
-        self.lengths = every(headers, b"content-length")
-        self.encodings = every(headers, b"transfer-encoding")
-        self.under_way = bool(self.encodings or set(self.lengths) - {"0"})
+        self.lengths = header_values(headers, b"content-length")
+        self.encodings = header_values(headers, b"transfer-encoding")
+        self.is_incomplete = bool(self.encodings or set(self.lengths) - {"0"})
         self.limits = limits
         self.is_limited = is_limited
-        self.come = 0
-        self.began = monotonic()
-        self.allow: list[tuple[bytes, bytes]] = []  # headers of the answer, whoever gives it
+        self.received_bytes = 0
+        self.started_at = monotonic()
+        self.cors_headers: list[tuple[bytes, bytes]] = []  # headers of the answer, whoever gives it
         self.receive_next, self.send_next = receive, send
 
     def check_framing(self) -> None:
@@ -121,34 +126,37 @@ class Body:
 
     def check_length(self) -> None:
         """Raises TooLarge where the body announces that it is. One that lies is counted."""
-        most = self.limits.body_bytes
+        most = self.limits.max_body_bytes
         if self.is_limited and any(one.isdecimal() and int(one[:20]) > most for one in self.lengths):
-            raise TooLarge(most)
+            raise BodyTooLarge(most)
 
     async def receive(self) -> Message:
         """Raises TooLarge once more has come than may, and TooSlow where it does not come."""
-        if not self.under_way:
+        if not self.is_incomplete:
             return await self.receive_next()
         allowed = self.deadline_s()
         try:
-            async with asyncio.timeout(self.began + allowed - monotonic()):
+            async with asyncio.timeout(self.started_at + allowed - monotonic()):
                 message = await self.receive_next()
         except TimeoutError:
-            what = f"{self.come:,} bytes of the body came in {allowed:.3g} s"
-            raise TooSlow(what, "send it faster, or less") from None
-        self.come += len(message.get("body", b""))
-        if self.is_limited and self.come > self.limits.body_bytes:
-            raise TooLarge(self.limits.body_bytes)
-        self.under_way = message.get("more_body", False)
+            what = f"{self.received_bytes:,} bytes of the body came in {allowed:.3g} s"
+            raise BodyTooSlow(what, "send it faster, or less") from None
+        self.received_bytes += len(message.get("body", b""))
+        if self.is_limited and self.received_bytes > self.limits.max_body_bytes:
+            raise BodyTooLarge(self.limits.max_body_bytes)
+        self.is_incomplete = message.get("more_body", False)
         return message
 
     def deadline_s(self) -> float:
         """Behind its begin, until which more must have come."""
-        whole, so_far = self.limits.body_s, self.limits.body_grace_s + self.come / self.limits.body_rate
+        whole, so_far = (
+            self.limits.body_timeout_s,
+            self.limits.body_grace_s + self.received_bytes / self.limits.min_body_bytes_per_s,
+        )
         return min(whole, so_far) if self.is_limited else so_far
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and (self.under_way or self.allow):
-            hang_up = [(b"connection", b"close")] if self.under_way else []
-            message = {**message, "headers": [*message["headers"], *self.allow, *hang_up]}
+        if message["type"] == "http.response.start" and (self.is_incomplete or self.cors_headers):
+            hang_up = [(b"connection", b"close")] if self.is_incomplete else []
+            message = {**message, "headers": [*message["headers"], *self.cors_headers, *hang_up]}
         await self.send_next(message)

@@ -10,87 +10,87 @@ from typing import Protocol
 
 from localllm.api.tokens import TokenTexts
 from localllm.embedder import Embedder
-from localllm.embedding import Embeds
+from localllm.embedding import EmbeddingModel
 from localllm.errors import UnsupportedModel
 from localllm.llm import LLM
 
 
 @dataclass(eq=False)
-class Loaded:
+class LoadedModel:
     """A model in memory, and who uses it."""
 
-    key: str  # where it lies
+    path_key: str  # where it lies
     name: str  # under which it was asked for first
     llm: LLM | Embedder
     keep_alive: float  # seconds after its last use; math.inf: for ever
-    since: float = field(default_factory=time.time)  # seconds since 1970
-    used_at: float = field(default_factory=time.time)
+    loaded_at: float = field(default_factory=time.time)  # seconds since 1970
+    last_used_at: float = field(default_factory=time.time)
     users: int = 0
-    texts: TokenTexts = field(init=False)
+    token_texts: TokenTexts = field(init=False)
     timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
-        self.texts = TokenTexts(self.llm.tokenizer)
+        self.token_texts = TokenTexts(self.llm.tokenizer)
 
     @property
     def expires_at(self) -> float:
         """Seconds since 1970; math.inf: never."""
-        return self.used_at + self.keep_alive
+        return self.last_used_at + self.keep_alive
 
     @property
-    def is_broken(self) -> bool:
+    def has_failed(self) -> bool:
         """Has its engine ended, though nobody let go of it?"""
         return isinstance(self.llm, LLM) and self.llm.worker.closed
 
     @property
-    def chatting(self) -> LLM:
+    def chat_model(self) -> LLM:
         """Raises UnsupportedModel for one that gives vectors alone."""
         if isinstance(self.llm, Embedder):
             raise UnsupportedModel(f'"{self.name}" does not support chat', "it gives vectors: ask for embeddings")
         return self.llm
 
-    def hold(self, users: int = 1) -> None:
+    def add_users(self, users: int = 1) -> None:
         self.users += users
         if self.timer and self.users:
             self.timer.cancel()
 
 
-class Keeping(Protocol):
+class LeaseHolder(Protocol):
     """Whoever lends models."""
 
-    def edited(self, loaded: Loaded, name: str) -> LLM: ...
-    def released(self, loaded: Loaded) -> None: ...
+    def llm_for(self, loaded: LoadedModel, name: str) -> LLM: ...
+    def release(self, loaded: LoadedModel) -> None: ...
 
 
 class Lease:
     """A model that stays loaded until the end of `with`, or `release`, which may be called again."""
 
-    def __init__(self, models: Keeping, loaded: Loaded, name: str):
+    def __init__(self, models: LeaseHolder, loaded: LoadedModel, name: str):
         """Takes over one of the model's users. name: as it was asked for."""
         self.models = models
         self.loaded = loaded
         self.name = name
-        self.texts = loaded.texts
-        self.released = False
+        self.token_texts = loaded.token_texts
+        self.is_released = False
 
     @cached_property
     def llm(self) -> LLM:
         """What answers to the name. Raises as `Loaded.chatting`."""
-        return self.models.edited(self.loaded, self.name)
+        return self.models.llm_for(self.loaded, self.name)
 
     @property
-    def embeds(self) -> Embeds:
+    def embedder(self) -> EmbeddingModel:
         return self.loaded.llm
 
-    def kept(self) -> "Lease":
+    def renew(self) -> "Lease":
         """One more of the same, for what goes on after this one's end."""
-        self.loaded.hold()
+        self.loaded.add_users()
         return Lease(self.models, self.loaded, self.name)
 
     def release(self) -> None:
-        if not self.released:
-            self.released = True
-            self.models.released(self.loaded)
+        if not self.is_released:
+            self.is_released = True
+            self.models.release(self.loaded)
 
     def __enter__(self) -> "Lease":
         return self

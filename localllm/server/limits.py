@@ -5,34 +5,34 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
-    connections: int = 512
+class ConnectionLimits:
+    max_connections: int = 512
     """At once. Beyond, the one that has idled for longest makes room, and where all are at work the new one gets
     503."""
 
-    head_s: float = 10.0
+    head_timeout_s: float = 10.0
     """Within which a request's line and headers come, and before them TLS is agreed upon."""
 
-    head_bytes: int = 64 * 2**10
+    max_head_bytes: int = 64 * 2**10
 
-    body_s: float = 60.0
+    body_timeout_s: float = 60.0
     """Within which a body comes."""
 
     body_grace_s: float = 10.0
-    body_rate: float = 16 * 2**10
+    min_body_bytes_per_s: float = 16 * 2**10
     """Bytes a second, at least, on the average of a body behind its grace."""
 
-    body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 16 * 2**20
     """A context of a million tokens is about 4 MB of text."""
 
     keep_alive_s: int = 30
     """Of a connection with nothing asked."""
 
-    reader_s: float = 30.0
+    reader_timeout_s: float = 30.0
     """Within which a client takes `reader_bytes` of what waits for it, or all."""
 
-    reader_bytes: int = 16 * 2**10
+    min_reader_bytes: int = 16 * 2**10
 
-    def open_connections(self) -> int:
+    def connection_limit(self) -> int:
         """At most half of the files that this process may open: models and answers need some, too."""
-        return max(1, min(self.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+        return max(1, min(self.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))

@@ -5,16 +5,16 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from localllm.server.sse import EventStream
+from localllm.server.sse import StreamResponse
 
-MEDIA_TYPE = "application/x-ndjson"
+NDJSON = "application/x-ndjson"
 
 
-def line(value: Mapping[str, Any]) -> bytes:
+def ndjson_line(value: Mapping[str, Any]) -> bytes:
     """JSON has no line ends of its own."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def lines(made: AsyncGenerator[bytes], lease: AbstractContextManager[Any]) -> EventStream:
+def ndjson_response(made: AsyncGenerator[bytes], lease: AbstractContextManager[Any]) -> StreamResponse:
     """lease: as of `EventStream`."""
-    return EventStream(made, lease, MEDIA_TYPE)
+    return StreamResponse(made, lease, NDJSON)

@@ -16,7 +16,7 @@ Schema = dict[str, Any]
 
 JSON = "application/json"
 COMPONENTS = "#/components/schemas/"
-OF_ALL = {
+COMMON_ERRORS = {
     400: "The request makes no sense.",
     401: "A key is needed, or this one is wrong.",
     403: "The Host or the Origin is a stranger's.",
@@ -24,7 +24,7 @@ OF_ALL = {
     500: "A fault of localllm, or an answer that is not what its schema asks for.",
     503: "Busy: ask again after the seconds in Retry-After.",
 }
-OF_BODIES = {
+BODY_ERRORS = {
     408: "The body did not come in time.",
     413: "The body is too large.",
     507: "The model does not fit into the memory.",
@@ -33,7 +33,7 @@ RETRY_AFTER = {"Retry-After": {"schema": {"type": "string", "pattern": "^[0-9]+$
 
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _FIELDS = {"message": {"type": "string"}, "type": {"type": "string"}}
-OPENAI: Schema = {
+OPENAI_ERROR: Schema = {
     "type": "object",
     "properties": {
         "error": {
@@ -44,8 +44,8 @@ OPENAI: Schema = {
     },
     "required": ["error"],
 }
-OLLAMA: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-ANTHROPIC: Schema = {
+OLLAMA_ERROR: Schema = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+ANTHROPIC_ERROR: Schema = {
     "type": "object",
     "properties": {
         "type": {"const": "error"},
@@ -53,50 +53,59 @@ ANTHROPIC: Schema = {
     },
     "required": ["type", "error"],
 }
-ERRORS: Schema = {"OpenAIError": OPENAI, "OllamaError": OLLAMA, "AnthropicError": ANTHROPIC}
-ERROR_OF = {"/api/": "OllamaError", "/v1/messages": "AnthropicError", "/": "OpenAIError"}  # the first that fits
+ERROR_SCHEMAS: Schema = {
+    "OpenAIError": OPENAI_ERROR,
+    "OllamaError": OLLAMA_ERROR,
+    "AnthropicError": ANTHROPIC_ERROR,
+}
+ERROR_BY_PREFIX = {
+    "/api/": "OllamaError",
+    "/v1/messages": "AnthropicError",
+    "/": "OpenAIError",
+}  # the first that fits
 
 
-def documented(
+def route_docs(
     body: type[BaseModel] | None = None,
     example: Mapping[str, Any] | None = None,
     *,
-    media: str = JSON,
-    streams: str | None = None,
+    media_type: str = JSON,
+    stream_type: str | None = None,
 ) -> dict[str, Any]:
-    """Arguments of a route. body: what it reads, with an example; media: the type of its answers; streams: that of
+    """Arguments of a route. body: what it reads, with an example; media_type: the type of its answers;
+    stream_type: that of
     its other way of answering."""
-    answers: Schema = {media: {"schema": {"type": "object" if media == JSON else "string"}}}
-    if streams:  # of what a schema says readers differ: whole text, line, or event
-        answers[streams] = {}
+    answers: Schema = {media_type: {"schema": {"type": "object" if media_type == JSON else "string"}}}
+    if stream_type:  # of what a schema says readers differ: whole text, line, or event
+        answers[stream_type] = {}
     found: dict[str, Any] = {"responses": {200: {"description": "The answer.", "content": answers}}}
     if body:
-        content: Schema = {"schema": schema_of(body)}
+        content: Schema = {"schema": body_schema(body)}
         if example is not None:
             content["example"] = dict(example)
         found["openapi_extra"] = {"requestBody": {"required": True, "content": {JSON: content}}}
     return found
 
 
-def schema_of(body: type[BaseModel]) -> Schema:
+def body_schema(body: type[BaseModel]) -> Schema:
     """Whose `$defs` `document` puts where its references look for them."""
     return body.model_json_schema(ref_template=COMPONENTS + "{model}")
 
 
-def serve_document(app: FastAPI) -> None:
+def add_openapi_route(app: FastAPI) -> None:
     """At `/openapi.json`. Pages that show it would load scripts from elsewhere: there are none."""
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> JSONResponse:
-        return JSONResponse(document(app))
+        return JSONResponse(openapi_document(app))
 
 
-def document(app: FastAPI) -> Schema:
+def openapi_document(app: FastAPI) -> Schema:
     """All routes of the application, with the errors that each may answer with."""
     made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    components = dict(ERRORS)
+    components = dict(ERROR_SCHEMAS)
     for path, item in made["paths"].items():
-        error = next(name for prefix, name in ERROR_OF.items() if path.startswith(prefix))
+        error = next(name for prefix, name in ERROR_BY_PREFIX.items() if path.startswith(prefix))
         for operation in item.values():
             responses = operation["responses"]
             responses.pop("422", None)  # FastAPI's own; ours is 400
@@ -104,7 +113,7 @@ def document(app: FastAPI) -> Schema:
             if answers.get(JSON) == {"schema": {}} and len(answers) > 1:
                 del answers[JSON]  # FastAPI's own, too: the route gives something else
             contents = operation.get("requestBody", {}).get("content", {})
-            for status, why in (OF_ALL | OF_BODIES if contents else OF_ALL).items():
+            for status, why in (COMMON_ERRORS | BODY_ERRORS if contents else COMMON_ERRORS).items():
                 told: Schema = {"description": why, "content": {JSON: {"schema": {"$ref": COMPONENTS + error}}}}
                 responses.setdefault(str(status), told | ({"headers": RETRY_AFTER} if status == 503 else {}))
             for content in contents.values():

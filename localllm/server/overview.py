@@ -13,13 +13,13 @@ from localllm import __version__
 from localllm.device import free_bytes, resolve_device
 from localllm.llm import LLM
 from localllm.metrics import EngineStats
-from localllm.server.lease import Loaded
-from localllm.server.models import Models
-from localllm.server.recent import Recent
-from localllm.wire import NAME
+from localllm.server.lease import LoadedModel
+from localllm.server.models import ModelPool
+from localllm.server.recent import RecentLatencies
+from localllm.wire import SERVER_NAME
 
-Object = dict[str, Any]
-COUNTS = (
+Status = dict[str, Any]
+ENGINE_COUNTS = (
     "steps",
     "prompt_tokens",
     "cached_tokens",
@@ -34,32 +34,32 @@ COUNTS = (
 )
 
 
-def router(models: Models, recent: Recent) -> APIRouter:
+def status_router(models: ModelPool, recent: RecentLatencies) -> APIRouter:
     routes = APIRouter(prefix="/localllm", include_in_schema=False)
 
     @routes.get("/ps")
-    async def ps() -> Object:
-        loaded = sorted(models.loaded.values(), key=lambda one: one.since)
+    async def ps() -> Status:
+        loaded = sorted(models.loaded.values(), key=lambda one: one.loaded_at)
         return {
-            "server": NAME,
+            "server": SERVER_NAME,
             "version": __version__,
-            "models": [state_of(one) for one in loaded],
-            "loading": [load.name for load in models.loads.values()],
+            "models": [model_status(one) for one in loaded],
+            "loading": [load.name for load in models.pending_loads.values()],
             "events": [asdict(event) for event in models.events],
         }
 
     @routes.get("/top")
-    async def top() -> Object:
+    async def top() -> Status:
         """What it does now, for who asks again and again; counts are since each model was loaded."""
-        loaded = sorted(models.loaded.values(), key=lambda one: one.since)
-        loading = [load.name for load in models.loads.values()]
-        found = {"server": NAME, "version": __version__, "at": time.time(), "loading": loading}
-        return found | await asyncio.to_thread(at_work, loaded, recent)
+        loaded = sorted(models.loaded.values(), key=lambda one: one.loaded_at)
+        loading = [load.name for load in models.pending_loads.values()]
+        found = {"server": SERVER_NAME, "version": __version__, "at": time.time(), "loading": loading}
+        return found | await asyncio.to_thread(server_activity, loaded, recent)
 
     return routes
 
 
-def state_of(one: Loaded) -> Object:
+def model_status(one: LoadedModel) -> Status:
     stats = one.llm.stats()
     return {
         "name": one.name,
@@ -69,7 +69,7 @@ def state_of(one: Loaded) -> Object:
         "kv_dtype": one.llm.kv_dtype,
         "context": one.llm.context,
         "bytes": one.llm.weight_bytes + one.llm.memory.cache_bytes,
-        "since": one.since,
+        "since": one.loaded_at,
         "until": None if one.keep_alive == math.inf else one.expires_at,
         "users": one.users,
         "running": stats.running,
@@ -80,26 +80,29 @@ def state_of(one: Loaded) -> Object:
     }
 
 
-def at_work(loaded: Iterable[Loaded], recent: Recent) -> Object:
-    return {"free_bytes": free_memory(loaded), "models": [state_of(one) | work_of(one, recent) for one in loaded]}
+def server_activity(loaded: Iterable[LoadedModel], recent: RecentLatencies) -> Status:
+    return {
+        "free_bytes": free_memory(loaded),
+        "models": [model_status(one) | model_activity(one, recent) for one in loaded],
+    }
 
 
-def work_of(one: Loaded, recent: Recent) -> Object:
+def model_activity(one: LoadedModel, recent: RecentLatencies) -> Status:
     """Counts, what the newest answers took, and its requests, oldest first; those for vectors do not last."""
     slots = one.llm.slots() if isinstance(one.llm, LLM) else []
     return {
-        "counts": counts_of(one.llm.stats()),
-        "recent": recent.of(one.llm.name),
+        "counts": engine_counts(one.llm.stats()),
+        "recent": recent.percentiles(one.llm.name),
         "slots": [asdict(slot) for slot in sorted(slots, key=lambda slot: -slot.age_s)],
     }
 
 
-def counts_of(stats: EngineStats) -> Object:
+def engine_counts(stats: EngineStats) -> Status:
     fields = asdict(stats)
-    return {name: fields[name] for name in COUNTS}
+    return {name: fields[name] for name in ENGINE_COUNTS}
 
 
-def free_memory(loaded: Iterable[Loaded]) -> dict[str, int]:
+def free_memory(loaded: Iterable[LoadedModel]) -> dict[str, int]:
     """Bytes of main memory, and of each device that has a model."""
     return {
         device: free_bytes(resolve_device(device))

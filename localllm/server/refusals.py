@@ -8,14 +8,14 @@ from starlette.responses import JSONResponse
 from localllm.api.anthropic import responses as anthropic
 from localllm.api.openai.responses import error_object
 from localllm.errors import LocalLLMError, PromptRefused
-from localllm.server.account import current
+from localllm.server.account import current_request_stats
 from localllm.wire import error_to_json
 
 
-def answer_of(error: LocalLLMError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def error_response(error: LocalLLMError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """With Retry-After where the error knows when to ask again. The account of the request has it, too,
     unless it is a fault of ours, or may have words of a prompt."""
-    account = current()
+    account = current_request_stats()
     if account and 400 <= error.http_status < 500 and not isinstance(error, PromptRefused):
         account.error = str(error)
     found = dict(headers or {})

@@ -18,15 +18,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from localllm.errors import UsageError
-from localllm.server.access_flags import address_of
+from localllm.server.access_flags import parse_ip_address
 from localllm.server.connection import Connection
-from localllm.server.limits import Limits
+from localllm.server.limits import ConnectionLimits
 
-USUAL_PORT = 11434
-DRAIN_S = 30
-SEND_BYTES = 64 * 2**10  # that the system keeps for a client who does not read; else it may be megabytes
+DEFAULT_PORT = 11434
+DRAIN_TIMEOUT_S = 30
+SEND_BUFFER_BYTES = 64 * 2**10  # that the system keeps for a client who does not read; else it may be megabytes
 BACKLOG = 1024  # connections that wait to be accepted
-ACCEPTED = 128  # in one go, and so open at once beyond the limit
+ACCEPT_BATCH = 128  # in one go, and so open at once beyond the limit
 
 
 class Server(uvicorn.Server):
@@ -34,18 +34,19 @@ class Server(uvicorn.Server):
         self,
         app: FastAPI,
         listener: socket.socket,
-        say: Callable[[str], object],
-        end: Callable[[], Awaitable[None]],
-        abandon: Callable[[], object] = lambda: None,
+        on_listening: Callable[[str], object],
+        on_shutdown: Callable[[], Awaitable[None]],
+        on_abort: Callable[[], object] = lambda: None,
         *,
         remark: Callable[[str], object] = lambda words: None,
-        names: Sequence[str] = (),
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        model_names: Sequence[str] = (),
+        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
     ):
-        """listener: as `bind` gives it; say: is told where it listens, once it does; end: is awaited once all
-        answers have ended; abandon: is called when answers under way have no time left, also those that wait;
-        remark: is told what else a person may want to know; names: of models that are loaded."""
+        """listener: as `bind` gives it; on_listening: is told where it listens, once it does; on_shutdown: is
+        awaited once all
+        answers have ended; on_abort: is called when answers under way have no time left, also those that wait;
+        remark: is told what else a person may want to know; model_names: of models that are loaded."""
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -55,7 +56,7 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            h11_max_incomplete_event_size=limits.head_bytes,
+            h11_max_incomplete_event_size=limits.max_head_bytes,
             timeout_keep_alive=limits.keep_alive_s,
         )
         super().__init__(config)
@@ -63,11 +64,11 @@ class Server(uvicorn.Server):
         self.limits = limits
         self.tls = tls
         self.listener = listener
-        self.say = say
+        self.on_listening = on_listening
         self.remark = remark
-        self.names = names
-        self.end = end
-        self.abandon = abandon
+        self.model_names = model_names
+        self.on_shutdown = on_shutdown
+        self.on_abort = on_abort
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's own knows no limits of connections, and no time-out of TLS."""
@@ -76,19 +77,19 @@ class Server(uvicorn.Server):
             lambda: connect(app_state=self.lifespan.state),
             sock=self.listener,
             ssl=self.tls,
-            backlog=ACCEPTED,
-            ssl_handshake_timeout=self.limits.head_s if self.tls else None,
+            backlog=ACCEPT_BATCH,
+            ssl_handshake_timeout=self.limits.head_timeout_s if self.tls else None,
         )
         self.listener.listen(BACKLOG)  # which asyncio takes for the number that it accepts in one go
         self.servers = [listening]
         self.started = True
-        url = address(self.listener, "https" if self.tls else "http")
-        self.say(f"listening on {url}")
-        self.remark(f"{', '.join(self.names) or 'no model'} loaded; a page to chat is at {url}/ui")
+        url = listener_url(self.listener, "https" if self.tls else "http")
+        self.on_listening(f"listening on {url}")
+        self.remark(f"{', '.join(self.model_names) or 'no model'} loaded; a page to chat is at {url}/ui")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        await self.end()
+        await self.on_shutdown()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,23 +99,25 @@ class Server(uvicorn.Server):
             return
         loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
         for number in signals:
-            loop.add_signal_handler(number, self.leave)
+            loop.add_signal_handler(number, self.request_exit)
         try:
             yield
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
 
-    def leave(self) -> None:
+    def request_exit(self) -> None:
         if self.should_exit:  # for the second time: their clients are gone, and so answers are cancelled
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
-            self.abandon()
+            self.on_abort()
             return
         self.should_exit = True
         if answers := len(self.server_state.tasks):
-            self.remark(f"{answers} under way have {DRAIN_S} s to end; the next Ctrl-C or SIGTERM breaks them off")
-        asyncio.get_running_loop().call_later(DRAIN_S, self.leave)
+            self.remark(
+                f"{answers} under way have {DRAIN_TIMEOUT_S} s to end; the next Ctrl-C or SIGTERM breaks them off"
+            )
+        asyncio.get_running_loop().call_later(DRAIN_TIMEOUT_S, self.request_exit)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Comes back when it has ended."""
@@ -127,11 +130,11 @@ def bind(host: str, port: int) -> socket.socket:
 
     Raises UsageError for an address that is none of this machine, and for a port that is taken.
     """
-    place = address_of(host)
+    place = parse_ip_address(host)
     listener = socket.socket(socket.AF_INET if place.version == 4 else socket.AF_INET6)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)  # of all that are accepted
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # of all that are accepted
         listener.bind((str(place), port))
         listener.listen(BACKLOG)  # else two that share the address would find out only now
     except (OSError, OverflowError) as error:
@@ -144,6 +147,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address(listener: socket.socket, scheme: str = "http") -> str:
+def listener_url(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

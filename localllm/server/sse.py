@@ -12,16 +12,16 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
-DONE = b"data: [DONE]\n\n"
+SSE_DONE = b"data: [DONE]\n\n"
 
 
-def event(value: Mapping[str, Any], name: str = "") -> bytes:
+def sse_event(value: Mapping[str, Any], name: str = "") -> bytes:
     """One server-sent event. JSON has no line ends of its own."""
     named = f"event: {name}\n".encode() if name else b""
     return named + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-class EventStream(StreamingResponse):
+class StreamResponse(StreamingResponse):
     """Sends events as they come. A client that leaves ends the generator that makes them, wherever it waits.
 
     What the generator raises before its first event is raised before anything is sent: it has a status of its own.
@@ -31,33 +31,33 @@ class EventStream(StreamingResponse):
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes],
+        chunks: AsyncGenerator[bytes],
         lease: AbstractContextManager[Any],
         media_type: str = "text/event-stream",
     ):
-        super().__init__(events, media_type=media_type, headers={"Cache-Control": "no-cache"})
-        self.events = events
+        super().__init__(chunks, media_type=media_type, headers={"Cache-Control": "no-cache"})
+        self.chunks = chunks
         self.lease = lease
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.lease:
-            async with aclosing(self.events):
-                first = await unless_gone(Request(scope, receive), self.begin())
-                async with aclosing(self.go_on(first)) as self.body_iterator:
+            async with aclosing(self.chunks):
+                first = await run_until_disconnect(Request(scope, receive), self.first_chunk())
+                async with aclosing(self.remaining_chunks(first)) as self.body_iterator:
                     await super().__call__(scope, receive, send)
 
-    async def begin(self) -> bytes:
-        return await anext(self.events, b"")
+    async def first_chunk(self) -> bytes:
+        return await anext(self.chunks, b"")
 
-    async def go_on(self, first: bytes) -> AsyncGenerator[bytes]:
+    async def remaining_chunks(self, first: bytes) -> AsyncGenerator[bytes]:
         yield first
-        async for piece in self.events:
+        async for piece in self.chunks:
             yield piece
 
 
-async def unless_gone(request: Request, making: Coroutine[Any, Any, T]) -> T:
+async def run_until_disconnect(request: Request, making: Coroutine[Any, Any, T]) -> T:
     """What `making` gives. Once the client has left, it is cancelled and ClientDisconnect raised."""
-    made, gone = asyncio.ensure_future(making), asyncio.ensure_future(departure(request))
+    made, gone = asyncio.ensure_future(making), asyncio.ensure_future(wait_for_disconnect(request))
     try:
         await asyncio.wait((made, gone), return_when=asyncio.FIRST_COMPLETED)
         if not made.done():
@@ -70,7 +70,7 @@ async def unless_gone(request: Request, making: Coroutine[Any, Any, T]) -> T:
                 await task
 
 
-async def departure(request: Request) -> None:
+async def wait_for_disconnect(request: Request) -> None:
     """Comes back when the client has left. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

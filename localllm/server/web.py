@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-KINDS = {
+CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -25,7 +25,7 @@ KINDS = {
 }
 """Content types by the ends of names. What ends otherwise is not served."""
 
-POLICY = {
+CONTENT_SECURITY_POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
     "style-src": "'self'",
@@ -39,7 +39,7 @@ POLICY = {
 }
 HEADERS = {
     "Cache-Control": "no-cache",  # ask each time whether it is still the same
-    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
+    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in CONTENT_SECURITY_POLICY.items()),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -48,18 +48,18 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class Page:
+class StaticFile:
     """A file as it is sent."""
 
     content: bytes
     headers: dict[str, str]
 
     @classmethod
-    def of(cls, content: bytes, kind: str) -> Self:
+    def from_content(cls, content: bytes, content_type: str) -> Self:
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        return cls(content, {**HEADERS, "Content-Type": kind, "ETag": tag})
+        return cls(content, {**HEADERS, "Content-Type": content_type, "ETag": tag})
 
-    def answer(self, request: Request) -> Response:
+    def response(self, request: Request) -> Response:
         """The file, or 304 to whoever has it already."""
         tags = request.headers.get("if-none-match", "").replace("W/", "").split(",")
         if self.headers["ETag"] in map(str.strip, tags):
@@ -69,26 +69,26 @@ class Page:
 
 def router() -> APIRouter:
     routes = APIRouter()
-    pages = dict(read(files("localllm.server") / "web"))
+    pages = dict(read_files(files("localllm.server") / "web"))
 
     @routes.get("/ui", include_in_schema=False)
     async def index(request: Request) -> Response:
-        return pages["index.html"].answer(request)
+        return pages["index.html"].response(request)
 
     @routes.get("/ui/{name:path}", include_in_schema=False)
     async def page(request: Request, name: str) -> Response:
         if found := pages.get(name or "index.html"):
-            return found.answer(request)
+            return found.response(request)
         raise HTTPException(404)
 
     return routes
 
 
-def read(folder: Traversable, at: str = "") -> Iterator[tuple[str, Page]]:
+def read_files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, StaticFile]]:
     """The files below a folder, each by its path from there. A path that a browser sends is only looked up among
     these."""
     for entry in folder.iterdir():
         if entry.is_dir():
-            yield from read(entry, f"{at}{entry.name}/")
-        elif kind := next((kind for end, kind in KINDS.items() if entry.name.endswith(end)), None):
-            yield f"{at}{entry.name}", Page.of(entry.read_bytes(), kind)
+            yield from read_files(entry, f"{prefix}{entry.name}/")
+        elif kind := next((kind for end, kind in CONTENT_TYPES.items() if entry.name.endswith(end)), None):
+            yield f"{prefix}{entry.name}", StaticFile.from_content(entry.read_bytes(), kind)

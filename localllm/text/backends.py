@@ -13,50 +13,52 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from localllm.errors import UnsupportedModel
 from localllm.text.merges import derive_merges
 from localllm.text.pretokenizers import PreTokenizer
-from localllm.text.vocabulary import MARKUP, NEVER_MERGED, UNWRITABLE, TokenType, Vocabulary
+from localllm.text.vocabulary import MARKUP_TYPES, UNENCODABLE, UNMERGED_TYPES, TokenType, Vocabulary
 
 SPACE = "▁"
-LEAST_TABLE = 256 * 4  # bytes of the table's first level: an entry for each byte
+MIN_TABLE_BYTES = 256 * 4  # bytes of the table's first level: an entry for each byte
 
 Merges = Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Spacing:
+class SpaceNormalization:
     """What SentencePiece does to a text before it is tokenized."""
 
-    prefix: bool = True
+    add_prefix_space: bool = True
     """A space is put before it, and before what follows an added token; decoding takes off the first."""
 
-    one_space: bool = False
+    collapse_spaces: bool = False
     """Runs of spaces count as one, and those around the text as none."""
 
-    characters: bytes = b""
+    precompiled_charsmap: bytes = b""
     """A compiled table of what stands for what, as it is in files. The library looks up whole graphemes, as in
     the tokenizer.json editions: a mark on a replaced character may be lost, which SentencePiece keeps."""
 
     def __post_init__(self):
         """Raises ValueError for a table that is none: from one the library takes sizes unchecked."""
-        size = int.from_bytes(self.characters[:4], "little")
-        if self.characters and (size % 4 or not LEAST_TABLE <= size <= len(self.characters) - 4):
-            raise ValueError(f"its table of characters has {len(self.characters)} bytes and says {size}")
+        size = int.from_bytes(self.precompiled_charsmap[:4], "little")
+        if self.precompiled_charsmap and (
+            size % 4 or not MIN_TABLE_BYTES <= size <= len(self.precompiled_charsmap) - 4
+        ):
+            raise ValueError(f"its table of characters has {len(self.precompiled_charsmap)} bytes and says {size}")
 
 
-def byte_level_bpe(
-    vocabulary: Vocabulary, merges: Merges, words: PreTokenizer, unknown: str | None
+def build_byte_level_bpe(
+    vocabulary: Vocabulary, merges: Merges, pre_tokenizer: PreTokenizer, unknown_token: str | None
 ) -> tokenizers.Tokenizer:
     """BPE over the bytes of words, each byte written as a character of GPT-2's alphabet."""
-    ids, unknown = _ids_and_unknown(vocabulary, unknown, byte_alphabet().values())
-    model = BPE(ids, _first(merges), unk_token=unknown, ignore_merges=words.ignore_merges)
+    ids, unknown_token = _ids_and_unknown(vocabulary, unknown_token, byte_alphabet().values())
+    model = BPE(ids, _first(merges), unk_token=unknown_token, ignore_merges=pre_tokenizer.ignore_merges)
     backend = tokenizers.Tokenizer(model)
-    split = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in words.patterns]
+    split = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre_tokenizer.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*split, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def added_as_bytes(vocabulary: Vocabulary) -> dict[int, tuple[int, ...]]:
+def find_byte_aliases(vocabulary: Vocabulary) -> dict[int, tuple[int, ...]]:
     """The bytes of added tokens that the library would decode as if each letter were one: DeepSeek adds `ù`."""
     alphabet = byte_alphabet()
     letters = {letter for letter in alphabet.values() if not letter.isascii()}
@@ -76,16 +78,18 @@ def byte_alphabet() -> dict[int, str]:
     return dict(zip(visible, letters, strict=True))
 
 
-def score_bpe(vocabulary: Vocabulary, unknown: str | None, spacing: Spacing) -> tokenizers.Tokenizer:
+def build_score_bpe(
+    vocabulary: Vocabulary, unknown: str | None, spacing: SpaceNormalization
+) -> tokenizers.Tokenizer:
     """SentencePiece's BPE, whose merges follow from the scores of the tokens."""
     entries = zip(vocabulary.tokens, vocabulary.types, vocabulary.scores, strict=True)
-    scored = {token: score for token, kind, score in entries if kind not in NEVER_MERGED}
+    scored = {token: score for token, kind, score in entries if kind not in UNMERGED_TYPES}
     merges = derive_merges(((-score, token) for token, score in scored.items()), scored)
-    return character_bpe(vocabulary, merges, unknown, spacing)
+    return build_character_bpe(vocabulary, merges, unknown, spacing)
 
 
-def character_bpe(
-    vocabulary: Vocabulary, merges: Merges, unknown: str | None, spacing: Spacing
+def build_character_bpe(
+    vocabulary: Vocabulary, merges: Merges, unknown: str | None, spacing: SpaceNormalization
 ) -> tokenizers.Tokenizer:
     """BPE over characters, spaces among them; what the vocabulary lacks is written as bytes, else as unknown."""
     ids, unknown = _ids_and_unknown(vocabulary, unknown, (f"<0x{byte:02X}>" for byte in range(256)))
@@ -93,37 +97,37 @@ def character_bpe(
     return _with_spaces(tokenizers.Tokenizer(model), spacing)
 
 
-def unigram(vocabulary: Vocabulary, unknown: int, spacing: Spacing) -> tokenizers.Tokenizer:
+def build_unigram(vocabulary: Vocabulary, unknown_id: int, spacing: SpaceNormalization) -> tokenizers.Tokenizer:
     """SentencePiece's unigram: the tokens of the highest sum of scores."""
     if not all(vocabulary.tokens):
         raise UnsupportedModel("a unigram vocabulary with an empty token does not run", "fetch another edition")
     kinds, scores = vocabulary.types, vocabulary.scores
-    written = [score for score, kind in zip(scores, kinds, strict=True) if kind not in NEVER_MERGED]
+    written = [score for score, kind in zip(scores, kinds, strict=True) if kind not in UNMERGED_TYPES]
     least = min(written, default=0.0)  # a token that no text becomes shall not win, nor shift the unknown's score
     pieces = [
-        (token, least if kind in NEVER_MERGED else score)
+        (token, least if kind in UNMERGED_TYPES else score)
         for token, kind, score in zip(vocabulary.tokens, kinds, scores, strict=True)
     ]
-    return _with_spaces(tokenizers.Tokenizer(Unigram(pieces, unknown, byte_fallback=True)), spacing)
+    return _with_spaces(tokenizers.Tokenizer(Unigram(pieces, unknown_id, byte_fallback=True)), spacing)
 
 
-def word_pieces(vocabulary: Vocabulary, unknown: str) -> tokenizers.Tokenizer:
+def build_word_piece(vocabulary: Vocabulary, unknown_token: str) -> tokenizers.Tokenizer:
     """BERT's: the longest pieces of each word from the left. GGUF marks those that begin a word, not those that go
     on, and says nothing of letters: a vocabulary without capitals has lost them, and accents with them."""
     pieces = [
-        token if kind in MARKUP or bracketed(token) else token[1:] if token[:1] == SPACE else f"##{token}"
+        token if kind in MARKUP_TYPES or is_bracketed(token) else token[1:] if token[:1] == SPACE else f"##{token}"
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
     ids = dict(zip(reversed(pieces), range(len(pieces) - 1, -1, -1), strict=True))
-    cased = any(any("A" <= c <= "Z" for c in piece) and not bracketed(piece) for piece in pieces)
-    backend = tokenizers.Tokenizer(WordPiece(ids, unk_token=unknown))
+    cased = any(any("A" <= c <= "Z" for c in piece) and not is_bracketed(piece) for piece in pieces)
+    backend = tokenizers.Tokenizer(WordPiece(ids, unk_token=unknown_token))
     backend.normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=not cased)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     return backend
 
 
-def bracketed(token: str) -> bool:
+def is_bracketed(token: str) -> bool:
     return token.startswith("[") and token.endswith("]")
 
 
@@ -135,7 +139,7 @@ def _ids_and_unknown(
     ids = vocabulary.ids
     if unknown is not None or ids.keys() >= set(needed):
         return ids, unknown
-    return {**ids, UNWRITABLE: len(vocabulary.tokens)}, UNWRITABLE
+    return {**ids, UNENCODABLE: len(vocabulary.tokens)}, UNENCODABLE
 
 
 def _first(merges: Merges) -> list[tuple[str, str]]:
@@ -143,16 +147,16 @@ def _first(merges: Merges) -> list[tuple[str, str]]:
     return list(dict.fromkeys(merges))
 
 
-def _with_spaces(backend: tokenizers.Tokenizer, spacing: Spacing) -> tokenizers.Tokenizer:
+def _with_spaces(backend: tokenizers.Tokenizer, spacing: SpaceNormalization) -> tokenizers.Tokenizer:
     steps: list[normalizers.Normalizer] = []
-    if spacing.characters:
-        steps.append(normalizers.Precompiled(spacing.characters))
-    if spacing.one_space:
+    if spacing.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spacing.precompiled_charsmap))
+    if spacing.collapse_spaces:
         steps.append(normalizers.Replace(tokenizers.Regex(r"\A +| +\z| +(?= )"), ""))
-    if spacing.prefix:
+    if spacing.add_prefix_space:
         steps.append(normalizers.Prepend(SPACE))
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    after = [decoders.Strip(" ", 1, 0)] if spacing.prefix else []
+    after = [decoders.Strip(" ", 1, 0)] if spacing.add_prefix_space else []
     to_text = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*to_text, *after])
     return backend

@@ -19,7 +19,7 @@ _PRIVATE_USE = range(0xF0000, 0xF0000 + 0xFFFE)
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChatPiece:
     """A stretch of a rendered chat. `literal`: a control token that came from a message and is only text."""
 
     text: str
@@ -30,7 +30,7 @@ class Piece:
 class RenderedChat:
     """A chat as the template wrote it, for `Tokenizer.encode_chat`."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChatPiece, ...]
 
     @property
     def text(self) -> str:
@@ -38,7 +38,7 @@ class RenderedChat:
         return "".join(piece.text for piece in self.pieces)
 
 
-def unused_characters(text: str) -> tuple[str, str]:
+def find_unused_characters(text: str) -> tuple[str, str]:
     """Two private-use characters that are not in the text, nor their JSON escapes.
 
     Raises StopIteration if there are none.
@@ -52,7 +52,7 @@ def _escaped(character: str) -> str:
     return json.dumps(character).strip('"')
 
 
-class Literals:
+class LiteralMarker:
     """Some tokens as they are written, to be found in texts. `marks` is a pair of unused characters."""
 
     def __init__(self, literals: Collection[str]):
@@ -72,14 +72,14 @@ class Literals:
             return [self.mark(item, marks) for item in value]
         return value
 
-    def cut(self, text: str, marks: tuple[str, str]) -> RenderedChat:
+    def split(self, text: str, marks: tuple[str, str]) -> RenderedChat:
         """Take the marks out. One that lost its partner (a template may cut strings) still parts the text."""
         start, end = marks
         for mark in marks:
             text = text.replace(_escaped(mark), mark)  # a template may write JSON with ensure_ascii
         parts = re.split(f"{start}([^{start}{end}]*){end}|[{start}{end}]", text)
         # Plain text stands at even places, what was marked at odd ones; None for a lone mark.
-        pieces = (Piece(part, i % 2 == 1 and self._has(part)) for i, part in enumerate(parts) if part)
+        pieces = (ChatPiece(part, i % 2 == 1 and self._has(part)) for i, part in enumerate(parts) if part)
         return RenderedChat(tuple(pieces))
 
     def _has(self, text: str) -> bool:

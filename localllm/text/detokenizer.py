@@ -25,15 +25,15 @@ class Detokenizer:
         prompt_ids: Sequence[int] = (),
         *,
         skip_special: bool = True,
-        shown: Collection[int] = (),
+        shown_ids: Collection[int] = (),
     ):
         """`prompt_ids`: what the answer continues; its last tokens are the first context.
 
-        shown: special tokens that are not skipped all the same.
+        shown_ids: special tokens that are not skipped all the same.
         """
         self._tokenizer = tokenizer
-        self._skip_special = skip_special and not shown
-        self._hidden = frozenset(tokenizer.special_ids) - frozenset(shown) if shown else frozenset[int]()
+        self._skip_special = skip_special and not shown_ids
+        self._hidden = frozenset(tokenizer.special_ids) - frozenset(shown_ids) if shown_ids else frozenset[int]()
         self._window = self._context(prompt_ids)
         self._fresh = len(self._window)  # where the tokens begin whose text is not complete
         text = self._decode(self._window)

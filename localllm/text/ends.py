@@ -2,24 +2,29 @@
 
 from collections.abc import Collection, Iterable
 
-ENDS = (
+END_TOKENS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
     *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~[", "<｜end▁of▁sentence｜>"),
 )
 MESSAGE_END = "<|end|>"
-CALLING = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> ends a message only
+CALL_END_TOKENS = (
+    {"<|return|>", "<|call|>"},
+    {"<|calls|>", "<|flush|>"},
+)  # beside these, <|end|> ends a message only
 # These end an answer where a template writes them; elsewhere they may be anything.
-BY_TEMPLATE = ("<|eot|>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>")
+TEMPLATE_END_TOKENS = ("<|eot|>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>")
 
 
-def ends(tokens: Collection[str], known: Iterable[str] = ENDS) -> set[str]:
+def find_end_tokens(tokens: Collection[str], known: Iterable[str] = END_TOKENS) -> set[str]:
     """Those of the tokens that end an answer, whatever model has them; llama.cpp knows the same."""
     written = {token for token in known if token in tokens}
-    return written - {MESSAGE_END} if any(pair <= written for pair in CALLING) else written
+    return written - {MESSAGE_END} if any(pair <= written for pair in CALL_END_TOKENS) else written
 
 
-def ends_of_turn(templates: Collection[str], added_tokens: Collection[str]) -> set[str]:
+def find_turn_end_tokens(templates: Collection[str], added_tokens: Collection[str]) -> set[str]:
     """The added tokens that end a turn in a chat template, or begin that of somebody else."""
     source = "\n".join(templates)
-    return ends({token for token in added_tokens if token in source}, (*ENDS, *BY_TEMPLATE))
+    return find_end_tokens(
+        {token for token in added_tokens if token in source}, (*END_TOKENS, *TEMPLATE_END_TOKENS)
+    )

@@ -15,54 +15,70 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import ByteLevel
 
-LETTERS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-OTHERS = bytes(set(range(256)) - set(LETTERS))
-COMPOSED = 4  # characters that become one at most: Unicode's FAQ on normalization, of canonical decompositions
-COMPOSING = ("NFC", "NFKC")
-KEEPING = ("Prepend", "NFD", "NFKD", "Lowercase", *COMPOSING)  # normalizers that drop no character
-WHOLE = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")  # pre-tokenizers that drop none
-PARTING = ("Split", "Punctuation")  # those that may
+LETTERS_AND_DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+NOT_LETTERS_OR_DIGITS = bytes(set(range(256)) - set(LETTERS_AND_DIGITS))
+MAX_COMPOSED_CHARACTERS = (
+    4  # characters that become one at most: Unicode's FAQ on normalization, of canonical decompositions
+)
+COMPOSING_NORMALIZERS = ("NFC", "NFKC")
+LOSSLESS_NORMALIZERS = (
+    "Prepend",
+    "NFD",
+    "NFKD",
+    "Lowercase",
+    *COMPOSING_NORMALIZERS,
+)  # normalizers that drop no character
+LOSSLESS_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")  # pre-tokenizers that drop none
+SPLITTING_PRE_TOKENIZERS = ("Split", "Punctuation")  # those that may
 
 
 @dataclass(frozen=True)
-class Fewest:
+class TokenCountBound:
     """Of one tokenizer. None: nothing is known."""
 
-    characters: int | None  # that one token may stand for
-    letters: int | None  # ASCII letters and digits that one token may stand for
+    max_characters: int | None  # that one token may stand for
+    max_letters: int | None  # ASCII letters and digits that one token may stand for
     composes: bool  # several characters may become one before they are looked up
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, tokens: list[str]) -> "Fewest":
+    def from_tokenizer(cls, tokenizer: Tokenizer, tokens: list[str]) -> "TokenCountBound":
         """tokens: all of them as they are written, added ones among them. Takes a moment for each."""
-        normalizers = parts(tokenizer.normalizer, "normalizers")
-        splits = parts(tokenizer.pre_tokenizer, "pretokenizers")
-        composes = any(part["type"] in COMPOSING for part in normalizers)
-        if not (all(map(keeps, normalizers)) and all(map(parts_only, splits)) and knows_letters(tokenizer)):
+        normalizers = flatten_steps(tokenizer.normalizer, "normalizers")
+        splits = flatten_steps(tokenizer.pre_tokenizer, "pretokenizers")
+        composes = any(part["type"] in COMPOSING_NORMALIZERS for part in normalizers)
+        if not (
+            all(map(is_lossless_normalizer, normalizers))
+            and all(map(is_lossless_pre_tokenizer, splits))
+            and covers_letters(tokenizer)
+        ):
             return cls(None, None, composes)
         strips = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
-        whole = not strips and knows_all(tokenizer, any(part["type"] == "ByteLevel" for part in splits))
+        whole = not strips and covers_all_characters(
+            tokenizer, any(part["type"] == "ByteLevel" for part in splits)
+        )
         longest = max(map(len, tokens), default=0) if whole else None
-        return cls(longest or None, max(map(letters, tokens), default=0) or None, composes)
+        return cls(longest or None, max(map(count_letters, tokens), default=0) or None, composes)
 
-    def tokens(self, text: str) -> int:
+    def min_tokens(self, text: str) -> int:
         """No way of writing the text has fewer; 0 where nothing is known."""
         strange = len(text) - len(text.encode("ascii", "ignore"))
         found = 0
-        if self.characters:
-            found = -(-len(text) // (self.characters * (COMPOSED if self.composes and strange else 1)))
-        if self.letters:  # each that becomes part of a composed character takes one beyond ASCII
-            found = max(found, -(-(letters(text) - strange * self.composes) // self.letters))
+        if self.max_characters:
+            found = -(
+                -len(text) // (self.max_characters * (MAX_COMPOSED_CHARACTERS if self.composes and strange else 1))
+            )
+        if self.max_letters:  # each that becomes part of a composed character takes one beyond ASCII
+            found = max(found, -(-(count_letters(text) - strange * self.composes) // self.max_letters))
         return found
 
 
-def letters(text: str) -> int:
-    return len(text.encode("ascii", "ignore").translate(None, OTHERS))
+def count_letters(text: str) -> int:
+    return len(text.encode("ascii", "ignore").translate(None, NOT_LETTERS_OR_DIGITS))
 
 
-def parts(of: Any, name: str) -> list[dict[str, Any]]:
+def flatten_steps(component: Any, name: str) -> list[dict[str, Any]]:
     """A normalizer or pre-tokenizer as tokenizer.json has it, one after the other."""
-    left, found = [json.loads(of.__getstate__())] if of else [], []
+    left, found = [json.loads(component.__getstate__())] if component else [], []
     while left:
         part = left.pop()
         if part["type"] == "Sequence":
@@ -72,27 +88,29 @@ def parts(of: Any, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def keeps(normalizer: dict[str, Any]) -> bool:
+def is_lossless_normalizer(normalizer: dict[str, Any]) -> bool:
     """A space for another character is the one replacement there is."""
     if normalizer["type"] == "Replace":
         return normalizer["pattern"] == {"String": " "} and len(normalizer["content"]) > 0
-    return normalizer["type"] in KEEPING
+    return normalizer["type"] in LOSSLESS_NORMALIZERS
 
 
-def parts_only(split: dict[str, Any]) -> bool:
-    return split["type"] in WHOLE or (split["type"] in PARTING and split["behavior"] != "Removed")
+def is_lossless_pre_tokenizer(split: dict[str, Any]) -> bool:
+    return split["type"] in LOSSLESS_PRE_TOKENIZERS or (
+        split["type"] in SPLITTING_PRE_TOKENIZERS and split["behavior"] != "Removed"
+    )
 
 
-def knows_letters(tokenizer: Tokenizer) -> bool:
+def covers_letters(tokenizer: Tokenizer) -> bool:
     """Is a letter never a part of something unknown, of which any number may become one token?"""
     model = tokenizer.model
     if not isinstance(model, BPE | Unigram):
         return False
     affixes = isinstance(model, BPE) and (model.continuing_subword_prefix or model.end_of_word_suffix)
-    return not affixes and all(model.token_to_id(letter) is not None for letter in LETTERS.decode())
+    return not affixes and all(model.token_to_id(letter) is not None for letter in LETTERS_AND_DIGITS.decode())
 
 
-def knows_all(tokenizer: Tokenizer, byte_level: bool) -> bool:
+def covers_all_characters(tokenizer: Tokenizer, byte_level: bool) -> bool:
     """Does each character take a part of a token of its own, whichever it is?"""
     model: Any = tokenizer.model
     if byte_level and isinstance(model, BPE):

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from localllm.errors import DamagedModel
-from localllm.files import damaged, read_json
+from localllm.files import damaged_file, read_json
 
-TEMPLATE_LIMIT = 2**20  # bytes; real ones have up to 30,000
+MAX_TEMPLATE_BYTES = 2**20  # bytes; real ones have up to 30,000
 
 
 def read_special_tokens(path: Path) -> dict[str, str]:
@@ -33,8 +33,8 @@ def read_chat_templates(path: Path) -> dict[str, str]:
     files = {"default": path / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     files = {name: file for name, file in files.items() if file.is_file()}
-    if long := next((file for file in files.values() if file.stat().st_size > TEMPLATE_LIMIT), None):
-        raise damaged(long, "it is larger than any chat template")
+    if long := next((file for file in files.values() if file.stat().st_size > MAX_TEMPLATE_BYTES), None):
+        raise damaged_file(long, "it is larger than any chat template")
     try:
         found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     except UnicodeDecodeError as error:

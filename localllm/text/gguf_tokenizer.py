@@ -11,29 +11,29 @@ from typing import Any, TypeVar
 import tokenizers
 
 from localllm.errors import UnsupportedModel
-from localllm.files import damaged
+from localllm.files import damaged_file
 from localllm.text.backends import (
-    Spacing,
-    added_as_bytes,
-    byte_level_bpe,
-    character_bpe,
-    score_bpe,
-    unigram,
-    word_pieces,
+    SpaceNormalization,
+    build_byte_level_bpe,
+    build_character_bpe,
+    build_score_bpe,
+    build_unigram,
+    build_word_piece,
+    find_byte_aliases,
 )
-from localllm.text.ends import ENDS, MESSAGE_END, ends
+from localllm.text.ends import END_TOKENS, MESSAGE_END, find_end_tokens
 from localllm.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 from localllm.text.vocabulary import (
-    MATCHED_FIRST,
-    Described,
+    ADDED_TYPES,
+    TokenizerDescription,
     TokenType,
     Vocabulary,
-    add_tokens,
-    checked,
-    put_around,
+    check_vocabulary,
+    register_added_tokens,
+    set_bos_eos,
 )
 
-Kind = TypeVar("Kind")
+ValueT = TypeVar("ValueT")
 
 MODELS = ("llama", "gpt2", "gemma4", "t5", "bert")
 DEFAULT_IDS = {
@@ -43,7 +43,7 @@ DEFAULT_IDS = {
     "gemma4": {},
     "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
 }
-SPECIAL = {
+SPECIAL_TOKEN_KEYS = {
     "bos_token": "bos",
     "eos_token": "eos",
     "unk_token": "unknown",
@@ -51,17 +51,19 @@ SPECIAL = {
     "sep_token": "seperator",  # so spelt in the format
     "mask_token": "mask",
 }
-NO_ID = 2**32 - 1  # -1, as some converters write "none"
-PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # its other added tokens swallow whitespace after them
+MISSING_ID = 2**32 - 1  # -1, as some converters write "none"
+PHI3_UNSTRIPPED_TOKENS = frozenset(
+    {"<unk>", "<s>", "<|endoftext|>"}
+)  # its other added tokens swallow whitespace after them
 
 
-def read_gguf_tokenizer(metadata: Mapping[str, Any], file: Path) -> Described:
+def read_gguf_tokenizer(metadata: Mapping[str, Any], file: Path) -> TokenizerDescription:
     """Build the tokenizer of a GGUF file.
 
     Raises DamagedModel for keys of a wrong kind or that contradict each other, UnsupportedModel for a model or
     pre-tokenizer that does not run; whatever the Rust library raises passes through.
     """
-    return _Metadata(metadata, file).describe()
+    return _Metadata(metadata, file).build()
 
 
 class _Metadata:
@@ -77,28 +79,28 @@ class _Metadata:
                 f"those that run are {', '.join(MODELS)}",
             )
         self._vocabulary = self._read_vocabulary()
-        self._ids = {name: self._id(name) for name in (*SPECIAL.values(), "eot", "eom")}
+        self._ids = {name: self._id(name) for name in (*SPECIAL_TOKEN_KEYS.values(), "eot", "eom")}
 
-    def describe(self) -> Described:
+    def build(self) -> TokenizerDescription:
         ending = self._ending()
         types = list(self._vocabulary.types)
         for token in ending:
-            if self._vocabulary.tokens[token] in ENDS:  # some converters call them normal
+            if self._vocabulary.tokens[token] in END_TOKENS:  # some converters call them normal
                 types[token] = TokenType.CONTROL
-        vocabulary = replace(self._vocabulary, types=types, matching=self._matching())
+        vocabulary = replace(self._vocabulary, types=types, added_token_options=self._matching())
         backend, begins, ends = self._backend(vocabulary, ending)
-        add_tokens(backend, vocabulary)
+        register_added_tokens(backend, vocabulary)
         last = "seperator" if self._model == "bert" else "eos"
         begin, end = self._around("bos", begins), self._around(last, ends)
-        put_around(backend, begin, end)
-        named = {name: vocabulary.literal(self._ids[key]) for name, key in SPECIAL.items()}
-        return Described(
+        set_bos_eos(backend, begin, end)
+        named = {name: vocabulary.literal(self._ids[key]) for name, key in SPECIAL_TOKEN_KEYS.items()}
+        return TokenizerDescription(
             self._file,
             backend,
             {name: literal for name, literal in named.items() if literal},
             self._chat_templates(),
             ending,
-            vocabulary.same_as | (added_as_bytes(vocabulary) if self._model == "gpt2" else {}),
+            vocabulary.aliases | (find_byte_aliases(vocabulary) if self._model == "gpt2" else {}),
         )
 
     def _backend(self, vocabulary: Vocabulary, ending: Collection[int]) -> tuple[tokenizers.Tokenizer, bool, bool]:
@@ -113,46 +115,52 @@ class _Metadata:
                     f"{self._file} names the pre-tokenizer {name!r}", f"known are {', '.join(PRE_TOKENIZERS)}"
                 )
             words = PRE_TOKENIZERS[name]
-            return byte_level_bpe(vocabulary, self._merges(), words, unknown), words.begins, False
+            return build_byte_level_bpe(vocabulary, self._merges(), words, unknown), words.adds_bos, False
         if self._model == "gemma4":
-            return character_bpe(vocabulary, self._merges(), unknown, Spacing(prefix=False)), True, False
+            return (
+                build_character_bpe(
+                    vocabulary, self._merges(), unknown, SpaceNormalization(add_prefix_space=False)
+                ),
+                True,
+                False,
+            )
         if self._model == "bert":
             if unknown is None:
-                raise damaged(self._file, "its vocabulary of word pieces has no unknown token")
-            return word_pieces(vocabulary, unknown), True, True
+                raise damaged_file(self._file, "its vocabulary of word pieces has no unknown token")
+            return build_word_piece(vocabulary, unknown), True, True
         prefix = self._get("ggml.add_space_prefix", bool, True)
         if self._model == "llama":
-            return score_bpe(vocabulary, unknown, Spacing(prefix)), True, False
+            return build_score_bpe(vocabulary, unknown, SpaceNormalization(prefix)), True, False
         if self._ids["unknown"] is None:
-            raise damaged(self._file, "its unigram vocabulary has no unknown token")
+            raise damaged_file(self._file, "its unigram vocabulary has no unknown token")
         one_space = self._get("ggml.remove_extra_whitespaces", bool, False)
-        spacing = Spacing(prefix, one_space, self._bytes("ggml.precompiled_charsmap"))
-        return unigram(vocabulary, self._ids["unknown"], spacing), False, True
+        spacing = SpaceNormalization(prefix, one_space, self._bytes("ggml.precompiled_charsmap"))
+        return build_unigram(vocabulary, self._ids["unknown"], spacing), False, True
 
     def _read_vocabulary(self) -> Vocabulary:
         tokens = self._list("ggml.tokens", str)
         types = self._list("ggml.token_type", int, [int(TokenType.NORMAL)] * len(tokens))
         by_scores = self._model in ("llama", "t5")
         scores = self._list("ggml.scores", (int, float), ... if by_scores else [0.0] * len(tokens))
-        return checked(Vocabulary(tokens, types, scores), self._file)
+        return check_vocabulary(Vocabulary(tokens, types, scores), self._file)
 
     def _merges(self) -> list[tuple[str, str]]:
         halves = (merge.partition(" ") for merge in self._list("ggml.merges", str))
         merges = [(left, right) for left, _, right in halves]
         if not all(map(all, merges)):
-            raise damaged(self._file, "it has merges that are not two tokens")
+            raise damaged_file(self._file, "it has merges that are not two tokens")
         return merges
 
     def _id(self, name: str) -> int | None:
         key = f"ggml.{name}_token_id"
-        token = self._get(key, int, NO_ID)
+        token = self._get(key, int, MISSING_ID)
         count = len(self._vocabulary.tokens)
-        if token == NO_ID:
+        if token == MISSING_ID:
             default = DEFAULT_IDS[self._model].get(name)
-            control = default is not None and default < count and self._vocabulary.types[default] in MATCHED_FIRST
+            control = default is not None and default < count and self._vocabulary.types[default] in ADDED_TYPES
             return default if control else None
         if not 0 <= token < count:
-            raise damaged(self._file, f"tokenizer.{key} is {token} and there are {count} tokens")
+            raise damaged_file(self._file, f"tokenizer.{key} is {token} and there are {count} tokens")
         return token
 
     def _around(self, name: str, default: bool) -> tuple[str, int] | None:
@@ -166,12 +174,12 @@ class _Metadata:
         if token is not None and literal:
             return (literal, token) if (default if wanted is None else wanted) else None
         if wanted:
-            raise damaged(self._file, f"tokenizer.{key} is true and it names no such token")
+            raise damaged_file(self._file, f"tokenizer.{key} is true and it names no such token")
         return None
 
     def _ending(self) -> tuple[int, ...]:
         ids = self._vocabulary.ids  # no key lists the tokens that end an answer
-        written = ends(ids)
+        written = find_end_tokens(ids)
         # gpt-oss files may name the end of a message, and an answer has several.
         message_end = None if MESSAGE_END in written else ids.get(MESSAGE_END)
         keyed = [self._ids[name] for name in ("eos", "eot", "eom")]
@@ -184,7 +192,9 @@ class _Metadata:
         if "phi-3" not in name and "phi3" not in name:
             return {}
         tokens = zip(self._vocabulary.tokens, self._vocabulary.types, strict=True)
-        swallowing = (token for token, kind in tokens if kind in MATCHED_FIRST and token not in PHI3_PLAIN)
+        swallowing = (
+            token for token, kind in tokens if kind in ADDED_TYPES and token not in PHI3_UNSTRIPPED_TOKENS
+        )
         return {token: {"rstrip": True} for token in swallowing}
 
     def _chat_templates(self) -> dict[str, str]:
@@ -197,22 +207,24 @@ class _Metadata:
     def _bytes(self, name: str) -> bytes:
         found = self._list(name, int, [])
         if not all(-128 <= byte < 256 for byte in found):  # the format has signed and unsigned bytes
-            raise damaged(self._file, f"tokenizer.{name} is not made of bytes")
+            raise damaged_file(self._file, f"tokenizer.{name} is not made of bytes")
         return bytes(byte % 256 for byte in found)
 
-    def _list(self, name: str, kind: type[Kind] | tuple[type, ...], default: list[Kind] | Any = ...) -> list[Kind]:
+    def _list(
+        self, name: str, kind: type[ValueT] | tuple[type, ...], default: list[ValueT] | Any = ...
+    ) -> list[ValueT]:
         found = self._get(name, Sequence, default)
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if isinstance(found, str) or not set(map(type, found)) <= set(kinds):
-            raise damaged(self._file, f"tokenizer.{name} is not a list of {kinds[0].__name__}")
+            raise damaged_file(self._file, f"tokenizer.{name} is not a list of {kinds[0].__name__}")
         return list(found)
 
-    def _get(self, name: str, kind: type[Kind], default: Any = ...) -> Any:
+    def _get(self, name: str, kind: type[ValueT], default: Any = ...) -> Any:
         """The value of `tokenizer.<name>`; without a default the key must be there."""
         found = self._metadata.get(f"tokenizer.{name}", default)
         if found is default and default is not ...:
             return found
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
             what = "is missing" if found is ... else f"is no {kind.__name__}"
-            raise damaged(self._file, f"tokenizer.{name} {what}")
+            raise damaged_file(self._file, f"tokenizer.{name} {what}")
         return found

@@ -9,7 +9,7 @@ from localllm.errors import UsageError
 Message = Mapping[str, Any]
 
 
-def checked(message: Message) -> Message:
+def normalize_message(message: Message) -> Message:
     """With its text as one string: parts of type `text` are joined. Raises UsageError for what is no text."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
@@ -24,7 +24,7 @@ def checked(message: Message) -> Message:
     return {**message, "content": "".join(texts)}
 
 
-def with_arguments(message: Message, *, as_text: bool) -> Message:
+def convert_tool_arguments(message: Message, *, as_text: bool) -> Message:
     """With the arguments of its tool calls as JSON text, or as objects where the text holds one."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):

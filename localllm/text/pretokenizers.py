@@ -76,14 +76,14 @@ class PreTokenizer:
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    begins: bool = False
+    adds_bos: bool = False
 
 
 _DIGIT_GPT2 = PreTokenizer((r"\p{N}", GPT2))
 _PLAIN_GPT2 = PreTokenizer((GPT2,))
 _PLAIN_LLAMA3 = PreTokenizer((LLAMA3,))
 _PLAIN_QWEN2 = PreTokenizer((QWEN2,))
-_BEGUN_LLAMA3 = PreTokenizer((LLAMA3,), ignore_merges=True, begins=True)
+_BEGUN_LLAMA3 = PreTokenizer((LLAMA3,), ignore_merges=True, adds_bos=True)
 _DEEPSEEK_V3 = PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, rf"{_SYMBOL_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BREAKS}"))
 _O200K = PreTokenizer((O200K,))
 _BAILING_MOE = PreTokenizer((_BAILING,))
@@ -164,7 +164,7 @@ PRE_TOKENIZERS = {
     "solar-open": _PLAIN_QWEN2,
     "stablelm2": _PLAIN_QWEN2,
     "starcoder": _DIGIT_GPT2,
-    "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, begins=True),
+    "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, adds_bos=True),
     "trillion": _PLAIN_GPT2,
     "viking": PreTokenizer((_NO_PUNCTUATION, r"\p{N}")),
     "youtu": PreTokenizer((_YOUTU_SCRIPTS, O200K.replace(r"\p{N}{1,3}", r"\p{N}")), ignore_merges=True),

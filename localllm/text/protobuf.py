@@ -3,10 +3,10 @@
 import struct
 from collections.abc import Iterator
 
-Value = int | float | bytes
+FieldValue = int | float | bytes
 
 
-def read_fields(message: memoryview) -> Iterator[tuple[int, Value]]:
+def read_fields(message: memoryview) -> Iterator[tuple[int, FieldValue]]:
     """Number and value of each field: an int, a 32-bit float, or the bytes of a string or message within.
 
     Raises ValueError where the bytes are no message. Groups and 64-bit fields are in no schema read here.

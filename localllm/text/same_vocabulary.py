@@ -3,7 +3,9 @@
 from localllm.errors import UsageError
 from localllm.text.tokenizer import Tokenizer
 
-MOST_UNSHARED = 128  # tokens that only one of them has, as in llama.cpp: editions of a family differ by a few
+MAX_UNSHARED_TOKENS = (
+    128  # tokens that only one of them has, as in llama.cpp: editions of a family differ by a few
+)
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, names: tuple[str, str]) -> None:
@@ -17,7 +19,7 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, names: tuple[str,
     differ = [i for i, (one, other) in enumerate(pairs) if one != other and None not in (one, other)]
     unshared = [i for i, pair in enumerate(pairs) if pair.count(None) == 1]
     first = next(iter(differ or unshared), None)
-    if first is not None and (differ or len(unshared) > MOST_UNSHARED):
+    if first is not None and (differ or len(unshared) > MAX_UNSHARED_TOKENS):
         one, other = (f"{token!r}" if token is not None else "no token" for token in pairs[first])
         count = len(differ) + len(unshared)
         raise UsageError(

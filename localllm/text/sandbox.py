@@ -13,12 +13,12 @@ from pathlib import Path
 
 from localllm.errors import DamagedModel, LocalLLMError
 
-PROGRAM = Path(__file__).with_name("template_process.py")
+TEMPLATE_PROCESS = Path(__file__).with_name("template_process.py")
 START_LIMIT_S = 30.0  # a cold disk under load; about 0.1 s otherwise
 RENDER_LIMIT_S = 2.0  # by the clock; the program's own limit of CPU time ends it before
 
 
-class Sandbox:
+class TemplateSandbox:
     """A process with little memory and little time, started when needed and replaced when it dies.
 
     Safe to use from several threads, one rendering at a time.
@@ -34,7 +34,7 @@ class Sandbox:
         with self._lock:
             self._start()
 
-    def ask(self, request: bytes) -> dict[str, str]:
+    def request(self, request: bytes) -> dict[str, str]:
         """Send one line of JSON, return the answer.
 
         Raises DamagedModel if the process died of the request, LocalLLMError if it cannot be started.
@@ -64,7 +64,7 @@ class Sandbox:
         if self._process is None or self._process.poll() is not None:
             self._end()
             # -P: nothing from the folder of the program or the user; the group of its own gets no Ctrl-C
-            command = [sys.executable, "-P", str(PROGRAM)]
+            command = [sys.executable, "-P", str(TEMPLATE_PROCESS)]
             pipe = subprocess.PIPE
             try:
                 self._process = subprocess.Popen(

@@ -7,19 +7,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from localllm.errors import UnsupportedModel
-from localllm.files import damaged, read_json
-from localllm.text.backends import Spacing, score_bpe, unigram
+from localllm.files import damaged_file, read_json
+from localllm.text.backends import SpaceNormalization, build_score_bpe, build_unigram
 from localllm.text.folder import read_chat_templates, read_special_tokens
 from localllm.text.protobuf import read_fields
-from localllm.text.vocabulary import Described, TokenType, Vocabulary, add_tokens, checked, put_around
+from localllm.text.vocabulary import (
+    TokenizerDescription,
+    TokenType,
+    Vocabulary,
+    check_vocabulary,
+    register_added_tokens,
+    set_bos_eos,
+)
 
-Kind = TypeVar("Kind", int, float, bytes)
+FieldT = TypeVar("FieldT", int, float, bytes)
 
-UNIGRAM, BPE = 1, 2
-FILE_LIMIT = 64 * 2**20  # bytes; the largest real one, of 262,000 tokens, has five megabytes
-MOST_BEYOND = 2**16  # how far beyond SentencePiece's own an added token may lie
-SPECIAL = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2), "pad_token": (43, -1)}
-OPTIONS = ("lstrip", "rstrip", "single_word")
+UNIGRAM, BPE_MODEL = 1, 2
+MAX_FILE_BYTES = 64 * 2**20  # bytes; the largest real one, of 262,000 tokens, has five megabytes
+MAX_ADDED_ID_GAP = 2**16  # how far beyond SentencePiece's own an added token may lie
+SPECIAL_TOKEN_FIELDS = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2), "pad_token": (43, -1)}
+ADDED_TOKEN_OPTIONS = ("lstrip", "rstrip", "single_word")
 
 
 class _Message:
@@ -28,54 +35,58 @@ class _Message:
     def __init__(self, content: bytes):
         self._fields = dict(read_fields(memoryview(content)))
 
-    def get(self, number: int, default: Kind) -> Kind:
+    def get(self, number: int, default: FieldT) -> FieldT:
         value = self._fields.get(number, default)
         if not isinstance(value, type(default)):
             raise ValueError(f"field {number} is no {type(default).__name__}")
         return value
 
 
-def read_sentencepiece_model(file: Path) -> Described:
+def read_sentencepiece_model(file: Path) -> TokenizerDescription:
     """Build the tokenizer; added tokens, names and BOS come from the JSON files beside it.
 
     A space goes before the text and before what follows an added token, whatever `legacy` says: as in the
     tokenizer.json and GGUF editions of such models. Raises DamagedModel if a file cannot be understood,
     UnsupportedModel for a kind of model that does not run; what the Rust library raises passes through.
     """
-    if file.stat().st_size > FILE_LIMIT:
-        raise damaged(file, "it is larger than any vocabulary")
+    if file.stat().st_size > MAX_FILE_BYTES:
+        raise damaged_file(file, "it is larger than any vocabulary")
     try:
         pieces, trainer, normalizer = _parts(file.read_bytes())
         kind, unknown = trainer.get(3, UNIGRAM), trainer.get(40, 0)
-        spacing = Spacing(bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1)), normalizer.get(2, b""))
+        spacing = SpaceNormalization(
+            bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1)), normalizer.get(2, b"")
+        )
         unlike_others = trainer.get(24, 0) or not normalizer.get(5, 1)
-        own = {name: trainer.get(*field) for name, field in SPECIAL.items()}
+        own = {name: trainer.get(*field) for name, field in SPECIAL_TOKEN_FIELDS.items()}
     except ValueError as error:
-        raise damaged(file, f"it is no SentencePiece model ({error})") from None
-    if kind not in (UNIGRAM, BPE) or unlike_others:
+        raise damaged_file(file, f"it is no SentencePiece model ({error})") from None
+    if kind not in (UNIGRAM, BPE_MODEL) or unlike_others:
         raise UnsupportedModel(f"{file} is of a kind that does not run", "look for an edition with tokenizer.json")
-    pieces = checked(pieces, file)
+    pieces = check_vocabulary(pieces, file)
     config = read_json(file.parent / "tokenizer_config.json")
-    vocabulary = checked(_with_added(pieces, file.parent, config), file)
+    vocabulary = check_vocabulary(_with_added(pieces, file.parent, config), file)
     named = {name: pieces.tokens[token] for name, token in own.items() if 0 <= token < len(pieces.tokens)}
     special_tokens = named | read_special_tokens(file.parent)
     if not 0 <= unknown < len(pieces.tokens):
-        raise damaged(file, "its unknown token is none of its tokens")
-    if kind == BPE:
-        backend = score_bpe(vocabulary, vocabulary.literal(unknown), spacing)
+        raise damaged_file(file, "its unknown token is none of its tokens")
+    if kind == BPE_MODEL:
+        backend = build_score_bpe(vocabulary, vocabulary.literal(unknown), spacing)
     else:
-        backend = unigram(vocabulary, unknown, spacing)
-    add_tokens(backend, vocabulary)
+        backend = build_unigram(vocabulary, unknown, spacing)
+    register_added_tokens(backend, vocabulary)
     around = {
         name: (special_tokens[name], vocabulary.ids[special_tokens[name]])
         for name in ("bos_token", "eos_token")
         if special_tokens.get(name) in vocabulary.ids
     }
-    begin = around.get("bos_token") if config.get("add_bos_token", kind == BPE) else None
+    begin = around.get("bos_token") if config.get("add_bos_token", kind == BPE_MODEL) else None
     end = around.get("eos_token") if config.get("add_eos_token", False) else None
-    put_around(backend, begin, end)
+    set_bos_eos(backend, begin, end)
     eos_ids = (around["eos_token"][1],) if "eos_token" in around else ()
-    return Described(file, backend, special_tokens, read_chat_templates(file.parent), eos_ids, vocabulary.same_as)
+    return TokenizerDescription(
+        file, backend, special_tokens, read_chat_templates(file.parent), eos_ids, vocabulary.aliases
+    )
 
 
 def _parts(content: bytes) -> tuple[Vocabulary, _Message, _Message]:
@@ -104,15 +115,15 @@ def _with_added(pieces: Vocabulary, folder: Path, config: dict[str, Any]) -> Voc
     tokens, types, scores = list(pieces.tokens), list(pieces.types), list(pieces.scores)
     matching: dict[str, dict[str, bool]] = {}
     for token, literal, options in _added(folder, config):
-        if not 0 <= token < len(pieces.tokens) + MOST_BEYOND:
-            raise damaged(folder / "tokenizer_config.json", f"it adds {literal!r} as token {token}")
+        if not 0 <= token < len(pieces.tokens) + MAX_ADDED_ID_GAP:
+            raise damaged_file(folder / "tokenizer_config.json", f"it adds {literal!r} as token {token}")
         missing = token + 1 - len(tokens)
         tokens += [""] * missing
         types += [TokenType.UNUSED] * missing
         scores += [0.0] * missing
         tokens[token] = literal
         types[token] = TokenType.CONTROL if options.get("special") is True else TokenType.USER_DEFINED
-        matching[literal] = {name: options.get(name) is True for name in OPTIONS}
+        matching[literal] = {name: options.get(name) is True for name in ADDED_TOKEN_OPTIONS}
     return Vocabulary(tokens, types, scores, matching)
 
 
@@ -123,7 +134,7 @@ def _added(folder: Path, config: dict[str, Any]) -> list[tuple[int, str, dict[st
         decoder = config.get("added_tokens_decoder", {})
         found += [(int(token), options["content"], options) for token, options in decoder.items()]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise damaged(folder / "tokenizer_config.json", "its added tokens have no known form") from None
+        raise damaged_file(folder / "tokenizer_config.json", "its added tokens have no known form") from None
     if not all(type(token) is int and isinstance(literal, str) for token, literal, _ in found):
-        raise damaged(folder / "added_tokens.json", "its tokens have no known form")
+        raise damaged_file(folder / "added_tokens.json", "its tokens have no known form")
     return found

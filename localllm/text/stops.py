@@ -23,13 +23,13 @@ class StopStrings:
             node[_END] = stop
         self._held = ""
         self._begun: list[tuple[int, dict[Any, Any]]] = []  # (start in _held, how far in the trie), oldest first
-        self.found: str | None = None
+        self.matched: str | None = None
         """The stop string that ended the text."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that is safe to give out, and whether a stop string was found; after that, nothing is."""
-        if self.found is not None or not self._root:
-            return ("" if self.found is not None else text), self.found is not None
+        if self.matched is not None or not self._root:
+            return ("" if self.matched is not None else text), self.matched is not None
         first_new = len(self._held)
         self._held += text
         for position in range(first_new, len(self._held)):
@@ -38,14 +38,14 @@ class StopStrings:
             self._begun = [(start, node[character]) for start, node in self._begun if character in node]
             for start, node in self._begun:
                 if _END in node:
-                    self.found = node[_END]
+                    self.matched = node[_END]
                     return self._give(start), True
         return self._give(self._begun[0][0] if self._begun else len(self._held)), False
 
     def finish(self) -> str:
         """What was held back, as the text ends here; nothing if a stop string was found. Another may begin."""
         self._begun = []
-        return "" if self.found is not None else self._give(len(self._held))
+        return "" if self.matched is not None else self._give(len(self._held))
 
     def _give(self, count: int) -> str:
         given, self._held = self._held[:count], self._held[count:]

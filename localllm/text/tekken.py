@@ -9,24 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import UnsupportedModel
-from localllm.files import damaged, read_json
-from localllm.text.backends import byte_alphabet, byte_level_bpe
+from localllm.files import damaged_file, read_json
+from localllm.text.backends import build_byte_level_bpe, byte_alphabet
 from localllm.text.folder import read_chat_templates, read_special_tokens
 from localllm.text.merges import derive_merges
 from localllm.text.pretokenizers import O200K, TEKKEN, PreTokenizer
-from localllm.text.vocabulary import Described, TokenType, Vocabulary, add_tokens, checked, put_around
+from localllm.text.vocabulary import (
+    TokenizerDescription,
+    TokenType,
+    Vocabulary,
+    check_vocabulary,
+    register_added_tokens,
+    set_bos_eos,
+)
 
 PATTERNS = {pattern: PreTokenizer((pattern,), ignore_merges=True) for pattern in (TEKKEN, O200K)}
-NAMED = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+DEFAULT_SPECIAL_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 # What files of up to version 7 leave out.
-OLD_SPECIAL = (
+V7_SPECIAL_TOKENS = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"),
     *("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
 )
 
 
-def read_tekken(file: Path) -> Described:
+def read_tekken(file: Path) -> TokenizerDescription:
     """Build the tokenizer. BOS goes before every text, as in these models' other editions.
 
     Raises DamagedModel if the file cannot be understood, UnsupportedModel for a pattern that is not known: a
@@ -38,27 +45,29 @@ def read_tekken(file: Path) -> Described:
         special = _special(content)
         words = _words(content, len(special))
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(file, f"it is no tekken.json ({error!r})") from None
+        raise damaged_file(file, f"it is no tekken.json ({error!r})") from None
     if pattern not in PATTERNS:
         raise UnsupportedModel(f"{file} cuts texts by a pattern that is not known", "use another edition")
     tokens = special + words
     types = [TokenType.CONTROL] * len(special) + [TokenType.NORMAL] * len(words)
-    vocabulary = checked(Vocabulary(tokens, types, [0.0] * len(tokens)), file)
+    vocabulary = check_vocabulary(Vocabulary(tokens, types, [0.0] * len(tokens)), file)
     known = frozenset(words)
     merges = derive_merges(enumerate(words), known)
     ids = vocabulary.ids
-    backend = byte_level_bpe(vocabulary, merges, PATTERNS[pattern], None)
-    add_tokens(backend, vocabulary)
-    named = {name: literal for name, literal in NAMED.items() if literal in ids} | read_special_tokens(file.parent)
+    backend = build_byte_level_bpe(vocabulary, merges, PATTERNS[pattern], None)
+    register_added_tokens(backend, vocabulary)
+    named = {
+        name: literal for name, literal in DEFAULT_SPECIAL_TOKENS.items() if literal in ids
+    } | read_special_tokens(file.parent)
     begin, end = named.get("bos_token"), named.get("eos_token")
-    put_around(backend, (begin, ids[begin]) if begin in ids else None, None)
-    return Described(
+    set_bos_eos(backend, (begin, ids[begin]) if begin in ids else None, None)
+    return TokenizerDescription(
         file,
         backend,
         named,
         read_chat_templates(file.parent),
         (ids[end],) if end in ids else (),
-        vocabulary.same_as,
+        vocabulary.aliases,
     )
 
 
@@ -66,7 +75,7 @@ def _special(content: Mapping[str, Any]) -> list[str]:
     """The special tokens by id, filled up to the number that the file reserves."""
     count = content["config"]["default_num_special_tokens"]
     listed = content.get("special_tokens")
-    found = dict(enumerate(OLD_SPECIAL))
+    found = dict(enumerate(V7_SPECIAL_TOKENS))
     if listed is not None:
         found = {entry["rank"]: entry["token_str"] for entry in listed}
         if len(found) < len(listed):

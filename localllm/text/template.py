@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, UsageError
-from localllm.text.control import Literals, RenderedChat, unused_characters
-from localllm.text.messages import with_arguments
-from localllm.text.sandbox import Sandbox
+from localllm.text.control import LiteralMarker, RenderedChat, find_unused_characters
+from localllm.text.messages import convert_tool_arguments
+from localllm.text.sandbox import TemplateSandbox
 from localllm.text.tokenizer import Tokenizer
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names for the same thing, the usual one first
@@ -41,13 +41,13 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._control_tokens, self._added_tokens = frozenset(control_tokens), frozenset(added_tokens)
-        self._said_by_model = Literals(self._control_tokens)
+        self._said_by_model = LiteralMarker(self._control_tokens)
         self._said_by_others = self._literals_of(self._templates.values())
-        self._sandbox = Sandbox()
+        self._sandbox = TemplateSandbox()
         self._names: dict[str, frozenset[str]] = {}  # by source
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self:
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> Self:
         """The templates of a model."""
         return cls(
             tokenizer.chat_templates,
@@ -103,7 +103,7 @@ class ChatTemplate:
         common = {**self._special_tokens, **own, "add_generation_prompt": add_generation_prompt}
         plain = _to_json([messages, tools, documents, source, common])
         try:
-            marks = unused_characters(plain)
+            marks = find_unused_characters(plain)
         except StopIteration as error:
             raise UsageError("the conversation uses every private-use character", "leave one out") from error
 
@@ -117,12 +117,12 @@ class ChatTemplate:
             except RecursionError as error:
                 raise UsageError("the conversation is nested too deeply", "send flatter tools") from error
             request = {"source": source, "variables": {**common, **said}}
-            [(outcome, words)] = self._sandbox.ask(_to_json(request).encode()).items()
-            return outcome, self._said_by_others.cut(words, marks)
+            [(outcome, words)] = self._sandbox.request(_to_json(request).encode()).items()
+            return outcome, self._said_by_others.split(words, marks)
 
-        outcome, chat = ask([with_arguments(message, as_text=False) for message in messages])
+        outcome, chat = ask([convert_tool_arguments(message, as_text=False) for message in messages])
         if outcome == "failed" and any("tool_calls" in message for message in messages):
-            again, other = ask([with_arguments(message, as_text=True) for message in messages])
+            again, other = ask([convert_tool_arguments(message, as_text=True) for message in messages])
             outcome, chat = (again, other) if again == "text" else (outcome, chat)
         if outcome == "text":
             return chat
@@ -132,7 +132,7 @@ class ChatTemplate:
             raise PromptRefused(f"the chat template refuses this conversation: {chat.text}", remedy)
         raise self._fault(outcome, chat.text)
 
-    def arguments(
+    def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]:
         """The arguments for a template that a person asked for; `think` in the words of this template.
@@ -162,16 +162,16 @@ class ChatTemplate:
         """End the process. A later `render` starts another."""
         self._sandbox.close()
 
-    def _literals_of(self, templates: Iterable[str]) -> Literals:
+    def _literals_of(self, templates: Iterable[str]) -> LiteralMarker:
         """Of what others than the model write: control tokens, and those that the templates mention."""
         written = "\n".join(templates)
         mentioned = {token for token in self._added_tokens if token in written and not token.isspace()}
-        return Literals(self._control_tokens | mentioned)
+        return LiteralMarker(self._control_tokens | mentioned)
 
     def _names_in(self, source: str) -> frozenset[str]:
         """The variables that a template reads from outside; the process is asked once."""
         if source not in self._names:
-            [(outcome, words)] = self._sandbox.ask(_to_json({"source": source}).encode()).items()
+            [(outcome, words)] = self._sandbox.request(_to_json({"source": source}).encode()).items()
             if outcome != "text":
                 raise self._fault(outcome, words)
             self._names[source] = frozenset(words.split()) - _GIVEN

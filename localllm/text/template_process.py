@@ -19,11 +19,11 @@ from jinja2 import ext, meta, nodes, parser, sandbox, utils
 
 CPU_LIMIT_S = 0.9  # of one rendering; a real one takes a few milliseconds
 MEMORY_LIMIT_BYTES = 512 * 2**20  # the process starts with 30 MB
-OUTPUT_LIMIT = 16 * 2**20  # characters, more than any context holds
-MESSAGE_LIMIT = 500  # characters of an error
+MAX_OUTPUT_CHARACTERS = 16 * 2**20  # characters, more than any context holds
+MAX_ERROR_CHARACTERS = 500  # characters of an error
 
 
-class Refused(Exception):
+class TemplateRefusal(Exception):
     """The template called raise_exception: it does not accept this conversation."""
 
 
@@ -52,7 +52,7 @@ class Environment(sandbox.ImmutableSandboxedEnvironment):
         raise jinja2.exceptions.SecurityError(f"{attribute!r} of a {type(obj).__name__} is forbidden")
 
 
-class Dict:
+class SandboxedDict:
     """`dict` without its other methods, some of which would change what the sandbox keeps unchanged."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -83,7 +83,7 @@ def _check_name(name: Any) -> None:
 
 
 def _raise_exception(message: Any) -> None:
-    raise Refused(str(message))
+    raise TemplateRefusal(str(message))
 
 
 def _strftime_now(form: str) -> str:
@@ -110,7 +110,7 @@ def _environment() -> Environment:
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
         "namespace": Namespace,
-        "dict": Dict(),
+        "dict": SandboxedDict(),
     }
     return environment
 
@@ -152,13 +152,13 @@ def _render(source: str, variables: dict[str, Any]) -> str:
     length = 0
     for piece in _compile(source).generate(variables):
         length += len(piece)
-        if length > OUTPUT_LIMIT:
-            raise OutputTooLong(f"it writes more than {OUTPUT_LIMIT} characters")
+        if length > MAX_OUTPUT_CHARACTERS:
+            raise OutputTooLong(f"it writes more than {MAX_OUTPUT_CHARACTERS} characters")
         pieces.append(piece)
     return "".join(pieces)
 
 
-def answer(request: dict[str, Any]) -> dict[str, str]:
+def handle_request(request: dict[str, Any]) -> dict[str, str]:
     """`text`; or `refused`, the template's own words; or `failed`, with this conversation; or `damaged`.
 
     Without variables, nothing is rendered, and the text is that of `_arguments`.
@@ -166,10 +166,10 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
     try:
         source, variables = request["source"], request.get("variables")
         return {"text": _arguments(source) if variables is None else _render(source, variables)}
-    except Refused as error:
-        return {"refused": str(error)[:MESSAGE_LIMIT]}
+    except TemplateRefusal as error:
+        return {"refused": str(error)[:MAX_ERROR_CHARACTERS]}
     except jinja2.TemplateSyntaxError as error:
-        return {"damaged": f"line {error.lineno}: {error}"[:MESSAGE_LIMIT]}
+        return {"damaged": f"line {error.lineno}: {error}"[:MAX_ERROR_CHARACTERS]}
     except (
         jinja2.exceptions.SecurityError,
         OutputTooLong,
@@ -177,11 +177,11 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
         RecursionError,
         SyntaxError,
     ) as error:
-        return {"damaged": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]}
+        return {"damaged": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]}
     except MemoryError:
         sys.exit(1)  # what is left of the memory is not worth keeping: a new process is
     except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}"[:MESSAGE_LIMIT]}
+        return {"failed": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]}
 
 
 def _limit_memory() -> None:
@@ -212,7 +212,7 @@ def main() -> None:
     sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
         _limit_time(CPU_LIMIT_S)
-        reply = json.dumps(answer(json.loads(line)))
+        reply = json.dumps(handle_request(json.loads(line)))
         _limit_time(0)
         sys.stdout.buffer.write(reply.encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -12,8 +12,8 @@ from tokenizers import decoders
 from localllm.errors import UnsupportedModel
 from localllm.text.backends import SPACE, byte_alphabet
 
-SPACES = ("Replace", "Metaspace")  # write SPACE as a space
-OF_A_WHOLE_TEXT = ("Fuse", "Strip")  # change its two ends alone
+SPACE_DECODERS = ("Replace", "Metaspace")  # write SPACE as a space
+TEXT_EDGE_DECODERS = ("Fuse", "Strip")  # change its two ends alone
 
 
 def token_bytes(tokens: Iterable[str | None], decoder: decoders.Decoder | None) -> list[bytes]:
@@ -24,7 +24,7 @@ def token_bytes(tokens: Iterable[str | None], decoder: decoders.Decoder | None) 
     if kinds == {"ByteLevel"}:
         return [b"" if token is None else _of_alphabet(token) for token in tokens]
     replaced = [step["pattern"] for step in steps if step["type"] == "Replace"]
-    if kinds <= {*SPACES, *OF_A_WHOLE_TEXT, "ByteFallback"} and replaced in ([], [{"String": SPACE}]):
+    if kinds <= {*SPACE_DECODERS, *TEXT_EDGE_DECODERS, "ByteFallback"} and replaced in ([], [{"String": SPACE}]):
         in_bytes = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)} if "ByteFallback" in kinds else {}
         return [b"" if t is None else in_bytes.get(t) or t.replace(SPACE, " ").encode() for t in tokens]
     raise UnsupportedModel(

@@ -10,19 +10,21 @@ from typing import Any, Self
 from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, UnsupportedModel, UsageError
 from localllm.files import TOKENIZER_FILES
 from localllm.text.control import RenderedChat
-from localllm.text.ends import ends_of_turn
-from localllm.text.fewest import Fewest
+from localllm.text.ends import find_turn_end_tokens
+from localllm.text.fewest import TokenCountBound
 from localllm.text.gguf_tokenizer import read_gguf_tokenizer
 from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken
 from localllm.text.token_bytes import token_bytes
 from localllm.text.tokenizer_json import read_tokenizer_json
-from localllm.text.vocabulary import UNWRITABLE, Described
+from localllm.text.vocabulary import UNENCODABLE, TokenizerDescription
 
-_READERS: dict[str, Callable[[Path], Described]] = dict(
+_READERS: dict[str, Callable[[Path], TokenizerDescription]] = dict(
     zip(TOKENIZER_FILES, (read_tokenizer_json, read_tekken, read_sentencepiece_model), strict=True)
 )
-USUAL = 4  # characters of a token: texts with more for each of a context are mostly too long for it
+TYPICAL_TOKEN_CHARACTERS = (
+    4  # characters of a token: texts with more for each of a context are mostly too long for it
+)
 _NEVER_DAMAGE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
@@ -56,14 +58,14 @@ class Tokenizer:
     eos_ids: tuple[int, ...]
     """Tokens that end an answer: the named one, and those of `ends.py`. generation_config.json may know more."""
 
-    def __init__(self, described: Described):
+    def __init__(self, described: TokenizerDescription):
         backend = described.backend
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._source = described.file.name
-        self._same_as = described.same_as
-        self._unwritable = backend.token_to_id(UNWRITABLE)
+        self._same_as = described.aliases
+        self._unwritable = backend.token_to_id(UNENCODABLE)
         self.special_tokens = dict(described.special_tokens)
         self.chat_templates = dict(described.chat_templates)
         added = {index: token for index, token in backend.get_added_tokens_decoder().items() if token.content}
@@ -74,7 +76,7 @@ class Tokenizer:
         )
         self.special_ids = {index: token.content for index, token in added.items() if token.special}
         self._added = {index: token.content for index, token in added.items()}
-        ends = ends_of_turn(self.chat_templates.values(), self.added_tokens)
+        ends = find_turn_end_tokens(self.chat_templates.values(), self.added_tokens)
         of_turn = sorted(index for index, token in added.items() if token.content in ends)
         self.eos_ids = tuple(dict.fromkeys([*described.eos_ids, *of_turn]))
 
@@ -88,7 +90,7 @@ class Tokenizer:
         if file is None:
             remedy = "look for a repository of this model that has one of them"
             raise UnsupportedModel(f"{path} has no {' or '.join(TOKENIZER_FILES)}", remedy)
-        with _blaming(f"{file} cannot be read"):
+        with _raise_damaged(f"{file} cannot be read"):
             return cls(_READERS[file.name](file))
 
     @classmethod
@@ -97,7 +99,7 @@ class Tokenizer:
 
         Raises UnsupportedModel if it does not run, DamagedModel if it contradicts itself.
         """
-        with _blaming(f"the tokenizer of {file} cannot be built"):
+        with _raise_damaged(f"the tokenizer of {file} cannot be built"):
             return cls(read_gguf_tokenizer(metadata, file))
 
     @property
@@ -115,7 +117,7 @@ class Tokenizer:
             return self._added[index]
         return None if index == self._unwritable else self._backend.id_to_token(index)
 
-    def ids_of(self, literals: Collection[str]) -> frozenset[int]:
+    def added_token_ids(self, literals: Collection[str]) -> frozenset[int]:
         """The added tokens that are written so."""
         return frozenset(index for index, literal in self._added.items() if literal in literals)
 
@@ -129,11 +131,11 @@ class Tokenizer:
                 found[index] = b"".join(found[part] for part in same)
         return found
 
-    def fewest_tokens(self, text: str, most: int) -> int:
-        """A text cannot have fewer tokens; 0 where that is not known, or they may well be `most` or less."""
-        if len(text) <= most * USUAL:
+    def min_token_count(self, text: str, limit: int) -> int:
+        """A text cannot have fewer tokens; 0 where that is not known, or they may well be `limit` or less."""
+        if len(text) <= limit * TYPICAL_TOKEN_CHARACTERS:
             return 0
-        return self._fewest.tokens(text)
+        return self._fewest.min_tokens(text)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a prompt. Control tokens written in it become control ids: it is no chat message.
@@ -156,7 +158,7 @@ class Tokenizer:
             ids += self._encode_on(piece.text, encode) if ids else encode(piece.text)
         return ids
 
-    def encode_amid(self, text: str) -> list[int]:
+    def encode_continuation(self, text: str) -> list[int]:
         """Token ids of a text amid another. Control tokens written in it are encoded as the text they are."""
         return self._encode_on(text, self._encode_literal)
 
@@ -166,12 +168,12 @@ class Tokenizer:
             ids = [same for token in ids for same in self._same_as.get(token, (token,))]
         if self._unwritable in ids:  # a row of the embedding beyond the vocabulary
             ids = [token for token in ids if token != self._unwritable]
-        with _blaming(f"{self._source} contradicts itself"):
+        with _raise_damaged(f"{self._source} contradicts itself"):
             return self._backend.decode(ids, skip_special_tokens=skip_special)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         _check_characters(text)
-        with _blaming(f"{self._source} contradicts itself"):
+        with _raise_damaged(f"{self._source} contradicts itself"):
             ids = self._backend.encode(text, add_special_tokens=special).ids
         return self._checked(ids)
 
@@ -182,7 +184,7 @@ class Tokenizer:
         """The steps of `tokenizers` without the first, which matches added tokens."""
         _check_characters(text)
         normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
-        with _blaming(f"{self._source} contradicts itself"):
+        with _raise_damaged(f"{self._source} contradicts itself"):
             normal = normalizer.normalize_str(text) if normalizer else text
             words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
             ids = [token.id for word in words for token in self._backend.model.tokenize(word)]
@@ -202,9 +204,9 @@ class Tokenizer:
         return ids[len(newline) :] if ids[: len(newline)] == newline else encode(text)
 
     @cached_property
-    def _fewest(self) -> Fewest:
+    def _fewest(self) -> TokenCountBound:
         spelled = map(self.token, range(self._backend.get_vocab_size(with_added_tokens=True)))
-        return Fewest.of(self._backend, [token for token in spelled if token is not None])
+        return TokenCountBound.from_tokenizer(self._backend, [token for token in spelled if token is not None])
 
     @cached_property
     def _newline_ids(self) -> list[int]:
@@ -212,7 +214,7 @@ class Tokenizer:
 
 
 @contextmanager
-def _blaming(message: str) -> Iterator[None]:
+def _raise_damaged(message: str) -> Iterator[None]:
     """Make DamagedModel of what the Rust library raises: any Exception, or a panic, which is none."""
     try:
         yield

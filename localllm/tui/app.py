@@ -17,14 +17,14 @@ from localllm.conversation.session import Session
 from localllm.model import Model
 from localllm.tui.chat_screen import ChatScreen
 from localllm.tui.first_run import FirstRunScreen
-from localllm.tui.garbage import leave_out, let_go
+from localllm.tui.garbage import freeze_garbage, unfreeze_garbage
 from localllm.tui.keys import key_name
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.machine import Machine
-from localllm.tui.themes import dress, native_colors
+from localllm.tui.themes import apply_theme, use_ansi_colors
 from localllm.tui.wishes import ModelChosen
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ChatApp(App[int]):
@@ -43,67 +43,67 @@ class ChatApp(App[int]):
     ]
 
     def __init__(self, machine: Machine, name: str | None, begin: Callable[[Model], Session], home: Path):
-        super().__init__(ansi_color=native_colors())
+        super().__init__(ansi_color=use_ansi_colors())
         self.machine = machine
-        self.name_of_model = name
-        self.begin = begin
+        self.model_name = name
+        self.start_session = begin
         self.home = home
         self.model: Model | None = None
         self.session: Session | None = None
-        self.early: list[Key | Paste] = []  # what is typed before there is a prompt, which is for it
-        self.fault: Exception | None = None
-        self.ended_by: signal.Signals | None = None
+        self.early_input: list[Key | Paste] = []  # what is typed before there is a prompt, which is for it
+        self.error: Exception | None = None
+        self.exit_signal: signal.Signals | None = None
 
     def on_mount(self) -> None:
-        for number in ENDING:
-            asyncio.get_running_loop().add_signal_handler(number, self.end_by, number)
-        dress(self, self.home)
-        if self.name_of_model is None:
-            self.choose_first()
+        for number in TERMINATION_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self.exit_on_signal, number)
+        apply_theme(self, self.home)
+        if self.model_name is None:
+            self.choose_model()
         else:
-            self.open_or_leave(self.name_of_model)
+            self.load_or_exit(self.model_name)
 
-    def choose_first(self) -> None:
-        self.push_screen(FirstRunScreen(self.machine), self.open_or_leave)
+    def choose_model(self) -> None:
+        self.push_screen(FirstRunScreen(self.machine), self.load_or_exit)
 
-    def open_or_leave(self, name: str | None) -> None:
+    def load_or_exit(self, name: str | None) -> None:
         """Make a model ready, and talk with it; None: nothing was wanted."""
         if name is None:
             self.exit(0)
             return
-        before, self.name_of_model = self.name_of_model, name
+        before, self.model_name = self.model_name, name
         opening = LoadScreen(self.machine, name)
 
         def opened(model: Model | None) -> None:
             if model is not None:
-                self.hold(model)
+                self.start_chat(model)
             elif before is None:
-                self.name_of_model = None
-                self.choose_first()
+                self.model_name = None
+                self.choose_model()
             elif before != name:  # the one so far has made room, and is wanted again
-                self.open_or_leave(before)
+                self.load_or_exit(before)
             else:
-                self.fault = opening.opening.fault
+                self.error = opening.load_task.error
                 self.exit(return_code=1)
 
         self.push_screen(opening, opened)
 
     def on_key(self, event: Key) -> None:
-        if not self.has_no_prompt:
+        if not self.lacks_prompt:
             return
         if event.is_printable or event.key == "enter":
-            self.early.append(Key(event.key, event.character))
+            self.early_input.append(Key(event.key, event.character))
         elif event.key == "backspace":
-            del self.early[-1:]
+            del self.early_input[-1:]
 
     def on_paste(self, event: Paste) -> None:
-        if self.has_no_prompt:
-            self.early.append(Paste(event.text))
+        if self.lacks_prompt:
+            self.early_input.append(Paste(event.text))
 
     @property
-    def has_no_prompt(self) -> bool:
+    def lacks_prompt(self) -> bool:
         """Is there nothing yet that what is typed could be for?"""
-        return not self.screen.asks if isinstance(self.screen, LoadScreen) else self.focused is None
+        return not self.screen.takes_answers if isinstance(self.screen, LoadScreen) else self.focused is None
 
     def get_key_display(self, binding: Binding) -> str:
         return key_name(super().get_key_display(binding))
@@ -116,18 +116,18 @@ class ChatApp(App[int]):
         """Ctrl-C in a list, a question or on the way to a model is Escape."""
         self.simulate_key("escape")
 
-    def hold(self, model: Model) -> None:
+    def start_chat(self, model: Model) -> None:
         """Talk with a model: go on with the conversation, or begin one."""
         self.model = model
-        leave_out()
+        freeze_garbage()
         try:
             if self.session:
-                self.session.go_on_with(model)
+                self.session.use_model(model)
             else:
-                self.session = self.begin(model)
-            self.push_screen(ChatScreen(self.session, self.machine, self.early))
+                self.session = self.start_session(model)
+            self.push_screen(ChatScreen(self.session, self.machine, self.early_input))
         except Exception as fault:  # told where the terminal is a plain one again
-            self.fault = fault
+            self.error = fault
             self.exit(return_code=1)
 
     async def on_model_chosen(self, chosen: ModelChosen) -> None:
@@ -137,11 +137,11 @@ class ChatApp(App[int]):
             if self.model:
                 self.model.close()
                 self.model = None
-            let_go()
-            self.open_or_leave(chosen.name)
+            unfreeze_garbage()
+            self.load_or_exit(chosen.name)
 
-    def end_by(self, number: signal.Signals) -> None:
-        self.ended_by = number
+    def exit_on_signal(self, number: signal.Signals) -> None:
+        self.exit_signal = number
         self.exit()
 
     def on_unmount(self) -> None:

@@ -5,7 +5,7 @@ from rich.cells import cell_len, set_cell_size
 from localllm.visible import one_line
 
 
-def cut(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """At most `width` cells; what was left out is an ellipsis at the end."""
     text = one_line(text)
     if cell_len(text) <= width:
@@ -13,12 +13,12 @@ def cut(text: str, width: int) -> str:
     return set_cell_size(text, width - 1).rstrip() + "…" if width > 0 else ""
 
 
-def left(text: str, width: int) -> str:
+def align_left(text: str, width: int) -> str:
     """Exactly `width` cells, with blanks behind."""
-    return set_cell_size(cut(text, width), width)
+    return set_cell_size(truncate(text, width), width)
 
 
-def right(text: str, width: int) -> str:
+def align_right(text: str, width: int) -> str:
     """Exactly `width` cells, with blanks before."""
-    text = cut(text, width)
+    text = truncate(text, width)
     return " " * (width - cell_len(text)) + text

@@ -11,12 +11,12 @@ from textual.events import Key, Paste
 from textual.highlight import highlight
 from textual.widgets import Footer, Static
 
-from localllm.conversation.chat import Events
-from localllm.conversation.commands import execute, offers, unquote
+from localllm.conversation.chat import AnswerEvents
+from localllm.conversation.commands import command_help, execute, strip_triple_quotes
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError, UsageError
-from localllm.tui.answering import Answering, Watcher
+from localllm.tui.answering import AnswerObserver, AnswerThread
 from localllm.tui.inspector.panel import Inspector
 from localllm.tui.machine import Machine
 from localllm.tui.metrics.strip import MetricsStrip
@@ -24,12 +24,12 @@ from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.view import Transcript
 from localllm.tui.turn_screen import TurnScreen
 from localllm.tui.wishes import CommandChosen, SessionChosen
-from localllm.visible import visible
+from localllm.visible import printable
 
 FRAMES_PER_S = 30
-WIDE = 110  # columns from which the inspector stands beside the conversation, and not in its place
-LEAVE_S = 2.0  # within which a second Ctrl-C leaves
-LAST_WORDS_S = 5.0  # that an answer is given to end, when the app is left
+SPLIT_MIN_COLUMNS = 110  # columns from which the inspector stands beside the conversation, and not in its place
+DOUBLE_INTERRUPT_S = 2.0  # within which a second Ctrl-C leaves
+STOP_TIMEOUT_S = 5.0  # that an answer is given to end, when the app is left
 
 
 class ChatScreen(TurnScreen):
@@ -56,23 +56,23 @@ class ChatScreen(TurnScreen):
     def __init__(self, session: Session, machine: Machine, early: list[Key | Paste]):
         """early: what was typed before there was a prompt; it is taken."""
         super().__init__()
-        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]
-        self.early = early
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (SPLIT_MIN_COLUMNS, "-wide")]
+        self.early_input = early
         self.session, self.machine = session, machine
         self.model, self.chat = session.llm, session.chat
-        self.answering: Answering | None = None
+        self.answer_thread: AnswerThread | None = None
         self.question = ""  # of the answer under way, as it was typed
-        self.told = ""  # when the answer was kept
+        self.save_message = ""  # when the answer was kept
         self.transcript = Transcript(self.chat)
         self.inspector = Inspector(self.model)
         self.strip = MetricsStrip(self.model)
-        self.prompt = Prompt(session.chats.parent / "history", offers())
+        self.prompt = Prompt(session.folder.parent / "history", command_help())
         self.side = Horizontal(self.transcript, self.inspector, id="middle")
-        self.watchers: list[Watcher] = [self.transcript, self.inspector, self.strip]
-        self.interrupted_at = -LEAVE_S
+        self.observers: list[AnswerObserver] = [self.transcript, self.inspector, self.strip]
+        self.interrupted_at = -DOUBLE_INTERRUPT_S
 
     def compose(self) -> ComposeResult:
-        told = visible(f"{self.model.name} · {self.model.device} · context {self.model.context:,}")
+        told = printable(f"{self.model.name} · {self.model.device} · context {self.model.context:,}")
         yield Static(told, id="head", markup=False)
         yield self.side
         yield self.strip
@@ -80,10 +80,10 @@ class ChatScreen(TurnScreen):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.set_interval(1 / FRAMES_PER_S, self.hand_over)
+        self.set_interval(1 / FRAMES_PER_S, self.deliver_events)
         self.set_focus(self.prompt.editor)
-        while self.early:
-            self.prompt.editor.post_message(self.early.pop(0))
+        while self.early_input:
+            self.prompt.editor.post_message(self.early_input.pop(0))
         # The first block of code would else wait 0.1 s for what colours it.
         self.run_worker(lambda: highlight("x = 1", language="python"), thread=True)
         if not self.model.has_chat_template:
@@ -93,28 +93,30 @@ class ChatScreen(TurnScreen):
 
     def on_prompt_sent(self, sent: Prompt.Sent) -> None:
         if sent.text.startswith("/"):
-            self.command(sent.text)
+            self.run_command(sent.text)
         elif self.is_busy():
             self.prompt.text = sent.text
-        elif text := unquote(sent.text):
+        elif text := strip_triple_quotes(sent.text):
             editing = self.session.editing
-            self.answer(text, lambda: self.session.ask(text), editing.parent if editing else self.chat.at)
+            self.start_answer(
+                text, lambda: self.session.ask(text), editing.parent if editing else self.chat.current
+            )
 
     def on_prompt_help_wanted(self) -> None:
         self.action_help()
 
     def is_busy(self) -> bool:
         """Is an answer under way? Says so."""
-        if self.answering:
+        if self.answer_thread:
             self.say("an answer is under way; Escape stops it")
-        return self.answering is not None
+        return self.answer_thread is not None
 
-    def command(self, line: str) -> None:
+    def run_command(self, line: str) -> None:
         """What begins with a slash."""
         if self.is_busy():
             self.prompt.text = line
             return
-        at = self.chat.at
+        at = self.chat.current
         try:
             done = execute(self.session, line)
         except EOFError:
@@ -124,20 +126,22 @@ class ChatScreen(TurnScreen):
             self.prompt.text = line
             self.say(str(error), "error")
             return
-        if self.chat.at is not at:
+        if self.chat.current is not at:
             self.transcript.show_branch()
         if done.text:
-            self.transcript.tell(done.text)
-        if done.draft is not None:
-            self.prompt.edit(done.draft)
-        if done.ask:  # /edit TEXT or /regenerate: something else in place of the newest turn
+            self.transcript.show_message(done.text)
+        if done.edit_text is not None:
+            self.prompt.edit(done.edit_text)
+        if done.start_answer:  # /edit TEXT or /regenerate: something else in place of the newest turn
             words = line.split(maxsplit=1)[1:]
-            self.answer(unquote(words[0]) if words else at.question, done.ask, at.parent)
+            self.start_answer(
+                strip_triple_quotes(words[0]) if words else at.question, done.start_answer, at.parent
+            )
 
     def on_command_chosen(self, chosen: CommandChosen) -> None:
         self.prompt.focus()
-        if chosen.is_whole:
-            self.command(chosen.line)
+        if chosen.is_complete:
+            self.run_command(chosen.line)
         else:
             self.prompt.text = f"{chosen.line} "
 
@@ -150,39 +154,39 @@ class ChatScreen(TurnScreen):
             self.say(str(error), "error")
         self.transcript.show_branch()
 
-    def answer(self, question: str, ask: Callable[[], Events], after: Turn | None) -> None:
+    def start_answer(self, question: str, ask: Callable[[], AnswerEvents], after: Turn | None) -> None:
         """Show the question and its answer as it comes; after: the turn that they follow."""
         self.question = question
         self.chat.inspect = self.inspector.inspect
-        self.transcript.ask(question, after or self.chat.root)
+        self.transcript.show_question(question, after or self.chat.root)
         self.prompt.busy = True
-        self.answering = Answering(lambda: self.kept(ask), self.chat.stop)
-        for watcher in self.watchers:
-            watcher.begin(self.answering.began)
+        self.answer_thread = AnswerThread(lambda: self.ask_and_save(ask), self.chat.stop)
+        for watcher in self.observers:
+            watcher.begin(self.answer_thread.began)
 
-    def kept(self, ask: Callable[[], Events]) -> Events:
+    def ask_and_save(self, ask: Callable[[], AnswerEvents]) -> AnswerEvents:
         """The answer, which is kept where it ends: on its own thread, as a file may take its time."""
         try:
             yield from ask()
         finally:
-            self.told = self.session.keep()
+            self.save_message = self.session.save()
 
-    def hand_over(self) -> None:
+    def deliver_events(self) -> None:
         """What came since the last frame, to those who show it."""
-        if not self.answering:
+        if not self.answer_thread:
             return
-        came, ended = self.answering.take()
-        for watcher in self.watchers if came else ():
+        came, ended = self.answer_thread.drain()
+        for watcher in self.observers if came else ():
             watcher.follow(came)
         if ended:
-            self.answering = None
-            for watcher in self.watchers:
+            self.answer_thread = None
+            for watcher in self.observers:
                 watcher.end(ended)
             if self.transcript.failed:
                 self.prompt.text = self.prompt.text or self.question
-            if self.told:
-                self.say(self.told, "warning")
-                self.told = ""
+            if self.save_message:
+                self.say(self.save_message, "warning")
+                self.save_message = ""
             self.prompt.busy = False
 
     # Panels, stopping, leaving
@@ -205,8 +209,8 @@ class ChatScreen(TurnScreen):
 
     async def action_back(self) -> None:
         """Escape: out of what is innermost."""
-        if self.answering:
-            self.answering.stop()
+        if self.answer_thread:
+            self.answer_thread.stop()
         elif self.session.editing:
             self.session.editing, self.prompt.text = None, ""
         elif not await self.close_settings():
@@ -219,12 +223,12 @@ class ChatScreen(TurnScreen):
         if selected := self.get_selected_text():
             self.copy(selected, "the selection is copied")
             self.clear_selection()
-        elif self.answering and not self.answering.stopping:
-            self.answering.stop()
+        elif self.answer_thread and not self.answer_thread.stopping:
+            self.answer_thread.stop()
         elif self.prompt.text:
             self.prompt.text = ""
             self.session.editing = None
-        elif time.monotonic() - self.interrupted_at < LEAVE_S:
+        elif time.monotonic() - self.interrupted_at < DOUBLE_INTERRUPT_S:
             self.app.exit(0)
         else:
             self.interrupted_at = time.monotonic()
@@ -239,5 +243,5 @@ class ChatScreen(TurnScreen):
 
     def on_unmount(self) -> None:
         """What was said so far is kept, however the app is left."""
-        if self.answering:
-            self.answering.finish(LAST_WORDS_S)
+        if self.answer_thread:
+            self.answer_thread.stop_and_join(STOP_TIMEOUT_S)

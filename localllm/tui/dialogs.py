@@ -11,7 +11,7 @@ from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import Button, Input, Static
 
 from localllm.errors import LocalLLMError
-from localllm.visible import visible
+from localllm.visible import printable
 
 
 class Dialog(ModalScreen[ScreenResultType]):
@@ -64,7 +64,7 @@ class Confirm(Dialog[bool]):
         self.dismiss(pressed.button.id == "yes")
 
 
-class Ask(Dialog[str]):
+class LineInput(Dialog[str]):
     """Gives one line.
 
     check: raises LocalLLMError for a line that will not do, whose words are shown; then it is asked again.
@@ -74,7 +74,7 @@ class Ask(Dialog[str]):
         super().__init__()
         self.question = question
         self.text = text
-        self.check = check
+        self.validate_line = check
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=False):
@@ -85,8 +85,8 @@ class Ask(Dialog[str]):
     @on(Input.Submitted)
     def answer(self, submitted: Input.Submitted) -> None:
         try:
-            self.check(submitted.value)
+            self.validate_line(submitted.value)
         except LocalLLMError as fault:
-            self.query_one(".fault", Static).update(visible(str(fault)))
+            self.query_one(".fault", Static).update(printable(str(fault)))
         else:
             self.dismiss(submitted.value)

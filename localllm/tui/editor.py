@@ -13,18 +13,18 @@ from textual.events import Key, Paste
 from textual.widgets import TextArea
 from textual.widgets.text_area import Location
 
-from localllm.conversation.attach import dropped
-from localllm.visible import visible
+from localllm.conversation.attach import dropped_file_references
+from localllm.visible import printable
 
 # What terminals without a protocol for keys send for Alt+Enter, and Textual reads as Enter alone.
 cast(dict[str, Any], ANSI_SEQUENCES_KEYS)["\x1b\r"] = (SimpleNamespace(value="alt+enter"),)
 
-FOLDED = re.compile(r"\[paste (\d+): [\d,]+ (?:lines|characters)\]")
-MOST_LINES, MOST_CHARACTERS = 30, 3000  # of a paste that is shown as it is
-NEW_LINE = ("shift+enter", "alt+enter", "ctrl+j")
+FOLDED_PASTE = re.compile(r"\[paste (\d+): [\d,]+ (?:lines|characters)\]")
+MAX_PASTE_LINES, MAX_PASTE_CHARACTERS = 30, 3000  # of a paste that is shown as it is
+NEW_LINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
 
 
-class Around(Protocol):
+class EditorHost(Protocol):
     """What the editor asks the prompt. Each says whether it has done something about it."""
 
     def enter(self) -> bool: ...
@@ -55,26 +55,26 @@ class Editor(TextArea):
     }
     """
 
-    def __init__(self, around: Around, placeholder: str):
+    def __init__(self, around: EditorHost, placeholder: str):
         super().__init__(compact=True, highlight_cursor_line=False, placeholder=placeholder)
-        self.around = around
+        self.host = around
         self.pastes: dict[str, str] = {}  # what stands folded, by its number
 
     @property
-    def whole(self) -> str:
+    def full_text(self) -> str:
         """The text with all that stands folded in it."""
-        return FOLDED.sub(lambda found: self.pastes.get(found[1], found[0]), self.text)
+        return FOLDED_PASTE.sub(lambda found: self.pastes.get(found[1], found[0]), self.text)
 
-    def put(self, text: str) -> None:
+    def replace_text(self, text: str) -> None:
         """In place of what is there."""
-        self.load_text(self.fold(text))
+        self.load_text(self.fold_paste(text))
         self.move_cursor(self.document.end)
 
-    def fold(self, text: str) -> str:
+    def fold_paste(self, text: str) -> str:
         """What is shown of it: itself, unless it is too long to be looked at here."""
         lines = len(text.removesuffix("\n").split("\n"))
-        if lines <= MOST_LINES and len(text) <= MOST_CHARACTERS:
-            return visible(text)
+        if lines <= MAX_PASTE_LINES and len(text) <= MAX_PASTE_CHARACTERS:
+            return printable(text)
         number = str(len(self.pastes) + 1)
         self.pastes[number] = text
         size = f"{lines:,} lines" if lines > 1 else f"{len(text):,} characters"
@@ -82,19 +82,19 @@ class Editor(TextArea):
 
     async def _on_key(self, event: Key) -> None:
         asked = {
-            "enter": self.around.enter,
-            "tab": self.around.tab,
-            "escape": self.around.escape,
-            "question_mark": self.around.question_mark,
+            "enter": self.host.enter,
+            "tab": self.host.tab,
+            "escape": self.host.escape,
+            "question_mark": self.host.question_mark,
         }.get(event.key)
-        if event.key in NEW_LINE:
+        if event.key in NEW_LINE_KEYS:
             self.insert("\n")
-        elif not (asked and asked()) and not await self._do_bound(event.key):
+        elif not (asked and asked()) and not await self._run_bound_action(event.key):
             return
         event.stop()
         event.prevent_default()
 
-    async def _do_bound(self, key: str) -> bool:
+    async def _run_bound_action(self, key: str) -> bool:
         """What the key is bound to here, at once. Textual does it when the key has come up to the screen, and
         letters that came together with it, as in a slow terminal, would stand in the text before."""
         bound = self._bindings.key_to_bindings.get(key, ())
@@ -104,26 +104,30 @@ class Editor(TextArea):
         event.stop()
         event.prevent_default()  # it would be put in once more
         text = event.text.replace("\r\n", "\n").replace("\r", "\n")
-        self.replace(dropped(text) or self.fold(text), *self.selection, maintain_selection_offset=False)
+        self.replace(
+            dropped_file_references(text) or self.fold_paste(text),
+            *self.selection,
+            maintain_selection_offset=False,
+        )
 
     def action_cursor_up(self, select: bool = False) -> None:
         at_edge = self.navigator.is_first_wrapped_line(self.cursor_location)
-        if select or not self.around.up(at_edge):
+        if select or not self.host.up(at_edge):
             super().action_cursor_up(select)
 
     def action_cursor_down(self, select: bool = False) -> None:
         at_edge = self.navigator.is_last_wrapped_line(self.cursor_location)
-        if select or not self.around.down(at_edge):
+        if select or not self.host.down(at_edge):
             super().action_cursor_down(select)
 
     def action_delete_left(self) -> None:
-        if folded := self._folded(ends=True):
+        if folded := self._paste_at_cursor(ends=True):
             self.delete(*folded)
         else:
             super().action_delete_left()
 
     def action_delete_right(self) -> None:
-        if folded := self._folded(ends=False):
+        if folded := self._paste_at_cursor(ends=False):
             self.delete(*folded)
         else:
             super().action_delete_right()
@@ -138,23 +142,23 @@ class Editor(TextArea):
         raise SkipAction
 
     def action_cursor_page_up(self) -> None:
-        self._refuse_pages()
+        self._skip_if_fully_visible()
         super().action_cursor_page_up()
 
     def action_cursor_page_down(self) -> None:
-        self._refuse_pages()
+        self._skip_if_fully_visible()
         super().action_cursor_page_down()
 
-    def _refuse_pages(self) -> None:
+    def _skip_if_fully_visible(self) -> None:
         """Of a text that is seen as a whole: then the screen's are meant."""
         if self.wrapped_document.height <= self.size.height:
             raise SkipAction
 
-    def _folded(self, *, ends: bool) -> tuple[Location, Location] | None:
+    def _paste_at_cursor(self, *, ends: bool) -> tuple[Location, Location] | None:
         """The paste that ends, or begins, at the cursor: it goes whole, as half of its name stands for nothing."""
         row, column = self.cursor_location
         if self.selection.is_empty:
-            for found in FOLDED.finditer(self.document[row]):
+            for found in FOLDED_PASTE.finditer(self.document[row]):
                 if found[1] in self.pastes and column == (found.end() if ends else found.start()):
                     return (row, found.start()), (row, found.end())
         return None

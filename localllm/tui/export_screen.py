@@ -10,16 +10,16 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Input, Label, RadioButton, RadioSet, Static
 
-from localllm.conversation.export import FORMATS, exported
-from localllm.conversation.kept import Kept
+from localllm.conversation.export import FORMATS, export_text
+from localllm.conversation.kept import SavedSession
 from localllm.errors import LocalLLMError, UsageError
-from localllm.files import write_named
-from localllm.paths import expanded
+from localllm.files import write_user_file
+from localllm.paths import expand_path
 from localllm.tui.dialogs import Confirm, Dialog
-from localllm.visible import one_line, visible
+from localllm.visible import one_line, printable
 
-CALLED = {"md": "Markdown", "json": "JSON"}
-LONGEST_NAME = 60  # characters of a name that is made from a title
+FORMAT_NAMES = {"md": "Markdown", "json": "JSON"}
+MAX_NAME_CHARACTERS = 60  # characters of a name that is made from a title
 
 
 class ExportScreen(Dialog[Path]):
@@ -36,10 +36,10 @@ class ExportScreen(Dialog[Path]):
     }
     """
 
-    def __init__(self, read: Callable[[], Kept], title: str, folder: Path | None = None):
+    def __init__(self, read: Callable[[], SavedSession], title: str, folder: Path | None = None):
         super().__init__()
         self.read = read
-        self.title_of_it = title
+        self.session_title = title
         self.folder = folder or Path.cwd()
 
     def compose(self) -> ComposeResult:
@@ -47,34 +47,34 @@ class ExportScreen(Dialog[Path]):
             yield Static("Export the conversation", classes="question", markup=False)
             with RadioSet(id="format", compact=True):
                 for place, form in enumerate(FORMATS):
-                    yield RadioButton(CALLED[form], value=not place, name=form, compact=True)
+                    yield RadioButton(FORMAT_NAMES[form], value=not place, name=form, compact=True)
             with RadioSet(id="part", compact=True):
                 yield RadioButton("this branch", value=True, compact=True)
                 yield RadioButton("the whole tree", name="everything", compact=True)
             yield Label("file")
-            yield Input(file_name(self.title_of_it, FORMATS[0]), select_on_focus=False)
+            yield Input(export_file_name(self.session_title, FORMATS[0]), select_on_focus=False)
             yield Static(classes="fault", markup=False)
             with Horizontal():
                 yield Button("Cancel", id="cancel", compact=True)
                 yield Button("Export", id="export", variant="primary", compact=True)
 
     @property
-    def form(self) -> str:
+    def file_format(self) -> str:
         pressed = self.query_one("#format", RadioSet).pressed_button
         return (pressed and pressed.name) or FORMATS[0]
 
     @property
-    def everything(self) -> bool:
+    def all_branches(self) -> bool:
         pressed = self.query_one("#part", RadioSet).pressed_button
         return pressed is not None and pressed.name == "everything"
 
     @on(RadioSet.Changed, "#format")
-    def rename(self) -> None:
+    def update_suffix(self) -> None:
         """The file ends as its format is called, whatever else a person has named it."""
         box = self.query_one(Input)
         stem, dot, ending = box.value.rpartition(".")
         if dot and ending in FORMATS:
-            box.value = f"{stem}.{self.form}"
+            box.value = f"{stem}.{self.file_format}"
 
     @on(Button.Pressed)
     @on(Input.Submitted)
@@ -84,39 +84,39 @@ class ExportScreen(Dialog[Path]):
             return
         name = self.query_one(Input).value.strip()
         if not name:
-            self.tell("the file needs a name")
+            self.show_error("the file needs a name")
             return
         try:
-            path = self.folder / expanded(name)
+            path = self.folder / expand_path(name)
         except UsageError as error:
-            self.tell(str(error))
+            self.show_error(str(error))
         else:
             self.write(path, overwrite=False)
 
     def write(self, path: Path, *, overwrite: bool) -> None:
-        form, everything = self.form, self.everything
+        form, everything = self.file_format, self.all_branches
 
         def work() -> None:
             try:
-                text = exported(self.read(), form, everything=everything)
-                write_named(path, text, replace=overwrite)
+                text = export_text(self.read(), form, all_branches=everything)
+                write_user_file(path, text, overwrite=overwrite)
             except FileExistsError:
-                then = partial(self.ask, path)
+                then = partial(self.confirm_overwrite, path)
             except LocalLLMError as error:
-                then = partial(self.tell, str(error))
+                then = partial(self.show_error, str(error))
             else:
-                then = partial(self.done, path)
-            self.app.call_from_thread(self.finish, then)
+                then = partial(self.close_with, path)
+            self.app.call_from_thread(self.run_if_attached, then)
 
         self.run_worker(work, thread=True, exclusive=True)
 
-    def finish(self, then: Callable[[], None]) -> None:
+    def run_if_attached(self, then: Callable[[], None]) -> None:
         if self.is_attached:  # else the person has left it meanwhile
             then()
 
-    def ask(self, path: Path) -> None:
+    def confirm_overwrite(self, path: Path) -> None:
         if path.is_dir():
-            self.tell(f"{path} is a folder")
+            self.show_error(f"{path} is a folder")
             return
 
         def answered(yes: bool | None) -> None:
@@ -127,15 +127,15 @@ class ExportScreen(Dialog[Path]):
             Confirm(f"{one_line(str(path))} is there already. Overwrite it?", "Overwrite"), answered
         )
 
-    def tell(self, fault: str) -> None:
-        self.query_one(".fault", Static).update(visible(fault))
+    def show_error(self, fault: str) -> None:
+        self.query_one(".fault", Static).update(printable(fault))
 
-    def done(self, path: Path) -> None:
+    def close_with(self, path: Path) -> None:
         self.notify(f"exported to {one_line(str(path))}", markup=False)
         self.dismiss(path)
 
 
-def file_name(title: str, form: str) -> str:
+def export_file_name(title: str, file_format: str) -> str:
     """Of the words of a title, without anything that a shell or a file system takes for something else."""
-    words = "-".join(re.findall(r"\w+", title.lower()))[:LONGEST_NAME].strip("-_")
-    return f"{words or 'conversation'}.{form}"
+    words = "-".join(re.findall(r"\w+", title.lower()))[:MAX_NAME_CHARACTERS].strip("-_")
+    return f"{words or 'conversation'}.{file_format}"

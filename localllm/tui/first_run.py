@@ -6,16 +6,16 @@ from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
-from localllm.tui.machine import Offer
+from localllm.tui.machine import ModelOffer
 from localllm.tui.models_screen import ModelsScreen
 
-NOTHING_HERE = (
+NO_MODELS_TEXT = (
     "A model is downloaded once, from the Hugging Face Hub, and verified.\n"
     "Then it runs on this machine alone. demo is here and needs no network."
 )
-SOME_HERE = "Models that are here come first. Another is downloaded once, and verified."
-WHY = "the strongest that fits with room to spare and answers faster than one reads"
-BOXED = "demo"
+LOCAL_MODELS_TEXT = "Models that are here come first. Another is downloaded once, and verified."
+RECOMMENDATION_REASON = "the strongest that fits with room to spare and answers faster than one reads"
+BUNDLED_MODEL = "demo"
 
 
 class FirstRunScreen(ModelsScreen):
@@ -28,29 +28,29 @@ class FirstRunScreen(ModelsScreen):
         yield Static(id="first_run", markup=False)
         yield from super().compose()
 
-    def find(self, query: str) -> Sequence[Offer]:
-        return in_order(super().find(query))
+    def find(self, query: str) -> Sequence[ModelOffer]:
+        return first_run_order(super().find(query))
 
-    def present(self, rows: Sequence[Offer], fault: Exception | None) -> None:
-        said = SOME_HERE if have_some(self.offers or ()) else NOTHING_HERE
+    def show_items(self, rows: Sequence[ModelOffer], fault: Exception | None) -> None:
+        said = LOCAL_MODELS_TEXT if has_local_models(self.offers or ()) else NO_MODELS_TEXT
         self.query_one("#first_run", Static).update(said)
-        super().present(rows, fault)
+        super().show_items(rows, fault)
 
-    def details(self, row: Offer) -> Content:
+    def details(self, row: ModelOffer) -> Content:
         told = super().details(row)
-        return Content("\n").join([told, Content(WHY)]) if row.recommended else told
+        return Content("\n").join([told, Content(RECOMMENDATION_REASON)]) if row.recommended else told
 
 
-def have_some(offers: Sequence[Offer]) -> bool:
+def has_local_models(offers: Sequence[ModelOffer]) -> bool:
     """Is a model here beside the one that comes with the program?"""
-    return any(offer.is_here and offer.name != BOXED for offer in offers)
+    return any(offer.is_here and offer.name != BUNDLED_MODEL for offer in offers)
 
 
-def in_order(offers: Sequence[Offer]) -> Sequence[Offer]:
+def first_run_order(offers: Sequence[ModelOffer]) -> Sequence[ModelOffer]:
     """What was fetched by the person first, then the one for this machine, the boxed one, what fits, the rest."""
 
-    def rank(offer: Offer) -> int:
-        if offer.is_here and offer.name != BOXED:
+    def rank(offer: ModelOffer) -> int:
+        if offer.is_here and offer.name != BUNDLED_MODEL:
             return 0
         if offer.recommended:
             return 1

@@ -5,16 +5,16 @@ go through again and again, which takes a tenth of a second, and all of what cam
 import gc
 from typing import Final
 
-THRESHOLDS: Final = (700, 10, 1000)  # the last is 10 as Python has it: all was gone through once a second
+GC_THRESHOLDS: Final = (700, 10, 1000)  # the last is 10 as Python has it: all was gone through once a second
 
 
-def leave_out() -> None:
+def freeze_garbage() -> None:
     """What is there now, once it holds no garbage; until `let_go`."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*THRESHOLDS)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
-def let_go() -> None:
+def unfreeze_garbage() -> None:
     """What was left out may be garbage now, such as a model that is closed."""
     gc.unfreeze()

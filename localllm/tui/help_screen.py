@@ -14,11 +14,11 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from localllm.conversation.commands import COMMANDS
-from localllm.tui.cells import left
-from localllm.tui.keys import keys_of
+from localllm.tui.cells import align_left
+from localllm.tui.keys import key_bindings
 
-NAMES = 28  # cells of the column of keys and commands
-Section = tuple[str, list[tuple[str, str]]]
+NAME_COLUMN_CELLS = 28  # cells of the column of keys and commands
+HelpSection = tuple[str, list[tuple[str, str]]]
 
 
 class HelpScreen(Screen[None]):
@@ -43,7 +43,7 @@ class HelpScreen(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sections: list[Section] = []
+        self.sections: list[HelpSection] = []
 
     def compose(self) -> ComposeResult:
         yield Static("Keys and commands", id="title", markup=False)
@@ -54,7 +54,7 @@ class HelpScreen(Screen[None]):
 
     def on_mount(self) -> None:
         stack = self.app.screen_stack
-        self.sections = sections(stack[stack.index(self) - 1])
+        self.sections = help_sections(stack[stack.index(self) - 1])
         self.search()
 
     @on(Input.Changed)
@@ -69,35 +69,39 @@ class HelpScreen(Screen[None]):
         words, region = self.query_one(Input).value.casefold().split(), self.query_one(VerticalScroll).size
         if not region.width:
             return  # it is not laid out yet
-        shown = page(self.sections, words, max(region.width - 2, NAMES + 20))
+        shown = render_help(self.sections, words, max(region.width - 2, NAME_COLUMN_CELLS + 20))
         self.query_one("VerticalScroll > Static", Static).update(shown)
 
     def action_scroll(self, how: str) -> None:
         getattr(self.query_one(VerticalScroll), f"scroll_{how}")(animate=False)
 
 
-def sections(screen: Screen) -> list[Section]:
+def help_sections(screen: Screen) -> list[HelpSection]:
     """Keys by the place where they count, then the commands."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for key in keys_of(screen):
-        found.setdefault(key.place, []).append((key.keys, key.meaning))
+    for key in key_bindings(screen):
+        found.setdefault(key.group, []).append((key.keys, key.meaning))
     commands = list(dict.fromkeys((command.usage, command.help) for command in COMMANDS.values()))
     return [*found.items(), ("Commands", commands)]
 
 
-def page(sections: Iterable[Section], words: list[str], width: int) -> Content:
+def render_help(sections: Iterable[HelpSection], words: list[str], width: int) -> Content:
     """What has all the words, under its headings, in so many cells."""
     lines: list[Content] = []
     for heading, rows in sections:
         kept = [row for row in rows if all(word in f"{heading} {row[0]} {row[1]}".casefold() for word in words)]
         if kept:
-            lines += [Content.styled(heading, "bold $primary"), *(_line(*row, width) for row in kept), Content("")]
+            lines += [
+                Content.styled(heading, "bold $primary"),
+                *(_help_line(*row, width) for row in kept),
+                Content(""),
+            ]
     return Content("\n").join(lines or [Content("nothing is called that")])
 
 
-def _line(name: str, meaning: str, width: int) -> Content:
+def _help_line(name: str, meaning: str, width: int) -> Content:
     """The meaning beside the name, or below it where that is long."""
-    indent = " " * NAMES
-    lines = textwrap.wrap(meaning, width - NAMES) or [""]
-    beside = left(name, NAMES) if cell_len(name) < NAMES else f"{name}\n{indent}"
+    indent = " " * NAME_COLUMN_CELLS
+    lines = textwrap.wrap(meaning, width - NAME_COLUMN_CELLS) or [""]
+    beside = align_left(name, NAME_COLUMN_CELLS) if cell_len(name) < NAME_COLUMN_CELLS else f"{name}\n{indent}"
     return Content.assemble((beside, "bold"), f"\n{indent}".join(lines))

@@ -6,21 +6,21 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-READ_BYTES = 2**20  # from the end of the file: thousands of messages
+MAX_READ_BYTES = 2**20  # from the end of the file: thousands of messages
 
 
-class History:
+class PromptHistory:
     """`entries` are the messages, oldest first: those of the file when they are first wanted, and those since."""
 
     def __init__(self, file: Path):
         self.file = file
-        self.read: list[str] | None = None
+        self.cached_entries: list[str] | None = None
 
     @property
     def entries(self) -> list[str]:
-        if self.read is None:
-            self.read = read_history(self.file)
-        return self.read
+        if self.cached_entries is None:
+            self.cached_entries = read_history(self.file)
+        return self.cached_entries
 
     def add(self, text: str) -> None:
         """Unless it is the same as the last one. Raises OSError where the file cannot be written."""
@@ -47,11 +47,11 @@ def read_history(file: Path) -> list[str]:
     """Oldest first; nothing where there is no file that can be read."""
     try:
         with file.open("rb") as opened:
-            opened.seek(max(0, os.fstat(opened.fileno()).st_size - READ_BYTES))
-            content = opened.read(READ_BYTES)
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - MAX_READ_BYTES))
+            content = opened.read(MAX_READ_BYTES)
     except OSError:
         return []
-    if len(content) == READ_BYTES:  # the first is cut
+    if len(content) == MAX_READ_BYTES:  # the first is cut
         content = content[content.find(b"\n#") + 1 :]
     entries: list[str] = []
     lines: list[str] = []

@@ -12,18 +12,18 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from localllm.model import Model
-from localllm.tui.load_page import page
+from localllm.tui.load_page import render_load
 from localllm.tui.machine import Machine
-from localllm.tui.opening import DOWNLOAD, Opening
+from localllm.tui.opening import DOWNLOAD, LoadTask
 
 FRAMES_PER_S = 20
-MOST_WIDTH, BORDERS = 100, 4  # characters, as in the style below
-UNSEEN_S = 0.3  # what is ready before needs no screen of its own
+MAX_COLUMNS, BORDER_COLUMNS = 100, 4  # characters, as in the style below
+SHOW_AFTER_S = 0.3  # what is ready before needs no screen of its own
 
-ON_THE_WAY = "Esc Cancel"
-ASKING = "Stop the download? What came is kept, and it goes on there the next time.   Y Stop   N Go on"
-STOPPING = "Stopping …"
-FAILED = "R Try again   Esc Back"
+LOADING_KEYS = "Esc Cancel"
+CONFIRM_STOP_KEYS = "Stop the download? What came is kept, and it goes on there the next time.   Y Stop   N Go on"
+STOPPING_TEXT = "Stopping …"
+FAILED_KEYS = "R Try again   Esc Back"
 
 
 class LoadScreen(ModalScreen[Model | None]):
@@ -48,10 +48,10 @@ class LoadScreen(ModalScreen[Model | None]):
     def __init__(self, machine: Machine, name: str, clock: Callable[[], float] = time.perf_counter):
         super().__init__(classes="unseen")
         self.machine = machine
-        self.name_of_model = name
+        self.model_name = name
         self.clock = clock
-        self.opening = Opening(machine, name, clock)
-        self.asking = False
+        self.load_task = LoadTask(machine, name, clock)
+        self.confirming_stop = False
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="load"):
@@ -63,67 +63,69 @@ class LoadScreen(ModalScreen[Model | None]):
 
     def draw(self) -> None:
         """How far it is; once it is over, what became of it."""
-        opening = self.opening
+        opening = self.load_task
         if not self.is_current:
             return
-        if opening.over and not opening.fault:
+        if opening.finished and not opening.error:
             self.dismiss(opening.take())
             return
-        self.asking = self.asking and self.downloads
+        self.confirming_stop = self.confirming_stop and self.is_downloading
         now = self.clock()
-        if opening.fault or now - opening.began >= UNSEEN_S:
+        if opening.error or now - opening.began >= SHOW_AFTER_S:
             self.remove_class("unseen")
-        keys, told = self.keys_now, self.query_one("#load_page", Static)
-        width = told.size.width or min(MOST_WIDTH, self.size.width * 9 // 10) - BORDERS  # none before it is seen
-        told.update(page(opening, now, width))
+        keys, told = self.key_hint, self.query_one("#load_page", Static)
+        width = (
+            told.size.width or min(MAX_COLUMNS, self.size.width * 9 // 10) - BORDER_COLUMNS
+        )  # none before it is seen
+        told.update(render_load(opening, now, width))
         self.query_one("#load_keys", Static).update(Text(keys))
 
     @property
-    def keys_now(self) -> str:
-        if self.opening.fault:
-            return FAILED
-        if self.opening.cancelled:
-            return STOPPING
-        return ASKING if self.asking else ON_THE_WAY
+    def key_hint(self) -> str:
+        if self.load_task.error:
+            return FAILED_KEYS
+        if self.load_task.cancelled:
+            return STOPPING_TEXT
+        return CONFIRM_STOP_KEYS if self.confirming_stop else LOADING_KEYS
 
     @property
-    def asks(self) -> bool:
+    def takes_answers(self) -> bool:
         """Are letters answers?"""
-        return self.asking or self.opening.fault is not None
+        return self.confirming_stop or self.load_task.error is not None
 
     @property
-    def downloads(self) -> bool:
-        return self.opening.under_way == DOWNLOAD and bool(self.opening.files)
+    def is_downloading(self) -> bool:
+        return self.load_task.current_phase == DOWNLOAD and bool(self.load_task.files)
 
     def action_leave(self) -> None:
         """Back; while files come, only when that is meant."""
-        if self.opening.fault:
+        if self.load_task.error:
             self.dismiss(None)
-        elif self.downloads and not self.asking:
-            self.asking = True
-        elif self.asking:
-            self.asking = False
+        elif self.is_downloading and not self.confirming_stop:
+            self.confirming_stop = True
+        elif self.confirming_stop:
+            self.confirming_stop = False
         else:
             self.stop()
 
     def action_stop(self) -> None:
-        if self.asking:
+        if self.confirming_stop:
             self.stop()
 
     def action_go_on(self) -> None:
-        self.asking = False
+        self.confirming_stop = False
 
     def action_again(self) -> None:
-        if self.opening.fault:
-            self.opening = Opening(self.machine, self.name_of_model)
+        if self.load_task.error:
+            self.load_task = LoadTask(self.machine, self.model_name)
 
     def stop(self) -> None:
         """A download ends by itself within moments; what holds memory is waited for, so that the next model finds
         it free."""
-        waits = not self.downloads
-        self.opening.cancel()
+        waits = not self.is_downloading
+        self.load_task.cancel()
         if not waits:
             self.dismiss(None)
 
     def on_unmount(self) -> None:
-        self.opening.cancel()
+        self.load_task.cancel()

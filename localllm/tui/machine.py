@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 from localllm.model import Model
 
 if TYPE_CHECKING:
-    from localllm.hub.pull import Show  # with the Hub's library 0.1 s that not everybody need wait for
+    from localllm.hub.pull import PullProgress  # with the Hub's library 0.1 s that not everybody need wait for
 
 
 @dataclass(frozen=True)
-class Offer:
+class ModelOffer:
     """A model that could be run, as a list shows it; None where it is not known."""
 
     name: str
@@ -27,15 +27,15 @@ class Offer:
     recommended: bool = False  # for this machine
 
 
-class Watch(Protocol):
+class LoadObserver(Protocol):
     """Follows a model on its way, from several threads. Raises Cancelled in any of its methods to break off."""
 
     @property
-    def pull(self) -> "Show":
+    def pull(self) -> "PullProgress":
         """Follows the download, which is the phase of that name."""
         ...
 
-    def about(self, offer: Offer) -> None:
+    def about(self, offer: ModelOffer) -> None:
         """What it is, before it is downloaded."""
         ...
 
@@ -55,12 +55,12 @@ class Cancelled(Exception):
 
 
 class Machine(Protocol):
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[ModelOffer]:
         """Models here first, then those of the catalogue. Reads headers, which takes a moment: not for the thread
         of the screen."""
         ...
 
-    def open(self, name: str, watch: Watch) -> Model:
+    def open(self, name: str, watch: LoadObserver) -> Model:
         """A model that is ready, pulled and quantized before where that is to be done; one that a running server
         has is asked there. Raises Cancelled and LocalLLMError."""
         ...

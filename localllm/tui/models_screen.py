@@ -5,72 +5,74 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from localllm.tui.cells import cut, left, right
+from localllm.tui.cells import align_left, align_right, truncate
 from localllm.tui.dialogs import Confirm
-from localllm.tui.machine import Machine, Offer
-from localllm.tui.offered import fit_of, kind_of
+from localllm.tui.machine import Machine, ModelOffer
+from localllm.tui.offered import memory_and_speed, parameters_and_license
 from localllm.tui.picker import Picker
-from localllm.units import size, three_digits
+from localllm.units import format_bytes, three_digits
 
-HERE, TO_FETCH = "●", "↓"
-LICENSE_FROM = 96  # cells of the list from which there is room for the licence
-WIDTHS = (10, 9, 22, 9)  # of parameters, files, memory, speed
+LOCAL_MARK, REMOTE_MARK = "●", "↓"
+LICENSE_MIN_WIDTH = 96  # cells of the list from which there is room for the licence
+COLUMN_WIDTHS = (10, 9, 22, 9)  # of parameters, files, memory, speed
 LICENSE_WIDTH = 16
 
 
-class ModelsScreen(Picker[Offer, str]):
+class ModelsScreen(Picker[ModelOffer, str]):
     """Gives the name of the model that was chosen, None where none was."""
 
     title_text = "Models"
     search_hint = "type a name, a size, a licence …"
-    nothing = "no model is called that"
+    empty_text = "no model is called that"
 
     def __init__(self, machine: Machine):
         super().__init__()
         self.machine = machine
-        self.offers: Sequence[Offer] | None = None
-        self.asking = threading.Lock()  # more may be typed before they are there
+        self.offers: Sequence[ModelOffer] | None = None
+        self.offers_lock = threading.Lock()  # more may be typed before they are there
 
-    def find(self, query: str) -> Sequence[Offer]:
-        with self.asking:
+    def find(self, query: str) -> Sequence[ModelOffer]:
+        with self.offers_lock:
             if self.offers is None:
                 self.offers = self.machine.offers()
         words = query.casefold().split()
-        return [offer for offer in self.offers if all(word in _said(offer) for word in words)]
+        return [offer for offer in self.offers if all(word in _searchable_text(offer) for word in words)]
 
     def columns(self, width: int) -> str:
-        heads = zip(("parameters", "files", "memory", "tokens/s"), WIDTHS, strict=True)
-        head = left("  model", _name_width(width)) + "".join(right(text, cells) for text, cells in heads)
-        return head + ("  licence" if width >= LICENSE_FROM else "")
+        heads = zip(("parameters", "files", "memory", "tokens/s"), COLUMN_WIDTHS, strict=True)
+        head = align_left("  model", _name_width(width)) + "".join(
+            align_right(text, cells) for text, cells in heads
+        )
+        return head + ("  licence" if width >= LICENSE_MIN_WIDTH else "")
 
-    def line(self, row: Offer, width: int) -> Content:
-        parameters, files, memory, speed = WIDTHS
-        license = f"  {cut(row.license or '-', LICENSE_WIDTH)}" if width >= LICENSE_FROM else ""
+    def item_line(self, row: ModelOffer, width: int) -> Content:
+        parameters, files, memory, speed = COLUMN_WIDTHS
+        license = f"  {truncate(row.license or '-', LICENSE_WIDTH)}" if width >= LICENSE_MIN_WIDTH else ""
         star = " ★" if row.recommended else ""
-        name = cut(row.name, _name_width(width) - 3 - len(star)) + star
+        name = truncate(row.name, _name_width(width) - 3 - len(star)) + star
         return Content.assemble(
-            (HERE if row.is_here else TO_FETCH) + " " + left(name, _name_width(width) - 2),
-            right(row.parameters, parameters),
-            right("-" if row.bytes is None else size(row.bytes), files),
-            right(_memory(row), memory),
-            right("-" if row.tokens_per_s is None else f"~{three_digits(row.tokens_per_s)}", speed),
+            (LOCAL_MARK if row.is_here else REMOTE_MARK) + " " + align_left(name, _name_width(width) - 2),
+            align_right(row.parameters, parameters),
+            align_right("-" if row.bytes is None else format_bytes(row.bytes), files),
+            align_right(_memory_column(row), memory),
+            align_right("-" if row.tokens_per_s is None else f"~{three_digits(row.tokens_per_s)}", speed),
             license,
         )
 
-    def details(self, row: Offer) -> Content:
+    def details(self, row: ModelOffer) -> Content:
         best = " · recommended for this machine" if row.recommended else ""
-        files = "" if row.bytes is None else f" · {size(row.bytes)}"
+        files = "" if row.bytes is None else f" · {format_bytes(row.bytes)}"
         where = "on this machine" if row.is_here else "to be downloaded"
-        lines = [Content.assemble((cut(row.name, 200), "bold"), best), Content(cut(row.about, 1000))]
-        lines.append(Content.styled(fit(row), "$error" if row.fits is False else ""))
-        lines.append(Content(cut(f"{kind_of(row)}{files}, {where}", 1000)))
+        lines = [Content.assemble((truncate(row.name, 200), "bold"), best), Content(truncate(row.about, 1000))]
+        lines.append(Content.styled(fit_summary(row), "$error" if row.fits is False else ""))
+        lines.append(Content(truncate(f"{parameters_and_license(row)}{files}, {where}", 1000)))
         return Content("\n").join(line for line in lines if line)
 
-    def choose(self, row: Offer) -> None:
+    def choose(self, row: ModelOffer) -> None:
         if row.fits is not False:
             self.dismiss(row.name)
             return
-        question = f"{cut(row.name, 200)} {fit(row)}. Try it all the same?"
+        question = f"{truncate(row.name, 200)} {fit_summary(row)}. Try it all the same?"
 
         def answered(yes: bool | None) -> None:
             if yes:
@@ -79,28 +81,28 @@ class ModelsScreen(Picker[Offer, str]):
         self.app.push_screen(Confirm(question, "Try", "No"), answered)
 
 
-def fit(offer: Offer) -> str:
+def fit_summary(offer: ModelOffer) -> str:
     """Whether it fits, with how much of how much memory, and how fast it would be."""
     unmeasured = {
         True: "fits",
         False: "does not fit",
         None: "may fit or not: what it takes of memory is not known",
     }
-    return fit_of(offer) if offer.needs_bytes is not None else unmeasured[offer.fits]
+    return memory_and_speed(offer) if offer.needs_bytes is not None else unmeasured[offer.fits]
 
 
-def _memory(offer: Offer) -> str:
+def _memory_column(offer: ModelOffer) -> str:
     mark = {True: "✓ ", False: "✗ ", None: "? "}[offer.fits]
     if offer.needs_bytes is None:
         return mark + ("fits" if offer.fits else "too large" if offer.fits is False else "")
-    free = "" if offer.free_bytes is None else f" of {size(offer.free_bytes)}"
-    return mark + size(offer.needs_bytes) + free
+    free = "" if offer.free_bytes is None else f" of {format_bytes(offer.free_bytes)}"
+    return mark + format_bytes(offer.needs_bytes) + free
 
 
 def _name_width(width: int) -> int:
-    return width - sum(WIDTHS) - (LICENSE_WIDTH + 2 if width >= LICENSE_FROM else 0)
+    return width - sum(COLUMN_WIDTHS) - (LICENSE_WIDTH + 2 if width >= LICENSE_MIN_WIDTH else 0)
 
 
-def _said(offer: Offer) -> str:
+def _searchable_text(offer: ModelOffer) -> str:
     """All words of it that can be searched for."""
     return f"{offer.name} {offer.parameters} {offer.license or ''} {offer.about}".casefold()

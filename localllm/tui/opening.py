@@ -10,29 +10,29 @@ from dataclasses import dataclass, field
 
 from localllm.errors import LocalLLMError
 from localllm.hub.listing import RemoteFile
-from localllm.hub.pull import Order
+from localllm.hub.pull import PullPlan
 from localllm.model import Model
-from localllm.tui.machine import Cancelled, Machine, Offer
+from localllm.tui.machine import Cancelled, Machine, ModelOffer
 
 DOWNLOAD, QUANTIZE = "download", "quantize"
 
 
 @dataclass
-class Coming:
+class FileDownload:
     """A file of a download. Sizes are bytes, times seconds of the opening's clock."""
 
     path: str
-    size: int
-    done: int  # that are here
+    size_bytes: int
+    done_bytes: int  # that are here
     began: float | None = None  # when its first bytes came
-    came: int = 0  # since then
+    received_bytes: int = 0  # since then
     verified: bool = False
 
     def rate(self, now: float) -> float | None:
         """Bytes a second."""
-        if self.began is None or not self.came or now <= self.began:
+        if self.began is None or not self.received_bytes or now <= self.began:
             return None
-        return self.came / (now - self.began)
+        return self.received_bytes / (now - self.began)
 
 
 @dataclass
@@ -45,20 +45,20 @@ class Phase:
 
 
 @dataclass(eq=False)
-class Opening:
+class LoadTask:
     """`Watch` of a model. What it is told stands in its fields; `model` or `fault` is there once `over` is."""
 
     machine: Machine
     name: str
     clock: Callable[[], float] = time.perf_counter
-    offer: Offer | None = None
-    files: dict[str, Coming] = field(default_factory=dict)  # by digest, those that are not here yet
+    offer: ModelOffer | None = None
+    files: dict[str, FileDownload] = field(default_factory=dict)  # by digest, those that are not here yet
     here_bytes: int = 0  # of the download, which were here before
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     model: Model | None = None
-    fault: Exception | None = None
-    over: bool = False
+    error: Exception | None = None
+    finished: bool = False
     cancelled: bool = False
 
     def __post_init__(self) -> None:
@@ -83,8 +83,8 @@ class Opening:
             self.end_phase()
             late = model if self.cancelled else None
             self.model = None if self.cancelled else model
-            self.fault = fault
-            self.over = True
+            self.error = fault
+            self.finished = True
         if late:
             late.close()
 
@@ -102,63 +102,63 @@ class Opening:
             ready.close()
 
     @property
-    def under_way(self) -> str | None:
+    def current_phase(self) -> str | None:
         """The phase that it is in."""
         return self.phases[-1].name if self.phases and self.phases[-1].ended is None else None
 
     @property
-    def pull(self) -> "Opening":
+    def pull(self) -> "LoadTask":
         return self
 
-    def go_on(self) -> None:
+    def raise_if_cancelled(self) -> None:
         if self.cancelled:
             raise Cancelled
 
-    def about(self, offer: Offer) -> None:
-        self.go_on()
+    def about(self, offer: ModelOffer) -> None:
+        self.raise_if_cancelled()
         self.offer = offer
 
     def phase(self, name: str) -> None:
-        self.go_on()
-        if self.under_way != name:
+        self.raise_if_cancelled()
+        if self.current_phase != name:
             self.end_phase()
             self.phases.append(Phase(name, self.clock()))
 
     def end_phase(self) -> None:
-        if self.under_way:
+        if self.current_phase:
             self.phases[-1].ended = self.clock()
 
     def part(self, done: int, total: int) -> None:
-        self.go_on()
+        self.raise_if_cancelled()
         self.phases[-1].done, self.phases[-1].total = done, total
 
     def note(self, text: str) -> None:
-        self.go_on()
+        self.raise_if_cancelled()
         self.notes.append(text)
 
-    def begin(self, order: Order) -> None:
-        self.go_on()
+    def begin(self, order: PullPlan) -> None:
+        self.raise_if_cancelled()
         contents = [same[0] for same in order.contents.values()]
-        self.here_bytes = sum(file.size for file in contents if order.here[file.digest] == file.size)
+        self.here_bytes = sum(file.size for file in contents if order.cached_bytes[file.digest] == file.size)
         self.files = {
-            file.digest: Coming(file.path, file.size, order.here[file.digest])
+            file.digest: FileDownload(file.path, file.size, order.cached_bytes[file.digest])
             for file in contents
-            if order.here[file.digest] < file.size
+            if order.cached_bytes[file.digest] < file.size
         }
 
     def advance(self, file: RemoteFile, count: int) -> None:
-        self.go_on()
+        self.raise_if_cancelled()
         if coming := self.files.get(file.digest):
             with self.lock:
                 coming.began = self.clock() if coming.began is None else coming.began
-                coming.done += count
-                coming.came += max(0, count)  # what is less than none has to come again
+                coming.done_bytes += count
+                coming.received_bytes += max(0, count)  # what is less than none has to come again
 
     def finish(self, file: RemoteFile) -> None:
         """Another process may have fetched it."""
-        self.go_on()
+        self.raise_if_cancelled()
         if coming := self.files.get(file.digest):
-            coming.done, coming.verified = coming.size, True
+            coming.done_bytes, coming.verified = coming.size_bytes, True
 
     def say(self, text: str) -> None:
         self.note(text)

@@ -17,12 +17,12 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.worker import get_current_worker
 
-from localllm.visible import visible
+from localllm.visible import printable
 
 Row = TypeVar("Row")
 Chosen = TypeVar("Chosen")
-MOST_ROWS = 200  # laid out at once, so that each key is answered soon; a search finds the others
-WIDE = 110  # columns from which details stand beside the list, not below it
+MAX_ROWS = 200  # laid out at once, so that each key is answered soon; a search finds the others
+DETAILS_MIN_COLUMNS = 110  # columns from which details stand beside the list, not below it
 
 
 class Search(Input):
@@ -86,12 +86,12 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
     """
     title_text = ""
     search_hint = "type to search"
-    nothing = "nothing is found"
+    empty_text = "nothing is found"
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: Sequence[Row] = ()
-        self.rows_shown: Sequence[Row] = ()
+        self.items: Sequence[Row] = ()
+        self.shown_items: Sequence[Row] = ()
 
     def find(self, query: str) -> Sequence[Row]:
         """On a thread of its own; what it raises is shown in place of the list."""
@@ -101,7 +101,7 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
         """What stands above the columns of the list; empty: nothing."""
         return ""
 
-    def line(self, row: Row, width: int) -> Content:
+    def item_line(self, row: Row, width: int) -> Content:
         """One line of so many cells."""
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_resize(self, event: Resize) -> None:
-        self.set_class(event.size.width >= WIDE, "-wide")
+        self.set_class(event.size.width >= DETAILS_MIN_COLUMNS, "-wide")
 
     def on_mount(self) -> None:
         self.list.loading = True
@@ -135,10 +135,10 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
         return self.query_one(Rows)
 
     @property
-    def chosen(self) -> Row | None:
+    def selected(self) -> Row | None:
         """The row that the cursor is on."""
         place = self.list.highlighted
-        return self.rows_shown[place] if place is not None else None
+        return self.shown_items[place] if place is not None else None
 
     @on(Input.Changed, "#search")
     def search(self) -> None:
@@ -146,25 +146,25 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
         if not self.is_attached:
             return
         query = self.query_one(Search).value
-        self.run_worker(lambda: self.look(query), thread=True, exclusive=True, group="find")
+        self.run_worker(lambda: self.run_search(query), thread=True, exclusive=True, group="find")
 
-    def look(self, query: str) -> None:
+    def run_search(self, query: str) -> None:
         worker, rows, fault = get_current_worker(), (), None
         try:
             rows = self.find(query)
         except Exception as error:  # whatever it is, the screen says it and lives on
             fault = error
         if not worker.is_cancelled:
-            self.app.call_from_thread(self.present, rows, fault)
+            self.app.call_from_thread(self.show_items, rows, fault)
 
-    def present(self, rows: Sequence[Row], fault: Exception | None) -> None:
+    def show_items(self, rows: Sequence[Row], fault: Exception | None) -> None:
         if not self.is_attached:  # it was left meanwhile
             return
-        self.rows = rows
+        self.items = rows
         self.list.loading = False
-        said = visible(str(fault)) if fault else "" if rows else self.nothing
-        if len(rows) > MOST_ROWS:
-            said = f"the first {MOST_ROWS} of {len(rows):,}; type more to find the others"
+        said = printable(str(fault)) if fault else "" if rows else self.empty_text
+        if len(rows) > MAX_ROWS:
+            said = f"the first {MAX_ROWS} of {len(rows):,}; type more to find the others"
         note = self.query_one("#said", Static)
         note.update(said)
         note.display = bool(said)
@@ -174,19 +174,19 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
     @on(Rows.Resized)
     def draw(self) -> None:
         """Lay the rows out for the width that there is; the cursor stays where it was."""
-        before, width = self.chosen, self.list.scrollable_content_region.width
+        before, width = self.selected, self.list.scrollable_content_region.width
         if not width:  # not laid out yet
             return
-        self.rows_shown = self.rows[:MOST_ROWS]
+        self.shown_items = self.items[:MAX_ROWS]
         self.query_one("#columns", Static).update(self.columns(width))
-        self.list.set_options(self.line(row, width) for row in self.rows_shown)
-        if self.rows_shown:
-            self.list.highlighted = next((place for place, row in enumerate(self.rows_shown) if row == before), 0)
+        self.list.set_options(self.item_line(row, width) for row in self.shown_items)
+        if self.shown_items:
+            self.list.highlighted = next((place for place, row in enumerate(self.shown_items) if row == before), 0)
         self.show_details()
 
     @on(OptionList.OptionHighlighted)
     def show_details(self) -> None:
-        row = self.chosen
+        row = self.selected
         details = self.query_one("#details")
         details.display = row is not None
         if row is not None:
@@ -200,6 +200,6 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
 
     @on(Input.Submitted, "#search")
     @on(OptionList.OptionSelected)
-    def take(self) -> None:
-        if (row := self.chosen) is not None:
+    def choose_selected(self) -> None:
+        if (row := self.selected) is not None:
             self.choose(row)

@@ -18,15 +18,15 @@ from textual.reactive import reactive
 from textual.widgets import TextArea
 
 from localllm.tui.editor import Editor
-from localllm.tui.history import History
-from localllm.tui.offers import Offer, Offers, commands_for, files_for, names_file
+from localllm.tui.history import PromptHistory
+from localllm.tui.offers import Suggestion, Suggestions, ends_in_file_reference, suggest_commands, suggest_files
 from localllm.visible import one_line
 
 PLACEHOLDER = "Say something, or ? for help"
-WAITS = " sent when the answer is there; Esc takes it back "
-STOPS = " Esc stops the answer "
-EDITS = " Enter asks this instead, on a branch of its own; Esc leaves it as it was "
-SEARCHES = " what was written before: type words, Enter takes one, Esc leaves "
+QUEUED_TITLE = " sent when the answer is there; Esc takes it back "
+BUSY_TITLE = " Esc stops the answer "
+EDITING_TITLE = " Enter asks this instead, on a branch of its own; Esc leaves it as it was "
+SEARCHING_TITLE = " what was written before: type words, Enter takes one, Esc leaves "
 
 
 class Prompt(Vertical):
@@ -57,36 +57,38 @@ class Prompt(Vertical):
 
     def __init__(self, history_file: Path, commands: Sequence[tuple[str, str]] = ()):
         super().__init__(id="prompt")
-        self.history = History(history_file)
+        self.history = PromptHistory(history_file)
         self.commands = commands
-        self.offers = Offers()
+        self.suggestions = Suggestions()
         self.editor = Editor(self, PLACEHOLDER)
-        self.waits = False
-        self.edits = False  # what stands here was asked before, and is asked otherwise
-        self.searched: str | None = None  # what stood here before the history was searched, while it is
-        self.place: int | None = None  # in the history
-        self.shown: str | None = None  # what was put here, until it is changed: there is nothing to complete
-        self.draft = ""  # what stood here before an earlier message was looked at
+        self.is_queued = False
+        self.is_editing = False  # what stands here was asked before, and is asked otherwise
+        self.text_before_search: str | None = None  # what stood here before the history was searched, while it is
+        self.history_index: int | None = None  # in the history
+        self.completed_text: str | None = (
+            None  # what was put here, until it is changed: there is nothing to complete
+        )
+        self.text_before_history = ""  # what stood here before an earlier message was looked at
 
     def compose(self) -> ComposeResult:
-        yield self.offers
+        yield self.suggestions
         yield self.editor
 
     @property
     def text(self) -> str:
-        return self.editor.whole
+        return self.editor.full_text
 
     @text.setter
     def text(self, text: str) -> None:
         """Such as a message that could not be answered."""
-        self.place, self.edits = None, False
-        self._put(text)
-        self._tell()
+        self.history_index, self.is_editing = None, False
+        self._set_editor_text(text)
+        self._update_title()
 
     def edit(self, text: str) -> None:
         """A message that is asked otherwise, until another text stands here."""
-        self.text, self.edits = text, True
-        self._tell()
+        self.text, self.is_editing = text, True
+        self._update_title()
 
     @property
     def selected_text(self) -> str:
@@ -97,47 +99,51 @@ class Prompt(Vertical):
         return self
 
     def watch_busy(self, busy: bool) -> None:
-        if self.waits and not busy:
+        if self.is_queued and not busy:
             self._send()
-        self._tell()
+        self._update_title()
 
     # What the editor asks
 
     def enter(self) -> bool:
-        offer = self.offers.chosen
-        if offer and (self.searched is not None or self.offers.moved or _completes(offer, self.editor.text)):
-            self._take(offer)
-        elif self.searched is not None:
+        offer = self.suggestions.selected
+        if offer and (
+            self.text_before_search is not None
+            or self.suggestions.moved
+            or _completes_command(offer, self.editor.text)
+        ):
+            self._accept(offer)
+        elif self.text_before_search is not None:
             self.escape()
         elif self.busy and self.text.strip():
-            self._wait(True)
+            self._set_queued(True)
         else:
             self._send()
         return True
 
     def tab(self) -> bool:
-        if offer := self.offers.chosen:
-            self._take(offer)
+        if offer := self.suggestions.selected:
+            self._accept(offer)
         return offer is not None
 
     def escape(self) -> bool:
-        if self.searched is not None:
-            before, self.searched = self.searched, None
-            self._put(before)
-        elif self.offers.chosen:
-            self.offers.offer([])
-        elif self.waits:
-            self._wait(False)
+        if self.text_before_search is not None:
+            before, self.text_before_search = self.text_before_search, None
+            self._set_editor_text(before)
+        elif self.suggestions.selected:
+            self.suggestions.suggest([])
+        elif self.is_queued:
+            self._set_queued(False)
         else:
             return False
-        self._tell()
+        self._update_title()
         return True
 
     def up(self, at_edge: bool) -> bool:
-        return self._move(-1, at_edge)
+        return self._navigate(-1, at_edge)
 
     def down(self, at_edge: bool) -> bool:
-        return self._move(1, at_edge)
+        return self._navigate(1, at_edge)
 
     def question_mark(self) -> bool:
         if not self.editor.text:
@@ -148,17 +154,17 @@ class Prompt(Vertical):
 
     def action_search(self) -> None:
         """Ctrl-R; once more goes on to the next one."""
-        if self.searched is None:
-            self.searched = self.text
-            self._tell()
-            self._offer_history()
-        elif self.offers.chosen:
-            self.offers.move(1)
+        if self.text_before_search is None:
+            self.text_before_search = self.text
+            self._update_title()
+            self._suggest_history()
+        elif self.suggestions.selected:
+            self.suggestions.move(1)
 
-    def _move(self, step: int, at_edge: bool) -> bool:
+    def _navigate(self, step: int, at_edge: bool) -> bool:
         """Through what is offered, else through the history."""
-        if self.offers.chosen:
-            self.offers.move(step)
+        if self.suggestions.selected:
+            self.suggestions.move(step)
         elif not at_edge:
             return False
         else:
@@ -167,68 +173,70 @@ class Prompt(Vertical):
 
     def _recall(self, step: int) -> None:
         entries = self.history.entries
-        place = (len(entries) if self.place is None else self.place) + step
-        if place < 0 or (self.place is None and step > 0):
+        place = (len(entries) if self.history_index is None else self.history_index) + step
+        if place < 0 or (self.history_index is None and step > 0):
             return
-        if self.place is None:
-            self.draft = self.text
-        self.place = place if place < len(entries) else None
-        self._put(self.draft if self.place is None else entries[place])
+        if self.history_index is None:
+            self.text_before_history = self.text
+        self.history_index = place if place < len(entries) else None
+        self._set_editor_text(self.text_before_history if self.history_index is None else entries[place])
 
     # What is offered
 
     def on_text_area_changed(self, changed: TextArea.Changed) -> None:
         changed.stop()
-        if self.waits:
-            self._wait(False)
-        if self.searched is not None:
-            self._offer_history()
+        if self.is_queued:
+            self._set_queued(False)
+        if self.text_before_search is not None:
+            self._suggest_history()
             return
-        if self.editor.text == self.shown:
+        if self.editor.text == self.completed_text:
             return
-        self.shown, line = None, self._line
+        self.completed_text, line = None, self._line_to_cursor
         if line.startswith("/") and "\n" not in self.editor.text:
-            self.offers.offer(commands_for(line, self.commands))
-        elif "@" in line and names_file(line):
-            self._offer_files(line)
+            self.suggestions.suggest(suggest_commands(line, self.commands))
+        elif "@" in line and ends_in_file_reference(line):
+            self._suggest_files(line)
         else:
-            self.offers.offer([])
+            self.suggestions.suggest([])
 
-    def on_offers_taken(self) -> None:
-        if offer := self.offers.chosen:
-            self._take(offer)
+    def on_suggestions_taken(self) -> None:
+        if offer := self.suggestions.selected:
+            self._accept(offer)
         self.focus()
 
     @property
-    def _line(self) -> str:
+    def _line_to_cursor(self) -> str:
         """Up to the cursor."""
         row, column = self.editor.cursor_location
         return self.editor.document[row][:column]
 
     @work(exclusive=True)
-    async def _offer_files(self, line: str) -> None:
+    async def _suggest_files(self, line: str) -> None:
         """From a thread, as a folder may lie far away."""
-        found = await asyncio.to_thread(files_for, line)
-        if line == self._line:
-            self.offers.offer(found)
+        found = await asyncio.to_thread(suggest_files, line)
+        if line == self._line_to_cursor:
+            self.suggestions.suggest(found)
 
-    def _offer_history(self) -> None:
-        self.offers.offer([Offer(text) for text in self.history.search(self.editor.text)[:200]])
+    def _suggest_history(self) -> None:
+        self.suggestions.suggest([Suggestion(text) for text in self.history.search(self.editor.text)[:200]])
 
-    def _take(self, offer: Offer) -> None:
-        if self.searched is not None:
-            self.searched = None
-            self._put(offer.text)
-            self._tell()
+    def _accept(self, offer: Suggestion) -> None:
+        if self.text_before_search is not None:
+            self.text_before_search = None
+            self._set_editor_text(offer.text)
+            self._update_title()
             return
         row, column = self.editor.cursor_location
         rest = "" if offer.text.endswith("/") else " "
-        self.editor.replace(offer.text + rest, (row, offer.begin), (row, column), maintain_selection_offset=False)
+        self.editor.replace(
+            offer.text + rest, (row, offer.start_column), (row, column), maintain_selection_offset=False
+        )
 
     # Sending
 
     def _send(self) -> None:
-        self._wait(False)
+        self._set_queued(False)
         text = self.text
         if not text.strip():
             return
@@ -240,25 +248,25 @@ class Prompt(Vertical):
         self.editor.pastes.clear()
         self.post_message(self.Sent(text))
 
-    def _put(self, text: str) -> None:
-        self.editor.put(text)
-        self.shown = self.editor.text
-        self.offers.offer([])
+    def _set_editor_text(self, text: str) -> None:
+        self.editor.replace_text(text)
+        self.completed_text = self.editor.text
+        self.suggestions.suggest([])
 
-    def _wait(self, waits: bool) -> None:
-        self.waits = waits
-        self._tell()
+    def _set_queued(self, waits: bool) -> None:
+        self.is_queued = waits
+        self._update_title()
 
-    def _tell(self) -> None:
+    def _update_title(self) -> None:
         told = (
-            (self.waits, WAITS),
-            (self.searched is not None, SEARCHES),
-            (self.edits, EDITS),
-            (self.busy, STOPS),
+            (self.is_queued, QUEUED_TITLE),
+            (self.text_before_search is not None, SEARCHING_TITLE),
+            (self.is_editing, EDITING_TITLE),
+            (self.busy, BUSY_TITLE),
         )
         self.border_title = next((words for holds, words in told if holds), "")
 
 
-def _completes(offer: Offer, text: str) -> bool:
+def _completes_command(offer: Suggestion, text: str) -> bool:
     """Is it a command that was begun, and no other word?"""
     return text.startswith("/") and offer.text != text

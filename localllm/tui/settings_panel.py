@@ -19,8 +19,8 @@ from textual.widgets import Button, Input, Label, Select, Static, TextArea
 from localllm.conversation.chat import Chat
 from localllm.conversation.parameters import with_parameter
 from localllm.errors import LocalLLMError, UsageError
-from localllm.meanings import MEANINGS, THINK
-from localllm.visible import one_line, visible
+from localllm.meanings import PARAMETER_HELP, THINK_HELP
+from localllm.visible import one_line, printable
 
 FIELDS = (
     "temperature",
@@ -36,7 +36,7 @@ FIELDS = (
     "stop",
 )
 HINT = "For the next answer on. ● is not what the model recommends; Ctrl-R takes all of these back."
-AS_THE_TEMPLATE_SAYS, ON, OFF = "default", "on", "off"
+TEMPLATE_DEFAULT, ON, OFF = "default", "on", "off"
 
 
 class Setting(Vertical):
@@ -63,7 +63,7 @@ class Setting(Vertical):
         super().__init__(id=field)
         self.chat = chat
         self.field = field
-        self.shown = ""  # by us: what differs from it was typed
+        self.shown_text = ""  # by us: what differs from it was typed
 
     def compose(self) -> ComposeResult:
         with Horizontal():
@@ -78,11 +78,11 @@ class Setting(Vertical):
 
     def reload(self) -> None:
         """Show what the conversation has now."""
-        self.shown = written(getattr(self.chat.params, self.field))
+        self.shown_text = value_to_text(getattr(self.chat.params, self.field))
         box = self.query_one(Input)
-        box.value = self.shown
-        box.placeholder = written(self.recommended) or "none"
-        self.tell("")
+        box.value = self.shown_text
+        box.placeholder = value_to_text(self.recommended) or "none"
+        self.show_error("")
 
     def on_mount(self) -> None:
         self.reload()
@@ -90,27 +90,27 @@ class Setting(Vertical):
     @on(Input.Changed)
     def change(self, changed: Input.Changed) -> None:
         changed.stop()
-        if changed.value == self.shown:
+        if changed.value == self.shown_text:
             return
-        self.shown = changed.value
+        self.shown_text = changed.value
         fault = ""
         try:
             if text := changed.value.strip():
-                self.chat.params = with_parameter(self.chat.params, self.field, words_of(self.field, text))
+                self.chat.params = with_parameter(self.chat.params, self.field, split_value(self.field, text))
             else:
                 self.chat.params = dataclasses.replace(self.chat.params, **{self.field: self.recommended})
         except UsageError as error:
             fault = one_line(str(error))
-        self.tell(fault)
+        self.show_error(fault)
 
-    def tell(self, fault: str) -> None:
+    def show_error(self, fault: str) -> None:
         """Say what is wrong, if anything is, and whether it is another value than the recommended one."""
         differs = getattr(self.chat.params, self.field) != self.recommended
         self.set_class(differs, "-changed")
         self.set_class(bool(fault), "-wrong")
         self.query_one(Label).update(("● " if differs else "  ") + self.field)
-        was = f"Recommended: {written(self.recommended) or 'none'}. " if differs else ""
-        self.query_one(".meaning", Static).update(was + MEANINGS[self.field])
+        was = f"Recommended: {value_to_text(self.recommended) or 'none'}. " if differs else ""
+        self.query_one(".meaning", Static).update(was + PARAMETER_HELP[self.field])
         self.query_one(".fault", Static).update(fault)
 
 
@@ -139,7 +139,7 @@ class SettingsPanel(VerticalScroll):
     def __init__(self, chat: Chat):
         super().__init__(id="settings", can_focus=False)
         self.chat = chat
-        self.thinking: dict[str, dict[str, Any]] = {}  # what the template is told for it, by the choice
+        self.thinking_arguments: dict[str, dict[str, Any]] = {}  # what the template is told for it, by the choice
         self.system_shown = ""
 
     def compose(self) -> ComposeResult:
@@ -149,9 +149,9 @@ class SettingsPanel(VerticalScroll):
         yield TextArea(id="system", compact=True, tab_behavior="focus", show_line_numbers=False)
         with Vertical(id="think"):
             yield Label("think")
-            choices = [(word, word) for word in (AS_THE_TEMPLATE_SAYS, ON, OFF)]
+            choices = [(word, word) for word in (TEMPLATE_DEFAULT, ON, OFF)]
             yield Select(choices, allow_blank=False, compact=True)
-            yield Static(THINK, classes="meaning", markup=False)
+            yield Static(THINK_HELP, classes="meaning", markup=False)
         for field in FIELDS:
             yield Setting(self.chat, field)
         yield Button("Reset to recommended", compact=True, action="reset")
@@ -163,10 +163,10 @@ class SettingsPanel(VerticalScroll):
             # As content: a text would be read as markup.
             system.placeholder = Content(f"{one_line(self.chat.model.name)} has no chat template for one")
         self.reload()
-        self.run_worker(self.ask_for_switch, thread=True)  # a model in a server is asked there
+        self.run_worker(self.find_thinking_switch, thread=True)  # a model in a server is asked there
 
     @property
-    def first(self) -> Widget:
+    def first_field(self) -> Widget:
         """What is to have the focus when it is opened."""
         system = self.query_one(TextArea)
         return self.query(Input).first() if system.disabled else system
@@ -176,41 +176,41 @@ class SettingsPanel(VerticalScroll):
 
     def reload(self) -> None:
         """Show what the conversation has now, which may have been changed elsewhere."""
-        self.system_shown = visible(self.chat.system or "")
+        self.system_shown = printable(self.chat.system or "")
         self.query_one(TextArea).text = self.system_shown
         for setting in self.query(Setting):
             setting.reload()
         self.show_thinking()
 
-    def ask_for_switch(self) -> None:
+    def find_thinking_switch(self) -> None:
         """Whether the template has a switch for thinking, and what it is told then."""
         asked = self.chat.model.template_arguments
         try:
             thinking = {word: asked({}, think=word == ON) for word in (ON, OFF)}
         except LocalLLMError:
             return  # it has none
-        self.app.call_from_thread(self.offer_thinking, thinking)
+        self.app.call_from_thread(self.enable_thinking, thinking)
 
-    def offer_thinking(self, thinking: dict[str, dict[str, Any]]) -> None:
-        self.thinking = thinking
+    def enable_thinking(self, thinking: dict[str, dict[str, Any]]) -> None:
+        self.thinking_arguments = thinking
         if self.is_attached:  # else it was closed meanwhile
             self.query_one("#think").display = True
             self.show_thinking()
 
     def show_thinking(self) -> None:
         told = self.chat.template_arguments.items()
-        said = (word for word, arguments in self.thinking.items() if arguments.items() <= told)
-        self.query_one(Select).value = next(said, AS_THE_TEMPLATE_SAYS)
+        said = (word for word, arguments in self.thinking_arguments.items() if arguments.items() <= told)
+        self.query_one(Select).value = next(said, TEMPLATE_DEFAULT)
 
     @on(Select.Changed)
-    def think(self, changed: Select.Changed) -> None:
-        switch = self.thinking.get(str(changed.value), {})
-        names = {name for arguments in self.thinking.values() for name in arguments}
+    def set_thinking(self, changed: Select.Changed) -> None:
+        switch = self.thinking_arguments.get(str(changed.value), {})
+        names = {name for arguments in self.thinking_arguments.values() for name in arguments}
         kept = {name: value for name, value in self.chat.template_arguments.items() if name not in names}
         self.chat.template_arguments = kept | switch
 
     @on(TextArea.Changed)
-    def instruct(self, changed: TextArea.Changed) -> None:
+    def set_system_prompt(self, changed: TextArea.Changed) -> None:
         if changed.text_area.text != self.system_shown:
             self.system_shown = changed.text_area.text
             self.chat.system = self.system_shown if self.system_shown.strip() else None
@@ -221,14 +221,14 @@ class SettingsPanel(VerticalScroll):
         self.reload()
 
 
-def written(value: Any) -> str:
+def value_to_text(value: Any) -> str:
     """A field as a person types it; empty: none."""
     if isinstance(value, tuple):
-        return shlex.join(visible(word.replace("\n", "\\n").replace("\t", "\\t")) for word in value)
+        return shlex.join(printable(word.replace("\n", "\\n").replace("\t", "\\t")) for word in value)
     return "" if value is None else str(value)
 
 
-def words_of(field: str, text: str) -> list[str]:
+def split_value(field: str, text: str) -> list[str]:
     """What a person typed: texts of `stop` stand in quotes where they have blanks, with \\n for a line end.
 
     Raises UsageError where a quote is not closed.

@@ -5,48 +5,50 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-LEVELS = " ▁▂▃▄▅▆▇█"
-PARTS = " ▏▎▍▌▋▊▉█"
-NICE = (1, 1.5, 2, 3, 5, 7, 10)
+VERTICAL_EIGHTHS = " ▁▂▃▄▅▆▇█"
+HORIZONTAL_EIGHTHS = " ▏▎▍▌▋▊▉█"
+ROUND_STEPS = (1, 1.5, 2, 3, 5, 7, 10)
 
 
-def bar(share: float, width: int, rest: str = " ") -> str:
-    """A lying bar over `share` (0 to 1) of `width` cells; rest: what stands in the others. What is more than
+def bar(share: float, width: int, empty: str = " ") -> str:
+    """A lying bar over `share` (0 to 1) of `width` cells; empty: what stands in the others. What is more than
     nothing is seen."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     eighths = max(eighths, int(share > 0))
     whole, part = divmod(eighths, 8)
-    drawn = "█" * whole + (PARTS[part] if part else "")
-    return drawn + rest * (width - len(drawn))
+    drawn = "█" * whole + (HORIZONTAL_EIGHTHS[part] if part else "")
+    return drawn + empty * (width - len(drawn))
 
 
-def levels(values: Sequence[float], top: float) -> list[int]:
+def bar_levels(values: Sequence[float], top: float) -> list[int]:
     """How many eighths each value is high; what is more than nothing is seen, what is above `top` is cut."""
     return [max(int(value > 0), round(min(value / top, 1.0) * 8)) if top > 0 else 0 for value in values]
 
 
-def nice_top(value: float) -> float:
+def round_up_scale(value: float) -> float:
     """The next round number from `value`: a scale that stays as it is while values waver."""
     if not (math.isfinite(value) and value > 0):
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(power * step for step in NICE if power * step >= value * 0.999)
+    return next(power * step for step in ROUND_STEPS if power * step >= value * 0.999)
 
 
-def sparkline(values: Sequence[float], width: int, *, top: float, style: str = "", above: str = "") -> Content:
-    """The newest values, a cell each, the newest at the right; above: the style of those that are cut."""
+def sparkline(
+    values: Sequence[float], width: int, *, top: float, style: str = "", above_style: str = ""
+) -> Content:
+    """The newest values, a cell each, the newest at the right; above_style: the style of those that are cut."""
     shown = values[-width:] if width > 0 else ()
     ticks = [
-        Content.styled(LEVELS[level], above if value > top else style)
-        for value, level in zip(shown, levels(shown, top), strict=True)
+        Content.styled(VERTICAL_EIGHTHS[level], above_style if value > top else style)
+        for value, level in zip(shown, bar_levels(shown, top), strict=True)
     ]
     return Content.assemble(" " * (width - len(ticks)), *ticks)
 
 
-def columns(values: Sequence[float], height: int, top: float) -> list[str]:
+def vertical_bars(values: Sequence[float], height: int, top: float) -> list[str]:
     """Standing bars over several lines, the uppermost first; each line has a cell for each value."""
     eighths = [max(int(value > 0), round(min(value / top, 1.0) * 8 * height)) for value in values]
     return [
-        "".join(LEVELS[min(max(eighth - 8 * line, 0), 8)] for eighth in eighths)
+        "".join(VERTICAL_EIGHTHS[min(max(eighth - 8 * line, 0), 8)] for eighth in eighths)
         for line in reversed(range(height))
     ]

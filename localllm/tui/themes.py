@@ -7,12 +7,12 @@ from typing import Any
 from textual.app import App
 from textual.theme import Theme
 
-from localllm.files import write_whole
+from localllm.files import write_atomic
 from localllm.visible import one_line
 
-FILE = "theme"
-LONGEST_NAME = 64
-OF_16_COLORS = "ansi-dark"  # the terminal's own colours, which are readable on its own ground
+THEME_FILE = "theme"
+MAX_NAME_BYTES = 64
+ANSI_THEME = "ansi-dark"  # the terminal's own colours, which are readable on its own ground
 
 
 def _theme(name: str, accent: str, on_accent: str, muted: str, background: str, **rest: Any) -> Theme:
@@ -64,39 +64,39 @@ LIGHT = _theme(
 )
 
 
-def native_colors() -> bool | None:
+def use_ansi_colors() -> bool | None:
     """`ansi_color` of an app: with NO_COLOR it sends none at all, where Textual by itself sends greys."""
     return True if os.environ.get("NO_COLOR") else None
 
 
-def dress(app: App[Any], home: Path) -> None:
+def apply_theme(app: App[Any], home: Path) -> None:
     """Give a running app our themes and the one that was chosen last, and keep each choice from now on."""
     for theme in (DARK, LIGHT):
         app.register_theme(theme)
-    name = kept(home)
+    name = read_theme(home)
     if name is not None and name not in app.available_themes:
-        app.notify(f"{home / FILE} names no theme: {one_line(name)!r}", severity="warning", markup=False)
+        app.notify(f"{home / THEME_FILE} names no theme: {one_line(name)!r}", severity="warning", markup=False)
         name = None
     if app.console.color_system == "standard" and not (name or "").startswith("ansi-"):
-        name = OF_16_COLORS
+        name = ANSI_THEME
     app.theme = name or DARK.name
     # The signal of this first theme comes when everything is drawn, and is no choice.
-    app.call_later(app.theme_changed_signal.subscribe, app, lambda theme: _keep(app, home, theme.name))
+    app.call_later(app.theme_changed_signal.subscribe, app, lambda theme: _write_theme(app, home, theme.name))
 
 
-def kept(home: Path) -> str | None:
+def read_theme(home: Path) -> str | None:
     """The name in the file; None where there is none."""
     try:
-        with (home / FILE).open("rb") as file:
-            return file.read(LONGEST_NAME).decode(errors="replace").strip()
+        with (home / THEME_FILE).open("rb") as file:
+            return file.read(MAX_NAME_BYTES).decode(errors="replace").strip()
     except OSError:
         return None
 
 
-def _keep(app: App[Any], home: Path, name: str) -> None:
-    if name == kept(home):
+def _write_theme(app: App[Any], home: Path, name: str) -> None:
+    if name == read_theme(home):
         return
     try:
-        write_whole(home / FILE, name + "\n")
+        write_atomic(home / THEME_FILE, name + "\n")
     except OSError as error:
         app.notify(f"the theme cannot be kept: {error.strerror}", severity="warning", markup=False)

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-from localllm.conversation.chat import Chat, Events
+from localllm.conversation.chat import AnswerEvents, Chat
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.files import write_named
-from localllm.tui.dialogs import Ask, Confirm
+from localllm.files import write_user_file
+from localllm.tui.dialogs import Confirm, LineInput
 from localllm.tui.panel_screen import PanelScreen
 from localllm.tui.prompt import Prompt
-from localllm.tui.transcript.saving import name_for, path_of
+from localllm.tui.transcript.saving import code_file_name, code_file_path
 from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
-from localllm.visible import visible
+from localllm.visible import printable
 
 
 class TurnScreen(PanelScreen):
@@ -22,10 +22,10 @@ class TurnScreen(PanelScreen):
     transcript: Transcript
     prompt: Prompt
 
-    def answer(self, question: str, ask: Callable[[], Events], after: Turn | None) -> None:
+    def start_answer(self, question: str, ask: Callable[[], AnswerEvents], after: Turn | None) -> None:
         raise NotImplementedError
 
-    def command(self, line: str) -> None:
+    def run_command(self, line: str) -> None:
         raise NotImplementedError
 
     def is_busy(self) -> bool:
@@ -33,112 +33,112 @@ class TurnScreen(PanelScreen):
 
     def say(self, text: str, severity: str = "information") -> None:
         """A word that goes by itself."""
-        self.notify(visible(text), severity=severity, markup=False)  # pyright: ignore[reportArgumentType]
+        self.notify(printable(text), severity=severity, markup=False)  # pyright: ignore[reportArgumentType]
 
-    def chosen(self, *, may_wait: bool = False) -> TurnView | None:
+    def selected_view(self, *, while_busy: bool = False) -> TurnView | None:
         """The chosen turn, else the newest; None, and a word about it, where there is none to act on now."""
-        if not may_wait and self.is_busy():
+        if not while_busy and self.is_busy():
             return None
-        view = self.transcript.chosen or (self.transcript.views[-1] if self.transcript.views else None)
+        view = self.transcript.selected or (self.transcript.views[-1] if self.transcript.views else None)
         if view is None or view.turn is None:
             self.say("nothing has been said yet")
             return None
         return view
 
     def action_edit_turn(self) -> None:
-        view = self.chosen()
+        view = self.selected_view()
         if view and view.turn:
             self.prompt.edit(self.session.edit(view.turn))
             self.prompt.focus()
 
     def action_ask_again(self) -> None:
-        view = self.chosen()
+        view = self.selected_view()
         if view and (turn := view.turn):
-            self.answer(turn.question, lambda: self.chat.again(turn), turn.parent)
+            self.start_answer(turn.question, lambda: self.chat.regenerate(turn), turn.parent)
 
     def action_go_to_branch(self, step: int) -> None:
-        view = self.chosen()
+        view = self.selected_view()
         if not view or not view.turn:
             return
-        ways = view.turn.ways
+        ways = view.turn.siblings
         if len(ways) < 2:
             self.say("there is one branch here; e and r begin others")
             return
         turn = ways[(ways.index(view.turn) + step) % len(ways)]
-        self.chat.switch(turn)
+        self.chat.switch_to(turn)
         self.transcript.show_branch(turn)
-        self.keep()
+        self.save_session()
 
     def action_undo(self) -> None:
         if not self.is_busy():
-            self.command("/undo")
+            self.run_command("/undo")
 
     def action_redo(self) -> None:
         if not self.is_busy():
-            self.command("/redo")
+            self.run_command("/redo")
 
-    def keep(self) -> None:
+    def save_session(self) -> None:
         try:
-            if told := self.session.keep():
+            if told := self.session.save():
                 self.say(told)
         except UsageError as error:
             self.say(str(error), "error")
 
     def action_fold_thoughts(self) -> None:
-        view = self.transcript.live or self.chosen(may_wait=True)
+        view = self.transcript.live or self.selected_view(while_busy=True)
         if view:
             view.fold_thoughts()
 
     # Copying
 
-    def copy(self, text: str, told: str) -> None:
+    def copy(self, text: str, message: str) -> None:
         self.app.copy_to_clipboard(text)
-        self.say(told)
+        self.say(message)
 
     def action_copy_answer(self) -> None:
-        view = self.chosen(may_wait=True)
+        view = self.selected_view(while_busy=True)
         if view and view.turn:
-            self.copy(visible(view.turn.answer), "the answer is copied")
+            self.copy(printable(view.turn.answer), "the answer is copied")
 
     def action_copy_address(self, address: str) -> None:
-        self.copy(visible(address), f"copied: {address}")
+        self.copy(printable(address), f"copied: {address}")
 
     def action_choose_code(self, step: int) -> None:
-        view = self.chosen(may_wait=True)
-        if view and not view.choose_code(step):
+        view = self.selected_view(while_busy=True)
+        if view and not view.select_code(step):
             self.say("there is no code in this answer")
 
     def action_copy_code(self, place: int | None = None) -> None:
-        view = self.chosen(may_wait=True)
-        code = view and view.choose_code(0, place)
+        view = self.selected_view(while_busy=True)
+        code = view and view.select_code(0, place)
         if code:
             self.copy(code.text, "the code is copied")
         elif view:
             self.say("there is no code in this answer")
 
     def action_save_code(self, place: int | None = None) -> None:
-        view = self.chosen(may_wait=True)
-        code = view and view.choose_code(0, place)
+        view = self.selected_view(while_busy=True)
+        code = view and view.select_code(0, place)
         if code:
-            self.run_worker(self.save(code.text, name_for(code.piece.language)))
+            self.run_worker(self.save_code(code.text, code_file_name(code.piece.language)))
         elif view:
             self.say("there is no code in this answer")
 
-    async def save(self, code: str, name: str) -> None:
+    async def save_code(self, code: str, name: str) -> None:
         """Ask where to, and for leave where there is something already."""
-        written = await self.app.push_screen_wait(Ask("Save the code as", name, path_of))
+        written = await self.app.push_screen_wait(LineInput("Save the code as", name, code_file_path))
         if written is None:
             return
         text = f"{code}\n"
         try:
-            path = path_of(written)
+            path = code_file_path(written)
             try:
-                write_named(path, text, replace=False)
+                write_user_file(path, text, overwrite=False)
             except FileExistsError:
-                question = visible(f"{path} exists. Replace it?")
+                question = printable(f"{path} exists. Replace it?")
                 if not await self.app.push_screen_wait(Confirm(question, "Replace")):
                     return
-                write_named(path, text, replace=True)
+                write_user_file(path, text, overwrite=True)
         except UsageError as error:
             self.say(str(error), "error")
         else:

@@ -25,4 +25,4 @@ class CommandChosen(Message):
     def __init__(self, line: str, is_whole: bool):
         super().__init__()
         self.line = line
-        self.is_whole = is_whole
+        self.is_complete = is_whole

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from localllm.api.anthropic.requests import read_message_request
+from localllm.api.anthropic.requests import parse_message_request
 from localllm.api.body import BadField
-from localllm.api.limits import MESSAGES, PARTS, STOP_CHARACTERS, STOPS, TOOLS
-from localllm.api.ollama.requests import read_chat, read_generate
-from localllm.api.openai.responses_api.requests import read_response
-from localllm.api.own import read_answer
+from localllm.api.limits import MAX_MESSAGES, MAX_PARTS, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOOLS
+from localllm.api.ollama.requests import parse_chat_request, parse_generate_request
+from localllm.api.openai.responses_api.requests import parse_response_request
+from localllm.api.own import parse_answer_request
 from localllm.params import params_to_json
 from localllm.request import SamplingParams
 
@@ -24,37 +24,42 @@ OWN["params"] = params_to_json(SamplingParams())
 
 
 def claude(body: dict[str, Any]) -> object:
-    return read_message_request({"max_tokens": 4, "messages": [SAID], **body}, SamplingParams())
+    return parse_message_request({"max_tokens": 4, "messages": [SAID], **body}, SamplingParams())
 
 
 def response(body: dict[str, Any]) -> object:
-    return read_response({"input": "x", **body}, SamplingParams())
+    return parse_response_request({"input": "x", **body}, SamplingParams())
 
 
 def ours(body: dict[str, Any]) -> object:
-    return read_answer({**OWN, **body})
+    return parse_answer_request({**OWN, **body})
 
 
 CASES: list[tuple[Read, str, int, Callable[[int], dict[str, Any]]]] = [
-    (read_chat, "messages", MESSAGES, lambda count: {"messages": [SAID] * count}),
-    (read_chat, "tools", TOOLS, lambda count: {"tools": [TOOL] * count}),
-    (read_chat, "options.stop", STOPS, lambda count: {"options": {"stop": ["x"] * count}}),
-    (read_generate, "options.stop", STOP_CHARACTERS, lambda count: {"options": {"stop": ["x" * count]}}),
-    (claude, "messages", MESSAGES, lambda count: {"messages": [SAID] * count}),
-    (claude, "tools", TOOLS, lambda count: {"tools": [{"name": "f", "input_schema": {}}] * count}),
-    (claude, "stop_sequences", STOPS, lambda count: {"stop_sequences": ["x"] * count}),
-    (claude, "system", PARTS, lambda count: {"system": [{"type": "text", "text": "x"}] * count}),
-    (response, "input", MESSAGES, lambda count: {"input": [SAID] * count}),
-    (response, "tools", TOOLS, lambda count: {"tools": [{"type": "function", **FUNCTION}] * count}),
+    (parse_chat_request, "messages", MAX_MESSAGES, lambda count: {"messages": [SAID] * count}),
+    (parse_chat_request, "tools", MAX_TOOLS, lambda count: {"tools": [TOOL] * count}),
+    (parse_chat_request, "options.stop", MAX_STOPS, lambda count: {"options": {"stop": ["x"] * count}}),
+    (
+        parse_generate_request,
+        "options.stop",
+        MAX_STOP_CHARACTERS,
+        lambda count: {"options": {"stop": ["x" * count]}},
+    ),
+    (claude, "messages", MAX_MESSAGES, lambda count: {"messages": [SAID] * count}),
+    (claude, "tools", MAX_TOOLS, lambda count: {"tools": [{"name": "f", "input_schema": {}}] * count}),
+    (claude, "stop_sequences", MAX_STOPS, lambda count: {"stop_sequences": ["x"] * count}),
+    (claude, "system", MAX_PARTS, lambda count: {"system": [{"type": "text", "text": "x"}] * count}),
+    (response, "input", MAX_MESSAGES, lambda count: {"input": [SAID] * count}),
+    (response, "tools", MAX_TOOLS, lambda count: {"tools": [{"type": "function", **FUNCTION}] * count}),
     (
         response,
         "input.0.content",
-        PARTS,
+        MAX_PARTS,
         lambda count: {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * count}]},
     ),
-    (ours, "prompt", MESSAGES, lambda count: {"prompt": [SAID] * count}),
-    (ours, "tools", TOOLS, lambda count: {"tools": [TOOL] * count}),
-    (ours, "params.stop", STOPS, lambda count: {"params": {**OWN["params"], "stop": ["x"] * count}}),
+    (ours, "prompt", MAX_MESSAGES, lambda count: {"prompt": [SAID] * count}),
+    (ours, "tools", MAX_TOOLS, lambda count: {"tools": [TOOL] * count}),
+    (ours, "params.stop", MAX_STOPS, lambda count: {"params": {**OWN["params"], "stop": ["x"] * count}}),
 ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import transformers
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.errors import DamagedModel
 
 # Of the published config.json files, what the class does not know by itself.
@@ -46,7 +46,7 @@ def whole(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 def test_a_short_config_means_what_transformers_makes_of_it(kind: str) -> None:
     expected = whole(kind, SHORT[kind])
     names = {"architectures": expected["architectures"], "eos_token_id": 2}
-    assert describe(SHORT[kind] | names) == describe(expected)
+    assert parse_config(SHORT[kind] | names) == parse_config(expected)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -57,15 +57,15 @@ def test_no_field_that_is_left_out_gets_another_meaning(kind: str) -> None:
     for left_out in fields.keys() - {"architectures", "eos_token_id"}:
         short = {name: value for name, value in fields.items() if name != left_out}
         try:
-            described = describe(short)
+            described = parse_config(short)
         except DamagedModel as error:
             named += left_out in error.message
             continue
         expected = whole(kind, {name: value for name, value in short.items() if name != "architectures"})
-        assert described == describe(expected), left_out
+        assert described == parse_config(expected), left_out
     assert named >= 3  # sizes that no two models share
 
 
 def test_windows_of_qwen3_moe_are_in_all_layers_or_none() -> None:
     fields = whole("Qwen3Moe", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 10})
-    assert {layer.mixer.window for layer in describe(fields).layers} == {32}
+    assert {layer.mixer.window for layer in parse_config(fields).layers} == {32}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine
@@ -67,16 +67,16 @@ LLAMA = {
 )
 def test_what_would_change_the_numbers_is_not_passed_over(family: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModel):
-        describe(LLAMA | {"architectures": [f"{family}ForCausalLM"]} | changes)
+        parse_config(LLAMA | {"architectures": [f"{family}ForCausalLM"]} | changes)
 
 
 def test_a_norm_without_its_epsilon_is_not_guessed() -> None:
     with pytest.raises(DamagedModel, match="lacks rms_norm_eps"):
-        describe({name: value for name, value in LLAMA.items() if name != "rms_norm_eps"})
+        parse_config({name: value for name, value in LLAMA.items() if name != "rms_norm_eps"})
 
 
 def test_chosen_experts_must_fit_into_the_chosen_groups() -> None:
     groups = {"n_group": 4, "topk_group": 1, "n_routed_experts": 8, "num_experts_per_tok": 3}
     sizes = {"moe_intermediate_size": 8, "n_shared_experts": 1, "partial_rotary_factor": 1.0}
     with pytest.raises(DamagedModel, match="1 of 4 groups hold fewer than 3 experts"):
-        describe(LLAMA | {"architectures": ["Glm4MoeForCausalLM"]} | groups | sizes)
+        parse_config(LLAMA | {"architectures": ["Glm4MoeForCausalLM"]} | groups | sizes)

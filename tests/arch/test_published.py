@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from localllm.arch.config import AttentionConfig
-from localllm.arch.cost import active_parameters, kv_bytes_per_token, parameters, state_bytes
-from localllm.arch.describe import describe
+from localllm.arch.cost import active_parameter_count, kv_bytes_per_token, parameter_count, state_bytes
+from localllm.arch.describe import parse_config
 
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
     "Llama-3.2-1B-Instruct": (
@@ -534,43 +534,43 @@ IN_BILLIONS: dict[str, tuple[float, float, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_of_the_model_card(name: str) -> None:
     stated, config = PUBLISHED[name]
-    assert parameters(describe(config)) == stated
+    assert parameter_count(parse_config(config)) == stated
 
 
 @pytest.mark.parametrize("name", IN_BILLIONS)
 def test_parameters_round_to_those_of_the_model_card(name: str) -> None:
     total, active, config = IN_BILLIONS[name]
-    assert round(parameters(describe(config)) / 1e9, 1) == total
-    assert round(active_parameters(describe(config)) / 1e9, 1) == active
+    assert round(parameter_count(parse_config(config)) / 1e9, 1) == total
+    assert round(active_parameter_count(parse_config(config)) / 1e9, 1) == active
 
 
 def test_latents_and_shared_keys_take_little_cache() -> None:
-    assert kv_bytes_per_token(describe(PUBLISHED["DeepSeek-V3"][1]), 2) == 61 * (512 + 64) * 2
-    config = describe(IN_BILLIONS["gemma-4-E2B"][2])
+    assert kv_bytes_per_token(parse_config(PUBLISHED["DeepSeek-V3"][1]), 2) == 61 * (512 + 64) * 2
+    config = parse_config(IN_BILLIONS["gemma-4-E2B"][2])
     assert kv_bytes_per_token(config, 2) == (12 * 256 + 3 * 512) * 2 * 2
     sources = {c.kv_source for c in (layer.mixer for layer in config.layers) if isinstance(c, AttentionConfig)}
     assert sources == {None, 13, 14}
 
 
 def test_what_one_token_costs() -> None:
-    config = describe(PUBLISHED["Qwen3-30B-A3B"][1])
-    assert 3.3e9 < active_parameters(config) < 3.4e9  # the A3B of its name
+    config = parse_config(PUBLISHED["Qwen3-30B-A3B"][1])
+    assert 3.3e9 < active_parameter_count(config) < 3.4e9  # the A3B of its name
     assert kv_bytes_per_token(config, 2) == 48 * 2 * 4 * 128 * 2
 
 
 def test_gemma_3_looks_far_in_every_sixth_layer() -> None:
-    windows = [layer.mixer.window for layer in describe(PUBLISHED["gemma-3-1b-it"][1]).layers]
+    windows = [layer.mixer.window for layer in parse_config(PUBLISHED["gemma-3-1b-it"][1]).layers]
     assert [i for i, window in enumerate(windows) if window is None] == [5, 11, 17, 23]
     assert set(windows) == {512, None}
 
 
 def test_smollm3_has_no_positions_in_every_fourth_layer() -> None:
-    layers = describe(PUBLISHED["SmolLM3-3B"][1]).layers
+    layers = parse_config(PUBLISHED["SmolLM3-3B"][1]).layers
     assert [i for i, layer in enumerate(layers) if layer.mixer.rope is None] == list(range(3, 36, 4))
 
 
 def test_three_of_four_layers_of_qwen3_next_keep_a_state_of_one_size() -> None:
-    config = describe(
+    config = parse_config(
         {
             "architectures": ["Qwen3NextForCausalLM"],
             "hidden_size": 2048,
@@ -583,7 +583,7 @@ def test_three_of_four_layers_of_qwen3_next_keep_a_state_of_one_size() -> None:
             "vocab_size": 151936,
         }
     )
-    assert 79e9 < parameters(config) < 80e9  # the 80B-A3B of its name, without the layer that drafts ahead
-    assert 3e9 < active_parameters(config) < 4e9
+    assert 79e9 < parameter_count(config) < 80e9  # the 80B-A3B of its name, without the layer that drafts ahead
+    assert 3e9 < active_parameter_count(config) < 4e9
     assert kv_bytes_per_token(config, 2) == 12 * 2 * 2 * 256 * 2
     assert state_bytes(config, 2) == 36 * (32 * 128 * 128 * 4 + 3 * (2 * 2048 + 4096) * 2)

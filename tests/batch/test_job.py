@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from localllm.batch.input import contents_of, lines_of
+from localllm.batch.input import iter_lines, read_contents
 from localllm.batch.job import Job
-from localllm.batch.lines import encoded
-from localllm.batch.output import OutFile, Stream
-from localllm.batch.state import beside
+from localllm.batch.lines import encode_line
+from localllm.batch.output import OutputFile, OutputStream
+from localllm.batch.state import state_path
 from localllm.errors import LocalLLMError, UsageError
 
 ASKED = {"localllm": "1", "model": "demo", "seed": 0, "quant": None}
@@ -35,16 +35,16 @@ def source(tmp_path: Path) -> Path:
 
 def answer_all(source: Path, out: Path, stop_after: int = 100, ran: Any = RAN, **asked: Any) -> Job:
     """Every request is answered with an error of its own number."""
-    opened = OutFile(out)
+    opened = OutputFile(out)
     try:
         with source.open("rb") as file:
             job = Job(file, opened, ASKED | asked)
             job.begin(ran)
             for _, row in zip(range(stop_after), job.lines, strict=False):
-                if row.fault:
-                    opened.write(encoded(row.faulty(row.fault)))
+                if row.error:
+                    opened.write(encode_line(row.invalid_line_object(row.error)))
                 else:
-                    opened.write(encoded(row.refused(LocalLLMError(f"answer {row.number}"))))
+                    opened.write(encode_line(row.failure_object(LocalLLMError(f"answer {row.number}"))))
             job.close()
             return job
     finally:
@@ -63,7 +63,7 @@ def test_wherever_an_output_was_cut_the_run_ends_with_the_same_bytes(source: Pat
         out.write_bytes(whole[:end])
         job = answer_all(source, out)
         assert out.read_bytes() == whole, f"cut at byte {end}"
-        assert job.counts.kept == whole[:end].count(b"\n")
+        assert job.counts.resumed == whole[:end].count(b"\n")
 
 
 def test_a_run_goes_on_again_and_again(source: Path, tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_a_run_goes_on_again_and_again(source: Path, tmp_path: Path) -> None:
 
 def test_counts_are_of_the_whole_file(source: Path, tmp_path: Path) -> None:
     job = answer_all(source, tmp_path / "out", stop_after=4)
-    assert (job.counts.total, job.counts.kept, job.done) == (6, 0, False)
+    assert (job.counts.total, job.counts.resumed, job.nothing_left) == (6, 0, False)
     job = answer_all(source, tmp_path / "out")
-    assert (job.counts.kept, job.counts.failed, job.done) == (4, 4, False)
+    assert (job.counts.resumed, job.counts.failed, job.nothing_left) == (4, 4, False)
     job = answer_all(source, tmp_path / "out")
-    assert (job.counts.kept, job.done, job.context) == (6, True, 64)
+    assert (job.counts.resumed, job.nothing_left, job.context) == (6, True, 64)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_file_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> 
     out.write_text("my notes")
     with pytest.raises(UsageError, match=r"no out\.state says that a batch has begun it"):
         answer_all(source, out)
-    beside(out).write_text("{}x")
+    state_path(out).write_text("{}x")
     with pytest.raises(UsageError, match="is not of this version"):
         answer_all(source, out)
     assert out.read_text() == "my notes"
@@ -132,26 +132,26 @@ def test_a_file_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> 
 def test_what_an_empty_output_was_begun_with_does_not_count(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     answer_all(source, out, stop_after=0)
-    assert answer_all(source, out, seed=4).counts.kept == 0
-    assert json.loads(beside(out).read_text())["asked"]["seed"] == 4
+    assert answer_all(source, out, seed=4).counts.resumed == 0
+    assert json.loads(state_path(out).read_text())["asked"]["seed"] == 4
 
 
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
-    first = OutFile(tmp_path / "out")
+    first = OutputFile(tmp_path / "out")
     with pytest.raises(UsageError, match="another process is writing"):
-        OutFile(tmp_path / "out")
+        OutputFile(tmp_path / "out")
     first.close()
-    OutFile(tmp_path / "out").close()
+    OutputFile(tmp_path / "out").close()
 
 
 def test_an_output_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing" / "out"):
         with pytest.raises(UsageError, match="cannot be written"):
-            OutFile(path)
+            OutputFile(path)
 
 
 def test_an_input_that_changes_meanwhile_is_told(source: Path, tmp_path: Path) -> None:
-    out = OutFile(tmp_path / "out")
+    out = OutputFile(tmp_path / "out")
     with source.open("rb") as file:
         job = Job(file, out, ASKED)
         job.check_input()
@@ -163,30 +163,30 @@ def test_an_input_that_changes_meanwhile_is_told(source: Path, tmp_path: Path) -
 
 
 def test_a_stream_goes_into_a_new_file_and_is_not_gone_on_with(source: Path, tmp_path: Path) -> None:
-    def job_of(out: Stream) -> Job:
+    def job_of(out: OutputStream) -> Job:
         read, write = os.pipe()
         os.write(write, source.read_bytes())
         os.close(write)
         with open(read, "rb") as file:
             return Job(file, out, ASKED)
 
-    out = OutFile(tmp_path / "out")
+    out = OutputFile(tmp_path / "out")
     job = job_of(out)
-    assert not job.goes_on and job.counts.total is None
+    assert not job.resumable and job.counts.total is None
     job.begin(RAN)
     out.write(b"line\n")
-    assert not beside(out.path).exists()
+    assert not state_path(out.path).exists()
     with pytest.raises(UsageError, match="is there already"):
         job_of(out)
     out.close()
 
 
 def test_lines_have_the_numbers_that_editors_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.batch.input.MOST_BYTES", 20)
+    monkeypatch.setattr("localllm.batch.input.MAX_LINE_BYTES", 20)
     text = b"\xef\xbb\xbfone\r\n\n  \ntwo\n" + b"x" * 50 + b"\nlast"
-    found = list(lines_of(io.BytesIO(text)))
+    found = list(iter_lines(io.BytesIO(text)))
     assert found == [(1, b"one\r\n"), (4, b"two\n"), (5, b"x" * 21), (6, b"last")]
-    assert contents_of(io.BytesIO(text)).lines == 4
+    assert read_contents(io.BytesIO(text)).line_count == 4
 
 
 def test_a_long_input_takes_no_more_memory(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_long_input_takes_no_more_memory(tmp_path: Path) -> None:
                 file.write(json.dumps(line(place)) + "\n")
         tracemalloc.start()
         with source.open("rb") as file:
-            job = Job(file, Stream(1), ASKED)
+            job = Job(file, OutputStream(1), ASKED)
             assert sum(1 for _ in job.lines) == count
             job.close()
         peak = tracemalloc.get_traced_memory()[1]

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from openai.types.batch_error import BatchError
 
-from localllm.batch.lines import Line, read_line
-from localllm.batch.seen import Seen
+from localllm.batch.lines import BatchLine, read_line
+from localllm.batch.seen import SeenIds
 from localllm.errors import ContextOverflow, UsageError
 from localllm.request import SamplingParams
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}
 
 
-def read(text: Any, number: int = 1, seed: int = 0) -> Line:
+def read(text: Any, number: int = 1, seed: int = 0) -> BatchLine:
     raw = text if isinstance(text, bytes) else json.dumps(text).encode()
     return read_line(raw, number, seed, lambda _: True)
 
@@ -38,8 +38,8 @@ def read(text: Any, number: int = 1, seed: int = 0) -> Line:
 )
 def test_a_line_that_is_no_request_says_why(text: Any, code: str, param: str | None) -> None:
     line = read(text, 17)
-    assert line.fault is not None
-    answer = line.faulty(line.fault)
+    assert line.error is not None
+    answer = line.invalid_line_object(line.error)
     assert answer["response"] is None
     error = BatchError.model_validate(answer["error"])
     assert (error.code, error.param, error.line) == (code, param, 17)
@@ -49,25 +49,25 @@ def test_a_line_that_is_no_request_says_why(text: Any, code: str, param: str | N
 
 
 def test_a_request_that_fails_is_told_as_over_http() -> None:
-    answer = read(GOOD).refused(ContextOverflow(100, 64, "give --context 200"))
+    answer = read(GOOD).failure_object(ContextOverflow(100, 64, "give --context 200"))
     assert answer["error"] is None and answer["custom_id"] == "a"
     assert answer["response"]["status_code"] == 400
     assert answer["response"]["body"]["error"]["code"] == "context_length_exceeded"
 
 
 def test_the_second_of_two_ids_is_at_fault_and_has_a_key_of_its_own() -> None:
-    seen = Seen()
+    seen = SeenIds()
     raw = json.dumps(GOOD).encode()
     first, second = (read_line(raw, number, 0, seen.add) for number in (1, 2))
-    assert first.fault is None
-    assert second.fault is not None and second.fault.code == "duplicate_custom_id"
-    assert first.key != second.key
+    assert first.error is None
+    assert second.error is not None and second.error.code == "duplicate_custom_id"
+    assert first.line_id != second.line_id
     seen.close()
 
 
 def test_a_line_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.batch.lines.MOST_BYTES", 20)
-    fault = read(b" " * 21).fault
+    monkeypatch.setattr("localllm.batch.lines.MAX_LINE_BYTES", 20)
+    fault = read(b" " * 21).error
     assert fault is not None and "longer than 20 bytes" in fault.message
 
 
@@ -76,13 +76,13 @@ def test_seeds_follow_from_the_id_and_the_batch_alone() -> None:
     assert len({read(GOOD).seed, read(GOOD, seed=1).seed, read(GOOD | {"custom_id": "b"}).seed}) == 3
     assert all(0 <= read(GOOD, seed=seed).seed < 2**53 for seed in range(50))
     body = {"messages": [{"role": "user", "content": "x"}]}
-    asked = read(GOOD | {"body": body}).asked("demo", SamplingParams())
+    asked = read(GOOD | {"body": body}).parse_request("demo", SamplingParams())
     assert (asked.params.seed, asked.model) == (read(GOOD).seed, "demo")
-    named = read(GOOD | {"body": body | {"seed": 7, "model": "gpt-4o"}}).asked("demo", SamplingParams())
+    named = read(GOOD | {"body": body | {"seed": 7, "model": "gpt-4o"}}).parse_request("demo", SamplingParams())
     assert (named.params.seed, named.model) == (7, "demo")
 
 
 def test_a_stream_is_refused() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     with pytest.raises(UsageError, match="a batch is not streamed"):
-        read(GOOD | {"body": body}).asked("demo", SamplingParams())
+        read(GOOD | {"body": body}).parse_request("demo", SamplingParams())

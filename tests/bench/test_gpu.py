@@ -16,7 +16,7 @@ from bench.gpu.correct import told
 from bench.gpu.generated import SHAPES, TINY, RandomSource, config_of
 from bench.gpu.results import Results, table
 from bench.gpu.setting import Setting, judged
-from localllm.arch.cost import parameters
+from localllm.arch.cost import parameter_count
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import INT4, INT8
 from tests.tiny import CPU, make_engine
@@ -93,8 +93,8 @@ def test_the_command_refuses_what_it_cannot_measure(capsys: pytest.CaptureFixtur
 
 def test_generated_weights_are_counted_as_a_step_reads_them() -> None:
     config = config_of(SHAPES["8B"], "bf16")
-    assert parameters(config) == 8_030_261_248  # Llama 3.1 8B
-    assert parameters(config_of(SHAPES["1B"], "bf16")) == 1_235_814_400
+    assert parameter_count(config) == 8_030_261_248  # Llama 3.1 8B
+    assert parameter_count(config_of(SHAPES["1B"], "bf16")) == 1_235_814_400
     source = RandomSource("int4", CPU)
     layer, head = source.under("layers.0"), source
     layer.matrices({"q_proj": 8, "k_proj": 4}, 256)

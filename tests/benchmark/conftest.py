@@ -19,9 +19,9 @@ def small_ceilings() -> Iterator[None]:
     """Rates of little matrices: what they are does not matter here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rates, "COLUMNS", 128)
-        patch.setattr(rates, "ROWS", {"cpu": 64})
+        patch.setattr(rates, "MATRIX_ROWS", {"cpu": 64})
         patch.setattr(rates, "BUFFER_BYTES", {"cpu": 2**22})
-        patch.setattr(rates, "PATIENCE_S", 0.01)
+        patch.setattr(rates, "MAX_DURATION_S", 0.01)
         yield
 
 

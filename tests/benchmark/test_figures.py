@@ -6,20 +6,22 @@ from itertools import pairwise
 
 import pytest
 
-from localllm.arch.cost import Share, WeightBytes, bytes_read, flops
-from localllm.arch.describe import describe
+from localllm.arch.cost import SequenceStep, WeightBytes, bytes_read, flops
+from localllm.arch.describe import parse_config
 from localllm.benchmark import figures
-from localllm.benchmark.measure import Answer, Round
+from localllm.benchmark.measure import Round, StreamResult
 from localllm.metrics import Metrics
 from tests.plan.published import LLAMA_1B
 
-CONFIG = describe(LLAMA_1B)
+CONFIG = parse_config(LLAMA_1B)
 WEIGHTS = WeightBytes(layers=1_000_000, experts=0, head=300_000, tables=50_000)
 BF16 = (2, (2, 0))
 DELIVERY = 1e-5  # seconds between tokens of one step
 
 
-def answer(arrival: float, tokens: list[tuple[float, bool]], prompt: int, drafts: int, cached: int = 0) -> Answer:
+def answer(
+    arrival: float, tokens: list[tuple[float, bool]], prompt: int, drafts: int, cached: int = 0
+) -> StreamResult:
     """tokens: when each came, and whether a step was run for it."""
     times = [time for time, _ in tokens]
     metrics = Metrics(
@@ -36,7 +38,7 @@ def answer(arrival: float, tokens: list[tuple[float, bool]], prompt: int, drafts
         draft_tokens=drafts,
         accepted_tokens=sum(not begins for _, begins in tokens),
     )
-    return Answer(arrival, metrics, tuple(begins for _, begins in tokens))
+    return StreamResult(arrival, metrics, tuple(begins for _, begins in tokens))
 
 
 def simulate(drawn: random.Random, streams: int, output: int, accepted: float) -> tuple[Round, list[float]]:
@@ -60,7 +62,7 @@ def simulate(drawn: random.Random, streams: int, output: int, accepted: float) -
 @pytest.mark.parametrize("seed", range(20))
 def test_without_drafts_every_step_brings_a_token_a_stream(streams: int, seed: int) -> None:
     answers, ends = simulate(random.Random(seed), streams, 12, 0.0)
-    found = figures.decoding(answers)
+    found = figures.decode_phase(answers)
     assert found
     assert found.tokens == streams * found.steps
     # From the step in which the last begins, or the one behind it, to the one in which the first has ended.
@@ -73,7 +75,7 @@ def test_without_drafts_every_step_brings_a_token_a_stream(streams: int, seed: i
 @pytest.mark.parametrize("seed", range(20))
 def test_drafts_bring_tokens_and_no_steps(streams: int, seed: int) -> None:
     answers, ends = simulate(random.Random(seed), streams, 40, 0.6)
-    found = figures.decoding(answers)
+    found = figures.decode_phase(answers)
     assert found
     marks = [i for i, end in enumerate(ends) if any(abs(end - t) < DELIVERY * streams for t in answers[0].times)]
     assert found.steps < len(marks) <= len(ends)
@@ -85,40 +87,40 @@ def test_drafts_bring_tokens_and_no_steps(streams: int, seed: int) -> None:
 
 def test_one_stream_has_the_rates_that_are_its_metrics() -> None:
     [only], _ = simulate(random.Random(3), 1, 9, 0.0)
-    found = figures.decoding((only,))
+    found = figures.decode_phase((only,))
     assert found
     assert found.tokens_per_s == pytest.approx(only.metrics.tokens_per_s)
-    assert figures.prefill((only,)).tokens_per_s == pytest.approx(only.metrics.prefill_tokens_per_s)
+    assert figures.prefill_phase((only,)).tokens_per_s == pytest.approx(only.metrics.prefill_tokens_per_s)
 
 
 @pytest.mark.parametrize("output", [1, 2])
 def test_streams_without_two_common_steps_have_no_rate(output: int) -> None:
     answers, _ = simulate(random.Random(0), 4, output, 0.0)
-    assert figures.decoding(answers) is None
+    assert figures.decode_phase(answers) is None
 
 
 # Lengths are whole tokens; of streams that come behind another in a step, those of one step before count.
 @pytest.mark.parametrize(("streams", "apart"), [(1, 0.004), (3, 0.01)])
 def test_bytes_of_decoding_are_those_of_its_steps_one_by_one(streams: int, apart: float) -> None:
     answers, _ = simulate(random.Random(1), streams, 24, 0.0)
-    found = figures.decoding(answers)
+    found = figures.decode_phase(answers)
     assert found
     # Steps in which all decode; the stream i begins in step i, and has seen 100 tokens and those before it.
     first = 1 if streams == 1 else streams + 1
-    steps = [tuple(Share(1, 100 + step - stream) for stream in range(streams)) for step in range(first, 24)]
+    steps = [tuple(SequenceStep(1, 100 + step - stream) for stream in range(streams)) for step in range(first, 24)]
     assert len(steps) == found.steps
     counted = sum(bytes_read(CONFIG, WEIGHTS, step, *BF16) for step in steps)
-    work = figures.work_of_decoding(found, CONFIG, WEIGHTS, *BF16)
+    work = figures.decode_work(found, CONFIG, WEIGHTS, *BF16)
     assert work.bytes * found.steps == pytest.approx(counted, rel=apart)
     assert work.flops * found.steps == pytest.approx(sum(flops(CONFIG, step) for step in steps), rel=apart)
-    assert (work.weight_bytes, work.rows, work.steps) == (1_300_000, streams, 1)
+    assert (work.weight_bytes, work.tokens_per_step, work.steps) == (1_300_000, streams, 1)
 
 
 def test_weights_are_read_again_for_each_chunk_of_a_prompt() -> None:
     one = answer(0.0, [(1.0, True), (2.0, True)], prompt=1200, drafts=0, cached=176)
-    found = figures.prefill((one, one))
-    work = figures.work_of_prefill(found, CONFIG, WEIGHTS, *BF16, chunk=512)
-    assert (found.tokens, found.seconds, work.steps, work.rows) == (2048, 1.0, 4, 512)
+    found = figures.prefill_phase((one, one))
+    work = figures.prefill_work(found, CONFIG, WEIGHTS, *BF16, chunk=512)
+    assert (found.tokens, found.seconds, work.steps, work.tokens_per_step) == (2048, 1.0, 4, 512)
     assert work.weight_bytes == 4 * 1_300_000
     once = bytes_read(CONFIG, WEIGHTS, found.shares, *BF16)
     assert work.bytes == once + 3 * 1_300_000

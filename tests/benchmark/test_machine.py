@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.benchmark.machine import Listener, Noise, commit
-from localllm.device import peak_bytes, resolve_device, restart_peak
+from localllm.benchmark.machine import Noise, NoiseMeter, git_commit
+from localllm.device import peak_bytes, reset_peak_bytes, resolve_device
 
 
 def git(folder: Path, *words: str) -> None:
@@ -21,17 +21,17 @@ def test_the_commit_is_told_with_a_mark_where_files_differ(tmp_path: Path) -> No
     (tmp_path / "file").write_text("a")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-m", "a")
-    clean = commit(tmp_path)
+    clean = git_commit(tmp_path)
     assert clean and len(clean) >= 7
     (tmp_path / "file").write_text("b")
-    assert commit(tmp_path) == f"{clean}-dirty"
+    assert git_commit(tmp_path) == f"{clean}-dirty"
 
 
 def test_what_lies_in_a_checkout_of_something_else_has_no_commit(tmp_path: Path) -> None:
     git(tmp_path, "init")
     (tmp_path / "below").mkdir()
-    assert commit(tmp_path / "below") is None
-    assert commit(Path("/")) is None
+    assert git_commit(tmp_path / "below") is None
+    assert git_commit(Path("/")) is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_noise_is_never_hidden(others: float, stolen: float, said: str | None) -
 
 def test_what_another_program_takes_is_heard() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
-        listener = Listener()
+        listener = NoiseMeter()
         time.sleep(0.5)
         noise = listener.stop()
         loop.kill()
@@ -63,5 +63,5 @@ def test_the_most_memory_can_be_counted_anew() -> None:
     held = b"a" * 200_000_000
     before = peak_bytes(place)
     del held
-    assert restart_peak(place)
+    assert reset_peak_bytes(place)
     assert peak_bytes(place) < before - 100_000_000

@@ -9,30 +9,30 @@ import pytest
 from matplotlib import image
 
 from localllm.benchmark import plot
-from localllm.benchmark.result import Result
-from localllm.benchmark.run import Plan, edition_of, run
-from localllm.benchmark.scenario import Asked
+from localllm.benchmark.result import BenchmarkResult
+from localllm.benchmark.run import BenchmarkPlan, load_subject, run_benchmark
+from localllm.benchmark.scenario import ScenarioGrid
 from localllm.errors import UsageError
 from localllm.settings import Settings
 
 
 @pytest.fixture(scope="module")
-def result(tiny: Callable[[str], Path], settings: Settings) -> Result:
-    edition = edition_of(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
-    return run([edition], Plan(Asked((8, 20), (0, 32), (1, 2), (5,)), 2))
+def result(tiny: Callable[[str], Path], settings: Settings) -> BenchmarkResult:
+    edition = load_subject(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
+    return run_benchmark([edition], BenchmarkPlan(ScenarioGrid((8, 20), (0, 32), (1, 2), (5,)), 2))
 
 
-def test_a_png_holds_a_picture(result: Result, tmp_path: Path) -> None:
+def test_a_png_holds_a_picture(result: BenchmarkResult, tmp_path: Path) -> None:
     file = tmp_path / "a.PNG"
-    plot.draw(result, file)
+    plot.draw_result(result, file)
     pixels = image.imread(file, format="png")
     assert min(pixels.shape[:2]) > 500
     assert numpy.ptp(pixels[:, :, :3]) > 0.5  # not of one colour
 
 
-def test_an_svg_names_all_panels(result: Result, tmp_path: Path) -> None:
+def test_an_svg_names_all_panels(result: BenchmarkResult, tmp_path: Path) -> None:
     file = tmp_path / "a.svg"
-    plot.draw(result, file)
+    plot.draw_result(result, file)
     root = xml.etree.ElementTree.parse(file).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     text = file.read_text()
@@ -47,10 +47,10 @@ def test_an_svg_names_all_panels(result: Result, tmp_path: Path) -> None:
 
 
 def test_only_what_differs_is_drawn_over(tiny: Callable[[str], Path], settings: Settings, tmp_path: Path) -> None:
-    edition = edition_of(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
-    result = run([edition], Plan(Asked((8,), (0,), (1,), (1,)), 1))  # without any gap
-    assert len(list(plot.panels_of(result))) == 2
-    plot.draw(result, tmp_path / "a.svg")
+    edition = load_subject(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
+    result = run_benchmark([edition], BenchmarkPlan(ScenarioGrid((8,), (0,), (1,), (1,)), 1))  # without any gap
+    assert len(list(plot.result_panels(result))) == 2
+    plot.draw_result(result, tmp_path / "a.svg")
     assert (tmp_path / "a.svg").stat().st_size > 1000
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localllm.benchmark.ratio import Ratio, paired_ratio, t_distribution, t_quantile
+from localllm.benchmark.ratio import Ratio, paired_ratio, student_t_cdf, student_t_quantile
 from localllm.errors import UsageError
 
 # Abramowitz and Stegun, table 26.10: t of 0.975 and 0.995
@@ -17,9 +17,9 @@ TRIALS = 1000
 
 @pytest.mark.parametrize("freedom", TABLE)
 def test_quantiles_are_those_of_the_table(freedom: int) -> None:
-    found = t_quantile(0.975, freedom), t_quantile(0.995, freedom)
+    found = student_t_quantile(0.975, freedom), student_t_quantile(0.995, freedom)
     assert found == pytest.approx(TABLE[freedom], abs=6e-4)
-    assert t_distribution(found[0], freedom) == pytest.approx(0.975)
+    assert student_t_cdf(found[0], freedom) == pytest.approx(0.975)
 
 
 def normal(drawn: random.Random, place: int) -> float:

@@ -14,41 +14,41 @@ from typing import Any
 import numpy
 import pytest
 
-from localllm.arch.cost import Share, bytes_read, flops
-from localllm.benchmark.contestant import Contestant
-from localllm.benchmark.figures import decoding
-from localllm.benchmark.prompts import Prompts
+from localllm.arch.cost import SequenceStep, bytes_read, flops
+from localllm.benchmark.contestant import BenchmarkedModel
+from localllm.benchmark.figures import decode_phase
+from localllm.benchmark.prompts import PromptSource
 from localllm.benchmark.report import as_csv, as_dict, as_markdown
-from localllm.benchmark.result import Result
-from localllm.benchmark.run import Plan, edition_of, prompts_for, run
-from localllm.benchmark.scenario import Asked, Scenario
-from localllm.benchmark.versus import compare
-from localllm.cli.bench_page import page
+from localllm.benchmark.result import BenchmarkResult
+from localllm.benchmark.run import BenchmarkPlan, load_subject, make_prompt_source, run_benchmark
+from localllm.benchmark.scenario import Scenario, ScenarioGrid
+from localllm.benchmark.versus import compare_models
+from localllm.cli.bench_page import format_benchmark
 from localllm.comparison import subject as subjects
 from localllm.comparison.subject import Subject
 from localllm.errors import DoesNotFit, UsageError
 from localllm.llm import LLM
-from localllm.plan.fit import Space, Wish, check
+from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.plan.weights import weight_bytes
 from localllm.runtime.sequence import Sequence
 from localllm.settings import Settings
 
 OUTPUT, ROUNDS = 6, 2
-ASKED = Asked((20, 40), (0, 37), (1, 3), (OUTPUT,))
+ASKED = ScenarioGrid((20, 40), (0, 37), (1, 3), (OUTPUT,))
 Write = Callable[..., Path]
 
 
 def of(folder: Path | str, settings: Settings, quant: str | None = None) -> Subject:
-    return edition_of(str(folder), quant, settings, device=None, dtype=None, kv_dtype=None)
+    return load_subject(str(folder), quant, settings, device=None, dtype=None, kv_dtype=None)
 
 
 @pytest.fixture(scope="module", params=["Llama 3.x", "Qwen3-MoE", "Qwen3-Next"])
-def measured(request: pytest.FixtureRequest, tiny: Write, settings: Settings) -> tuple[Subject, Result]:
+def measured(request: pytest.FixtureRequest, tiny: Write, settings: Settings) -> tuple[Subject, BenchmarkResult]:
     edition = of(tiny(request.param), settings)
-    return edition, run([edition], Plan(ASKED, ROUNDS))
+    return edition, run_benchmark([edition], BenchmarkPlan(ASKED, ROUNDS))
 
 
-def test_every_number_follows_from_the_gaps_of_the_report(measured: tuple[Subject, Result]) -> None:
+def test_every_number_follows_from_the_gaps_of_the_report(measured: tuple[Subject, BenchmarkResult]) -> None:
     subject, result = measured
     report = json.loads(json.dumps(as_dict(result), allow_nan=False))
     [edition] = report["editions"]
@@ -78,12 +78,12 @@ def test_every_number_follows_from_the_gaps_of_the_report(measured: tuple[Subjec
         rates = sorted(computed / seconds for seconds in prefills)
         assert s["prefill_tokens_per_s"]["low"] == pytest.approx(rates[0])
         assert s["prefill"]["seconds"] == pytest.approx(prefills[0])
-        share = Share(s["prompt"] + s["depth"] % 16, s["prompt"] + s["depth"], sequences=s["batch"])
+        share = SequenceStep(s["prompt"] + s["depth"] % 16, s["prompt"] + s["depth"], sequences=s["batch"])
         assert s["prefill"]["flops"] == flops(subject.config, (share,))
         if s["batch"] == 1:
             steps = sorted(sum(answers[0]["itl_s"]) / (OUTPUT - 1) for answers in s["rounds"])
             assert s["decode_tokens_per_s"]["high"] == pytest.approx(1 / steps[0])
-            one = [(Share(1, s["depth"] + s["prompt"] + i),) for i in range(1, OUTPUT)]
+            one = [(SequenceStep(1, s["depth"] + s["prompt"] + i),) for i in range(1, OUTPUT)]
             mean = statistics.fmean(bytes_read(subject.config, weights, step, 4, (4, 0)) for step in one)
             assert s["decode"]["bytes"] == pytest.approx(mean, rel=1e-6)
             assert s["decode"]["bytes_per_s"] == pytest.approx(mean / steps[0])
@@ -101,9 +101,9 @@ def whole_s(answers: list[dict[str, Any]]) -> float:
     return max(a["arrival_s"] + a["e2e_s"] for a in answers)
 
 
-def test_bounds_follow_the_rule(measured: tuple[Subject, Result]) -> None:
+def test_bounds_follow_the_rule(measured: tuple[Subject, BenchmarkResult]) -> None:
     _, result = measured
-    roofs = [roof for found in result.editions[0].found for roof in (found.prefill, found.decode) if roof]
+    roofs = [roof for found in result.models[0].scenarios for roof in (found.prefill, found.decode) if roof]
     for roof in roofs:
         rest = 1 - roof.products_s / roof.seconds
         half = min(roof.products_s, roof.seconds) / 2
@@ -112,7 +112,7 @@ def test_bounds_follow_the_rule(measured: tuple[Subject, Result]) -> None:
         assert roof.of_roof == max(roof.reading_s, roof.computing_s) / roof.seconds
 
 
-def test_csv_and_markdown_have_a_row_a_scenario(measured: tuple[Subject, Result]) -> None:
+def test_csv_and_markdown_have_a_row_a_scenario(measured: tuple[Subject, BenchmarkResult]) -> None:
     _, result = measured
     rows = list(csv.DictReader(io.StringIO(as_csv(result))))
     found = as_dict(result)["editions"][0]["scenarios"]
@@ -130,9 +130,9 @@ def test_csv_and_markdown_have_a_row_a_scenario(measured: tuple[Subject, Result]
     assert all(line.startswith("- ") for line in lines[len(table) + 1 :])
 
 
-def test_the_page_says_what_ran_and_what_really_came(measured: tuple[Subject, Result]) -> None:
+def test_the_page_says_what_ran_and_what_really_came(measured: tuple[Subject, BenchmarkResult]) -> None:
     subject, result = measured
-    text = page(result)
+    text = format_benchmark(result)
     assert f"model       {subject.name}" in text
     assert "2 rounds after one to warm up, greedy, without drafts, prompts of random tokens" in text
     [row] = [line.split() for line in text.splitlines() if line.startswith("3 x 40+6 at 37  ")][:1]
@@ -145,29 +145,29 @@ class Guesses:
     def __init__(self) -> None:
         self.said: dict[tuple[int, ...], list[int]] = {}
 
-    def wants(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         return True
 
     def draft(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            prompt = sequence.prompt_length
+            prompt = sequence.prompt_len
             said = self.said.get(tuple(sequence.token_ids[:prompt]), [5] * 99)
-            sequence.drafts = said[len(sequence.token_ids) - prompt :][:1]
+            sequence.draft_ids = said[len(sequence.token_ids) - prompt :][:1]
 
-    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         pass
 
-    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
         pass
 
     def forget(self, sequence: Sequence) -> None:
-        self.said[tuple(sequence.request.prompt_ids)] = sequence.token_ids[sequence.prompt_length :]
+        self.said[tuple(sequence.request.prompt_ids)] = sequence.token_ids[sequence.prompt_len :]
 
 
-class Repeating(Prompts):
+class Repeating(PromptSource):
     """The same prompt again and again."""
 
-    def new(self, length: int) -> list[int]:
+    def make_prompt(self, length: int) -> list[int]:
         return list(range(100, 100 + length))
 
 
@@ -175,15 +175,15 @@ def test_bytes_are_counted_by_step_and_not_by_token(tiny: Write, settings: Setti
     edition, scenario = of(tiny("Llama 3.x"), settings), Scenario(20, 0, 1, 13)
     with edition.load(64) as llm:
         llm.worker.engine.drafter = Guesses()
-        contestant = Contestant(edition, llm, Repeating(3072, (), 0), [scenario])
+        contestant = BenchmarkedModel(edition, llm, Repeating(3072, (), 0), [scenario])
         for _ in range(3):
-            contestant.round(scenario)
+            contestant.run_round(scenario)
         contestant.measure_ceilings()
-        found = contestant.found(scenario, contestant.ceilings[0])
+        found = contestant.scenario_result(scenario, contestant.ceilings[0])
     # What was said once is known the next time: 12 tokens of 6 steps behind the one of the prefill.
     assert [[answer.steps for answer in answers] for answers in found.rounds[1:]] == [[7], [7]]
     assert found.rounds[1][0].metrics.accepted_tokens == 6
-    decodings = sorted(filter(None, map(decoding, found.rounds)), key=lambda one: one.step_s)
+    decodings = sorted(filter(None, map(decode_phase, found.rounds)), key=lambda one: one.step_s)
     told = sorted((one.steps, one.tokens, one.shares[0].tokens) for one in decodings)
     assert told == [(6, 12, 2), (6, 12, 2), (12, 12, 2)]
     middle = decodings[1]  # a busy machine may have made any of them that
@@ -202,17 +202,19 @@ def test_drafts_are_made_only_where_they_are_asked_for(tiny: Write, settings: Se
         llm.worker.engine.drafter = Guesses()
         return llm
 
-    result = run([replace(edition, load=load)], Plan(Asked((20,), outputs=(13,)), 2, drafts=drafts))
-    drafted = result.editions[0].found[0].requests.draft_tokens
+    result = run_benchmark(
+        [replace(edition, load=load)], BenchmarkPlan(ScenarioGrid((20,), outputs=(13,)), 2, drafts=drafts)
+    )
+    drafted = result.models[0].scenarios[0].requests.draft_tokens
     assert (drafted > 0) == drafts == as_dict(result)["drafts"]
-    assert ("with drafts" if drafts else "without drafts") in page(result)
+    assert ("with drafts" if drafts else "without drafts") in format_benchmark(result)
 
 
 def test_drafts_of_a_model_that_has_none_are_refused(tiny: Write, settings: Settings) -> None:
     with pytest.raises(UsageError, match="nothing drafts for"):
-        run(
+        run_benchmark(
             [of(tiny("Llama 3.x"), replace(settings, draft="off"))],
-            Plan(Asked((5,), outputs=(2,)), 1, drafts=True),
+            BenchmarkPlan(ScenarioGrid((5,), outputs=(2,)), 1, drafts=True),
         )
 
 
@@ -221,7 +223,7 @@ def test_drafts_of_a_model_that_has_none_are_refused(tiny: Write, settings: Sett
 
 def test_two_are_compared_by_pairs_of_their_rounds(tiny: Write, settings: Settings) -> None:
     a, b = of(tiny("Llama 3.x"), settings), of(tiny("Qwen3-MoE"), settings)
-    result = compare(a, b, Plan(Asked((20,), (0, 37), (2,), (6,)), 4))
+    result = compare_models(a, b, BenchmarkPlan(ScenarioGrid((20,), (0, 37), (2,), (48,)), 4))
     report = as_dict(result)
     assert [(c["depth"], c["measure"]) for c in report["compared"]] == [
         (depth, measure) for depth in (0, 37) for measure in ("decoding", "prefill", "whole answers")
@@ -238,26 +240,26 @@ def test_two_are_compared_by_pairs_of_their_rounds(tiny: Write, settings: Settin
         assert math.log(whole["ratio"]) == pytest.approx(statistics.fmean(logs))
         reach = 3.182446 * statistics.stdev(logs) / 2
         assert math.log(whole["high"] / whole["low"]) == pytest.approx(2 * reach, rel=1e-4)
-        assert whole["verdict"] in page(result)
+        assert whole["verdict"] in format_benchmark(result)
         assert whole["verdict"] in as_markdown(result)
     assert report["editions"][0]["peak_bytes"] is None  # of a process that holds both
 
 
 def test_models_of_one_vocabulary_get_the_same_prompts(tiny: Write, settings: Settings) -> None:
     a, b = (of(tiny("Llama 3.x"), settings) for _ in range(2))
-    prompts = [prompts_for(one, Plan(ASKED, 1, seed=3)) for one in (a, b)]
-    assert prompts[0].new(50) == prompts[1].new(50) != prompts[0].new(50)
+    prompts = [make_prompt_source(one, BenchmarkPlan(ASKED, 1, seed=3)) for one in (a, b)]
+    assert prompts[0].make_prompt(50) == prompts[1].make_prompt(50) != prompts[0].make_prompt(50)
     special = a.tokenizer.special_ids
     assert special
-    assert not set(prompts[0].new(20_000)) & set(special)
+    assert not set(prompts[0].make_prompt(20_000)) & set(special)
 
 
 def test_prompts_cut_from_a_text_are_its_tokens_behind_three_others(tiny: Write, settings: Settings) -> None:
     edition = of(tiny("Llama 3.x"), settings)
     text = "Lily had a red ball and a blue one. " * 5
     ids = edition.tokenizer.encode(text)
-    prompts = prompts_for(edition, Plan(ASKED, 1, text=text))
-    first, second = prompts.new(30), prompts.new(30)
+    prompts = make_prompt_source(edition, BenchmarkPlan(ASKED, 1, text=text))
+    first, second = prompts.make_prompt(30), prompts.make_prompt(30)
     assert first[:3] != second[:3]
     assert any(first[3:] == (ids * 2)[at : at + 27] for at in range(len(ids)))
 
@@ -266,35 +268,35 @@ def test_two_that_memory_does_not_hold_together_are_refused(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edition = of("demo", settings)
-    fit = check(edition.header, Space("cpu", 2**40), Wish(64, dtype="float32"), name="")
+    fit = check_fit(edition.header, FreeMemory("cpu", 2**40), LoadOptions(64, dtype="float32"), name="")
     enough = fit.weights.total + fit.workspace + 3_000_000  # for one
     monkeypatch.setattr(subjects, "free_bytes", lambda place: enough)
     with pytest.raises(DoesNotFit, match="does not hold demo and demo at once"):
-        compare(edition, edition, Plan(Asked((20,), outputs=(4,)), 3))
+        compare_models(edition, edition, BenchmarkPlan(ScenarioGrid((20,), outputs=(4,)), 3))
 
 
 def test_two_rounds_are_too_few_to_compare(tiny: Write, settings: Settings) -> None:
     edition = of(tiny("Llama 3.x"), settings)
     with pytest.raises(UsageError, match="2 rounds tell little"):
-        compare(edition, edition, Plan(ASKED, 2))
+        compare_models(edition, edition, BenchmarkPlan(ASKED, 2))
 
 
 def test_what_cannot_run_is_told_with_its_reason(tiny: Write, settings: Settings) -> None:
     edition = of(tiny("Llama 3.x"), settings)
-    result = run([edition], Plan(Asked((20, 5000), outputs=(2,)), 1))
-    [measured] = result.editions
-    assert [found.scenario.prompt for found in measured.found] == [20]
-    assert "not run: 5000+2   5002 tokens a stream, and the model knows 256" in page(result)
+    result = run_benchmark([edition], BenchmarkPlan(ScenarioGrid((20, 5000), outputs=(2,)), 1))
+    [measured] = result.models
+    assert [found.scenario.prompt for found in measured.scenarios] == [20]
+    assert "not run: 5000+2   5002 tokens a stream, and the model knows 256" in format_benchmark(result)
     assert as_dict(result)["editions"][0]["left_out"][0]["prompt"] == 5000
     with pytest.raises(UsageError, match="can run none of the scenarios"):
-        run([edition], Plan(Asked((5000,)), 1))
+        run_benchmark([edition], BenchmarkPlan(ScenarioGrid((5000,)), 1))
 
 
 def test_a_quantized_edition_is_measured_as_such(tiny: Write, settings: Settings) -> None:
     folder = tiny("Llama 3.x")
-    asked = Plan(Asked((20,), outputs=(3,)), 1)
-    plain, int8 = run([of(folder, settings), of(folder, settings, "int8")], asked).editions
+    asked = BenchmarkPlan(ScenarioGrid((20,), outputs=(3,)), 1)
+    plain, int8 = run_benchmark([of(folder, settings), of(folder, settings, "int8")], asked).models
     assert int8.loaded.name == f"{plain.loaded.name} in INT8"
     assert int8.loaded.formats["I8"] > 0
-    assert int8.found[0].decode and plain.found[0].decode
-    assert int8.found[0].decode.bytes < 0.6 * plain.found[0].decode.bytes
+    assert int8.scenarios[0].decode and plain.scenarios[0].decode
+    assert int8.scenarios[0].decode.bytes < 0.6 * plain.scenarios[0].decode.bytes

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.checkpoint.header import read_header
 from localllm.errors import LocalLLMError
@@ -60,14 +60,14 @@ def open_gguf(file: Path) -> None:
     for tensor in header.tensors.values():
         if not 0 < tensor.offset <= tensor.offset + tensor.nbytes <= size:
             raise AssertionError(f"{tensor} lies outside the file of {size} bytes")
-    describe(read_header(file).config)
+    parse_config(read_header(file).config)
 
 
 def open_safetensors(file: Path) -> None:
     header = read_header(file.parent)
     if header.stored_bytes > file.stat().st_size:
         raise AssertionError(f"tensors of {header.stored_bytes} bytes in a file of {file.stat().st_size}")
-    describe(header.config)
+    parse_config(header.config)
 
 
 def too_long(*_: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from tests.tiny import make_checkpoint, make_engine
@@ -283,4 +283,4 @@ def test_a_tied_head_that_is_stored_twice_and_old_rope_tables_are_no_leftovers(f
     edit_config(folder, tie_word_embeddings=True)
     edit_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}))
     make_engine(folder)
-    assert describe(read_header(folder).config).tie_embeddings
+    assert parse_config(read_header(folder).config).tie_embeddings

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from localllm.checkpoint import digest
-from localllm.checkpoint.digest import FileDigest, digests, whole
+from localllm.checkpoint.digest import FileDigest, combine_digests, digest_model
 from tests.hub.folders import write_model
 
 
@@ -17,14 +17,14 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def large(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model whose weights are too large to be hashed whole: 300 KB where 100 are the limit."""
-    monkeypatch.setattr(digest, "SMALL", 100_000)
-    monkeypatch.setattr(digest, "BEGIN", 5_000)
+    monkeypatch.setattr(digest, "SMALL_FILE_BYTES", 100_000)
+    monkeypatch.setattr(digest, "HEAD_BYTES", 5_000)
     (model / "model.safetensors").write_bytes(bytes(range(250)) * 1200)
     return model
 
 
 def of_weights(model: Path) -> FileDigest:
-    [found] = [file for file in digests(model) if file.path == "model.safetensors"]
+    [found] = [file for file in digest_model(model) if file.path == "model.safetensors"]
     return found
 
 
@@ -38,7 +38,7 @@ def test_every_file_that_an_answer_depends_on_is_hashed_and_no_other(model: Path
     (model / "README.md").write_text("not read")
     (model / "additional_chat_templates").mkdir()
     (model / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
-    found = {file.path: file for file in digests(model)}
+    found = {file.path: file for file in digest_model(model)}
     assert set(found) == {
         "config.json",
         "generation_config.json",
@@ -47,7 +47,7 @@ def test_every_file_that_an_answer_depends_on_is_hashed_and_no_other(model: Path
         "additional_chat_templates/tool_use.jinja",
         "model.safetensors",
     }
-    assert {path for path, file in found.items() if file.computes} == {"config.json", "model.safetensors"}
+    assert {path for path, file in found.items() if file.affects_logits} == {"config.json", "model.safetensors"}
     for path, file in found.items():
         content = (model / path).read_bytes()
         assert (file.size, file.sha256) == (len(content), hashlib.sha256(content).hexdigest())
@@ -58,32 +58,32 @@ def test_all_parts_of_a_gguf_model_are_hashed(tmp_path: Path) -> None:
     names = [f"tiny-0000{part}-of-00002.gguf" for part in (1, 2)]
     for name in names:
         (tmp_path / name).write_bytes(b"GGUF" + name.encode())
-    assert [file.path for file in digests(tmp_path / names[0])] == names
+    assert [file.path for file in digest_model(tmp_path / names[0])] == names
 
 
 def test_one_bit_of_a_small_file_is_another_model(model: Path) -> None:
-    before = digests(model)
+    before = digest_model(model)
     flip(model / "model.safetensors", -1)
-    [(old, new)] = [(a, b) for a, b in zip(before, digests(model), strict=True) if not a.same(b)]
+    [(old, new)] = [(a, b) for a, b in zip(before, digest_model(model), strict=True) if not a.matches(b)]
     assert old.path == new.path == "model.safetensors"
-    assert whole(before) != whole(digests(model))
+    assert combine_digests(before) != combine_digests(digest_model(model))
 
 
 @pytest.mark.parametrize("at", [0, 4_999, 295_904, 299_999], ids=["first", "begin", "slice", "last"])
 def test_what_is_sampled_of_a_large_file_is_compared(large: Path, at: int) -> None:
     before = of_weights(large)
-    assert (before.sha256, before.same(of_weights(large))) == (None, True)
+    assert (before.sha256, before.matches(of_weights(large))) == (None, True)
     flip(large / "model.safetensors", at)
-    assert not before.same(of_weights(large))
+    assert not before.matches(of_weights(large))
 
 
 def test_a_large_file_that_was_cut_or_written_over_is_another(large: Path) -> None:
     before, file = of_weights(large), large / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1])
-    assert not before.same(of_weights(large))
+    assert not before.matches(of_weights(large))
     file.write_bytes(content[::-1])
-    assert not before.same(of_weights(large))
+    assert not before.matches(of_weights(large))
 
 
 def test_the_hash_of_the_hub_is_taken_from_the_name_of_the_content(large: Path, tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_the_hash_of_the_hub_is_taken_from_the_name_of_the_content(large: Path, 
     weights.symlink_to(blob)
     here, there = of_weights(large), of_weights(by_itself)
     assert (here.sha256, there.sha256) == (sha256, None)
-    assert here.same(there)  # by what is known of both
-    assert whole(digests(large))[1] == "sha256"
-    assert whole(digests(by_itself))[1] == "samples"
+    assert here.matches(there)  # by what is known of both
+    assert combine_digests(digest_model(large))[1] == "sha256"
+    assert combine_digests(digest_model(by_itself))[1] == "samples"
 
 
 def test_files_of_which_nothing_is_known_of_both_are_not_taken_for_the_same() -> None:
-    assert not FileDigest("a", 5, "x", None).same(FileDigest("a", 5, None, "y"))
+    assert not FileDigest("a", 5, "x", None).matches(FileDigest("a", 5, None, "y"))

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.checkpoint.facts import Format, gguf_templates, read_facts
+from localllm.checkpoint.facts import Format, gguf_template_names, summarize_model
 from localllm.errors import DamagedModel
 from localllm.request import SamplingParams
 from tests.hub.folders import write_model
@@ -12,7 +12,7 @@ from tests.tiny import make_checkpoint
 
 
 def test_a_folder_says_what_its_files_say(tmp_path: Path) -> None:
-    facts = read_facts(write_model(tmp_path))
+    facts = summarize_model(write_model(tmp_path))
     assert (facts.architecture, facts.context) == ("LlamaForCausalLM", 4096)
     assert facts.layers == (("attention (4 heads, 4 KV heads of 16), MLP of 128", 2),)
     assert (facts.formats, facts.weight_bytes) == ((Format("F16", 1, 24),), 24)
@@ -25,14 +25,14 @@ def test_a_folder_says_what_its_files_say(tmp_path: Path) -> None:
 
 
 def test_a_quantization_is_named_also_where_it_does_not_run(tmp_path: Path) -> None:
-    facts = read_facts(write_model(tmp_path, quantization_config={"quant_method": "gptq", "bits": 3}))
+    facts = summarize_model(write_model(tmp_path, quantization_config={"quant_method": "gptq", "bits": 3}))
     assert facts.quantization == "gptq" and "in 3 bits" in str(facts.refused)
 
 
 def test_layers_of_several_kinds_are_told_apart(tmp_path: Path) -> None:
     kind, changes = FAMILIES["gpt-oss"]
     make_checkpoint(tmp_path, kind, **changes)
-    facts = read_facts(tmp_path)
+    facts = summarize_model(tmp_path)
     experts = "2 of 5 experts of 112"
     assert facts.layers == (
         (f"attention to the last 9 tokens (6 heads, 2 KV heads of 10), {experts}", 2),
@@ -44,7 +44,7 @@ def test_layers_of_several_kinds_are_told_apart(tmp_path: Path) -> None:
 def test_recurrent_layers_keep_a_state_instead_of_keys_and_values(tmp_path: Path) -> None:
     kind, changes = FAMILIES["LFM2"]
     make_checkpoint(tmp_path, kind, **changes)
-    facts = read_facts(tmp_path)
+    facts = summarize_model(tmp_path)
     kinds = dict(facts.layers)
     convolutions = sum(count for kind, count in kinds.items() if kind.startswith("convolution"))
     attentions = sum(kinds.values()) - convolutions
@@ -68,27 +68,27 @@ def test_recurrent_layers_keep_a_state_instead_of_keys_and_values(tmp_path: Path
 )
 def test_the_licence_is_what_the_model_card_states(tmp_path: Path, card: str, license: str | None) -> None:
     (write_model(tmp_path) / "README.md").write_text(card)
-    assert read_facts(tmp_path).license == license
+    assert summarize_model(tmp_path).license == license
 
 
 def test_a_chat_template_may_have_a_file_of_its_own(tmp_path: Path) -> None:
     write_model(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
-    assert not read_facts(tmp_path).chat_templates
+    assert not summarize_model(tmp_path).chat_templates
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert read_facts(tmp_path).chat_templates
+    assert summarize_model(tmp_path).chat_templates
 
 
 def test_names_of_chat_templates_in_a_gguf_file() -> None:
     both = {"tokenizer.chat_templates": ["rag", "default"], "tokenizer.chat_template": ""}
-    assert gguf_templates(both, Path("a.gguf")) == ("default", "rag")
+    assert gguf_template_names(both, Path("a.gguf")) == ("default", "rag")
     for odd in (5, "rag", [5]):
         with pytest.raises(DamagedModel, match=r"a\.gguf is damaged: tokenizer\.chat_templates is not a list"):
-            gguf_templates({"tokenizer.chat_templates": odd}, Path("a.gguf"))
+            gguf_template_names({"tokenizer.chat_templates": odd}, Path("a.gguf"))
 
 
 def test_a_truncated_weights_file_is_named(tmp_path: Path) -> None:
     file = write_model(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(DamagedModel, match=r"model\.safetensors is damaged"):
-        read_facts(tmp_path)
+        summarize_model(tmp_path)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from localllm.arch.layout import Layout
-from localllm.checkpoint.header import Header, gather
+from localllm.arch.layout import TensorLayout
+from localllm.checkpoint.header import Header, gather_tensors
 from localllm.checkpoint.layouts import read_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import linear
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 from tests.checkpoint import published
 from tests.checkpoint.published import AWQ, GPTQ, LAYOUTS, PER_TOKEN, compressed, in_words
 from tests.tiny import CPU
@@ -33,8 +33,14 @@ def load(tensors: dict[str, Tensor], quantization: Any, rows: int, columns: int)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"
         save_file({f"x.{name}": tensor.contiguous() for name, tensor in tensors.items()}, file)
-        header = Header(file.parent, {"quantization_config": quantization}, {}, gather([file], Layout()), Layout())
-        source = Source(Weights(header), CPU, torch.float32)
+        header = Header(
+            file.parent,
+            {"quantization_config": quantization},
+            {},
+            gather_tensors([file], TensorLayout()),
+            TensorLayout(),
+        )
+        source = WeightSource(Weights(header), CPU, torch.float32)
         matrix = source.matrix("x", rows, columns)
         source.weights.finish()
         return matrix
@@ -57,7 +63,9 @@ def test_a_product_is_that_with_the_weight_it_stands_for(layout: str, rows: int,
     if isinstance(matrix, QuantizedTensor):
         torch.testing.assert_close(dequantize(matrix, torch.float32), exact, rtol=1e-6, atol=0)
         half = torch.randperm(rows)[: rows // 2]
-        assert torch.equal(dequantize(matrix.rows(half), torch.float32), dequantize(matrix, torch.float32)[half])
+        assert torch.equal(
+            dequantize(matrix.select_rows(half), torch.float32), dequantize(matrix, torch.float32)[half]
+        )
 
 
 def fields(words: Tensor) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from localllm.checkpoint.facts import read_facts
+from localllm.checkpoint.facts import summarize_model
 from localllm.quant.tensor import QuantizedTensor
 from tests.checkpoint import published
 from tests.checkpoint.published import LAYOUTS, MATRIX, compressed, gptq, in_words, pack_quantized, write
@@ -105,14 +105,14 @@ def test_a_head_in_8_bits_over_layers_in_4(tmp_path: Path, tied: bool) -> None:
     writers = {MATRIX: pack_quantized} | head
     model = check(tmp_path, write(tmp_path, writers, quantization, tie_word_embeddings=tied))
     assert isinstance(model.embedding.weight, Tensor)
-    forms = [(form.name, form.tensors) for form in read_facts(tmp_path).formats]
+    forms = [(form.name, form.tensors) for form in summarize_model(tmp_path).formats]
     assert ("INT4", 3 * 7) in forms and (("INT8", 1) in forms) != tied
 
 
 def test_a_head_that_gptq_quantized(tmp_path: Path) -> None:
     writers = {MATRIX: gptq, r"lm_head\.weight": gptq}
     model = check(tmp_path, write(tmp_path, writers, LAYOUTS["gptq"][1] | {"lm_head": True}))
-    assert model.head.weights[0].format.startswith("int4")
+    assert model.lm_head.weights[0].format.startswith("int4")
 
 
 def test_modules_that_gptq_gave_other_bits(tmp_path: Path) -> None:

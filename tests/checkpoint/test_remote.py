@@ -6,20 +6,20 @@ from localllm.checkpoint import remote
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.remote import remote_header
 from localllm.errors import DamagedModel
-from localllm.hub.catalog import PACKAGE
-from localllm.hub.names import parse
-from localllm.hub.pull import order, pull
+from localllm.hub.catalog import PACKAGE_FOLDER
+from localllm.hub.names import parse_name
+from localllm.hub.pull import plan_pull, pull
 from tests.hub import faults
 from tests.hub.models import Watcher, model_files, weights
 from tests.shared import shared
 from tests.tiny import make_checkpoint
 
-DEMO = PACKAGE / "boxed" / "demo"
+DEMO = PACKAGE_FOLDER / "boxed" / "demo"
 
 
 def header_of(name):
     watcher = Watcher()
-    return remote_header(order(parse(name), watcher.say), watcher.say)
+    return remote_header(plan_pull(parse_name(name), watcher.say), watcher.say)
 
 
 def described(header):
@@ -57,7 +57,7 @@ def test_of_a_gguf_file_whose_header_ends_somewhere(hub, cache, monkeypatch, fir
 def test_what_is_in_the_cache_is_not_asked_for(hub, cache):
     hub.add("org/tiny", DEMO)
     watcher = Watcher()
-    pull(order(parse("org/tiny"), watcher.say), watcher)
+    pull(plan_pull(parse_name("org/tiny"), watcher.say), watcher)
     before = hub.sent("resolve|cdn")
     assert described(header_of("org/tiny")) == described(read_header(DEMO))
     assert hub.sent("resolve|cdn") == before
@@ -86,7 +86,7 @@ def test_a_damaged_header_is_told_as_the_hub_s(hub, cache, content, message):
 
 def test_a_damaged_gguf_file_costs_no_more_than_its_most(hub, cache, monkeypatch):
     monkeypatch.setattr(remote, "GGUF_FIRST_BYTES", 1000)
-    monkeypatch.setattr(remote, "GGUF_MOST_BYTES", 8000)
+    monkeypatch.setattr(remote, "GGUF_MAX_BYTES", 8000)
     hub.add("org/g", {"g.gguf": b"GGUF\3\0\0\0" + b"\1" * 100_000})
     with pytest.raises(DamagedModel, match=r"org/g/g.gguf is damaged"):
         header_of("org/g")

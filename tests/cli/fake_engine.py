@@ -12,11 +12,19 @@ from types import MappingProxyType, ModuleType
 from localllm.arch.cost import WeightBytes
 from localllm.checkpoint.digest import FileDigest
 from localllm.errors import ContextOverflow, DamagedModel, UsageError
-from localllm.inspection import Reads
+from localllm.inspection import StepReads
 from localllm.metrics import Stopwatch
-from localllm.plan.memory import Memory
+from localllm.plan.memory import MemoryPlan
 from localllm.receipt import Model, Setup
-from localllm.request import FinishReason, GenerationEvent, Kind, Request, SamplingParams, TokenLogprob, ToolCall
+from localllm.request import (
+    EventType,
+    FinishReason,
+    GenerationEvent,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+    ToolCall,
+)
 
 MODEL = Model(
     "tiny", "/models/tiny", None, {"F16": 24}, "ab", "sha256", (FileDigest("config.json", 9, "cd", None),)
@@ -65,12 +73,12 @@ class FakeLLM:
     dtype = "float32"
     kv_dtype = "float32"
     weight_bytes = 12_000_000
-    memory = Memory(WeightBytes(10_000_000, 0, 0, 2_000_000), 4096, 256, 16_000, 0, 0, 3_000_000, 256, 4096)
+    memory = MemoryPlan(WeightBytes(10_000_000, 0, 0, 2_000_000), 4096, 256, 16_000, 0, 0, 3_000_000, 256, 4096)
     load_phases = MappingProxyType({"header": 0.25, "weights": 1.25})
     read_bytes_per_s = None
     without_graphs = ""
     blocks, block_tokens = 256, 16
-    reads = Reads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
+    reads = StepReads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
     deterministic = True
     tokenizer = FakeTokenizer()
     default_params = SamplingParams(temperature=0.7, top_k=40)
@@ -122,23 +130,23 @@ class FakeLLM:
         if "bug" in text:
             raise ZeroDivisionError("division by zero")
         watch = Stopwatch(time.perf_counter(), load_s=1.5)
-        watch.schedule()
+        watch.mark_scheduled()
         answer = self._answer(prompt, text)
         answer = answer[: params.max_tokens] if params.max_tokens is not None else answer
         delay = 0.02 if "slowly" in text else 0
         parts = []
         if "thinking" in text:
-            parts += [GenerationEvent(1, word, kind=Kind.REASONING) for word in ("let me ", "see\x07")]
+            parts += [GenerationEvent(1, word, kind=EventType.REASONING) for word in ("let me ", "see\x07")]
         if "calling" in text:
             call = ToolCall("weather", '{"city": "Köln"}', "id1")
-            parts += [GenerationEvent(1, kind=Kind.TOOL_CALL, tool_call=call)]
+            parts += [GenerationEvent(1, kind=EventType.TOOL_CALL, tool_call=call)]
         try:
             for part in parts:
                 time.sleep(delay)
                 yield part
             for position, character in enumerate(answer):
                 time.sleep(delay)
-                watch.token()
+                watch.record_token()
                 last = position == len(answer) - 1
                 cut = params.max_tokens is not None and position + 1 == params.max_tokens
                 finish = (FinishReason.LENGTH if cut else FinishReason.STOP) if last else None
@@ -151,7 +159,7 @@ class FakeLLM:
                     if params.prompt_logprobs is not None and not position
                     else (),
                     finish_reason=finish,
-                    metrics=watch.stop(len(text), 0, 300_000_000) if last else None,
+                    metrics=watch.finish(len(text), 0, 300_000_000) if last else None,
                     seed=params.seed if params.seed is not None else 7,
                 )
         except GeneratorExit:

@@ -17,8 +17,8 @@ SHORT = ("--prompt", "12,20", "--output", 4, "--repeat", 2)
 def bench(capsys, monkeypatch):
     """Arguments in; exit code, stdout and stderr out. What ceilings are does not matter here."""
     monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(rates, "ROWS", {"cpu": 64})
-    monkeypatch.setattr(rates, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(rates, "MATRIX_ROWS", {"cpu": 64})
+    monkeypatch.setattr(rates, "MAX_DURATION_S", 0.01)
 
     def run(*arguments):
         code = main(["bench", *map(str, arguments)])

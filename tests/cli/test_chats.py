@@ -19,8 +19,8 @@ def names(home):
     for began, question in ((1e9, "a story about a fox"), (1.1e9, "count to ten")):
         session = Session(FakeLLM(), Chat(FakeLLM()), home, began=began)
         list(session.ask(question))
-        list(session.chat.again(session.chat.at))
-        session.keep()
+        list(session.chat.regenerate(session.chat.current))
+        session.save()
         found.append(session.id)
     return found
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli.complete import VARIABLE, offers, split
+from localllm.cli.complete import COMPLETION_VARIABLE, completions, split_words
 from tests.cli.test_terminal import Terminal
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
-from tools.cli_docs import WORDS, words
+from tools.cli_docs import COMMAND_TABLE, words
 
 ROOT = Path(__file__).parents[2]
 CTRL_A = "\x01"
@@ -28,11 +28,13 @@ def here(tmp_path, monkeypatch):
 
 
 def words_at(line):
-    return [word for word, _ in offers(line)]
+    return [word for word, _ in completions(line)]
 
 
 def test_the_words_are_those_of_the_commands():
-    assert WORDS.read_text(encoding="utf-8") == words(), "words.json is stale: run `python tools/cli_docs.py`"
+    assert COMMAND_TABLE.read_text(encoding="utf-8") == words(), (
+        "words.json is stale: run `python tools/cli_docs.py`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_what_is_offered_fits_the_place(line, expected):
 
 
 def test_first_come_the_commands():
-    known = json.loads(WORDS.read_text(encoding="utf-8"))["commands"]
+    known = json.loads(COMMAND_TABLE.read_text(encoding="utf-8"))["commands"]
     assert words_at("localllm ") == list(known)
     assert "completion" in known
 
@@ -92,7 +94,7 @@ def test_first_come_the_commands():
     ],
 )
 def test_a_line_is_split_as_shells_do(line, expected):
-    assert split(line) == expected
+    assert split_words(line) == expected
 
 
 def test_models_of_the_cache_are_offered_with_their_editions(tmp_path):
@@ -110,7 +112,7 @@ def test_models_of_the_cache_are_offered_with_their_editions(tmp_path):
 def test_names_that_the_user_gave_are_offered(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "aliases.json").write_text(json.dumps({"mine": "qwen3:8b", "not a name": "x"}))
-    assert ("mine", "one of your names") in offers("localllm run mi")
+    assert ("mine", "one of your names") in completions("localllm run mi")
     assert "not a name" not in words_at("localllm run ")
 
 
@@ -143,7 +145,7 @@ def test_folders_and_files_that_hold_models_are_offered(here):
 
 
 def ask(line):
-    environment = os.environ | {VARIABLE: line, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {COMPLETION_VARIABLE: line, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-X", "importtime", "-m", "localllm"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 

@@ -114,6 +114,6 @@ def test_an_engine_whose_mask_is_too_loose_is_found_out(localllm, model):
 
 
 def test_a_conversation_takes_no_grammar(localllm, model, monkeypatch):
-    monkeypatch.setattr("localllm.cli.io.both_ends_are_terminals", lambda: True)
+    monkeypatch.setattr("localllm.cli.io.is_interactive", lambda: True)
     code, _, err = localllm("run", model, "--choice", "a,b")
     assert code == 2 and "--choice is for one answer, and there is no prompt" in err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from localllm.hub.catalog import PACKAGE
+from localllm.hub.catalog import PACKAGE_FOLDER
 
 CAT = "FROM demo\nSYSTEM You are a cat.\nPARAMETER temperature 0\nPARAMETER num_predict 8\n"
 
@@ -33,7 +33,7 @@ def test_an_edition_is_made_run_shown_copied_and_removed(tmp_path, real):
 
 def test_a_path_begins_at_the_folder_of_the_modelfile(tmp_path, real):
     (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "weights").symlink_to(PACKAGE / "boxed" / "demo")
+    (tmp_path / "there" / "weights").symlink_to(PACKAGE_FOLDER / "boxed" / "demo")
     (tmp_path / "there" / "x").write_text("FROM ./weights\nPARAMETER num_predict 3\n")
     assert real("create", "mine", "-f", "there/x")[0] == 0
     assert real("run", "mine", "Hi")[0] == 0

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from localllm.cli.app import main
-from localllm.quality.report import FILE, Quality, read, write
+from localllm.quality.report import REPORT_FILE, Quality, read_report, write_report
 from tests.hub.folders import write_model
 from tests.quality.example import QUALITY
 from tests.shared import shared
@@ -28,8 +28,8 @@ def diff(capsys):
 def test_a_model_in_two_types_as_json(diff, tmp_path):
     code, out, err = diff("demo", "demo", "--dtype", "float32", "--dtype-b", "bfloat16", "--tokens", 300, "--json")
     assert (code, err) == (0, "")
-    (tmp_path / FILE).write_text(out)
-    found = read(tmp_path)  # what it prints is the report that is stored
+    (tmp_path / REPORT_FILE).write_text(out)
+    found = read_report(tmp_path)  # what it prints is the report that is stored
     assert isinstance(found, Quality)
     assert (found.reference.dtype, found.other.dtype) == ("float32", "bfloat16")
     assert 0 < found.distance.divergence.mean.value < 0.01
@@ -129,21 +129,23 @@ def test_text_that_is_not_utf8_is_refused(diff, tmp_path):
 
 def test_show_tells_the_report_of_a_model_that_has_one(localllm, tmp_path):
     folder = write_model(tmp_path / "tiny")
-    write(QUALITY, folder)
+    write_report(QUALITY, folder)
     code, out, err = localllm("show", str(folder))
     assert (code, err) == (0, "")
     assert "hidden size" in out
     assert "KL divergence, nats     0.01230 ± 0.000400 on average" in out
     shown = json.loads(localllm("show", str(folder), "--json")[1])
     assert shown["quality"]["distance"]["same_top"] == {"value": 0.951, "error": 0.0042}
-    (folder / FILE).unlink()
+    (folder / REPORT_FILE).unlink()
     assert json.loads(localllm("show", str(folder), "--json")[1])["quality"] is None
 
 
 def test_show_tells_a_report_that_cannot_be_read_and_the_rest(localllm, tmp_path):
     folder = write_model(tmp_path / "tiny")
-    (folder / FILE).write_text('{"version": 1, "reference": 3}')
+    (folder / REPORT_FILE).write_text('{"version": 1, "reference": 3}')
     code, out, err = localllm("show", str(folder))
     assert (code, "hidden size" in out) == (0, True)
-    assert err.startswith(f"note: {folder / FILE} cannot be used: the report has no distance; measure again")
+    assert err.startswith(
+        f"note: {folder / REPORT_FILE} cannot be used: the report has no distance; measure again"
+    )
     assert json.loads(localllm("show", str(folder), "--json")[1])["quality"] is None

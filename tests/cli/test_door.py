@@ -7,10 +7,10 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.cli.app import app, run_command
-from localllm.cli.door import WORDS, flags_of, page_of
+from localllm.cli.app import app, invoke
+from localllm.cli.door import WORDS_FILE, help_page, parse_run_flags
 
-OPTIONS = json.loads(WORDS.read_text(encoding="utf-8"))["commands"]["run"]["options"]
+OPTIONS = json.loads(WORDS_FILE.read_text(encoding="utf-8"))["commands"]["run"]["options"]
 VALUES = st.one_of(
     st.sampled_from(
         ["1", "0", "-1", "0.5", "1e3", "-inf", "nan", "", "a b", "7=1.5", "--raw", "-h", "- 1", "٣", "1_0"]
@@ -39,7 +39,7 @@ def read_by_the_library(words):
 @given(LINE)
 def test_what_it_reads_the_library_reads_alike(parts):
     words = [word for part in parts for word in part]
-    flags = flags_of(["run", *words])
+    flags = parse_run_flags(["run", *words])
     if flags is not None:
         assert flags == read_by_the_library(words)
 
@@ -55,25 +55,25 @@ def test_what_it_reads_the_library_reads_alike(parts):
 )
 def test_plain_lines_need_no_library(line):
     words = line.split()
-    assert flags_of(["run", *words]) == read_by_the_library(words)
+    assert parse_run_flags(["run", *words]) == read_by_the_library(words)
 
 
 @pytest.mark.parametrize(
     "line", ["", "run", "run --help", "run demo -h", "serve demo", "run demo --seed", "--version"]
 )
 def test_the_rest_is_left_to_the_library(line):
-    assert flags_of(line.split()) is None
+    assert parse_run_flags(line.split()) is None
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_the_page_of_help_is_the_librarys(flag, capsys, monkeypatch):
     for columns in (79, 80, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert run_command([flag]) == 0
+        assert invoke([flag]) == 0
         told = capsys.readouterr().out
-        assert page_of([flag]) == (told if columns >= 80 else None)
+        assert help_page([flag]) == (told if columns >= 80 else None)
 
 
 def test_other_help_is_left_to_the_library():
-    assert page_of(["run", "--help"]) is None
-    assert page_of([]) is None
+    assert help_page(["run", "--help"]) is None
+    assert help_page([]) is None

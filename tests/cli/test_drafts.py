@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from localllm.cli.drafts import DraftLine, column_after
+from localllm.cli.drafts import DraftStatusLine, cursor_column_after
 from localllm.request import GenerationEvent
 
 STEP = [GenerationEvent(1, "a", (1,), drafted=3), GenerationEvent(1, "b", (2,), accepted=True)]
@@ -39,9 +39,9 @@ def watched(
 ) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
-    drafts = DraftLine()
+    drafts = DraftStatusLine()
     for event in events or STEP:
-        drafts.count(event)
+        drafts.add_event(event)
         drafts.hide()
         drafts.show()
     drafts.finish()
@@ -82,9 +82,9 @@ def test_nothing_is_shown_while_the_last_column_is_full_since_terminals_differ_i
     ],
 )
 def test_the_column_follows_line_ends_tabs_and_marks(text, column):
-    assert column_after(text, 3, 10) == column
+    assert cursor_column_after(text, 3, 10) == column
 
 
 def test_a_wide_character_does_not_stand_in_two_lines():
-    assert column_after("猫", 8, 10) == 10
-    assert column_after("猫", 9, 10) == 2
+    assert cursor_column_after("猫", 8, 10) == 10
+    assert cursor_column_after("猫", 9, 10) == 2

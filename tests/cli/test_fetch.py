@@ -5,11 +5,11 @@ import json
 import pytest
 
 from localllm.cli import loading, pull
-from localllm.hub.catalog import PACKAGE
-from localllm.plan.fit import Space
+from localllm.hub.catalog import PACKAGE_FOLDER
+from localllm.plan.fit import FreeMemory
 from tests.hub.models import model_files
 
-DEMO = PACKAGE / "boxed" / "demo"
+DEMO = PACKAGE_FOLDER / "boxed" / "demo"
 FAMILY = json.dumps({"architectures": ["BambaForCausalLM"], "model_type": "bamba"}).encode()
 AWQ = json.dumps(
     json.loads((DEMO / "config.json").read_text()) | {"quantization_config": {"quant_method": "awq", "bits": 3}}
@@ -20,8 +20,8 @@ AWQ = json.dumps(
 def little_memory(monkeypatch):
     """A machine with 3 MB, all in use but 1 MB."""
     monkeypatch.setenv("LOCALLLM_DTYPE", "float32")
-    monkeypatch.setattr(pull, "whole_memory", lambda device: Space("cpu", 3_000_000))
-    monkeypatch.setattr(loading, "free_memory", lambda device: Space("cpu", 1_000_000))
+    monkeypatch.setattr(pull, "total_space", lambda device: FreeMemory("cpu", 3_000_000))
+    monkeypatch.setattr(loading, "free_space", lambda device: FreeMemory("cpu", 1_000_000))
 
 
 @pytest.mark.parametrize(("command", "free"), [(["pull"], "3.00"), (["run"], "1.00")])

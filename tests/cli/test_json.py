@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from localllm.cli.app import COMMANDS
-from localllm.cli.printed import PRINTED
+from localllm.cli.printed import JSON_OUTPUTS
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from localllm.request import SamplingParams
@@ -35,7 +35,7 @@ def checked(real):
         got, out, err = real(*words, "--json", piped=piped)
         assert got == code, err
         command = words[0]
-        if PRINTED[command].stdout == "lines":
+        if JSON_OUTPUTS[command].stdout == "lines":
             objects = [json.loads(line) for line in out.splitlines()]
         else:
             objects = [json.loads(out)]
@@ -54,9 +54,9 @@ def test_the_schemas_are_those_of_the_types():
 
 
 def test_every_command_prints_json_or_has_no_use_for_it(real):
-    assert {*PRINTED} | WITHOUT == {*COMMANDS}
+    assert {*JSON_OUTPUTS} | WITHOUT == {*COMMANDS}
     for command in COMMANDS:
-        assert ("--json " in real(command, "--help")[1]) is (command in PRINTED), command
+        assert ("--json " in real(command, "--help")[1]) is (command in JSON_OUTPUTS), command
 
 
 def test_an_answer(checked, tmp_path):
@@ -101,7 +101,7 @@ def test_what_needs_no_answer(checked, tmp_path, monkeypatch):
 def test_conversations(checked, demo, tmp_path):  # noqa: F811
     session = Session(demo, Chat(demo, SamplingParams(max_tokens=3)), tmp_path / "home" / "chats")
     assert [*session.chat.ask("Hello there")]
-    session.keep()
+    session.save()
     assert checked("chats")[0][0]["questions"] == 1
     assert checked("chats", "hello")[0][0]["place"]["match"] == "Hello"
     checked("chats", "--rm", "last")

@@ -8,21 +8,27 @@ import pytest
 
 import localllm
 from localllm.arch.cost import WeightBytes
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.cli import offers as module
-from localllm.cli.offers import BESIDE_WEIGHTS, offers
-from localllm.cli.recommended import COMFORT, FAST_TOKENS_PER_S, USUAL_READ, Candidate, recommended
+from localllm.cli.offers import OVERHEAD_BYTES, list_offers
+from localllm.cli.recommended import (
+    ASSUMED_READ_BYTES_PER_S,
+    MAX_MEMORY_FRACTION,
+    MIN_TOKENS_PER_S,
+    Candidate,
+    recommend,
+)
 from localllm.device import resolve_device, resolve_dtype
 from localllm.errors import LocalLLMError
-from localllm.hub.catalog import PACKAGE, entries
+from localllm.hub.catalog import PACKAGE_FOLDER, catalog_entries
 from localllm.hub.names import RepoName
-from localllm.hub.pull import order, pull
+from localllm.hub.pull import plan_pull, pull
 from localllm.hub.store import cached_folder
-from localllm.plan.fit import Space, Wish, fit
-from localllm.plan.measured import DECODING
-from localllm.plan.memory import Needs, allocate_least
-from localllm.rates import Setup
+from localllm.plan.fit import FreeMemory, LoadOptions, fit_model
+from localllm.plan.measured import DECODE_SHARE
+from localllm.plan.memory import MemoryNeeds, allocate_minimum
+from localllm.rates import RateSetup
 from localllm.settings import Settings
 from tests.hub.faults import refused
 from tests.hub.models import Watcher
@@ -45,7 +51,7 @@ def here(home, monkeypatch):
 
     def found(free: int = 16 * GB, **wish):
         monkeypatch.setattr(module, "free_bytes", lambda device: free)
-        return {each.name: each for each in offers(Wish(**wish), "cpu", Settings.from_environment())}
+        return {each.name: each for each in list_offers(LoadOptions(**wish), "cpu", Settings.from_environment())}
 
     return found
 
@@ -60,13 +66,15 @@ def test_models_that_are_here_come_first_and_every_name_of_the_catalogue_is_ther
     found = list(here().values())
     assert found[0].name == "demo"
     assert [each.is_here for each in found] == sorted((each.is_here for each in found), reverse=True)
-    assert {entry.name for entry in entries()} <= {each.name for each in found}
+    assert {entry.name for entry in catalog_entries()} <= {each.name for each in found}
 
 
 def test_what_is_here_fits_by_the_plan_itself(here):
     demo = here()["demo"]
-    header = read_header(PACKAGE / "boxed" / "demo")
-    planned = fit(header, describe(header.config), Space("cpu", 16 * GB), Wish(), name="demo")
+    header = read_header(PACKAGE_FOLDER / "boxed" / "demo")
+    planned = fit_model(
+        header, parse_config(header.config), FreeMemory("cpu", 16 * GB), LoadOptions(), name="demo"
+    )
     assert demo.fits
     assert planned.weights.total < demo.needs_bytes < planned.memory.total + planned.workspace
     assert demo.free_bytes == 16 * GB
@@ -88,16 +96,16 @@ def test_the_flag_quant_makes_models_of_the_catalogue_smaller_and_leaves_files_o
 
 @pytest.mark.parametrize("entry", [entry for entry in COUNTED if entry.bytes], ids=lambda entry: entry.name)
 def test_beside_weights_a_usual_context_needs_about_what_is_allowed_for_it(entry):
-    config = describe(REAL_CONFIGS[model_of(entry)])
-    needs = Needs(entry.name, config, WeightBytes(entry.bytes, 0, 0, 0), "cpu", "bfloat16", "bfloat16")
-    memory = allocate_least(needs, min(4096, config.max_context))
+    config = parse_config(REAL_CONFIGS[model_of(entry)])
+    needs = MemoryNeeds(entry.name, config, WeightBytes(entry.bytes, 0, 0, 0), "cpu", "bfloat16", "bfloat16")
+    memory = allocate_minimum(needs, min(4096, config.max_context))
     beside = memory.total + memory.workspace - memory.weights.total
-    assert beside < BESIDE_WEIGHTS + entry.bytes / 6 or entry.name == "gemma4:31b-q4_k_m"
+    assert beside < OVERHEAD_BYTES + entry.bytes / 6 or entry.name == "gemma4:31b-q4_k_m"
 
 
 def test_a_download_is_offered_and_what_keeps_it_from_running_is_told(here, hub, cache):
-    hub.add("org/whole", PACKAGE / "boxed" / "demo")
-    pull(order(RepoName("org/whole"), print), Watcher())
+    hub.add("org/whole", PACKAGE_FOLDER / "boxed" / "demo")
+    pull(plan_pull(RepoName("org/whole"), print), Watcher())
     assert here()["org/whole"].is_here
     assert here()["org/whole"].fits
     next(cache.rglob("model.safetensors")).resolve().write_bytes(b"no weights")
@@ -107,14 +115,14 @@ def test_a_download_is_offered_and_what_keeps_it_from_running_is_told(here, hub,
 
 def test_a_download_that_was_broken_off_is_not_here_and_offered_as_the_catalogue_has_it(here, hub, cache):
     repo, before = "HuggingFaceTB/SmolLM2-135M-Instruct", here()["smollm2:135m"]
-    hub.add(repo, PACKAGE / "boxed" / "demo")
+    hub.add(repo, PACKAGE_FOLDER / "boxed" / "demo")
     hub.disturb(refused(404), "model.safetensors", times=None)
     with pytest.raises(LocalLLMError):
-        pull(order(RepoName(repo), print), Watcher())
+        pull(plan_pull(RepoName(repo), print), Watcher())
     assert cached_folder(repo, "main")
     assert here()["smollm2:135m"] == before
     hub.faults.clear()
-    pull(order(RepoName(repo), print), Watcher())
+    pull(plan_pull(RepoName(repo), print), Watcher())
     assert here()["smollm2:135m"].is_here
 
 
@@ -125,14 +133,14 @@ def test_no_speed_is_told_where_none_was_measured_and_none_is_measured_for_it(he
 
 def test_speeds_come_from_what_was_measured_before(here, home):
     cpu = resolve_device("cpu")
-    setup = Setup.of(cpu, resolve_dtype("auto", "BF16", cpu))
+    setup = RateSetup.of(cpu, resolve_dtype("auto", "BF16", cpu))
     kept = [{"setup": vars(setup), "rates": {"copy": 1e10, "read": 1e10, "flops": 1e12, "share": 1.0}}]
     home.mkdir()
     (home / "rates.json").write_text(json.dumps({"kept": kept}))
     found = here()
-    assert found["qwen3:8b-q4_k_m"].tokens_per_s == pytest.approx(DECODING * 1e10 / 5e9)
+    assert found["qwen3:8b-q4_k_m"].tokens_per_s == pytest.approx(DECODE_SHARE * 1e10 / 5e9)
     mixture = found["gpt-oss:20b-mxfp4"]
-    assert mixture.tokens_per_s == pytest.approx(DECODING * 1e10 / 12e9 * 20.9 / 4.19), "a token meets a fifth"
+    assert mixture.tokens_per_s == pytest.approx(DECODE_SHARE * 1e10 / 12e9 * 20.9 / 4.19), "a token meets a fifth"
     assert found["llama3.3:70b"].tokens_per_s is None, "what does not fit is not slow: it does not run"
 
 
@@ -147,21 +155,21 @@ def test_answers_of_this_machine_tell_its_speed(here, home):
 def test_the_strongest_that_fits_and_is_fast_enough_is_recommended():
     small, better = candidate("small", 0.5, 0.4), candidate("better", 1.7, 1.1)
     slow = candidate("slow", 8, 5)
-    assert recommended([small, slow, better], "cpu") is better.offer
-    assert recommended([small, slow, better], "cuda") is slow.offer, "a GPU reads all it holds many times a second"
+    assert recommend([small, slow, better], "cpu") is better.offer
+    assert recommend([small, slow, better], "cuda") is slow.offer, "a GPU reads all it holds many times a second"
 
 
 def test_a_speed_that_is_known_counts_more_than_a_guess():
-    fast = candidate("fast", 8, 5, tokens_per_s=FAST_TOKENS_PER_S)
-    slow = candidate("slow", 1, 0.5, tokens_per_s=FAST_TOKENS_PER_S - 1)
-    assert recommended([fast, slow], "cpu") is fast.offer
-    assert recommended([slow], "cpu") is None
+    fast = candidate("fast", 8, 5, tokens_per_s=MIN_TOKENS_PER_S)
+    slow = candidate("slow", 1, 0.5, tokens_per_s=MIN_TOKENS_PER_S - 1)
+    assert recommend([fast, slow], "cpu") is fast.offer
+    assert recommend([slow], "cpu") is None
 
 
 def test_memory_is_left_to_others():
-    most = COMFORT * 16
-    assert recommended([candidate("just", 8, most - 1)], "cuda")
-    assert recommended([candidate("more", 8, most - 0.9)], "cuda") is None
+    most = MAX_MEMORY_FRACTION * 16
+    assert recommend([candidate("just", 8, most - 1)], "cuda")
+    assert recommend([candidate("more", 8, most - 0.9)], "cuda") is None
 
 
 def test_a_gated_model_is_not_recommended_and_one_that_is_here_goes_before_its_equal():
@@ -170,20 +178,20 @@ def test_a_gated_model_is_not_recommended_and_one_that_is_here_goes_before_its_e
         candidate("here", 8, 3, is_here=True),
         candidate("t", 8, 2),
     )
-    assert recommended([gated, there, here], "cuda") is here.offer
+    assert recommend([gated, there, here], "cuda") is here.offer
 
 
 def test_a_mixture_is_as_strong_as_the_mean_and_as_fast_as_what_a_token_meets():
     mixture, dense = candidate("mixture", 8, 5, active=2), candidate("dense", 3, 1.7)
-    assert recommended([mixture, dense], "cpu") is mixture.offer
-    assert mixture.tokens_per_s("cpu") == pytest.approx(USUAL_READ["cpu"] / (5 * GB / 4))
+    assert recommend([mixture, dense], "cpu") is mixture.offer
+    assert mixture.tokens_per_s("cpu") == pytest.approx(ASSUMED_READ_BYTES_PER_S["cpu"] / (5 * GB / 4))
 
 
 def test_something_is_recommended_for_machines_of_every_size_and_it_is_of_the_catalogue(here):
     strength = []
     for free in (1 * GB, 3 * GB, 8 * GB, 24 * GB):
         [best] = [each for each in here(free).values() if each.recommended]
-        assert best.needs_bytes <= COMFORT * free
+        assert best.needs_bytes <= MAX_MEMORY_FRACTION * free
         strength.append(best.needs_bytes)
     assert strength == sorted(strength)
 

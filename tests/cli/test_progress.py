@@ -3,16 +3,16 @@ import time
 
 import pytest
 
-from localllm.cli.progress import LINE_EVERY_S, Lines, parts
+from localllm.cli.progress import LINE_INTERVAL_S, DownloadLines, quantize_progress
 from localllm.hub.listing import RemoteFile
 
 
 def test_what_is_fetched_again_does_not_slow_down_what_is_told(capsys):
     file = RemoteFile("model.safetensors", 10_000_000, "0" * 64)
-    lines = Lines()
-    lines.total, lines.start = file.size, time.monotonic() - 100
+    lines = DownloadLines()
+    lines.total_bytes, lines.start = file.size, time.monotonic() - 100
     for count in (5_000_000, -5_000_000, 1_000_000):
-        lines.last -= 2 * LINE_EVERY_S
+        lines.last -= 2 * LINE_INTERVAL_S
         lines.advance(file, count)
     told = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in told] == [
@@ -23,6 +23,6 @@ def test_what_is_fetched_again_does_not_slow_down_what_is_told(capsys):
 
 @pytest.mark.parametrize(("goes_on", "end"), [(True, "goes on where it stopped"), (False, "begins anew")])
 def test_what_is_broken_off_says_what_the_same_command_does(goes_on, end, capsys):
-    with pytest.raises(KeyboardInterrupt), parts(goes_on=goes_on):
+    with pytest.raises(KeyboardInterrupt), quantize_progress(resumable=goes_on):
         raise KeyboardInterrupt
     assert capsys.readouterr().err == f"broken off; the same command {end}\n"

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from localllm.checkpoint.remote import SAFETENSORS_FIRST_BYTES
-from localllm.hub.catalog import PACKAGE
+from localllm.hub.catalog import PACKAGE_FOLDER
 from localllm.hub.partial import PART_BYTES
 from tests.hub import faults
 from tests.hub.loopback import LoopbackHub
 from tests.hub.models import model_files, weights
 
-DEMO = PACKAGE / "boxed" / "demo"
+DEMO = PACKAGE_FOLDER / "boxed" / "demo"
 HEADER = SAFETENSORS_FIRST_BYTES  # what is read to see whether the model fits
 BIG = 3 * PART_BYTES + 12_345
 RATE = 20_000_000  # bytes a second of each connection: time to break off

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.quality_page import text_of
+from localllm.cli.quality_page import format_quality
 from localllm.quality.report import Error, Estimate
 from tests.quality.example import QUALITY
 
@@ -20,7 +20,7 @@ def rows(page: str) -> dict[str, str]:
 
 
 def test_every_number_is_on_the_page() -> None:
-    page = rows(text_of(QUALITY))
+    page = rows(format_quality(QUALITY))
     assert page["recipe"] == "gptq, INT4 in groups of 128, head in INT8"
     assert page["weights"] == "2.50 GB 800 MB"
     assert page["computes in"] == "bfloat16 bfloat16"
@@ -30,14 +30,14 @@ def test_every_number_is_on_the_page() -> None:
     assert page["decoding, one run"] == "21.5 tokens/s 40.2 tokens/s"
     assert page["perplexity changes by"] == "+1.26% ± 0.21%"
     assert page["KL divergence, nats"] == "0.01230 ± 0.000400 on average"
-    assert "0.004500 median, 0.1230 at 99%" in text_of(QUALITY)
-    assert "1.750 at most" in text_of(QUALITY)
+    assert "0.004500 median, 0.1230 at 99%" in format_quality(QUALITY)
+    assert "1.750 at most" in format_quality(QUALITY)
     assert page["same likeliest token"] == "95.10% ± 0.42%"
     assert page["right token's chance"] == "-0.31% ± 0.0040% on average"
-    assert "3.10% root mean square" in text_of(QUALITY)
+    assert "3.10% root mean square" in format_quality(QUALITY)
     assert page["layers.3.mlp.down_proj"] == "21.00%"
     assert (page["layer 15"], "layer 10" in page) == ("1.60%", False)
-    assert "2 of 64 tokens are the same" in text_of(QUALITY)
+    assert "2 of 64 tokens are the same" in format_quality(QUALITY)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_every_number_is_on_the_page() -> None:
     ],
 )
 def test_a_recipe_is_told_in_words(changed: dict[str, Any], words: str) -> None:
-    page = text_of(dataclasses.replace(QUALITY, recipe={**(QUALITY.recipe or {}), **changed}))
+    page = format_quality(dataclasses.replace(QUALITY, recipe={**(QUALITY.recipe or {}), **changed}))
     assert " ".join(page.partition("recipe")[2].partition("text ")[0].split()) == words
 
 
 def test_every_line_fits_a_terminal_of_80_columns() -> None:
-    page = text_of(QUALITY)
+    page = format_quality(QUALITY)
     assert max(map(len, page.splitlines())) <= 80, page
 
 
@@ -73,13 +73,13 @@ def test_what_was_not_measured_is_not_on_the_page() -> None:
     bare = dataclasses.replace(
         QUALITY, reference=reference, other=other, answers=(), layers=(), matrices=(), recipe=None
     )
-    page = text_of(bare)
+    page = format_quality(bare)
     assert not any(word in page for word in ("recipe", "KV", "one run", "WORST", "prompt", "\n\n\n"))
 
 
 def test_the_worst_matrices_come_first_however_they_are_given() -> None:
     errors = tuple(Error(f"matrix {i}", value) for i, value in enumerate((0.1, 0.5, 0.3)))
-    lines = text_of(dataclasses.replace(QUALITY, matrices=errors, layers=())).splitlines()
+    lines = format_quality(dataclasses.replace(QUALITY, matrices=errors, layers=())).splitlines()
     assert [line.split("  ")[0] for line in lines if line.startswith("matrix")] == [
         "matrix 1",
         "matrix 2",
@@ -89,5 +89,5 @@ def test_the_worst_matrices_come_first_however_they_are_given() -> None:
 
 def test_numbers_too_small_for_two_places_keep_two_digits() -> None:
     small = dataclasses.replace(QUALITY.distance, log_ratio=Estimate(-1.25e-7, 3e-8))
-    page = text_of(dataclasses.replace(QUALITY, distance=small))
+    page = format_quality(dataclasses.replace(QUALITY, distance=small))
     assert rows(page)["perplexity changes by"] == "-1.2e-05% ± 3.0e-06%"

@@ -18,8 +18,8 @@ import localllm
 from localllm.checkpoint.header import read_header
 from localllm.cli.app import main
 from localllm.errors import ModelNotFound, UsageError
-from localllm.hub.resolve import resolve
-from localllm.quantize.store import find
+from localllm.hub.resolve import resolve_model
+from localllm.quantize.store import find_artefact
 from localllm.request import SamplingParams
 from tests.shared import shared
 from tests.tiny import make_checkpoint
@@ -80,7 +80,7 @@ def test_a_folder_that_runs_and_the_report_that_is_kept_in_it(
     assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "rtn, INT8 with a scale a row" in out
     report = json.loads((target / "quality.json").read_text())
     assert report["recipe"]["method"] == "rtn" and report["matrices"][0]["relative"] < 0.02
-    assert read_header(resolve(str(target)).path).quantization == "int-quantized"
+    assert read_header(resolve_model(str(target)).path).quantization == "int-quantized"
     with localllm.load(target) as llm:
         assert llm.generate("Once", SamplingParams(max_tokens=3)).token_ids
 
@@ -106,7 +106,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_bytes(
         process.communicate()
         assert not target.exists() and not (tmp_path / "often.partial" / "config.json").exists()
         with pytest.raises(ModelNotFound):
-            resolve(str(tmp_path / "often.partial"))
+            resolve_model(str(tmp_path / "often.partial"))
         reached = max(seen, reached + 1)
     code, out, err = run("quantize", tiny, "-o", target, *flags)
     assert (code, err) == (0, "")
@@ -264,11 +264,11 @@ def test_quant_is_kept_listed_shown_and_removed(
     assert main(["list", "--json"]) == 0
     [listed] = [entry for entry in json.loads(capsys.readouterr().out) if entry["state"] == "quantized"]
     assert listed["name"] == f"{shlex.quote(source)} --quant int4" and listed["path"] == str(
-        find(home, tiny, "int4")
+        find_artefact(home, tiny, "int4")
     )
     assert main(["show", source, "--quant", "int4"]) == 0
     assert "mixed-precision" in capsys.readouterr().out
-    newer = find(home, tiny, "int4")
+    newer = find_artefact(home, tiny, "int4")
     assert newer
     for digest in ("0" * 12, "f" * 12):  # of weights that lay here before
         shutil.copytree(newer.parent, newer.parent.with_name(f"tiny@{digest}"))
@@ -278,7 +278,7 @@ def test_quant_is_kept_listed_shown_and_removed(
         shutil.rmtree(newer.parent.with_name(f"tiny@{digest}"))
     assert main(["rm", source, "--quant", "int4", "--json"]) == 0
     [removed] = json.loads(capsys.readouterr().out)
-    assert removed["freed_bytes"] > 100_000 and find(home, tiny, "int4") is None
+    assert removed["freed_bytes"] > 100_000 and find_artefact(home, tiny, "int4") is None
     assert main(["rm", source, "--quant", "int4"]) == 8
     assert "has not been quantized to int4" in capsys.readouterr().err
     for command in (["run", source, "Once"], ["show", source], ["rm", source]):

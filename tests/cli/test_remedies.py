@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from localllm.cli.examination import BoxedModel, Examination, Home, Measured, Nvidia, Processor, Terminal
-from localllm.cli.remedies import findings
+from localllm.cli.remedies import diagnose
 from localllm.device import Gpu
 from localllm.hub.access import HubAccess
 from localllm.hub.cache import CacheState
@@ -41,9 +41,9 @@ def but(**changes: Any) -> Examination:
 
 
 def test_a_machine_with_everything_has_no_findings() -> None:
-    assert findings(FINE) == []
+    assert diagnose(FINE) == []
     assert (
-        findings(but(gpus=[], nvidia=Nvidia(0, None, None, hidden=False, fault=None), versions={"triton": None}))
+        diagnose(but(gpus=[], nvidia=Nvidia(0, None, None, hidden=False, fault=None), versions={"triton": None}))
         == []
     )
 
@@ -86,7 +86,7 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_could_be_better_is_no_failure(seen: Examination, what: str, remedy: str) -> None:
-    [finding] = findings(seen)
+    [finding] = diagnose(seen)
     assert what in finding.what and remedy in finding.remedy
     assert not finding.breaks_run
 
@@ -111,15 +111,15 @@ def test_what_could_be_better_is_no_failure(seen: Examination, what: str, remedy
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_keeps_run_from_answering_is_a_failure(seen: Examination, what: str, remedy: str) -> None:
-    [finding] = findings(seen)
+    [finding] = diagnose(seen)
     assert what in finding.what and remedy in finding.remedy
     assert finding.breaks_run
 
 
 def test_without_a_terminal_nobody_needs_one() -> None:
-    assert findings(but(terminal=Terminal(here=False, type="", encoding="ascii"))) == []
+    assert diagnose(but(terminal=Terminal(here=False, type="", encoding="ascii"))) == []
 
 
 def test_what_is_broken_comes_first() -> None:
-    found = findings(but(home__writable=False, boxed=BoxedModel(fault="no")))
+    found = diagnose(but(home__writable=False, boxed=BoxedModel(fault="no")))
     assert [finding.breaks_run for finding in found] == [True, False]

@@ -144,7 +144,7 @@ def test_another_seed_differs_where_its_answer_does(receipt, real, replay):
 
 
 def test_what_else_has_changed_is_told_in_words(receipt, replay):
-    receipt["setup"] |= {"device_name": "An Older Processor", "instructions": ["AVX2"]}
+    receipt["setup"] |= {"device_name": "An Older Processor", "instructions": ["MMX"]}
     receipt["setup"]["versions"] |= {"torch": "1.0", "tensorflow": "9"}
     receipt["kernels"]["attention"] = ["by-hand"]
     receipt["question"]["prompt"][0]["content"] += "!"

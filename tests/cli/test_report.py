@@ -1,11 +1,11 @@
 from localllm.cli.report import load_block, metrics_block
-from localllm.columns import table
+from localllm.columns import format_table
 from localllm.metrics import Stopwatch
 from tests.cli.fake_engine import FakeLLM
 
 
 def test_columns_are_as_wide_as_their_widest_cell():
-    assert table([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
+    assert format_table([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
 
 
 def test_why_a_gpus_steps_are_not_captured_is_told():
@@ -16,10 +16,10 @@ def test_why_a_gpus_steps_are_not_captured_is_told():
 
 def test_drafts_are_told_with_what_they_saved():
     watch = Stopwatch(0.0)
-    watch.schedule()
+    watch.mark_scheduled()
     for drafted, accepted in ((0, False), (3, False), (0, True), (0, True)):
-        watch.token(drafted, accepted=accepted)
-    lines = metrics_block(watch.stop(5, 0, 0), seed=1).splitlines()
+        watch.record_token(drafted, accepted=accepted)
+    lines = metrics_block(watch.finish(5, 0, 0), seed=1).splitlines()
     assert [line.split(None, 1)[1] for line in lines if line.startswith(("drafts", "tokens/step"))] == [
         "3 tokens (2 accepted)",
         "2.00",

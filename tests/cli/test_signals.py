@@ -56,7 +56,7 @@ def test_a_signal_puts_away_what_is_held_and_a_second_one_waits_for_nothing(numb
     """In a process of its own, as the program dies of it."""
     check = f"""
 import os, time
-from localllm.cli.exits import exit_code
+from localllm.cli.exits import run_with_exit_code
 
 def act():
     try:
@@ -67,7 +67,7 @@ def act():
         os.kill(os.getpid(), {int(number)})
         time.sleep(20)
 
-exit_code(act)
+run_with_exit_code(act)
 """
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
@@ -78,7 +78,7 @@ exit_code(act)
 def test_a_second_ctrl_c_ends_what_the_first_waits_for():
     check = """
 import os, signal, time
-from localllm.cli.exits import exit_code
+from localllm.cli.exits import run_with_exit_code
 
 def act():
     try:
@@ -88,7 +88,7 @@ def act():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(20)
 
-exit_code(act)
+run_with_exit_code(act)
 """
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, start_new_session=True)
@@ -97,9 +97,9 @@ exit_code(act)
 
 
 def test_handlers_are_those_of_before_when_a_command_has_ended():
-    before = [signal.getsignal(number) for number in signals.ENDING]
-    assert exits.exit_code(lambda: 5) == 5
-    assert [signal.getsignal(number) for number in signals.ENDING] == before
+    before = [signal.getsignal(number) for number in signals.TERMINATION_SIGNALS]
+    assert exits.run_with_exit_code(lambda: 5) == 5
+    assert [signal.getsignal(number) for number in signals.TERMINATION_SIGNALS] == before
 
 
 def test_nohup_lets_the_answer_go_on(model):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from localllm.hub.resolve import resolve
+from localllm.hub.resolve import resolve_model
 from tests.hub.downloaded import download
 from tests.hub.folders import write_model
 from tests.hub.models import model_files, weights
@@ -82,10 +82,10 @@ def test_rm_leaves_alone_what_was_not_downloaded(localllm, model):
 def test_cp_gives_a_name_that_every_command_knows_and_rm_takes_it_back(localllm, tiny):
     assert localllm("cp", "org/tiny", "mine")[:2] == (0, "mine is org/tiny\n")
     assert json.loads(localllm("show", "mine", "--json")[1])["path"] == str(tiny)
-    assert resolve("mine").path == tiny
+    assert resolve_model("mine").path == tiny
     code, out, _ = localllm("rm", "mine", "--dry-run")
     assert (code, out) == (0, "would remove the name mine of org/tiny; the model stays\n")
-    assert resolve("mine").path == tiny
+    assert resolve_model("mine").path == tiny
     assert json.loads(localllm("rm", "mine", "--json")[1]) == [
         {"name": "mine", "alias_of": "org/tiny", "freed_bytes": 0, "dry_run": False}
     ]
@@ -123,7 +123,7 @@ def test_cp_of_a_path_holds_in_every_folder(localllm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert localllm("cp", "./tiny", "mine")[:2] == (0, f"mine is {tmp_path / 'tiny'}\n")
     monkeypatch.chdir("/")
-    assert resolve("mine").path == tmp_path / "tiny"
+    assert resolve_model("mine").path == tmp_path / "tiny"
     code, _, err = localllm("cp", "./nothing", "mine")
     assert (code, "there is no folder or file ./nothing" in err) == (8, True)
 

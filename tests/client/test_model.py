@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from localllm import LLM, SamplingParams
-from localllm.client.model import ServedModel, open_model
-from localllm.client.server import NoServer, OtherServer, Server, url_of
+from localllm.client.model import RemoteModel, open_model
+from localllm.client.server import NotLocalLLMServer, ServerClient, ServerUnreachable, parse_address
 from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound, UsageError
 from localllm.params import params_to_json
 from localllm.request import Grammar, GrammarKind
@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0, seed=1, max_tokens=16, logprobs=2, prompt
 
 @pytest.fixture
 def served(demo_url):
-    with closing(open_model(Server(demo_url), "demo", path=None, load=False)) as model:
+    with closing(open_model(ServerClient(demo_url), "demo", path=None, load=False)) as model:
         yield model
 
 
@@ -37,7 +37,7 @@ def joined(events):
     }
 
 
-def test_it_says_what_it_is(served: ServedModel, demo: LLM):
+def test_it_says_what_it_is(served: RemoteModel, demo: LLM):
     for name in ("name", "device", "dtype", "kv_dtype", "context", "weight_bytes", "deterministic"):
         assert getattr(served, name) == getattr(demo, name)
     assert (served.has_chat_template, served.default_params) == (True, demo.default_params)
@@ -58,7 +58,7 @@ def test_it_says_what_it_is(served: ServedModel, demo: LLM):
         ),
     ],
 )
-def test_every_piece_comes_through(served: ServedModel, demo: LLM, prompt, params):
+def test_every_piece_comes_through(served: RemoteModel, demo: LLM, prompt, params):
     request, expected = served.prepare(prompt, params), demo.prepare(prompt, params)
     assert (request.prompt_ids, request.is_chat, request.params) == (
         expected.prompt_ids,
@@ -73,7 +73,7 @@ def test_every_piece_comes_through(served: ServedModel, demo: LLM, prompt, param
             assert served.tokenizer.decode([token], skip_special=False) == text
 
 
-def test_measurements_have_every_field(served: ServedModel, demo: LLM):
+def test_measurements_have_every_field(served: RemoteModel, demo: LLM):
     *_, last = served.stream("Once", SamplingParams(max_tokens=1, ignore_eos=True))
     *_, own = demo.stream("Once", SamplingParams(max_tokens=1, ignore_eos=True))
     found, expected = last.metrics.as_dict(), own.metrics.as_dict()
@@ -91,7 +91,7 @@ def test_measurements_have_every_field(served: ServedModel, demo: LLM):
         ("x", SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(?=a)")), UsageError),
     ],
 )
-def test_errors_are_those_of_the_model(served: ServedModel, demo: LLM, prompt, params, kind):
+def test_errors_are_those_of_the_model(served: RemoteModel, demo: LLM, prompt, params, kind):
     with pytest.raises(kind) as told:
         served.prepare(prompt, params)
     with pytest.raises(kind) as own:
@@ -100,7 +100,7 @@ def test_errors_are_those_of_the_model(served: ServedModel, demo: LLM, prompt, p
     assert served.stream("Once", GREEDY), "the connection goes on"
 
 
-def test_template_arguments_are_checked_there(served: ServedModel, demo: LLM):
+def test_template_arguments_are_checked_there(served: RemoteModel, demo: LLM):
     assert served.template_arguments({}) == demo.template_arguments({}) == {}
     with pytest.raises(UsageError) as told:
         served.template_arguments({"wings": 2})
@@ -109,7 +109,7 @@ def test_template_arguments_are_checked_there(served: ServedModel, demo: LLM):
     assert str(told.value) == str(own.value)
 
 
-def test_closing_an_answer_ends_it_there_and_the_next_one_is_answered(served: ServedModel, demo: LLM):
+def test_closing_an_answer_ends_it_there_and_the_next_one_is_answered(served: RemoteModel, demo: LLM):
     stream = served.stream("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
     next(stream)
     assert demo.stats().running == 1
@@ -122,7 +122,7 @@ def test_closing_an_answer_ends_it_there_and_the_next_one_is_answered(served: Se
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=3, max_tokens=16, top_k=3)])
-def test_each_step_is_told_through_the_server(served: ServedModel, demo: LLM, params):
+def test_each_step_is_told_through_the_server(served: RemoteModel, demo: LLM, params):
     events = list(served.stream(MESSAGES, params, inspect=3))
     assert joined(events)["ids"] == joined(served.stream(MESSAGES, params))["ids"]
     steps = [event.step for event in events if event.step]
@@ -137,34 +137,34 @@ def test_each_step_is_told_through_the_server(served: ServedModel, demo: LLM, pa
         assert served.tokenizer.decode([token], skip_special=False) == text
 
 
-def test_who_does_not_ask_is_told_nothing(served: ServedModel):
+def test_who_does_not_ask_is_told_nothing(served: RemoteModel):
     assert not any(event.step for event in served.stream(MESSAGES, GREEDY))
 
 
 @pytest.mark.parametrize("inspect", [-1, 65, 10**9])
-def test_more_candidates_than_there_may_be_are_refused(served: ServedModel, demo: LLM, inspect):
+def test_more_candidates_than_there_may_be_are_refused(served: RemoteModel, demo: LLM, inspect):
     for model in (served, demo):
         with pytest.raises(UsageError, match=f"inspect is {inspect}; give a whole number up to 64"):
             model.prepare("Once", GREEDY, inspect=inspect)
 
 
 def test_a_client_from_before_steps_were_told_is_answered(demo_url):
-    with closing(Server(demo_url)) as server:
+    with closing(ServerClient(demo_url)) as server:
         body = {"model": "demo", "prompt": "Once", "params": params_to_json(GREEDY), "tools": None}
-        first, *pieces = server.stream("/localllm/answer", body | {"template_arguments": {}})
+        first, *pieces = server.stream_json("/localllm/answer", body | {"template_arguments": {}})
         assert "prompt_ids" in first
         assert "finish_reason" in pieces[-1]
 
 
 def test_a_server_from_before_steps_were_told_is_of_another_version(demo_url):
-    with closing(Server(demo_url)) as server:
-        facts = server.ask("/localllm/open", {"model": "demo"})
+    with closing(ServerClient(demo_url)) as server:
+        facts = server.request_json("/localllm/open", {"model": "demo"})
         for name in ("reads", "blocks", "block_tokens"):
             with pytest.raises(LocalLLMError, match="another version of localllm; update the older of the two"):
-                ServedModel(server, {key: value for key, value in facts.items() if key != name})
+                RemoteModel(server, {key: value for key, value in facts.items() if key != name})
         for told in ({}, {"weights": "x"}, [], None, facts["reads"] | {"windows": [1]}):
             with pytest.raises(LocalLLMError, match="another version of localllm"):
-                _ = ServedModel(server, facts | {"reads": told}).reads
+                _ = RemoteModel(server, facts | {"reads": told}).reads
 
 
 def reading(stream):
@@ -176,7 +176,7 @@ def reading(stream):
 
 
 @pytest.mark.parametrize("said", [0, 3])
-def test_closing_from_another_thread_ends_who_reads_at_once(served: ServedModel, demo: LLM, said):
+def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel, demo: LLM, said):
     """Also while the engine does nothing for it."""
     stream = served.stream("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
     for _ in range(said):
@@ -202,16 +202,16 @@ def test_closing_from_another_thread_ends_who_reads_at_once(served: ServedModel,
 
 
 def test_a_path_means_only_what_is_loaded_from_there(demo_url, demo):
-    with closing(open_model(Server(demo_url), "x", path=str(demo.path.resolve()), load=False)) as model:
+    with closing(open_model(ServerClient(demo_url), "x", path=str(demo.path.resolve()), load=False)) as model:
         assert model.name == "demo"
     with pytest.raises(ModelNotFound, match="/etc/passwd is not loaded here"):
-        open_model(Server(demo_url), "x", path="/etc/passwd", load=False)
+        open_model(ServerClient(demo_url), "x", path="/etc/passwd", load=False)
 
 
 def test_names_that_are_not_loaded_are_told(stories_url):
     for name in ("demo", "no-such-model"):
         with pytest.raises(ModelNotFound, match=name):
-            open_model(Server(stories_url), name, path=None, load=False)
+            open_model(ServerClient(stories_url), name, path=None, load=False)
 
 
 def answering(status, content, kind="application/json", broken=False):
@@ -235,12 +235,12 @@ def answering(status, content, kind="application/json", broken=False):
 @pytest.mark.parametrize(
     ("status", "content", "broken", "kind"),
     [
-        (404, b"404 page not found", False, OtherServer),
-        (404, b'{"error":"model \'demo\' not found"}', False, OtherServer),
-        (200, b'{"models":[]}', False, OtherServer),
-        (200, b"<html>", False, OtherServer),
+        (404, b"404 page not found", False, NotLocalLLMServer),
+        (404, b'{"error":"model \'demo\' not found"}', False, NotLocalLLMServer),
+        (200, b'{"models":[]}', False, NotLocalLLMServer),
+        (200, b"<html>", False, NotLocalLLMServer),
         (200, b'{"server":"localllm"}', False, LocalLLMError),
-        (200, b'{"server":', True, NoServer),
+        (200, b'{"server":', True, ServerUnreachable),
         (
             500,
             json.dumps({"error": {"kind": "__class__", "message": "x", "remedy": None}}).encode(),
@@ -254,14 +254,14 @@ def test_servers_of_another_kind_are_told_from_ours(status, content, broken, kin
         threading.Thread(target=other.serve_forever, args=(0.01,)).start()
         try:
             with pytest.raises(kind):
-                open_model(Server(f"127.0.0.1:{other.server_port}"), "demo", path=None, load=False)
+                open_model(ServerClient(f"127.0.0.1:{other.server_port}"), "demo", path=None, load=False)
         finally:
             other.shutdown()
 
 
 def test_nobody_there_is_told():
-    with pytest.raises(NoServer, match=r"no server of localllm answers at http://127\.0\.0\.1:1 "):
-        open_model(Server("127.0.0.1:1"), "demo", path=None, load=False)
+    with pytest.raises(ServerUnreachable, match=r"no server of localllm answers at http://127\.0\.0\.1:1 "):
+        open_model(ServerClient("127.0.0.1:1"), "demo", path=None, load=False)
 
 
 @pytest.mark.parametrize(
@@ -274,10 +274,10 @@ def test_nobody_there_is_told():
     ],
 )
 def test_addresses_are_read_as_people_write_them(address, url):
-    assert url_of(address) == url
+    assert parse_address(address) == url
 
 
 @pytest.mark.parametrize("address", ["ftp://x", "http://", "x:port", "x:99999", "http://x/path", "x?y"])
 def test_what_is_no_address_is_told(address):
     with pytest.raises(UsageError, match="is no address of a server"):
-        url_of(address)
+        parse_address(address)

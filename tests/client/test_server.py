@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from localllm.client.server import NoServer, Server
+from localllm.client.server import ServerClient, ServerUnreachable
 from localllm.errors import AccessDenied
-from localllm.server.access_flags import tls_of
+from localllm.server.access_flags import load_tls_context
 from tests.server.attacks.wire import KEY, wide
 from tests.server.conftest import serving
 
@@ -28,14 +28,14 @@ def test_a_certificate_that_nobody_vouches_for_is_told_with_the_variable_that_na
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made]
     subprocess.run(command, check=True, capture_output=True)
-    with serving(demo, wide(keys=(KEY,), tls=tls_of(str(made), str(key)))) as url:
+    with serving(demo, wide(keys=(KEY,), tls=load_tls_context(str(made), str(key)))) as url:
         monkeypatch.setenv("LOCALLLM_API_KEY", KEY)
-        with pytest.raises(NoServer, match=r"is not trusted .* SSL_CERT_FILE"):
+        with pytest.raises(ServerUnreachable, match=r"is not trusted .* SSL_CERT_FILE"):
             ask(url)
         monkeypatch.setenv("SSL_CERT_FILE", str(made))
         assert ask(url)["server"] == "localllm"
 
 
 def ask(url):
-    with closing(Server(url)) as server:
-        return server.ask("/localllm/ps")
+    with closing(ServerClient(url)) as server:
+        return server.request_json("/localllm/ps")

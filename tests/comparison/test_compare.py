@@ -17,14 +17,14 @@ from localllm import SamplingParams
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.comparison import look
 from localllm.comparison import subject as subjects
-from localllm.comparison.compare import compare
-from localllm.comparison.subject import Subject, subject, vocabulary
+from localllm.comparison.compare import compare_models
+from localllm.comparison.subject import Subject, find_subject, shared_vocab_size
 from localllm.errors import DiskFull, DoesNotFit, UsageError
 from localllm.hub.catalog import boxed_folder, catalog
-from localllm.plan.fit import Space, Wish, check
+from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.quality import kept
 from localllm.quality.report import Quality
-from localllm.quality.text import EVALUATION, EVALUATION_NAME, windows_of
+from localllm.quality.text import EVALUATION_NAME, EVALUATION_TEXT, split_into_windows
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
@@ -43,7 +43,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def find(settings: Settings) -> Find:
-    return lambda folder, **choices: subject(str(folder), settings, **choices)
+    return lambda folder, **choices: find_subject(str(folder), settings, **choices)
 
 
 def write_tiny(folder: Path, seed: int = 0, **changes: Any) -> Any:
@@ -62,7 +62,7 @@ def without_speed(quality: Quality) -> Quality:
 
 
 def test_a_model_beside_itself(find: Find, settings: Settings) -> None:
-    found = compare(find("demo"), find("demo"), settings, tokens=300)
+    found = compare_models(find("demo"), find("demo"), settings, tokens=300)
     assert found.distance.divergence.max == 0
     assert found.distance.same_top.value == 1
     assert [error.relative for error in found.layers] == [0] * 6
@@ -83,8 +83,8 @@ def test_perplexity_answers_and_layers_are_those_of_transformers(
 ) -> None:
     models = [write_tiny(tmp_path / name, seed) for seed, name in enumerate("ab")]
     a, b = find(tmp_path / "a"), find(tmp_path / "b")
-    found = compare(a, b, settings, window=100, tokens=250)
-    windows = windows_of(EVALUATION.read_text(), a.tokenizer, window=100, tokens=250)
+    found = compare_models(a, b, settings, window=100, tokens=250)
+    windows = split_into_windows(EVALUATION_TEXT.read_text(), a.tokenizer, window=100, max_tokens=250)
     assert [len(ids) for ids in windows.ids] == [100, 100, 50]
     losses = []
     for model in models:
@@ -118,13 +118,16 @@ def test_one_after_the_other_finds_the_same(
     tmp_path: Path, find: Find, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = find("demo"), find("demo", dtype="bfloat16")
-    together = compare(a, b, settings, tokens=200)
-    each = [check(one.header, Space("cpu", 2**40), Wish(200, dtype=one.dtype), name="") for one in (a, b)]
+    together = compare_models(a, b, settings, tokens=200)
+    each = [
+        check_fit(one.header, FreeMemory("cpu", 2**40), LoadOptions(200, dtype=one.dtype), name="")
+        for one in (a, b)
+    ]
     most = max(fit.weights.total for fit in each)
     enough = most + max(fit.workspace for fit in each) + 3_000_000  # for one
     monkeypatch.setattr(subjects, "free_bytes", lambda place: enough)
     notes: list[str] = []
-    apart = compare(a, b, settings, tokens=200, note=notes.append)
+    apart = compare_models(a, b, settings, tokens=200, note=notes.append)
     assert without_speed(apart) == without_speed(together)
     assert apart.distance.divergence.max > 0
     assert len(notes) == 1
@@ -132,17 +135,17 @@ def test_one_after_the_other_finds_the_same(
     assert list(settings.home.iterdir()) == []
     monkeypatch.setattr(subjects, "free_bytes", lambda place: most // 2)
     with pytest.raises(DoesNotFit, match="the weights of demo need"):
-        compare(a, b, settings, tokens=200)
+        compare_models(a, b, settings, tokens=200)
     monkeypatch.setattr(subjects, "free_bytes", lambda place: enough)
-    monkeypatch.setattr(kept, "bytes_of", lambda windows, vocab: 10**18)
+    monkeypatch.setattr(kept, "logits_bytes", lambda windows, vocab: 10**18)
     with pytest.raises(DiskFull, match="give fewer --tokens"):
-        compare(a, b, settings, tokens=200)
+        compare_models(a, b, settings, tokens=200)
 
 
 def test_padding_of_a_table_is_no_token(
     tmp_path: Path, find: Find, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "PIECE", 40 * VOCAB)  # several pieces, which must be the same for both
+    monkeypatch.setattr(look, "LOGITS_PER_CHUNK", 40 * VOCAB)  # several pieces, which must be the same for both
     model = write_tiny(tmp_path / "a")
     write_tiny(tmp_path / "b")
     model.resize_token_embeddings(VOCAB + 56, mean_resizing=False)
@@ -151,7 +154,7 @@ def test_padding_of_a_table_is_no_token(
     shutil.copy(DEMO / "tokenizer.json", tmp_path / "padded")
     plain, padded = find(tmp_path / "a"), find(tmp_path / "padded")
     for pair in ((plain, padded), (padded, plain)):
-        assert compare(*pair, settings, tokens=100).distance.divergence.max < 1e-9
+        assert compare_models(*pair, settings, tokens=100).distance.divergence.max < 1e-9
 
 
 def test_models_of_other_layers_have_no_layers_in_the_report(
@@ -159,7 +162,7 @@ def test_models_of_other_layers_have_no_layers_in_the_report(
 ) -> None:
     write_tiny(tmp_path / "a")
     write_tiny(tmp_path / "b", num_hidden_layers=2)
-    found = compare(find(tmp_path / "a"), find(tmp_path / "b"), settings, tokens=100)
+    found = compare_models(find(tmp_path / "a"), find(tmp_path / "b"), settings, tokens=100)
     assert found.layers == ()
     assert found.distance.divergence.mean.value > 0
 
@@ -184,7 +187,7 @@ def test_the_first_token_that_differs_is_named(tmp_path: Path, find: Find, setti
     demo = find("demo")
     expected = f"token 40 is {demo.tokenizer.token(40)!r} in demo and {demo.tokenizer.token(41)!r} in swapped"
     with pytest.raises(UsageError) as refused:
-        compare(demo, other, settings)
+        compare_models(demo, other, settings)
     assert refused.value.message == expected
 
 
@@ -196,7 +199,7 @@ def test_the_place_where_a_text_is_read_differently_is_named(
 
     other = find(changed_tokenizer(tmp_path / "forgetful", forget))
     with pytest.raises(UsageError, match=r"from token \d on, demo reads the text as '.*' and forgetful as '"):
-        compare(find("demo"), other, settings)
+        compare_models(find("demo"), other, settings)
 
 
 def test_a_token_that_one_model_lacks_is_named(tmp_path: Path, find: Find, settings: Settings) -> None:
@@ -204,15 +207,15 @@ def test_a_token_that_one_model_lacks_is_named(tmp_path: Path, find: Find, setti
     make_checkpoint(tmp_path / "small", "Llama", vocab_size=3000)
     shutil.copy(DEMO / "tokenizer.json", tmp_path / "small")
     with pytest.raises(UsageError, match="small has 3000 tokens, and the other knows '"):
-        compare(find(tmp_path / "whole"), find(tmp_path / "small"), settings)
+        compare_models(find(tmp_path / "whole"), find(tmp_path / "small"), settings)
 
 
 def test_a_window_that_a_model_does_not_know_is_refused(tmp_path: Path, find: Find, settings: Settings) -> None:
     write_tiny(tmp_path / "short", max_position_embeddings=60)
     pair = find(tmp_path / "short"), find(tmp_path / "short")
     with pytest.raises(UsageError, match="a window of 61 tokens is asked for; both models know 60"):
-        compare(*pair, settings, window=61)
-    found = compare(*pair, settings, tokens=200)
+        compare_models(*pair, settings, window=61)
+    found = compare_models(*pair, settings, tokens=200)
     assert found.text.window == 60
     assert [one.tokens for one in found.answers] == [60 - 30, 60 - 30]
 
@@ -220,7 +223,7 @@ def test_a_window_that_a_model_does_not_know_is_refused(tmp_path: Path, find: Fi
 def test_safetensors_and_gguf_of_one_model_are_the_same(find: Find, settings: Settings) -> None:
     text = shared("text/tiny.txt").read_text()
     pair = find(shared("stories260K")), find(shared("stories260K-f32.gguf"))
-    found = compare(*pair, settings, text, text_name="tiny.txt")
+    found = compare_models(*pair, settings, text, text_name="tiny.txt")
     assert found.distance.divergence.max < 1e-9
     assert found.distance.same_top.value == 1
     assert found.distance.reference_perplexity.value == pytest.approx(8.3718, abs=1e-3)
@@ -240,13 +243,13 @@ def test_editions_of_one_tokenizer_are_one(name: str, find: Find) -> None:
         return dataclasses.replace(demo, tokenizer=tokenizer, config=config)
 
     pair = with_tokenizer(folder), with_tokenizer(Tokenizer.from_gguf(read_gguf(file).metadata, file))
-    assert vocabulary(*pair) == folder.vocab_size
-    assert vocabulary(*reversed(pair)) == folder.vocab_size
+    assert shared_vocab_size(*pair) == folder.vocab_size
+    assert shared_vocab_size(*reversed(pair)) == folder.vocab_size
 
 
 def test_a_prompt_is_answered_as_generate_does(find: Find, settings: Settings) -> None:
-    found = compare(find("demo"), find("demo"), settings, tokens=300).answers[0]
+    found = compare_models(find("demo"), find("demo"), settings, tokens=300).answers[0]
     with localllm.load("demo", settings=settings) as llm:
-        ids = llm.tokenizer.encode(EVALUATION.read_text())[:32]
+        ids = llm.tokenizer.encode(EVALUATION_TEXT.read_text())[:32]
         done = llm.generate(ids, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
     assert (found.prompt, found.common) == (llm.tokenizer.decode(ids), done.text)

@@ -3,7 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from localllm.conversation.attach import BYTES_LIMIT, Attachment, attach, dropped, prompt, reference, typed
+from localllm.conversation.attach import (
+    MAX_FILE_BYTES,
+    Attachment,
+    dropped_file_references,
+    escape_references,
+    file_reference,
+    prompt_with_files,
+    read_attachments,
+)
 from localllm.conversation.chat import Chat
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
@@ -38,66 +46,66 @@ def folder(tmp_path, monkeypatch):
     ],
 )
 def test_files_that_are_there_are_brought_in(text, names):
-    _, attached = attach(text)
+    _, attached = read_attachments(text)
     assert [file.name for file in attached] == names
     assert all(file.text == Path(file.name).expanduser().read_text() for file in attached)
 
 
 def test_what_is_named_stays_where_it_stands():
-    assert attach("see @notes.txt and @nobody")[0] == "see @notes.txt and @nobody"
-    assert attach(r"see \@notes.txt, C:\@x and \\x")[0] == r"see @notes.txt, C:\@x and \\x"
+    assert read_attachments("see @notes.txt and @nobody")[0] == "see @notes.txt and @nobody"
+    assert read_attachments(r"see \@notes.txt, C:\@x and \\x")[0] == r"see @notes.txt, C:\@x and \\x"
 
 
 @pytest.mark.parametrize("text", [r"\@notes.txt", "@notes.txt and @nobody", '@"two words.txt"', r"x \@sub"])
 def test_a_message_is_typed_again_as_it_was(text):
-    written, attached = attach(text)
-    assert typed(written, attached) == text
+    written, attached = read_attachments(text)
+    assert escape_references(written, attached) == text
 
 
 def test_a_folder_is_refused():
     with pytest.raises(
         UsageError, match=r"^sub is a folder; name a file in it, or write \\@sub to mean the text$"
     ):
-        attach("what is in @sub")
+        read_attachments("what is in @sub")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b", "ü".encode("latin1")])
 def test_what_is_no_text_is_refused(folder, content):
     (folder / "binary").write_bytes(content)
     with pytest.raises(UsageError, match="binary is no text in UTF-8; bring in text files only"):
-        attach("@binary")
+        read_attachments("@binary")
 
 
 def test_what_is_too_large_is_refused_and_what_just_fits_is_not(folder):
-    (folder / "large").write_bytes(b"x" * (BYTES_LIMIT + 1))
+    (folder / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
     with pytest.raises(UsageError, match=r"large is larger than 1\.05 MB; bring in a part of it"):
-        attach("@large")
-    (folder / "large").write_bytes(b"x" * BYTES_LIMIT)
-    assert len(attach("@large")[1][0].text) == BYTES_LIMIT
+        read_attachments("@large")
+    (folder / "large").write_bytes(b"x" * MAX_FILE_BYTES)
+    assert len(read_attachments("@large")[1][0].text) == MAX_FILE_BYTES
 
 
 def test_a_device_is_no_file():
-    assert attach("@/dev/zero")[1] == ()
+    assert read_attachments("@/dev/zero")[1] == ()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_cannot_be_read_is_one_sentence(folder):
     (folder / "notes.txt").chmod(0)
     with pytest.raises(UsageError, match=r"notes\.txt cannot be read"):
-        attach("@notes.txt")
+        read_attachments("@notes.txt")
 
 
 def test_the_model_reads_files_first_between_fences_that_hold(folder):
     (folder / "x.py").write_bytes(b"\xef\xbb\xbf```\r\ncode")
-    written, attached = attach("what does @x.py do?")
-    assert prompt(written, attached) == "x.py:\n````py\n```\ncode\n````\n\nwhat does @x.py do?"
+    written, attached = read_attachments("what does @x.py do?")
+    assert prompt_with_files(written, attached) == "x.py:\n````py\n```\ncode\n````\n\nwhat does @x.py do?"
     chat = Chat(FakeLLM())
-    list(chat.ask(written, attached=attached))
-    assert chat.model.asked[-1][0][-1]["content"] == prompt(written, attached)
+    list(chat.ask(written, attachments=attached))
+    assert chat.model.asked[-1][0][-1]["content"] == prompt_with_files(written, attached)
     (folder / "x.py").unlink()
-    list(chat.again(chat.at))  # with the file as it was
-    assert chat.model.asked[-1][0][-1]["content"] == prompt(written, attached)
-    assert chat.at.question == written
+    list(chat.regenerate(chat.current))  # with the file as it was
+    assert chat.model.asked[-1][0][-1]["content"] == prompt_with_files(written, attached)
+    assert chat.current.question == written
 
 
 @pytest.mark.parametrize(
@@ -117,9 +125,9 @@ def test_the_model_reads_files_first_between_fences_that_hold(folder):
     ],
 )
 def test_a_path_as_terminals_write_it_becomes_a_reference(folder, pasted, text):
-    found = dropped(pasted.replace("{}", str(folder)))
+    found = dropped_file_references(pasted.replace("{}", str(folder)))
     assert found == text.replace("{}", str(folder))
-    assert len(attach(found)[1]) == len(found.split("@")) - 1
+    assert len(read_attachments(found)[1]) == len(found.split("@")) - 1
 
 
 @pytest.mark.parametrize(
@@ -137,16 +145,16 @@ def test_a_path_as_terminals_write_it_becomes_a_reference(folder, pasted, text):
     ],
 )
 def test_any_other_paste_is_left_alone(folder, pasted):
-    assert dropped(pasted.replace("{}", str(folder))) is None
-    assert dropped(f"{folder}/notes.txt " * 1000) is None
+    assert dropped_file_references(pasted.replace("{}", str(folder))) is None
+    assert dropped_file_references(f"{folder}/notes.txt " * 1000) is None
 
 
 @pytest.mark.parametrize("name", ["a", "a b", "a'b", 'a"b', "a\\b", "a.", "ü/@x"])
 def test_a_reference_means_its_path(folder, name):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("x")
-    assert [file.name for file in attach(f"see {reference(name)} there")[1]] == [name]
+    assert [file.name for file in read_attachments(f"see {file_reference(name)} there")[1]] == [name]
 
 
 def test_what_a_message_names_is_an_attachment():
-    assert attach("@notes.txt")[1] == (Attachment("notes.txt", "text of notes.txt\n"),)
+    assert read_attachments("@notes.txt")[1] == (Attachment("notes.txt", "text of notes.txt\n"),)

@@ -5,7 +5,7 @@ import pytest
 
 from localllm.conversation import commands
 from localllm.conversation.chat import Chat
-from localllm.conversation.commands import COMMANDS, unquote
+from localllm.conversation.commands import COMMANDS, strip_triple_quotes
 from localllm.conversation.session import Session
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
@@ -147,7 +147,7 @@ def test_a_conversation_is_saved_and_loaded_by_name(session):
     talk(session)
     execute(session, "/set parameter temperature 0.1")
     execute(session, "/save monday")
-    other = Session(FakeLLM("other"), Chat(FakeLLM("other")), session.chats)
+    other = Session(FakeLLM("other"), Chat(FakeLLM("other")), session.folder)
     assert execute(other, "/load monday") == "loaded 2 messages (it was held with demo)"
     assert other.chat.params.temperature == 0.1
     with pytest.raises(UsageError, match="no conversation is kept as tuesday; `localllm chats` lists them"):
@@ -159,11 +159,11 @@ def test_a_conversation_is_saved_and_loaded_by_name(session):
 def test_a_name_is_never_a_path(session, command, name):
     with pytest.raises(UsageError, match="is no name for a conversation"):
         execute(session, f"{command} {name}")
-    assert not session.chats.exists()
+    assert not session.folder.exists()
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(session, tmp_path):
-    session.chats = Path("/dev/null/chats")
+    session.folder = Path("/dev/null/chats")
     with pytest.raises(UsageError, match="cannot be saved"):
         execute(session, "/save x")
 
@@ -179,18 +179,18 @@ def test_leaving(session, line):
     [(' """a\nb""" ', "a\nb"), ('"""\na\n"""', "a"), ('"""a', '"""a'), ('""""', '""""'), (" a ", "a")],
 )
 def test_triple_quotes_are_taken_off(text, plain):
-    assert unquote(text) == plain
+    assert strip_triple_quotes(text) == plain
 
 
 def test_the_last_question_is_edited(session):
     talk(session, "one")
     talk(session, "two")
     done = commands.execute(session, "/edit")
-    assert (done.draft, done.ask) == ("two", None)
+    assert (done.edit_text, done.start_answer) == ("two", None)
     assert talk(session, "three") == "3:three"
     assert [turn.question for turn in session.chat.turns] == ["one", "three"]
-    assert "".join(event.text for event in commands.execute(session, "/edit four").ask()) == "3:four"
-    assert [way.question for way in session.chat.at.ways] == ["two", "three", "four"]
+    assert "".join(event.text for event in commands.execute(session, "/edit four").start_answer()) == "3:four"
+    assert [way.question for way in session.chat.current.siblings] == ["two", "three", "four"]
 
 
 def test_another_command_ends_an_edit(session):
@@ -207,9 +207,9 @@ def test_an_edit_brings_in_files_again(session, tmp_path, monkeypatch):
     talk(session, r"see @a.txt, not \@a.txt")
     assert "before" in session.llm.asked[-1][0][0]["content"]
     (tmp_path / "a.txt").write_text("after")
-    list(commands.execute(session, "/regenerate").ask())
+    list(commands.execute(session, "/regenerate").start_answer())
     assert "before" in session.llm.asked[-1][0][0]["content"]
-    draft = commands.execute(session, "/edit").draft
+    draft = commands.execute(session, "/edit").edit_text
     assert draft.startswith("see @a.txt")
     talk(session, draft)
     assert "after" in session.llm.asked[-1][0][0]["content"]
@@ -222,12 +222,12 @@ def test_undo_and_redo_and_branches(session):
     assert execute(session, "/redo") == "brought back: two"
     with pytest.raises(UsageError, match="nothing to bring back"):
         execute(session, "/redo")
-    list(commands.execute(session, "/regenerate").ask())
-    list(commands.execute(session, "/edit three").ask())
+    list(commands.execute(session, "/regenerate").start_answer())
+    list(commands.execute(session, "/edit three").start_answer())
     rows = [line.split() for line in execute(session, "/branch").splitlines()]
     assert [row[:-1] for row in rows[1:]] == [["1", "2", "two"], ["2", "2", "two"], ["*", "3", "2", "three"]]
     assert execute(session, "/branch 1") == "on branch 1, after: two"
-    assert session.chat.at.answer == "3:two"
+    assert session.chat.current.answer == "3:two"
     for number in ("0", "4", "x", "1 2", "9" * 30):
         with pytest.raises(UsageError, match=f"there is no branch {number}; /branch lists them, 1 to 3"):
             execute(session, f"/branch {number}")
@@ -241,11 +241,11 @@ def test_there_is_nothing_to_do_before_anything_was_said(session, command):
 
 def test_what_a_command_changes_is_kept(session):
     talk(session, "one")
-    session.keep()
+    session.save()
     for command in ("/title a title", "/system be brief", "/undo"):
         execute(session, command)
-    found = session.sessions.read(session.id)[0]
-    assert (found.title, found.system, found.at.depth) == ("a title", "be brief", 0)
+    found = session.store.read(session.id)[0]
+    assert (found.title, found.system, found.current.depth) == ("a title", "be brief", 0)
 
 
 def test_a_new_conversation_names_the_one_before(session):
@@ -255,7 +255,7 @@ def test_a_new_conversation_names_the_one_before(session):
     assert "the one before is forgotten" in execute(session, "/new")
     talk(session, "one")
     execute(session, "/set history")
-    session.keep()
+    session.save()
     before = session.id
     assert f"/load {before} goes on with it" in execute(session, "/clear")
     assert execute(session, f"/load {before[:12]}") == "loaded 2 messages"
@@ -264,7 +264,7 @@ def test_a_new_conversation_names_the_one_before(session):
 def test_conversations_are_listed_searched_and_loaded(session):
     assert execute(session, "/sessions") == "no conversation is kept yet"
     talk(session, "a story about a fox")
-    session.keep()
+    session.save()
     assert session.id in execute(session, "/sessions") and "a story about a fox" in execute(session, "/sessions")
     assert execute(session, "/search FOX story").splitlines() == [
         f"{session.id}  a story about a fox",
@@ -278,17 +278,17 @@ def test_conversations_are_listed_searched_and_loaded(session):
 def test_nothing_is_kept_while_nothing_is_to_be(session):
     execute(session, "/set nohistory")
     talk(session)
-    session.keep()
-    assert not session.chats.exists()
+    session.save()
+    assert not session.folder.exists()
     execute(session, "/set history")
-    session.keep()
-    assert len(session.sessions.list()) == 1
+    session.save()
+    assert len(session.store.list()) == 1
 
 
 def test_a_conversation_is_exported_and_overwrites_nothing(session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     talk(session, "one")
-    list(commands.execute(session, "/regenerate").ask())
+    list(commands.execute(session, "/regenerate").start_answer())
     assert execute(session, "/export one.md") == "exported to one.md"
     assert execute(session, "/export all two.json") == "exported to two.json"
     assert "## Question 1\n\none" in (tmp_path / "one.md").read_text()
@@ -302,4 +302,4 @@ def test_a_conversation_is_exported_and_overwrites_nothing(session, tmp_path, mo
 
 
 def test_every_command_is_offered():
-    assert dict(commands.offers()).keys() == COMMANDS.keys()
+    assert dict(commands.command_help()).keys() == COMMANDS.keys()

@@ -6,8 +6,8 @@ from markdown_it import MarkdownIt
 
 from localllm.conversation.attach import Attachment
 from localllm.conversation.chat import Chat
-from localllm.conversation.export import exported
-from localllm.conversation.kept import Kept
+from localllm.conversation.export import export_text
+from localllm.conversation.kept import SavedSession
 from localllm.errors import UsageError
 from localllm.request import SamplingParams
 from tests.cli.fake_engine import FakeLLM
@@ -21,13 +21,13 @@ FRONT_MATTER = (
 def chat():
     chat = Chat(FakeLLM(), SamplingParams(temperature=0.5), system="be brief")
     list(chat.ask("hello"))
-    list(chat.ask("thinking", attached=(Attachment("a_b.py", "```\nprint()\n"),)))
-    list(chat.again(chat.at))
+    list(chat.ask("thinking", attachments=(Attachment("a_b.py", "```\nprint()\n"),)))
+    list(chat.regenerate(chat.current))
     return chat
 
 
 def text_of(chat, form="md", **more):
-    return exported(Kept.of(chat, "a *title*", 1e9, 1e9 + 1), form, **more)
+    return export_text(SavedSession.from_chat(chat, "a *title*", 1e9, 1e9 + 1), form, **more)
 
 
 def headings(markdown):
@@ -36,7 +36,7 @@ def headings(markdown):
 
 
 def test_a_branch_becomes_a_readable_page(chat):
-    chat.switch(chat.turns[1].ways[0])
+    chat.switch_to(chat.turns[1].siblings[0])
     assert text_of(chat) == (
         f"{FRONT_MATTER}\n\n# a \\*title\\*\n\n## System\n\nbe brief\n\n## Question 1\n\nhello\n\n"
         "## Answer 1\n\n2[be brief]:hello\n\n## Question 2\n\nthinking\n\n"
@@ -47,7 +47,7 @@ def test_a_branch_becomes_a_readable_page(chat):
 
 
 def test_the_whole_tree_names_its_ways(chat):
-    assert headings(text_of(chat, everything=True)) == [
+    assert headings(text_of(chat, all_branches=True)) == [
         "a \\*title\\*",
         "System",
         *("Question 1", "Answer 1"),
@@ -80,7 +80,11 @@ def test_json_has_the_turns_and_the_messages(chat):
     assert [turn["parent"] for turn in content["turns"]] == [None, 0]
     assert content["turns"][1]["attached"] == [{"name": "a_b.py", "text": "```\nprint()\n"}]
     assert content["turns"][0]["metrics"]["output_tokens"] == len("2[be brief]:hello")
-    assert [turn["parent"] for turn in json.loads(text_of(chat, "json", everything=True))["turns"]] == [None, 0, 0]
+    assert [turn["parent"] for turn in json.loads(text_of(chat, "json", all_branches=True))["turns"]] == [
+        None,
+        0,
+        0,
+    ]
 
 
 def test_another_format_is_refused(chat):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from localllm.conversation import kept
 from localllm.conversation.attach import Attachment
 from localllm.conversation.chat import Chat
-from localllm.conversation.kept import Kept
+from localllm.conversation.kept import SavedSession
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
@@ -25,13 +25,13 @@ def tree(root):
             turn.question,
             turn.depth,
             turn.parent.children.index(turn),
-            turn.parent.chosen is turn,
+            turn.parent.chosen_child is turn,
             turn.answer,
             turn.thoughts,
             turn.model,
             turn.finish_reason,
-            turn.attached,
-            turn.asked,
+            turn.attachments,
+            turn.asked_at,
             turn.metrics and turn.metrics.output_tokens,
         )
         for turn in root.descendants
@@ -45,14 +45,14 @@ def say(chat, text, **more):
 @pytest.fixture
 def chat():
     chat = Chat(FakeLLM(), system="be brief", template_arguments={"depth": [1, None]})
-    say(chat, "hello ü\u2028 \x00", attached=(Attachment("a b.txt", "```\n"),))
+    say(chat, "hello ü\u2028 \x00", attachments=(Attachment("a b.txt", "```\n"),))
     say(chat, "thinking")
     stopped = chat.ask("more")
     next(stopped)
     stopped.close()
     list(chat.edit(chat.turns[1], "another"))
-    list(chat.again(chat.turns[0]))
-    chat.switch(chat.branches[0])
+    list(chat.regenerate(chat.turns[0]))
+    chat.switch_to(chat.branches[0])
     chat.undo()
     return chat
 
@@ -67,34 +67,34 @@ def test_a_whole_tree_comes_back(chat, tmp_path):
         grammar=Grammar(GrammarKind.CHOICE, '["a", "b"]'),
     )
     file = tmp_path / "chats" / "one.json"
-    kept.write(file, Kept.of(chat, "", 1.5, 2.5))
+    kept.write(file, SavedSession.from_chat(chat, "", 1.5, 2.5))
     back = kept.read(file)
     other = Chat(FakeLLM())
-    back.go_on(other)
+    back.restore_into(other)
     assert tree(other.root) == tree(chat.root)
     assert (other.messages, other.system, other.params) == (chat.messages, chat.system, chat.params)
     assert other.template_arguments == chat.template_arguments
     assert (back.title, back.began, back.changed, back.model) == ("hello ü \x00", 1.5, 2.5, "demo")
-    assert kept.text_of(Kept.of(other, "", 1.5, 2.5)) == file.read_text()
-    assert other.redo() and other.at.question == "more"
+    assert kept.to_text(SavedSession.from_chat(other, "", 1.5, 2.5)) == file.read_text()
+    assert other.redo() and other.current.question == "more"
     assert [path.name for path in file.parent.iterdir()] == ["one.json"]
     assert (file.stat().st_mode & 0o77, file.parent.stat().st_mode & 0o77) == (0, 0)
 
 
 def test_another_model_keeps_the_arguments_of_its_own_template(chat, tmp_path):
-    kept.write(tmp_path / "one.json", Kept.of(chat, "", 0, 0))
+    kept.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
     other = Chat(FakeLLM("other"), template_arguments={"enable_thinking": False})
-    kept.read(tmp_path / "one.json").go_on(other)
+    kept.read(tmp_path / "one.json").restore_into(other)
     assert other.template_arguments == {"enable_thinking": False}
 
 
 def test_numbers_of_an_answer_come_back_without_those_of_single_tokens(tmp_path):
     chat = Chat(FakeLLM())
     say(chat, "hello")
-    kept.write(tmp_path / "one.json", Kept.of(chat, "", 0, 0))
+    kept.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
     other = Chat(FakeLLM())
-    kept.read(tmp_path / "one.json").go_on(other)
-    before, after = chat.last, other.last
+    kept.read(tmp_path / "one.json").restore_into(other)
+    before, after = chat.last_metrics, other.last_metrics
     assert (after.prompt_tokens, after.output_tokens, after.ttft_s) == (5, 7, before.ttft_s)
     assert (after.tokens_per_s, after.itl_s) == (before.tokens_per_s, ())
     assert other.used_tokens == chat.used_tokens
@@ -103,9 +103,9 @@ def test_numbers_of_an_answer_come_back_without_those_of_single_tokens(tmp_path)
 def test_what_could_not_be_measured_stays_so(tmp_path):
     chat = Chat(FakeLLM())
     say(chat, "hello")
-    chat.at.metrics = Metrics(1, 0, 0, math.nan, 0, math.nan, math.nan, (), 1, 0)
-    kept.write(tmp_path / "one.json", Kept.of(chat, "", 0, 0))
-    assert math.isnan(kept.read(tmp_path / "one.json").at.metrics.ttft_s)
+    chat.current.metrics = Metrics(1, 0, 0, math.nan, 0, math.nan, math.nan, (), 1, 0)
+    kept.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
+    assert math.isnan(kept.read(tmp_path / "one.json").current.metrics.ttft_s)
 
 
 def test_a_file_of_the_first_version_is_read(tmp_path):
@@ -118,11 +118,11 @@ def test_a_file_of_the_first_version_is_read(tmp_path):
     file = tmp_path / "old.json"
     file.write_text(json.dumps(FIRST | {"messages": messages, "system": "be brief"}))
     chat = Chat(FakeLLM())
-    kept.read(file).go_on(chat)
+    kept.read(file).restore_into(chat)
     assert (chat.messages, chat.system) == (messages, "be brief")
-    assert kept.read_head(file)[:2] == ("hello", "m")
-    assert kept.read_head(file).questions == 2
-    kept.write(file, Kept.of(chat, "", 0, 0))
+    assert kept.read_header(file)[:2] == ("hello", "m")
+    assert kept.read_header(file).questions == 2
+    kept.write(file, SavedSession.from_chat(chat, "", 0, 0))
     assert tree(kept.read(file).root) == tree(chat.root)
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_json_object_is_refused(tmp_path, content):
 
 def test_a_file_larger_than_any_is_not_read(tmp_path):
     with (tmp_path / "chat.json").open("wb") as file:
-        file.truncate(kept.BYTES_LIMIT + 1)
+        file.truncate(kept.MAX_FILE_BYTES + 1)
     with pytest.raises(UsageError, match="larger than any conversation"):
         kept.read(tmp_path / "chat.json")
 
@@ -190,7 +190,7 @@ def test_a_file_larger_than_any_is_not_read(tmp_path):
     ],
 )
 def test_a_damaged_turn_is_refused(chat, tmp_path, turn, field, value, message):
-    content = json.loads(kept.text_of(Kept.of(chat, "", 0, 0)))
+    content = json.loads(kept.to_text(SavedSession.from_chat(chat, "", 0, 0)))
     content["turns"][turn][field] = value
     (tmp_path / "chat.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match=f"damaged conversation.*{message}"):
@@ -200,7 +200,7 @@ def test_a_damaged_turn_is_refused(chat, tmp_path, turn, field, value, message):
 @pytest.mark.parametrize("seed", range(5))
 def test_no_change_of_a_byte_or_a_value_gets_through_unseen_or_crashes(chat, tmp_path, seed):
     """It is refused in a sentence, or read as a conversation that can be written again."""
-    text, chance = kept.text_of(Kept.of(chat, "", 0, 0)), random.Random(seed)
+    text, chance = kept.to_text(SavedSession.from_chat(chat, "", 0, 0)), random.Random(seed)
     values = [None, True, -1, 1e400, 2**70, "x", [], {}, [[]], {"a": 1}]
     for _ in range(200):
         if chance.random() < 0.5:
@@ -216,8 +216,8 @@ def test_no_change_of_a_byte_or_a_value_gets_through_unseen_or_crashes(chat, tmp
             found = kept.read(tmp_path / "chat.json")
         except UsageError:
             continue
-        kept.text_of(found)
-        kept.read_head(tmp_path / "chat.json")
+        kept.to_text(found)
+        kept.read_header(tmp_path / "chat.json")
 
 
 def test_a_conversation_that_is_not_there_is_one_sentence(tmp_path):
@@ -227,11 +227,11 @@ def test_a_conversation_that_is_not_there_is_one_sentence(tmp_path):
 
 def test_a_failed_save_leaves_the_old_file(chat, tmp_path, monkeypatch):
     file = tmp_path / "chat.json"
-    kept.write(file, Kept.of(chat, "", 0, 0))
+    kept.write(file, SavedSession.from_chat(chat, "", 0, 0))
     before = file.read_bytes()
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk is full")))
     with pytest.raises(UsageError, match="cannot be saved: disk is full"):
-        kept.write(file, Kept.of(chat, "", 1, 1))
+        kept.write(file, SavedSession.from_chat(chat, "", 1, 1))
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
 
@@ -240,50 +240,52 @@ def test_text_that_no_file_can_hold_is_one_sentence(tmp_path):
     chat = Chat(FakeLLM())
     say(chat, "\udc80")
     with pytest.raises(UsageError, match="cannot be saved"):
-        kept.write(tmp_path / "chat.json", Kept.of(chat, "", 0, 0))
+        kept.write(tmp_path / "chat.json", SavedSession.from_chat(chat, "", 0, 0))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_title_is_the_begin_of_the_first_question_in_one_line():
     chat = Chat(FakeLLM())
-    assert kept.titled(chat.root) == ""
+    assert kept.default_title(chat.root) == ""
     say(chat, "  what\n\tis " + "very " * 100)
-    assert kept.titled(chat.root) == ("what is " + "very " * 100)[:59].rstrip() + "…"
+    assert kept.default_title(chat.root) == ("what is " + "very " * 100)[:59].rstrip() + "…"
 
 
 def test_the_first_line_is_all_that_a_list_reads(chat, tmp_path):
     file = tmp_path / "chat.json"
-    kept.write(file, Kept.of(chat, "a title", 3, 4))
-    head = kept.read_head(file)
+    kept.write(file, SavedSession.from_chat(chat, "a title", 3, 4))
+    head = kept.read_header(file)
     assert head == ("a title", "demo", 3, 4, 5)
     line = file.read_bytes().split(b"\n")[0]
     file.write_bytes(line + b"\nnot JSON at all")
-    assert kept.read_head(file) == head
+    assert kept.read_header(file) == head
     with pytest.raises(UsageError):
         kept.read(file)
 
 
 def test_a_file_that_another_program_laid_out_is_read_whole(chat, tmp_path):
     file = tmp_path / "chat.json"
-    content = json.loads(kept.text_of(Kept.of(chat, "a title", 3, 4)))
+    content = json.loads(kept.to_text(SavedSession.from_chat(chat, "a title", 3, 4)))
     file.write_text(json.dumps(content, indent=4, sort_keys=True))
-    assert kept.read_head(file) == ("a title", "demo", 3, 4, 5)
+    assert kept.read_header(file) == ("a title", "demo", 3, 4, 5)
 
 
 def test_a_long_conversation_is_written_and_read_at_once(tmp_path):
     """2,000 messages in one branch, 1 MB: nothing recurses, and nothing is slow."""
     root = at = Turn("", None)
     for number in range(1000):
-        turn = Turn(f"question {number}", at, "word " * 200, asked=float(number), finish_reason=FinishReason.STOP)
+        turn = Turn(
+            f"question {number}", at, "word " * 200, asked_at=float(number), finish_reason=FinishReason.STOP
+        )
         at.children.append(turn)
-        at.chosen = at = turn
+        at.chosen_child = at = turn
     began = time.perf_counter()
-    conversation = Kept("t", "m", 0, 0, SamplingParams(), root=root, at=at)
+    conversation = SavedSession("t", "m", 0, 0, SamplingParams(), root=root, current=at)
     kept.write(tmp_path / "chat.json", conversation)
     back = kept.read(tmp_path / "chat.json")
     assert time.perf_counter() - began < 1
     assert tree(back.root) == tree(root)
-    assert back.at.depth == 1000
+    assert back.current.depth == 1000
 
 
 STEPS = st.lists(
@@ -304,51 +306,53 @@ def test_any_conversation_holds_together_and_comes_back(steps, tmp_path_factory)
     for asked, (what, number) in enumerate(steps):
         turns = list(chat.root.descendants)
         turn = turns[number % len(turns)] if turns else None
-        before = chat.at
+        before = chat.current
         text = f"{asked}"
         match what:
             case "ask":
                 say(chat, text)
-                said.append((before, chat.at))
+                said.append((before, chat.current))
             case "edit" | "again" if turn:
-                list(chat.edit(turn, text) if what == "edit" else chat.again(turn))
-                assert chat.at in turn.ways and chat.at is turn.ways[-1]
-                said.append((turn.parent, chat.at))
+                list(chat.edit(turn, text) if what == "edit" else chat.regenerate(turn))
+                assert chat.current in turn.siblings and chat.current is turn.siblings[-1]
+                said.append((turn.parent, chat.current))
             case "stop":
                 stream = chat.ask(text)
                 next(stream)
                 stream.close()
-                assert llm.cancelled and chat.at.finish_reason is None
-                said.append((before, chat.at))
+                assert llm.cancelled and chat.current.finish_reason is None
+                said.append((before, chat.current))
             case "early":
                 chat.ask(text).close()
-                assert chat.at is before
+                assert chat.current is before
             case "fail":
                 with pytest.raises(Exception, match="NaN"):
                     say(chat, "fault")
-                assert chat.at is before
+                assert chat.current is before
             case "undo":
                 assert (chat.undo() is None) == (before is chat.root)
-                assert chat.at is (before.parent or before)
+                assert chat.current is (before.parent or before)
             case "redo":
                 assert chat.redo() == bool(before.children)
-                assert chat.at is (before.chosen or before)
+                assert chat.current is (before.chosen_child or before)
             case "switch" if turn:
-                chat.switch(turn)
-                assert turn in chat.turns and not chat.at.children
+                chat.switch_to(turn)
+                assert turn in chat.turns and not chat.current.children
             case "clear":
                 chat.clear()
                 said = []
         turns = list(chat.root.descendants)
         assert {id(turn) for _, turn in said} == {id(turn) for turn in turns}
         assert all(turn.parent is parent for parent, turn in said)
-        assert all((turn.chosen in turn.children) if turn.children else not turn.chosen for turn in turns)
-        assert all(turn in chat.root.last.path or turn.parent for turn in chat.turns)
+        assert all(
+            (turn.chosen_child in turn.children) if turn.children else not turn.chosen_child for turn in turns
+        )
+        assert all(turn in chat.root.branch_end.path or turn.parent for turn in chat.turns)
         assert len(chat.branches) == sum(not turn.children for turn in turns)
         assert [m["content"] for m in chat.messages[::2]] == [turn.question for turn in chat.turns]
     file = tmp_path_factory.mktemp("chats") / "one.json"
-    kept.write(file, Kept.of(chat, "", 0, 0))
+    kept.write(file, SavedSession.from_chat(chat, "", 0, 0))
     back = Chat(FakeLLM())
-    kept.read(file).go_on(back)
+    kept.read(file).restore_into(back)
     assert tree(back.root) == tree(chat.root)
     assert back.messages == chat.messages

@@ -5,7 +5,7 @@ import pytest
 import localllm
 from localllm.conversation import kept
 from localllm.conversation.chat import Chat
-from localllm.conversation.kept import Kept
+from localllm.conversation.kept import SavedSession
 from localllm.request import SamplingParams
 
 BLOCK = 16  # tokens: what is shared is found in whole blocks
@@ -28,10 +28,10 @@ def chat(llm):
 def test_a_branch_computes_only_what_it_does_not_share(chat):
     before = chat.turns[1].metrics
     shared = before.prompt_tokens + before.output_tokens
-    for branch in (chat.edit(chat.at, "Who was there?"), chat.again(chat.at)):
+    for branch in (chat.edit(chat.current, "Who was there?"), chat.regenerate(chat.current)):
         list(branch)
-        assert chat.last.cached_tokens >= shared - 2 * BLOCK
-        assert chat.last.cached_tokens <= chat.last.prompt_tokens
+        assert chat.last_metrics.cached_tokens >= shared - 2 * BLOCK
+        assert chat.last_metrics.cached_tokens <= chat.last_metrics.prompt_tokens
 
 
 def test_what_is_brought_back_and_what_was_kept_is_found_as_well(chat, llm, tmp_path):
@@ -39,16 +39,16 @@ def test_what_is_brought_back_and_what_was_kept_is_found_as_well(chat, llm, tmp_
     chat.undo()
     chat.redo()
     list(chat.ask("Was she happy?"))
-    before = chat.last
+    before = chat.last_metrics
     assert before.cached_tokens >= before.prompt_tokens // 2
-    kept.write(tmp_path / "chat.json", Kept.of(chat, "", 0, 0))
+    kept.write(tmp_path / "chat.json", SavedSession.from_chat(chat, "", 0, 0))
     other = Chat(llm)
-    kept.read(tmp_path / "chat.json").go_on(other)
+    kept.read(tmp_path / "chat.json").restore_into(other)
     list(other.ask("And now?"))
-    assert other.last.cached_tokens >= before.prompt_tokens + before.output_tokens - 2 * BLOCK
+    assert other.last_metrics.cached_tokens >= before.prompt_tokens + before.output_tokens - 2 * BLOCK
 
 
 def test_another_answer_to_the_same_question_is_the_same_where_nothing_is_drawn(chat):
-    answer = chat.at.answer
-    list(chat.again(chat.at))
-    assert chat.at.answer == answer
+    answer = chat.current.answer
+    list(chat.regenerate(chat.current))
+    assert chat.current.answer == answer

@@ -6,16 +6,16 @@ import pytest
 
 from localllm.conversation import kept
 from localllm.conversation.chat import Chat
-from localllm.conversation.kept import Kept
+from localllm.conversation.kept import SavedSession
 from localllm.conversation.session import Session
-from localllm.conversation.sessions import Sessions, as_title
+from localllm.conversation.sessions import SessionStore, normalize_title
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
 
 
 @pytest.fixture
 def sessions(tmp_path):
-    return Sessions(tmp_path / "chats")
+    return SessionStore(tmp_path / "chats")
 
 
 def held(sessions, *questions, changed=0.0, title="", system=None, name=None):
@@ -23,7 +23,7 @@ def held(sessions, *questions, changed=0.0, title="", system=None, name=None):
     chat = Chat(FakeLLM(), system=system)
     for question in questions:
         list(chat.ask(question))
-    return sessions.keep(Kept.of(chat, title, changed, changed), name, None)[0]
+    return sessions.save(SavedSession.from_chat(chat, title, changed, changed), name, None)[0]
 
 
 def test_names_sort_by_time_and_do_not_collide(sessions):
@@ -38,7 +38,7 @@ def test_a_list_is_newest_first(sessions):
     assert sessions.list() == []
     for changed, question in ((5, "five"), (9, "nine"), (7, "seven")):
         held(sessions, question, "more", changed=changed)
-    assert [(one.title, one.head.questions, one.head.model) for one in sessions.list()] == [
+    assert [(one.title, one.header.questions, one.header.model) for one in sessions.list()] == [
         ("nine", 2, "demo"),
         ("seven", 2, "demo"),
         ("five", 2, "demo"),
@@ -49,7 +49,7 @@ def test_what_is_damaged_is_listed_as_such(sessions):
     held(sessions, "hello")
     (sessions.folder / "broken.json").write_text("{")
     (sessions.folder / "two words.json").write_text("{}")
-    damaged = {one.id: one.fault for one in sessions.list() if not one.head}
+    damaged = {one.id: one.error for one in sessions.list() if not one.header}
     assert "is not JSON" in damaged["broken"]
     assert "no name" in damaged["two words"]
     assert len(sessions.list()) == 3
@@ -67,19 +67,19 @@ def test_two_thousand_are_listed_at_once(sessions):
 
 def test_a_conversation_is_found_by_the_begin_of_its_name(sessions):
     with pytest.raises(UsageError, match="no conversation is kept yet"):
-        sessions.find("last")
+        sessions.resolve("last")
     first, second = held(sessions, "a", changed=1e9), held(sessions, "b", changed=1.5e9)
     held(sessions, "c", changed=5, name="monday")
-    assert sessions.find(first) == first
-    assert sessions.find(second[:5]) == second
-    assert sessions.find("last") == second
+    assert sessions.resolve(first) == first
+    assert sessions.resolve(second[:5]) == second
+    assert sessions.resolve("last") == second
     with pytest.raises(UsageError, match="2 conversations begin with 20"):
-        sessions.find("20")
+        sessions.resolve("20")
     with pytest.raises(UsageError, match=r"no conversation is kept as mondya; did you mean monday\?"):
-        sessions.find("mondya")
+        sessions.resolve("mondya")
     for name in ("../x", "a/b", ".lock", "", "x" * 65):
         with pytest.raises(UsageError, match="is no name"):
-            sessions.find(name)
+            sessions.resolve(name)
 
 
 def test_every_word_is_looked_for_in_all_that_was_said(sessions):
@@ -88,7 +88,7 @@ def test_every_word_is_looked_for_in_all_that_was_said(sessions):
     held(sessions, "nothing", changed=3)
 
     def found(words):
-        return [(hit.summary.head.changed, hit.question, hit.part, hit.match) for hit in sessions.search(words)]
+        return [(hit.summary.header.changed, hit.question, hit.part, hit.match) for hit in sessions.search(words)]
 
     assert found("fox") == [(2, 0, "system", "fox"), (1, 1, "question", "FOX")]
     assert found("story fox") == [(1, 1, "question", "story")]
@@ -110,7 +110,7 @@ def test_a_damaged_file_hides_no_other(sessions):
     name = held(sessions, "fox", changed=1)
     file = sessions.path(name)
     file.write_bytes(file.read_bytes()[:-20])
-    assert [hit.summary.head.changed for hit in sessions.search("fox")] == [2]
+    assert [hit.summary.header.changed for hit in sessions.search("fox")] == [2]
 
 
 def test_a_conversation_is_renamed_and_stays_what_it_was(sessions):
@@ -122,7 +122,7 @@ def test_a_conversation_is_renamed_and_stays_what_it_was(sessions):
     assert [turn.answer for turn in after.root.descendants] == [turn.answer for turn in before.root.descendants]
     for title in ("", " \n", "x" * 201):
         with pytest.raises(UsageError, match="1 to 200 characters"):
-            as_title(title)
+            normalize_title(title)
 
 
 def test_a_conversation_is_deleted_by_its_name_alone(sessions):
@@ -141,76 +141,76 @@ def session(tmp_path):
 
 def say(session, text):
     said = "".join(event.text for event in session.ask(text))
-    session.keep()
+    session.save()
     return said
 
 
 def test_what_was_said_is_kept_and_gone_on_with(session):
-    assert session.keep() == "" and session.id is None  # nobody spoke
+    assert session.save() == "" and session.id is None  # nobody spoke
     say(session, "hello")
     say(session, "more")
-    other = Session(FakeLLM(), Chat(FakeLLM()), session.chats)
+    other = Session(FakeLLM(), Chat(FakeLLM()), session.folder)
     other.load("last")
     assert (other.id, other.chat.messages) == (session.id, session.chat.messages)
     say(other, "and more")
-    assert [one.head.questions for one in other.sessions.list()] == [3]
+    assert [one.header.questions for one in other.store.list()] == [3]
 
 
 def test_only_what_has_changed_is_written(session):
     say(session, "hello")
-    stamp = session.sessions.stamp(session.id)
-    session.keep()
-    assert session.sessions.stamp(session.id) == stamp
+    stamp = session.store.file_version(session.id)
+    session.save()
+    assert session.store.file_version(session.id) == stamp
     session.chat.undo()
-    session.keep()
-    assert session.sessions.stamp(session.id) != stamp
-    assert session.sessions.read(session.id)[0].at.depth == 0
+    session.save()
+    assert session.store.file_version(session.id) != stamp
+    assert session.store.read(session.id)[0].current.depth == 0
 
 
 def test_two_who_go_on_with_one_conversation_lose_nothing(session):
     say(session, "hello")
-    other = Session(FakeLLM(), Chat(FakeLLM()), session.chats)
+    other = Session(FakeLLM(), Chat(FakeLLM()), session.folder)
     other.load(session.id)
     say(session, "here")
     list(other.ask("there"))
-    told = other.keep()
+    told = other.save()
     assert told == f"another process has gone on with {session.id}; this conversation is kept as {other.id}"
-    questions = {tuple(turn.question for turn in kept.read(p).at.path) for p in session.chats.glob("*.json")}
+    questions = {tuple(turn.question for turn in kept.read(p).current.path) for p in session.folder.glob("*.json")}
     assert questions == {("hello", "here"), ("hello", "there")}
-    assert other.keep() == ""
+    assert other.save() == ""
 
 
 def test_a_conversation_that_was_deleted_meanwhile_is_kept_again(session):
     say(session, "hello")
-    session.sessions.delete(session.id)
+    session.store.delete(session.id)
     say(session, "more")
-    assert [one.head.questions for one in session.sessions.list()] == [2]
+    assert [one.header.questions for one in session.store.list()] == [2]
 
 
 def test_a_new_conversation_leaves_the_one_before(session):
     say(session, "hello")
     before = session.id
-    assert session.begin() == before
+    assert session.start_new() == before
     say(session, "new")
     assert session.id != before
-    assert [one.title for one in session.sessions.list()] == ["new", "hello"]
+    assert [one.title for one in session.store.list()] == ["new", "hello"]
 
 
 def test_an_own_name_takes_the_place_of_the_one_it_had(session):
     say(session, "hello")
-    session.save("monday")
+    session.save_as("monday")
     say(session, "more")
-    session.save("tuesday")
+    session.save_as("tuesday")
     say(session, "yet more")
-    assert {one.id: one.head.questions for one in session.sessions.list()} == {"monday": 2, "tuesday": 3}
+    assert {one.id: one.header.questions for one in session.store.list()} == {"monday": 2, "tuesday": 3}
     with pytest.raises(UsageError, match="another conversation is kept as monday"):
-        session.save("monday")
+        session.save_as("monday")
 
 
 def test_who_wants_nothing_kept_keeps_nothing(session):
-    session.keeps = False
+    session.autosave = False
     say(session, "hello")
-    assert not session.chats.exists()
+    assert not session.folder.exists()
 
 
 WRITER = """
@@ -224,7 +224,7 @@ for number in range(20):
     session = Session(llm, Chat(llm), Path(sys.argv[1]), began=1e9)
     for question in ("one", "two", "three"):
         list(session.ask(question))
-        assert session.keep() == ""
+        assert session.save() == ""
 """
 
 
@@ -232,14 +232,14 @@ def test_processes_keep_their_conversations_beside_each_other(tmp_path):
     folder = tmp_path / "chats"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(folder)]) for _ in range(2)]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
-    assert [one.head.questions for one in Sessions(folder).list()] == [3] * 40
+    assert [one.header.questions for one in SessionStore(folder).list()] == [3] * 40
     assert len(list(folder.iterdir())) == 41  # and the lock
 
 
 def test_a_title_that_was_given_meanwhile_is_no_going_on(session):
     say(session, "hello")
     name = session.id
-    session.sessions.rename(name, "birds")
+    session.store.rename(name, "birds")
     list(session.ask("more"))
-    assert session.keep() == ""
-    assert [(one.id, one.title, one.head.questions) for one in session.sessions.list()] == [(name, "birds", 2)]
+    assert session.save() == ""
+    assert [(one.id, one.title, one.header.questions) for one in session.store.list()] == [(name, "birds", 2)]

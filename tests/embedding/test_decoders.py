@@ -12,12 +12,12 @@ from torch import Tensor
 
 import localllm
 from localllm import LLM, SamplingParams
-from localllm.arch.pooling import KINDS, Pooling
+from localllm.arch.pooling import POOLING_TYPES, Pooling
 from localllm.errors import ContextOverflow, DoesNotFit, LocalLLMError, UsageError
 from localllm.runtime.engine import Engine
-from localllm.runtime.pooling import Pool
+from localllm.runtime.pooling import Pooler
 from localllm.runtime.state import OutOfBlocks
-from localllm.runtime.vectors import vectors_in_pieces
+from localllm.runtime.vectors import embed_in_chunks
 from tests.models.families import FAMILIES
 from tests.models.proofs import logits_of_transformers, token_ids
 from tests.shared import shared
@@ -29,11 +29,11 @@ BY_LENGTH = ("Phi-4-mini", "Phi-4-mini, beyond its original context")
 
 
 @torch.inference_mode()
-def vectors(engine: Engine, texts: list[list[int]], pool: Pool) -> Tensor:
-    *pieces, last = vectors_in_pieces(engine, texts, pool)
+def vectors(engine: Engine, texts: list[list[int]], pool: Pooler) -> Tensor:
+    *pieces, last = embed_in_chunks(engine, texts, pool)
     assert all(piece is None for piece in pieces) and last is not None
     assert len(pieces) == -(-sum(map(len, texts)) // engine.scheduler.token_budget) - 1
-    engine.pool.check_idle()
+    engine.pool.check_all_free()
     return last
 
 
@@ -55,15 +55,15 @@ def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     layers = [last_layer(model, ids) for ids in TEXTS]
     for name, pick in {"last": lambda x: x[-1], "mean": lambda x: x.mean(0), "cls": lambda x: x[0]}.items():
         expected = F.normalize(torch.stack([pick(x) for x in layers]), dim=-1)
-        assert (vectors(engine, TEXTS, Pool(Pooling(KINDS[name]))) - expected).abs().max() < 1e-5
+        assert (vectors(engine, TEXTS, Pooler(Pooling(POOLING_TYPES[name]))) - expected).abs().max() < 1e-5
 
 
 def test_a_text_for_which_there_is_no_room_leaves_none_taken(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     engine = make_engine(tmp_path, blocks=8, token_budget=32)
     with pytest.raises(OutOfBlocks):
-        vectors(engine, [token_ids(70)], Pool(Pooling("last")))
-    engine.pool.check_idle()
+        vectors(engine, [token_ids(70)], Pooler(Pooling("last")))
+    engine.pool.check_all_free()
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_answers_go_on_and_are_the_same_while_texts_are_embedded(stories: LLM) -
     assert answers == [expected] * 3
     assert len(seen) > 1
     assert max(np.abs(found - alone).max() for found in seen) < 1e-6
-    stories.worker.call(stories.worker.engine.pool.check)
+    stories.worker.call(stories.worker.engine.pool.check_invariants)
 
 
 def test_a_closed_model_says_so() -> None:
@@ -127,7 +127,7 @@ def test_a_closed_model_says_so() -> None:
 
 def test_texts_that_others_leave_no_room_for_are_refused(stories: LLM) -> None:
     pool = stories.worker.engine.pool
-    taken = [stories.worker.call(pool.take) for _ in range(pool.available)]
+    taken = [stories.worker.call(pool.allocate) for _ in range(pool.free_count)]
     with pytest.raises(DoesNotFit, match="full of other sequences"):
         stories.embed("Once")
     for block in taken:

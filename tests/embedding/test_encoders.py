@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import localllm
-from localllm.checkpoint.facts import read_facts
+from localllm.checkpoint.facts import summarize_model
 from localllm.errors import (
     ContextOverflow,
     DamagedModel,
@@ -80,7 +80,7 @@ def test_weights_are_counted(family: str, tmp_path: Path) -> None:
     """What `transformers` counts, without the poolers that nothing is pooled by."""
     model = make_encoder(tmp_path, family)
     counted = sum(weight.numel() for name, weight in model.named_parameters() if "pooler" not in name)
-    assert read_facts(tmp_path).parameters == counted
+    assert summarize_model(tmp_path).parameters == counted
 
 
 def test_dense_layers_stand_behind_the_pooling(tmp_path: Path) -> None:

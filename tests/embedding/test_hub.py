@@ -12,8 +12,8 @@ from localllm.checkpoint.header import read_header
 from localllm.checkpoint.remote import remote_header
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.hub.folder import missing_files
-from localllm.hub.names import RepoName, parse
-from localllm.hub.pull import order, pull
+from localllm.hub.names import RepoName, parse_name
+from localllm.hub.pull import plan_pull, pull
 from tests.embedding.checkpoints import MEAN, make_encoder, sentence_transformer
 from tests.hub.models import Watcher
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def named(name: str) -> RepoName:
-    repo = parse(name)
+    repo = parse_name(name)
     assert isinstance(repo, RepoName)
     return repo
 
@@ -39,7 +39,7 @@ def named(name: str) -> RepoName:
 def test_all_modules_come_and_give_the_same_vectors(hub: Any, cache: Path, folder: Path) -> None:
     hub.add("org/embedder", folder)
     watcher = Watcher()
-    job = order(named("org/embedder"), watcher.say)
+    job = plan_pull(named("org/embedder"), watcher.say)
     before, here = remote_header(job, watcher.say), read_header(folder)
     assert before.config == here.config and before.tensors.keys() == here.tensors.keys()
     assert before.stored_bytes == here.stored_bytes
@@ -71,5 +71,5 @@ def test_modules_that_do_not_run_are_told_before_the_weights_come(
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     hub.add("org/embedder", {name: content for name, content in (files | changed).items() if content is not None})
     with pytest.raises(error):
-        order(named("org/embedder"), Watcher().say)
+        plan_pull(named("org/embedder"), Watcher().say)
     assert not cache.exists()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.choice import chosen, first
-from localllm.quant.vectors import MOST
+from localllm.quant.vectors import DTYPE_MAX
 from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache
 from localllm.runtime.kernels.registry import KERNELS, Kernel
 
@@ -89,10 +89,10 @@ def fault_of(got: Tensor, plain: Tensor, exact: Tensor) -> str | None:
     """Why `got` is not as near to `exact` as it must be; `plain` is what torch gives in the same dtype."""
     if got.shape != exact.shape or got.dtype != plain.dtype:
         return f"{got.dtype} {list(got.shape)} for {plain.dtype} {list(plain.shape)}"
-    if not got.is_floating_point() or got.dtype in MOST:
+    if not got.is_floating_point() or got.dtype in DTYPE_MAX:
         wrong = (got != plain) & (got.double() != exact.double())
         # A number of 8 bits may be rounded to its neighbour: what it stands for is compared where it is read.
-        most = got.numel() // 100 if got.dtype in MOST else 0
+        most = got.numel() // 100 if got.dtype in DTYPE_MAX else 0
         return f"{int(wrong.sum())} of {got.numel()} differ" if int(wrong.sum()) > most else None
     if not torch.equal(got.isnan(), exact.isnan()):
         return f"{int(got.isnan().sum())} NaN for {int(exact.isnan().sum())}"
@@ -116,12 +116,16 @@ def _converted(value: Any, dtype: torch.dtype | None, seen: dict[int, Any]) -> A
     if id(value) in seen:
         return seen[id(value)]
     if isinstance(value, Tensor):
-        plain = value.is_floating_point() and value.dtype not in MOST
+        plain = value.is_floating_point() and value.dtype not in DTYPE_MAX
         found: Any = value.to(dtype, copy=True) if dtype and plain else value.clone()
     elif type(value) in (tuple, list):
         found = type(value)(_converted(each, dtype, seen) for each in value)
     elif isinstance(value, CHANGING):
-        kept = dtype if not any(isinstance(x, Tensor) and x.dtype in MOST for x in vars(value).values()) else None
+        kept = (
+            dtype
+            if not any(isinstance(x, Tensor) and x.dtype in DTYPE_MAX for x in vars(value).values())
+            else None
+        )
         found = copy.copy(value)
         for name, each in vars(value).items():
             object.__setattr__(found, name, _converted(each, kept, seen))

@@ -13,9 +13,9 @@ def run(engine: Engine, sequences: list[Sequence]) -> list[list[tuple[int, float
     """The tokens of each with the log probability that the model gave them."""
     said: dict[int, list[tuple[int, float]]] = {s.request.id: [] for s in sequences}
     for each in sequences:
-        engine.submit(each)
+        engine.add_sequence(each)
     for _ in range(ROUNDS):
-        if not engine.busy:
+        if not engine.has_unfinished_requests:
             return [said[s.request.id] for s in sequences]
         for event in engine.step():
             assert event.error is None, event.error

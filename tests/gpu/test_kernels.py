@@ -9,7 +9,7 @@ import torch
 from bench.gpu.generated import SHAPES, Form
 from bench.gpu.loop import generate
 from bench.gpu.setting import Setting
-from localllm.quant.vectors import FORMS
+from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.engine import Engine
 from tests.gpu.beside import compared
 from tests.gpu.steps import drawn, greedy, run, text
@@ -39,7 +39,7 @@ def test_those_of_every_family(family: str, tmp_path: Path, device: torch.device
     assert findings.ran, "no kernel ran but the references"
 
 
-@pytest.mark.parametrize("kept", [None, *FORMS.values()])
+@pytest.mark.parametrize("kept", [None, *KV_DTYPES.values()])
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("size", ["1B", "8B"])
 def test_those_of_a_llama_at_its_size(

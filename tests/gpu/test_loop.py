@@ -29,7 +29,7 @@ def model(form: Form) -> Model:
 
 def test_graphs_give_what_single_launches_give(model: Model) -> None:
     runner = model.engine.runner
-    assert runner.graphs is not None, runner.without_graphs
+    assert runner.graphs is not None, runner.no_graphs_reason
 
     def answers(count: int) -> list[list[tuple[int, float]]]:
         prompts = [prompt_of(model, CONTEXT, seed) for seed in range(count)]

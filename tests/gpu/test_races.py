@@ -45,11 +45,11 @@ def answers(model: Model, context: int, batch: int) -> list[list[tuple[int, floa
 def poisoned(model: Model) -> Iterator[list[int]]:
     """Before each step; how many bytes."""
     runner = model.engine.runner
-    assert runner.graphs is not None, runner.without_graphs
+    assert runner.graphs is not None, runner.no_graphs_reason
     plain, counts = runner.run, []
 
     def run_poisoned(step):
-        counts.append(poison(runner.graphs.pool, runner.device))
+        counts.append(poison(runner.graphs.memory_pool, runner.device))
         return plain(step)
 
     runner.run = run_poisoned

@@ -1,9 +1,9 @@
 import pytest
 
 from localllm.errors import DamagedModel, ModelNotFound, UsageError
-from localllm.hub.aliases import aliases, aliases_file, set_alias
+from localllm.hub.aliases import aliases_file, read_aliases, set_alias
 from localllm.hub.catalog import catalog
-from localllm.hub.names import RepoName, is_path, near_names, parse
+from localllm.hub.names import RepoName, is_path, parse_name, similar_names
 
 
 @pytest.fixture(autouse=True)
@@ -12,13 +12,13 @@ def here(tmp_path, monkeypatch):
 
 
 def test_names_are_kept_until_they_are_taken_back(home):
-    assert aliases() == {}
+    assert read_aliases() == {}
     set_alias("mine", "org/repo@v1:Q8_0")
     set_alias("other", "demo")
     set_alias("mine", "org/repo@v2")
-    assert aliases() == {"mine": "org/repo@v2", "other": "demo"}
+    assert read_aliases() == {"mine": "org/repo@v2", "other": "demo"}
     set_alias("mine", None)
-    assert aliases() == {"other": "demo"}
+    assert read_aliases() == {"other": "demo"}
     assert [file.name for file in home.iterdir()] == ["aliases.json"]
 
 
@@ -26,10 +26,10 @@ def test_a_name_stands_for_what_it_was_given_to(tmp_path):
     set_alias("mine", "org/repo@v1:Q8_0")
     set_alias("boxed", "demo")
     set_alias("local", str(tmp_path / "folder"))
-    assert parse("mine") == RepoName("org/repo", "v1", "Q8_0")
-    assert parse("boxed") == catalog()["demo"]
-    assert parse("local") == tmp_path / "folder"
-    assert near_names("mime") == ["mine"]
+    assert parse_name("mine") == RepoName("org/repo", "v1", "Q8_0")
+    assert parse_name("boxed") == catalog()["demo"]
+    assert parse_name("local") == tmp_path / "folder"
+    assert similar_names("mime") == ["mine"]
 
 
 def test_a_name_is_no_path_even_where_there_is_one(tmp_path):
@@ -44,7 +44,7 @@ def test_a_name_is_no_path_even_where_there_is_one(tmp_path):
 def test_a_damaged_file_is_an_error_that_says_what_to_do(home, content):
     home.mkdir()
     aliases_file().write_text(content)
-    for use in (aliases, lambda: set_alias("a", "b"), lambda: parse("demo")):
+    for use in (read_aliases, lambda: set_alias("a", "b"), lambda: parse_name("demo")):
         with pytest.raises(DamagedModel, match=r"aliases\.json is damaged: .*; mend it, or delete it"):
             use()
     assert aliases_file().read_text() == content
@@ -55,7 +55,7 @@ def test_a_name_that_leads_to_nonsense_is_no_loop(home):
     aliases_file().write_text('{"a": "b", "b": "a", "c": "../up"}')
     for name in ("a", "c"):
         with pytest.raises(ModelNotFound):
-            parse(name)
+            parse_name(name)
 
 
 def test_a_home_that_cannot_be_written_is_a_sentence(home):

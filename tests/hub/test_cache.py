@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from localllm.hub.cache import cache_state, writable
-from localllm.hub.partial import SUFFIX
+from localllm.hub.cache import cache_state, is_writable
+from localllm.hub.partial import PARTIAL_SUFFIX
 from tests.hub.folders import write_cached
 
 
@@ -43,7 +43,7 @@ def test_what_is_in_the_cache(cache: Path) -> None:
         file.symlink_to(blobs / file.name)
     (cache / "datasets--a--set").mkdir()
     (cache / "datasets--a--set" / "rows").write_bytes(b"1" * 1000)
-    for name in (f"one{SUFFIX}", "two.incomplete"):
+    for name in (f"one{PARTIAL_SUFFIX}", "two.incomplete"):
         with (blobs / name).open("wb") as file:
             file.write(b"1" * 8192)
             file.truncate(10_000_000)  # the rest is a hole
@@ -56,12 +56,12 @@ def test_what_is_in_the_cache(cache: Path) -> None:
 
 
 def test_what_can_be_written(tmp_path: Path) -> None:
-    assert writable(tmp_path / "new" / "folder")
+    assert is_writable(tmp_path / "new" / "folder")
     (tmp_path / "file").touch()
-    assert not writable(tmp_path / "file" / "folder")
+    assert not is_writable(tmp_path / "file" / "folder")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="rights do not bind root")
 def test_a_folder_without_the_right_to_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert not writable(tmp_path / "new")
+    assert not is_writable(tmp_path / "new")

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from localllm.arch.cost import active_parameters, parameters
-from localllm.arch.describe import describe
+from localllm.arch.cost import active_parameter_count, parameter_count
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.layouts import check_quantization
-from localllm.hub.catalog import CatalogEntry, catalog, entries
-from localllm.hub.gguf import QUANT
-from localllm.hub.names import ALIAS, REPO, RepoName, parse
+from localllm.hub.catalog import CatalogEntry, catalog, catalog_entries
+from localllm.hub.gguf import QUANT_NAME
+from localllm.hub.names import ALIAS_NAME, REPO, RepoName, parse_name
 from tests.hub.real_configs import OTHERS, REAL_CONFIGS
 
 ROOT = Path(__file__).parents[2]
-OF_THE_HUB = [entry for entry in entries() if entry.repo]
+OF_THE_HUB = [entry for entry in catalog_entries() if entry.repo]
 COUNTED = [entry for entry in OF_THE_HUB if entry.parameters]
 UNITS = {"B": 1e9, "M": 1e6}
 # What is quantized by others has its own repository; these hold the model of another one.
@@ -47,18 +47,18 @@ def test_there_are_models_of_many_families():
     assert len(known) >= 20
 
 
-@pytest.mark.parametrize("entry", entries(), ids=names(entries()))
+@pytest.mark.parametrize("entry", catalog_entries(), ids=names(catalog_entries()))
 def test_an_entry_is_well_formed_and_all_its_names_mean_it(entry):
     assert (entry.boxed is None) != (entry.repo is None)
-    assert entry.quant is None or QUANT.fullmatch(entry.quant)
+    assert entry.quant is None or QUANT_NAME.fullmatch(entry.quant)
     assert entry.about
     assert "\n" not in entry.about
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)
         assert value is None or type(value).__name__ in str(field.type)
     for name in (entry.name, *entry.aliases):
-        assert ALIAS.fullmatch(name)
-        assert parse(name) == (RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else entry)
+        assert ALIAS_NAME.fullmatch(name)
+        assert parse_name(name) == (RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else entry)
     assert entry.repo is None or REPO.fullmatch(f"{entry.repo}@{entry.revision}")
 
 
@@ -84,15 +84,15 @@ def test_int4_and_int8_are_second_names_of_the_editions_of_so_many_bits():
 def test_a_model_runs_and_is_of_the_size_that_is_stated(entry):
     config = REAL_CONFIGS[model_of(entry)]
     check_quantization(config)
-    model = describe(config)
-    assert parameters(model) == pytest.approx(count(entry.parameters), rel=0.02)
-    assert active_parameters(model) == pytest.approx(count(entry.active or entry.parameters), rel=0.02)
+    model = parse_config(config)
+    assert parameter_count(model) == pytest.approx(count(entry.parameters), rel=0.02)
+    assert active_parameter_count(model) == pytest.approx(count(entry.active or entry.parameters), rel=0.02)
     if (
         model_of(entry) in OTHERS and entry.context and not entry.name.startswith("devstral")
     ):  # longer than its kin
         assert model.max_context == entry.context
     if entry.bytes:  # of all senses, where there are others
-        bits = entry.bytes * 8 / parameters(model)
+        bits = entry.bytes * 8 / parameter_count(model)
         # 6.5: rows that are no whole blocks of 256 are kept in more bits, as in the smallest Gemma 3
         least, most = (4.2, 8.7 if entry.quant == "Q8_0" else 6.5) if is_quantized(entry) else (15.2, 20)
         assert least < bits < most

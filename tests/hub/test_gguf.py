@@ -3,8 +3,8 @@ from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound
 from localllm.hub.folder import missing_files
-from localllm.hub.gguf import models_in
-from localllm.hub.resolve import resolve
+from localllm.hub.gguf import models_in_folder
+from localllm.hub.resolve import resolve_model
 from localllm.hub.store import cached_models
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
 
@@ -13,7 +13,7 @@ PARTS = [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
 
 def test_a_file_is_a_model(tmp_path):
     (tmp_path / "tiny.gguf").touch()
-    ref = resolve(str(tmp_path / "tiny.gguf"))
+    ref = resolve_model(str(tmp_path / "tiny.gguf"))
     assert (ref.name, ref.path) == ("tiny", tmp_path / "tiny.gguf")
     assert missing_files(ref.path) == []
 
@@ -21,25 +21,25 @@ def test_a_file_is_a_model(tmp_path):
 def test_any_part_is_the_model_and_a_missing_one_is_named(tmp_path):
     for part in PARTS:
         (tmp_path / part).touch()
-    assert {resolve(str(tmp_path / part)).name for part in PARTS} == {"big"}
-    assert resolve(str(tmp_path)).path == tmp_path / PARTS[0]
+    assert {resolve_model(str(tmp_path / part)).name for part in PARTS} == {"big"}
+    assert resolve_model(str(tmp_path)).path == tmp_path / PARTS[0]
     (tmp_path / PARTS[1]).unlink()
     assert missing_files(tmp_path / PARTS[2]) == [PARTS[1]]
     with pytest.raises(ModelNotFound, match=f"has no {PARTS[1]}"):
-        resolve(str(tmp_path / PARTS[2]))
+        resolve_model(str(tmp_path / PARTS[2]))
 
 
 def test_a_folder_with_one_model_is_that_model(tmp_path):
     (tmp_path / "tiny.gguf").touch()
     (tmp_path / "mmproj-tiny.gguf").touch()
-    assert resolve(str(tmp_path)).path == tmp_path / "tiny.gguf"
+    assert resolve_model(str(tmp_path)).path == tmp_path / "tiny.gguf"
 
 
 def test_a_config_beside_it_changes_nothing_unless_there_are_other_weights(tmp_path):
     (write_model(tmp_path) / "tiny.gguf").touch()
-    assert resolve(str(tmp_path)).path == tmp_path
+    assert resolve_model(str(tmp_path)).path == tmp_path
     (tmp_path / "model.safetensors").unlink()
-    assert resolve(str(tmp_path)).path == tmp_path / "tiny.gguf"
+    assert resolve_model(str(tmp_path)).path == tmp_path / "tiny.gguf"
 
 
 def test_a_repository_in_the_cache_may_hold_a_gguf_file(tmp_path, monkeypatch):
@@ -47,24 +47,24 @@ def test_a_repository_in_the_cache_may_hold_a_gguf_file(tmp_path, monkeypatch):
     folder = write_cached(tmp_path, "someone/a-GGUF")
     (folder / "model.safetensors").rename(folder / PARTS[0])
     with pytest.raises(ModelNotFound, match=f"is here without {PARTS[1]}"):
-        resolve("someone/a-GGUF")
+        resolve_model("someone/a-GGUF")
     for part in PARTS:
         (folder / part).touch()
-    assert resolve("someone/a-GGUF").path == folder / PARTS[0]
-    assert resolve("someone/a-GGUF").name == "someone/a-GGUF"
+    assert resolve_model("someone/a-GGUF").path == folder / PARTS[0]
+    assert resolve_model("someone/a-GGUF").name == "someone/a-GGUF"
 
 
 def test_a_folder_with_several_models_asks_for_one(tmp_path):
     for name in ("b.gguf", "a.gguf", *PARTS):
         (tmp_path / name).touch()
-    assert models_in(tmp_path) == [tmp_path / name for name in ("a.gguf", "b.gguf", PARTS[0])]
+    assert models_in_folder(tmp_path) == [tmp_path / name for name in ("a.gguf", "b.gguf", PARTS[0])]
     with pytest.raises(ModelNotFound, match=f"several models: a.gguf, b.gguf, {PARTS[0]}; give the path of one"):
-        resolve(str(tmp_path))
+        resolve_model(str(tmp_path))
 
 
 def test_a_file_is_known_by_its_first_bytes_too(tmp_path):
     (tmp_path / "sha256-0a1b").write_bytes(b"GGUF and the rest")
-    ref = resolve(str(tmp_path / "sha256-0a1b"))
+    ref = resolve_model(str(tmp_path / "sha256-0a1b"))
     assert (ref.name, missing_files(ref.path)) == ("sha256-0a1b", [])
 
 
@@ -77,16 +77,16 @@ def test_a_download_of_a_gguf_repository_is_found(tmp_path, monkeypatch):
     (root / "refs" / "main").write_text(SNAPSHOT)
     (root / "blobs").mkdir()
     with pytest.raises(ModelNotFound, match="not on this machine"):
-        resolve("someone/tiny-GGUF")
+        resolve_model("someone/tiny-GGUF")
     (snapshot / "tiny-Q4_0.gguf").write_bytes(b"GGUF")
-    assert resolve("someone/tiny-GGUF").path == snapshot / "tiny-Q4_0.gguf"
+    assert resolve_model("someone/tiny-GGUF").path == snapshot / "tiny-Q4_0.gguf"
     assert list(cached_models()) == [("someone/tiny-GGUF", snapshot / "tiny-Q4_0.gguf")]
     (snapshot / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
     assert [name for name, _ in cached_models()] == ["someone/tiny-GGUF:Q4_0", "someone/tiny-GGUF:Q8_0"]
     with pytest.raises(ModelNotFound, match="several models; name one of them: :Q4_0, :Q8_0"):
-        resolve("someone/tiny-GGUF")
-    assert resolve("someone/tiny-GGUF:q8_0").path == snapshot / "tiny-Q8_0.gguf"
+        resolve_model("someone/tiny-GGUF")
+    assert resolve_model("someone/tiny-GGUF:q8_0").path == snapshot / "tiny-Q8_0.gguf"
     with pytest.raises(
         ModelNotFound, match="Q6_K is not on this machine; run `localllm pull someone/tiny-GGUF:Q6_K`"
     ):
-        resolve("someone/tiny-GGUF:Q6_K")
+        resolve_model("someone/tiny-GGUF:Q6_K")

@@ -3,10 +3,10 @@ from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.aliases import set_alias
-from localllm.hub.catalog import PACKAGE, boxed_folder, catalog
+from localllm.hub.catalog import PACKAGE_FOLDER, boxed_folder, catalog
 from localllm.hub.folder import missing_files
-from localllm.hub.names import RepoName, is_path, parse
-from localllm.hub.resolve import resolve
+from localllm.hub.names import RepoName, is_path, parse_name
+from localllm.hub.resolve import resolve_model
 from tests.hub.folders import write_cached, write_model
 
 
@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
 def test_a_folder_is_named_by_its_last_part(tmp_path):
     folder = write_model(tmp_path / "here" / "my-model")
     for name in (str(folder), "./my-model", "my-model", "my-model/"):
-        ref = resolve(name)
+        ref = resolve_model(name)
         assert ref.name == "my-model"
         assert ref.path.resolve() == folder
 
@@ -30,44 +30,44 @@ def test_a_folder_is_named_by_its_last_part(tmp_path):
 def test_a_link_to_a_folder_is_named_as_it_was_given(tmp_path, monkeypatch):
     write_model(tmp_path / "folder")
     (tmp_path / "mine").symlink_to(tmp_path / "folder")
-    assert resolve(str(tmp_path / "mine")).name == "mine"
+    assert resolve_model(str(tmp_path / "mine")).name == "mine"
     monkeypatch.chdir(tmp_path / "folder")
-    assert (resolve(".").name, resolve("../folder/../mine").name) == ("folder", "mine")
+    assert (resolve_model(".").name, resolve_model("../folder/../mine").name) == ("folder", "mine")
 
 
 def test_a_name_that_a_person_gave_to_a_path_is_the_name_of_the_model(tmp_path, home):
     set_alias("mine", str(write_model(tmp_path / "folder")))
-    assert (resolve("mine").name, resolve("mine", paths=False).name) == ("mine", "mine")
-    assert resolve("mine").path == tmp_path / "folder"
+    assert (resolve_model("mine").name, resolve_model("mine", paths=False).name) == ("mine", "mine")
+    assert resolve_model("mine").path == tmp_path / "folder"
 
 
 def test_an_alias_finds_its_repository_in_the_cache(cache):
     folder = write_cached(cache, "Qwen/Qwen3-4B")
-    assert resolve("qwen3:4b").path == folder
-    assert resolve("qwen3:4b").name == "qwen3:4b"
-    assert resolve("Qwen/Qwen3-4B").path == folder
-    assert resolve("Qwen/Qwen3-4B").name == "Qwen/Qwen3-4B"
+    assert resolve_model("qwen3:4b").path == folder
+    assert resolve_model("qwen3:4b").name == "qwen3:4b"
+    assert resolve_model("Qwen/Qwen3-4B").path == folder
+    assert resolve_model("Qwen/Qwen3-4B").name == "Qwen/Qwen3-4B"
 
 
 def test_second_names_and_editions_of_the_catalog_mean_a_repository_and_a_file_of_it(cache):
-    assert parse("qwen3") == parse("qwen3:8b") == RepoName("Qwen/Qwen3-8B")
+    assert parse_name("qwen3") == parse_name("qwen3:8b") == RepoName("Qwen/Qwen3-8B")
     edition = RepoName("Qwen/Qwen3-8B-GGUF", quant="Q4_K_M")
-    assert parse("qwen3:8b-int4") == parse("qwen3:8b-q4_k_m") == edition
+    assert parse_name("qwen3:8b-int4") == parse_name("qwen3:8b-q4_k_m") == edition
     folder = write_cached(cache, "Qwen/Qwen3-8B-GGUF")
     for quant in ("Q4_K_M", "Q8_0"):
         (folder / f"Qwen3-8B-{quant}.gguf").write_bytes(b"GGUF")
-    assert resolve("qwen3:8b-int4").path == folder / "Qwen3-8B-Q4_K_M.gguf"
+    assert resolve_model("qwen3:8b-int4").path == folder / "Qwen3-8B-Q4_K_M.gguf"
 
 
 def test_a_repository_outside_the_catalog_needs_no_alias(cache):
     folder = write_cached(cache, "someone/their-model")
-    assert resolve("someone/their-model").path == folder
+    assert resolve_model("someone/their-model").path == folder
 
 
 @pytest.mark.parametrize("name", ["qwen3:4b", "Qwen/Qwen3-4B"])
 def test_a_model_that_is_not_here_says_how_to_get_it(name):
     with pytest.raises(ModelNotFound, match=f"{name} is not on this machine; run `localllm pull {name}`") as error:
-        resolve(name)
+        resolve_model(name)
     assert error.value.exit_code == 8
 
 
@@ -78,7 +78,7 @@ def test_a_download_that_was_broken_off_names_what_is_missing(cache):
     (folder / "model.safetensors.index.json").write_text(index)
     (folder / "model-00001-of-00002.safetensors").touch()
     with pytest.raises(ModelNotFound, match=r"is here without model-00002-of-00002\.safetensors"):
-        resolve("qwen3:4b")
+        resolve_model("qwen3:4b")
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_a_download_that_was_broken_off_names_what_is_missing(cache):
 )
 def test_a_slip_of_the_pen_gets_near_names(name, near):
     with pytest.raises(ModelNotFound, match=f"no model is called {name}; did you mean .*{near}"):
-        resolve(name)
+        resolve_model(name)
 
 
 def test_of_a_name_in_odd_case_no_other_is_proposed():
     with pytest.raises(ModelNotFound, match=r"no model is called Qwen3:0\.6B; did you mean qwen3:0\.6b\? "):
-        resolve("Qwen3:0.6B")
+        resolve_model("Qwen3:0.6B")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_of_a_name_in_odd_case_no_other_is_proposed():
 )
 def test_an_address_from_a_browser_names_what_it_shows(address, repo):
     for host in ("https://huggingface.co", "hf.co", "http://www.huggingface.co"):
-        assert parse(f"{host}/{address}") == repo
+        assert parse_name(f"{host}/{address}") == repo
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_an_address_from_a_browser_names_what_it_shows(address, repo):
 )
 def test_an_address_of_something_else_is_refused(address):
     with pytest.raises(ModelNotFound, match="is not a name of a model"):
-        parse(f"https://huggingface.co/{address}")
+        parse_name(f"https://huggingface.co/{address}")
 
 
 @pytest.mark.parametrize("name", ["", "foo bar", "a:b:c", "-x", "x\n", "\0", "ü", "a" * 5000])
 def test_what_is_no_name_at_all_is_refused(name):
     with pytest.raises(ModelNotFound, match="is not a name of a model"):
-        resolve(name)
+        resolve_model(name)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_what_is_no_name_at_all_is_refused(name):
 )
 def test_what_the_hub_has_no_names_like_is_refused(name):
     with pytest.raises(ModelNotFound, match="is not a name of a model"):
-        resolve(name)
+        resolve_model(name)
 
 
 @pytest.mark.parametrize("name", ["./demo", "/nowhere/demo", "a/b/c", "~/nowhere-at-all", "../demo", "demo/"])
 def test_a_path_never_falls_through_to_an_alias(name):
     with pytest.raises(ModelNotFound, match="there is no folder"):
-        resolve(name)
+        resolve_model(name)
 
 
 def test_a_name_of_the_catalog_is_never_a_path(tmp_path):
@@ -158,17 +158,19 @@ def test_a_name_of_the_catalog_is_never_a_path(tmp_path):
 def test_a_single_file_is_not_supported_and_says_what_is(tmp_path, file):
     (tmp_path / "here" / file).touch()
     with pytest.raises(UnsupportedModel, match="folder"):
-        resolve(f"./{file}")
+        resolve_model(f"./{file}")
 
 
 def test_a_broken_repository_in_the_cache_does_not_hide_the_near_names(cache):
     (write_cached(cache, "some/broken") / "config.json").write_text("{")
     with pytest.raises(ModelNotFound, match="did you mean qwen3"):
-        resolve("quen3")
+        resolve_model("quen3")
 
 
-@pytest.mark.skipif(not (PACKAGE / "boxed" / "demo").exists(), reason="the boxed model is not in this tree yet")
+@pytest.mark.skipif(
+    not (PACKAGE_FOLDER / "boxed" / "demo").exists(), reason="the boxed model is not in this tree yet"
+)
 def test_the_boxed_model_is_whole():
     folder = boxed_folder(catalog()["demo"])
     assert missing_files(folder) == []
-    assert resolve("demo").path == folder
+    assert resolve_model("demo").path == folder

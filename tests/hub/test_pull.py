@@ -21,8 +21,8 @@ from localllm.errors import (
 )
 from localllm.hub import partial, pull
 from localllm.hub.listing import fetch_listing
-from localllm.hub.names import RepoName, parse
-from localllm.hub.resolve import resolve
+from localllm.hub.names import RepoName, parse_name
+from localllm.hub.resolve import resolve_model
 from tests.hub import faults
 from tests.hub.models import Watcher, model_files, sha256, weights
 
@@ -50,9 +50,9 @@ def tiny(hub, cache):
 
 def fetch(name="org/tiny", watcher=None):
     watcher = watcher or Watcher()
-    repo = parse(name)
+    repo = parse_name(name)
     assert isinstance(repo, RepoName)
-    return pull.pull(pull.order(repo, watcher.say), watcher), watcher
+    return pull.pull(pull.plan_pull(repo, watcher.say), watcher), watcher
 
 
 def test_the_files_of_the_model_and_no_others_come_and_are_the_same(tiny, cache):
@@ -62,7 +62,7 @@ def test_the_files_of_the_model_and_no_others_come_and_are_the_same(tiny, cache)
         assert (folder / name).read_bytes() == model_files()[name]
     assert set(watcher.finished) == NEEDED
     assert watcher.came == watcher.order.missing_bytes == watcher.order.total_bytes
-    assert resolve("org/tiny").path == folder
+    assert resolve_model("org/tiny").path == folder
 
 
 def test_files_of_one_content_come_once(hub, cache):
@@ -119,7 +119,7 @@ def test_what_another_tool_fetched_is_not_fetched_again(tiny, cache):
 def test_nothing_is_asked_for_a_model_that_is_here(tiny, cache):
     folder, _ = fetch()
     before = len(tiny.requests)
-    assert resolve("org/tiny").path == folder
+    assert resolve_model("org/tiny").path == folder
     assert len(tiny.requests) == before
 
 
@@ -129,10 +129,10 @@ def test_the_branch_moves_when_all_of_the_new_commit_is_here(tiny, cache):
     tiny.disturb(faults.refused(403, None, "no"), WEIGHTS, times=None)
     with pytest.raises(AccessDenied):
         fetch()
-    assert resolve("org/tiny").path == old
+    assert resolve_model("org/tiny").path == old
     tiny.faults.clear()
     new, watcher = fetch()
-    assert resolve("org/tiny").path == new != old
+    assert resolve_model("org/tiny").path == new != old
     assert watcher.came == len(weights(seed=1))
 
 
@@ -141,9 +141,9 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(tiny, cache):
     assert fetch("org/tiny@v1")[0].name == commit
     assert fetch("org/tiny@refs/pr/2")[0].name == commit
     assert fetch(f"org/tiny@{commit}")[0].name == commit
-    assert resolve("org/tiny@v1").path.name == commit
+    assert resolve_model("org/tiny@v1").path.name == commit
     with pytest.raises(ModelNotFound, match="org/tiny is not on this machine"):
-        resolve("org/tiny")
+        resolve_model("org/tiny")
 
 
 # What passes: the pull succeeds, with every byte as it should be
@@ -205,7 +205,7 @@ def test_any_flipped_bit_is_found(tiny, cache, byte):
     with pytest.raises(DamagedModel, match=r"model.safetensors of org/tiny came twice with another content"):
         fetch()
     with pytest.raises(ModelNotFound):
-        resolve("org/tiny")
+        resolve_model("org/tiny")
 
 
 def test_what_the_hub_says_of_retrying_is_heeded(tiny, cache):
@@ -495,11 +495,11 @@ def test_a_pull_that_is_broken_off_goes_on_where_it_stopped(tiny, cache):
     with pytest.raises(KeyboardInterrupt):
         fetch(watcher=impatient)
     with pytest.raises(ModelNotFound, match=r"org/tiny is (not on this machine|here without)"):
-        resolve("org/tiny")
+        resolve_model("org/tiny")
     folder, watcher = fetch()
     assert (folder / "model.safetensors").read_bytes() == weights()
     assert impatient.came + watcher.came == impatient.order.missing_bytes
-    assert not list(cache.rglob(f"*{partial.SUFFIX}"))
+    assert not list(cache.rglob(f"*{partial.PARTIAL_SUFFIX}"))
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
@@ -523,7 +523,7 @@ def test_two_pulls_at_once_fetch_everything_once(tiny, cache):
         thread.join()
     assert sum(watcher.came for watcher in watchers) == watchers[0].order.missing_bytes
     assert "another process is fetching it" in " ".join(watchers[0].said + watchers[1].said)
-    assert resolve("org/tiny")
+    assert resolve_model("org/tiny")
 
 
 def test_a_damaged_blob_of_the_wrong_size_is_fetched_again(tiny, cache):
@@ -555,7 +555,7 @@ def test_of_a_repository_of_gguf_files_one_model_comes(hub, cache):
     assert set(watcher.finished) == {"m-Q4_K_M.gguf"}  # the README is empty: nothing comes
     path, watcher = fetch("https://huggingface.co/org/m-GGUF:bf16")
     assert set(watcher.finished) == {"BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"}
-    assert resolve("hf.co/org/m-GGUF:BF16").path == path
+    assert resolve_model("hf.co/org/m-GGUF:BF16").path == path
     with pytest.raises(ModelNotFound, match="has no model Q2_K; name one of them: :BF16, :Q4_K_M, :Q8_0"):
         fetch("org/m-GGUF:Q2_K")
 
@@ -587,7 +587,7 @@ def test_many_at_once_let_a_branch_stand_for_its_commit(tiny, cache):
 
     def point(_):
         together.wait()
-        pull.point(listing, root)
+        pull.update_ref(listing, root)
 
     for _ in range(50):
         (root / "refs" / "main").unlink()

@@ -9,9 +9,9 @@ from huggingface_hub import scan_cache_dir
 
 from localllm.errors import ModelNotFound, UsageError
 from localllm.hub.names import RepoName
-from localllm.hub.partial import PART_BYTES, SUFFIX, Partial
+from localllm.hub.partial import PART_BYTES, PARTIAL_SUFFIX, PartialFile
 from localllm.hub.remove import plan_removal
-from localllm.hub.resolve import resolve
+from localllm.hub.resolve import resolve_model
 from tests.hub.downloaded import download
 from tests.hub.models import model_files, weights
 
@@ -57,7 +57,7 @@ def test_what_another_revision_uses_stays(fill, cache):
     assert plan.execute() == len(b'{"new": 1}') == before - used(cache / "models--org--tiny" / "blobs")
     [left] = scan_cache_dir(cache).repos
     assert [revision.refs for revision in left.revisions] == [{"v1"}]
-    folder = resolve("org/tiny@v1").path
+    folder = resolve_model("org/tiny@v1").path
     assert {name: (folder / name).read_bytes() for name in model_files()} == model_files()
 
 
@@ -65,12 +65,12 @@ def test_a_commit_that_has_two_names_loses_one_of_them(fill, cache):
     commit = fill("org/tiny", model_files(), "v1").name
     fill("org/tiny", model_files())
     plan = plan_removal(RepoName("org/tiny"))
-    assert (plan.frees, plan.files) == (0, ())
+    assert (plan.freed_bytes, plan.files) == (0, ())
     assert {kept.why for kept in plan.kept} == {"v1 is the same revision"}
     plan.execute()
-    assert resolve("org/tiny@v1").path.name == commit
+    assert resolve_model("org/tiny@v1").path.name == commit
     with pytest.raises(ModelNotFound):
-        resolve("org/tiny")
+        resolve_model("org/tiny")
     fill("org/tiny", model_files())
     remove("org/tiny", commit)  # by its hash it goes under all names
     assert not (cache / "models--org--tiny").exists()
@@ -81,7 +81,7 @@ def test_one_gguf_model_of_several_goes_and_the_last_takes_the_rest_along(fill, 
     with pytest.raises(UsageError, match=r"several models; .* org/tiny-GGUF:BF16, .*:Q4_K_M, .*:Q8_0"):
         plan_removal(RepoName("org/tiny-GGUF"))
     assert remove("org/tiny-GGUF", quant="bf16") == sum(map(len, PARTS.values()))
-    snapshot = resolve("org/tiny-GGUF:Q8_0").path.parent
+    snapshot = resolve_model("org/tiny-GGUF:Q8_0").path.parent
     assert {path.name for path in snapshot.iterdir()} == GGUF.keys() | {"README.md"}
     assert remove("org/tiny-GGUF", quant="Q8_0") == len(GGUF["tiny-Q8_0.gguf"])
     with pytest.raises(ModelNotFound, match="has no model Q8_0"):
@@ -95,7 +95,7 @@ def test_a_file_with_the_same_content_keeps_it(fill, cache):
     plan = plan_removal(RepoName("org/tiny-GGUF", quant="Q8_0"))
     assert [kept.why for kept in plan.kept] == ["copy.gguf has it, too"]
     assert plan.execute() == 0
-    assert resolve("org/tiny-GGUF:copy.gguf").path.read_bytes() == GGUF["tiny-Q8_0.gguf"]
+    assert resolve_model("org/tiny-GGUF:copy.gguf").path.read_bytes() == GGUF["tiny-Q8_0.gguf"]
 
 
 def test_one_gguf_model_of_a_commit_with_two_names_must_be_named_by_it(fill):
@@ -112,7 +112,7 @@ def test_downloads_that_were_broken_off_go_too_and_holes_count_for_nothing(fill,
     fill("org/tiny", model_files(), "v1")
     fill("org/tiny", model_files(**{"config.json": b"other"}))
     blobs = cache / "models--org--tiny" / "blobs"
-    with Partial(blobs / ("a" * 64 + SUFFIX), 10 * PART_BYTES) as begun:
+    with PartialFile(blobs / ("a" * 64 + PARTIAL_SUFFIX), 10 * PART_BYTES) as begun:
         begun.write(begun.parts[3], b"x" * 50_000)
     (blobs / ("b" * 64 + ".01234567.incomplete")).write_bytes(b"y" * 1000)
     plan = plan_removal(RepoName("org/tiny"))
@@ -126,7 +126,7 @@ def test_what_never_came_beyond_its_first_bytes_can_be_removed(cache):
     (root / "blobs").mkdir(parents=True)
     (root / "refs").mkdir()
     (root / "refs" / "main").write_text("0" * 40)
-    (root / "blobs" / ("a" * 64 + SUFFIX)).write_bytes(b"x" * 1000)
+    (root / "blobs" / ("a" * 64 + PARTIAL_SUFFIX)).write_bytes(b"x" * 1000)
     assert remove("org/tiny") == 1040
     assert not root.exists()
 
@@ -134,7 +134,7 @@ def test_what_never_came_beyond_its_first_bytes_can_be_removed(cache):
 def test_what_is_being_fetched_is_left_alone(fill, cache):
     fill("org/tiny", model_files())
     root = cache / "models--org--tiny"
-    (root / "blobs" / ("a" * 64 + SUFFIX)).write_bytes(b"x")
+    (root / "blobs" / ("a" * 64 + PARTIAL_SUFFIX)).write_bytes(b"x")
     lock = cache / ".locks" / root.name / ("a" * 64 + ".lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -154,7 +154,7 @@ def test_a_cache_with_links_that_lead_nowhere_can_be_cleaned(fill, cache):
 def test_links_out_of_the_cache_are_not_followed(fill, cache, tmp_path):
     fill("org/tiny", model_files())
     (tmp_path / "mine").write_bytes(b"precious")
-    snapshot = resolve("org/tiny").path
+    snapshot = resolve_model("org/tiny").path
     os.symlink(tmp_path / "mine", snapshot / "mine")
     os.symlink(tmp_path, snapshot / "folder")
     remove("org/tiny")
@@ -176,7 +176,7 @@ def test_contents_that_repositories_share_go_with_the_last_of_them(fill, cache, 
         )
     assert [blob.is_symlink() for blob in blobs] == [True, True]
     assert remove("org/one") < size
-    assert (resolve("org/two").path / "model.safetensors").read_bytes() == model_files()["model.safetensors"]
+    assert (resolve_model("org/two").path / "model.safetensors").read_bytes() == model_files()["model.safetensors"]
     assert remove("org/two") > size
 
 

@@ -10,9 +10,9 @@ from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound, NetworkError
 from localllm.hub.names import RepoName
-from localllm.hub.partial import SUFFIX
-from localllm.hub.resolve import resolve
-from localllm.hub.verify import State, blobs, hash_all, repair, snapshots, states
+from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.resolve import resolve_model
+from localllm.hub.verify import State, file_states, find_snapshots, hash_all, hashable_blobs, repair
 from tests.hub import faults
 from tests.hub.downloaded import download
 from tests.hub.models import Watcher, model_files, weights
@@ -36,15 +36,15 @@ def tiny(fill):
 
 def look(repo=None):
     """What is not good, by repository and path."""
-    found = snapshots(repo)
-    good = hash_all([blob for one in found for blob in blobs(one)])
-    every = {(str(one.repo), path): state for one in found for path, state in states(one, good).items()}
+    found = find_snapshots(repo)
+    good = hash_all([blob for one in found for blob in hashable_blobs(one)])
+    every = {(str(one.repo), path): state for one in found for path, state in file_states(one, good).items()}
     return {key: state for key, state in every.items() if state is not State.GOOD}
 
 
 def mend(repo):
-    [found] = snapshots(repo)
-    repair(found, states(found, hash_all(blobs(found))), Watcher())
+    [found] = find_snapshots(repo)
+    repair(found, file_states(found, hash_all(hashable_blobs(found))), Watcher())
 
 
 def damage(file, at=0):
@@ -56,8 +56,8 @@ def damage(file, at=0):
 
 def test_what_the_hub_gave_is_good(tiny):
     assert look(TINY) == look() == {}
-    [found] = snapshots(TINY)
-    assert states(found, hash_all(blobs(found))) == dict.fromkeys(FILES, State.GOOD)
+    [found] = find_snapshots(TINY)
+    assert file_states(found, hash_all(hashable_blobs(found))) == dict.fromkeys(FILES, State.GOOD)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -100,7 +100,7 @@ def test_an_index_that_was_damaged_leads_to_what_else_is_missing(fill):
     assert look(TINY) == {("org/tiny", "model.safetensors.index.json"): State.DAMAGED}
     mend(TINY)
     assert look(TINY) == {}
-    assert (resolve("org/tiny").path / "model-2.safetensors").read_bytes() == files["model-2.safetensors"]
+    assert (resolve_model("org/tiny").path / "model-2.safetensors").read_bytes() == files["model-2.safetensors"]
 
 
 def test_parts_of_a_gguf_model_that_are_missing_come_one_after_the_other(fill):
@@ -110,9 +110,11 @@ def test_parts_of_a_gguf_model_that_are_missing_come_one_after_the_other(fill):
     assert look(RepoName("org/tiny-GGUF", quant="Q8_0")) == {}
     mend(RepoName("org/tiny-GGUF", quant="BF16"))
     assert look() == {}
-    assert len(resolve("org/tiny-GGUF:BF16").path.read_bytes()) == len(PARTS["BF16/tiny-BF16-00001-of-00003.gguf"])
+    assert len(resolve_model("org/tiny-GGUF:BF16").path.read_bytes()) == len(
+        PARTS["BF16/tiny-BF16-00001-of-00003.gguf"]
+    )
     with pytest.raises(ModelNotFound):
-        snapshots(RepoName("org/tiny-GGUF", quant="Q4_K_M"))
+        find_snapshots(RepoName("org/tiny-GGUF", quant="Q4_K_M"))
 
 
 def test_of_one_gguf_model_its_own_files_are_looked_at(fill):
@@ -131,7 +133,7 @@ def test_a_download_that_was_broken_off_is_completed(fill, cache):
     missing = {("org/tiny", path): State.MISSING for path in ("tokenizer.json", "model.safetensors")}
     assert look(TINY) == missing
     assert look() == {}, "a program may have wanted no more than this file"
-    (cache / "models--org--tiny" / "blobs" / ("a" * 64 + SUFFIX)).touch()
+    (cache / "models--org--tiny" / "blobs" / ("a" * 64 + PARTIAL_SUFFIX)).touch()
     assert look() == missing
     mend(TINY)
     assert look(TINY) == {}
@@ -149,7 +151,7 @@ def test_the_commit_that_is_here_is_mended_though_the_branch_moved_on(tiny, hub)
     hub.add("org/tiny", model_files(**{"model.safetensors": weights(seed=9)}))
     damage(tiny / "model.safetensors")
     mend(TINY)
-    assert resolve("org/tiny").path == tiny
+    assert resolve_model("org/tiny").path == tiny
     assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
@@ -193,17 +195,21 @@ def test_all_revisions_of_all_models_are_looked_at(tiny, hub, fill):
     fill("an/encoder", {"pytorch_model.bin": b"pickles", "config.json": b"{}"})
     damage(tiny / "config.json")
     assert look() == {(f"org/tiny@{tiny.name}", "config.json"): State.DAMAGED}
-    assert {str(found.repo) for found in snapshots(None)} == {"an/encoder", "org/tiny", f"org/tiny@{tiny.name}"}
+    assert {str(found.repo) for found in find_snapshots(None)} == {
+        "an/encoder",
+        "org/tiny",
+        f"org/tiny@{tiny.name}",
+    }
 
 
 def test_bytes_are_told_as_they_are_read(tiny):
-    [found] = snapshots(TINY)
+    [found] = find_snapshots(TINY)
     told = []
-    hash_all(blobs(found), told.append)
+    hash_all(hashable_blobs(found), told.append)
     assert sum(told) == sum(map(len, FILES.values()))
 
 
 def test_what_is_not_here_is_said_to_be_not_here(cache):
     with pytest.raises(ModelNotFound, match="org/tiny is not on this machine; run `localllm pull org/tiny`"):
-        snapshots(TINY)
-    assert snapshots(None) == []
+        find_snapshots(TINY)
+    assert find_snapshots(None) == []

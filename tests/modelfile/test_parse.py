@@ -4,7 +4,7 @@ import pytest
 
 from localllm.errors import UsageError
 from localllm.modelfile.edition import Edition, from_json, to_json
-from localllm.modelfile.parse import parse, written
+from localllm.modelfile.parse import format_modelfile, parse_modelfile
 
 TEXT = '''
 # a cat
@@ -29,7 +29,7 @@ of it"""
 
 
 def test_every_command_is_read() -> None:
-    assert parse(TEXT) == Edition(
+    assert parse_modelfile(TEXT) == Edition(
         source="demo",
         system="\nYou are a cat.\n  # no comment\n",
         template="{{ messages }}",
@@ -40,8 +40,8 @@ def test_every_command_is_read() -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    edition = parse(TEXT)
-    assert parse(written(edition, "demo")) == edition
+    edition = parse_modelfile(TEXT)
+    assert parse_modelfile(format_modelfile(edition, "demo")) == edition
     assert from_json(to_json(edition)) == edition
 
 
@@ -65,12 +65,12 @@ def test_what_is_written_is_read_again() -> None:
 )
 def test_what_cannot_be_is_told_with_its_line(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        parse(text)
+        parse_modelfile(text)
 
 
 def test_jinja_is_not_taken_for_go() -> None:
     source = "{%- for m in messages -%}{{- m.content -}}{{ eos_token if loop.last }}{%- endfor -%}{{ not_go }}"
-    assert parse(f"FROM a\nTEMPLATE {source}").template == source
+    assert parse_modelfile(f"FROM a\nTEMPLATE {source}").template == source
 
 
 def test_a_system_prompt_of_the_conversation_stands_before_that_of_the_edition() -> None:
@@ -78,10 +78,10 @@ def test_a_system_prompt_of_the_conversation_stands_before_that_of_the_edition()
     edition = Edition("demo", system="cat", messages=shots)
     hi = {"role": "user", "content": "hi"}
     dog = {"role": "system", "content": "dog"}
-    assert edition.before([hi]) == [{"role": "system", "content": "cat"}, *shots, hi]
-    assert edition.before([dog, hi]) == [dog, *shots, hi]
+    assert edition.prepend_to([hi]) == [{"role": "system", "content": "cat"}, *shots, hi]
+    assert edition.prepend_to([dog, hi]) == [dog, *shots, hi]
 
 
 def test_a_text_of_many_lines_takes_no_longer_for_each_than_one_of_few() -> None:
     text = "a\n" * 400_000
-    assert parse(f'FROM demo\nLICENSE """{text}"""\nSYSTEM x').license == (text,)
+    assert parse_modelfile(f'FROM demo\nLICENSE """{text}"""\nSYSTEM x').license == (text,)

@@ -54,7 +54,7 @@ def against_transformers(subject: Subject) -> float:
     ids = token_ids(LENGTH)
     engine = make_engine(subject.folder, device=subject.device, context=LENGTH)
     got = engine.logits(ids)
-    engine.pool.check()
+    engine.pool.check_invariants()
     return difference(got, logits_of_transformers(subject.theirs, ids))
 
 
@@ -138,7 +138,7 @@ def under_the_verbs(subject: Subject) -> float:
             state.rollback(rng.randrange(state.length + 1))
             del tokens[state.length :]
         elif verb == "remember":
-            state.remember(tokens)
+            state.cache_full_blocks(tokens)
         elif verb == "fork":
             live.append((state.fork(), list(tokens)))
         elif verb == "snapshot":
@@ -148,10 +148,10 @@ def under_the_verbs(subject: Subject) -> float:
         elif verb == "free":
             state.free()
             live.remove((state, tokens))
-    engine.pool.check()
+    engine.pool.check_invariants()
     for state, _ in live:
         state.free()
-    engine.pool.check_idle()
+    engine.pool.check_all_free()
     return worst
 
 
@@ -162,9 +162,11 @@ def extend(
     for state, new in zip(states, tokens, strict=True):
         state.extend(len(new))
     for length in saves:
-        states[0].save(length)
+        states[0].plan_save(length)
     every = list(range(sum(map(len, tokens))))
-    return engine.runner.launch(Batch.of(states, tokens, every, engine.runner.device, engine.pool.drain_copies()))
+    return engine.runner.launch(
+        Batch.from_states(states, tokens, every, engine.runner.device, engine.pool.drain_copies())
+    )
 
 
 PROOFS = (

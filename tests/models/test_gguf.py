@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 import localllm
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
 from localllm.plan.weights import weight_bytes
@@ -100,12 +100,12 @@ def test_weights_stay_packed() -> None:
     engine = make_engine(file)
     model = engine.runner.model
     held = [w for layer in model.layers for w in (*layer.mixer.qkv.weights, *layer.ffn.down.weights)]
-    held += model.head.weights
+    held += model.lm_head.weights
     assert all(isinstance(weight, QuantizedTensor) for weight in held)
     assert {weight.format for weight in held} == {"int4_lanes", "int8_lanes"}
     assert model.embedding.weight.format in ("q4_k", "q6_k")
     header = read_header(file)
-    planned = weight_bytes(header, describe(header.config), "float32", "cpu").total
+    planned = weight_bytes(header, parse_config(header.config), "float32", "cpu").total
     assert (
         header.stored_bytes < planned < 0.7 * 2.62e6
     )  # bytes for 2.62 million parameters; lanes have Q6_K in 8 bits

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
 from localllm.runtime.state import SequenceState
@@ -48,9 +48,11 @@ def test_a_model_without_any_attention_runs(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_packed_matrix_are_reordered_with_their_scales() -> None:
-    packed = int8.quantize(torch.randn(6, 16, generator=torch.Generator().manual_seed(0)), torch.float32)
+    packed = int8.quantize_int8(torch.randn(6, 16, generator=torch.Generator().manual_seed(0)), torch.float32)
     order = torch.tensor([4, 0, 5, 1, 3, 2])
-    assert torch.equal(dequantize(packed.rows(order), torch.float32), dequantize(packed, torch.float32)[order])
+    assert torch.equal(
+        dequantize(packed.select_rows(order), torch.float32), dequantize(packed, torch.float32)[order]
+    )
 
 
 def test_old_lfm2_configs_name_the_layers_that_attend() -> None:
@@ -63,8 +65,8 @@ def test_old_lfm2_configs_name_the_layers_that_attend() -> None:
         "num_hidden_layers": 3,
         "intermediate_size": 24,
     }
-    by_index = describe(config | {"full_attn_idxs": [1], "block_ff_dim": 24, "tie_embedding": True})
-    by_kind = describe(config | {"layer_types": ["conv", "full_attention", "conv"]})
+    by_index = parse_config(config | {"full_attn_idxs": [1], "block_ff_dim": 24, "tie_embedding": True})
+    by_kind = parse_config(config | {"layer_types": ["conv", "full_attention", "conv"]})
     assert by_index == by_kind
 
 
@@ -83,4 +85,4 @@ def test_a_saved_state_is_that_of_its_length(tmp_path: Path, name: str, saved: i
     got = extend(engine, [state], [ids[saved:]])
     torch.testing.assert_close(got, engine.logits(ids)[saved:], atol=1e-4, rtol=0)
     state.free()
-    engine.pool.check_idle()
+    engine.pool.check_all_free()

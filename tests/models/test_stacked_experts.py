@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.runtime.kernels.experts import Stacked
+from localllm.runtime.kernels.experts import StackedExperts
 from localllm.runtime.layers.ffn import MoE
 from tests.models.families import FAMILIES
 from tests.models.proofs import difference, logits_of_transformers, token_ids
@@ -18,7 +18,7 @@ def test_stacked_experts_have_the_logits_of_transformers(tmp_path: Path, family:
     theirs = make_checkpoint(tmp_path, kind, **changes)
     engine = make_engine(tmp_path)
     mixtures = [layer.ffn for layer in engine.runner.model.layers if isinstance(layer.ffn, MoE)]
-    assert len(mixtures) == 3 and all(isinstance(ffn.experts, Stacked) for ffn in mixtures)
+    assert len(mixtures) == 3 and all(isinstance(ffn.experts, StackedExperts) for ffn in mixtures)
     for count in (2, 18):  # few tokens, and more than few
         ids = token_ids(count)
         assert difference(engine.logits(ids), logits_of_transformers(theirs, ids)) <= 2e-4

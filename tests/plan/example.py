@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from localllm.cli.plan_page import text_of
-from localllm.hardware import catalogued
-from localllm.plan.fit import Wish
-from localllm.plan.plan import Plan, plan
+from localllm.cli.plan_page import format_plan
+from localllm.hardware import find_device
+from localllm.plan.fit import LoadOptions
+from localllm.plan.plan import Plan, plan_model
 from tests.plan.published import LLAMA_70B, header_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
@@ -14,12 +14,12 @@ SECTION = re.compile(r"(<!-- example -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def example() -> Plan:
-    wish = Wish(context=4096, quant="int4")
-    return plan(header_of(LLAMA_70B), catalogued("h100"), wish, name="Llama 3.1 70B")
+    wish = LoadOptions(context=4096, quant="int4")
+    return plan_model(header_of(LLAMA_70B), find_device("h100"), wish, name="Llama 3.1 70B")
 
 
 def render(page: str) -> str:
-    return SECTION.sub(lambda m: f"{m[1]}```text\n{text_of(example())}\n```\n{m[2]}", page)
+    return SECTION.sub(lambda m: f"{m[1]}```text\n{format_plan(example())}\n```\n{m[2]}", page)
 
 
 if __name__ == "__main__":

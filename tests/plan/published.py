@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.describe import describe, layout
+from localllm.arch.describe import parse_config, tensor_layout
 from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
 
 LLAMA_8B: dict[str, Any] = {
@@ -99,10 +99,12 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def header_of(config: dict[str, Any], dtype: str = "BF16") -> Header:
-    spelling = layout(config)
-    describe(config)
+    spelling = tensor_layout(config)
+    parse_config(config)
     file = Path("model.safetensors")
-    tensors = {spelling.canonical(name): TensorHeader(file, name, dtype, s) for name, s in shapes(config).items()}
+    tensors = {
+        spelling.runtime_name(name): TensorHeader(file, name, dtype, s) for name, s in shapes(config).items()
+    }
     return Header(Path("model"), config, {}, {str(name): tensor for name, tensor in tensors.items()}, spelling)
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from localllm.arch.config import MoEConfig
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.hub.resolve import resolve
+from localllm.hub.resolve import resolve_model
 from localllm.metrics import Stopwatch
-from localllm.plan.activations import activation_bytes, unpacked_bytes
-from localllm.quant.vectors import FORMS
+from localllm.plan.activations import activation_bytes, dequantized_matrix_bytes
+from localllm.quant.vectors import KV_DTYPES
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
@@ -49,10 +49,10 @@ def peak_of(engine: Engine) -> int:
     params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
     request = Request(ids, params, 0.0, False, ())
     watch = Stopwatch(0.0)
-    engine.submit(Sequence(request, seed=1, eos_ids=frozenset(), limit=PROMPT + 1, stopwatch=watch))
+    engine.add_sequence(Sequence(request, seed=1, eos_ids=frozenset(), max_len=PROMPT + 1, stopwatch=watch))
     most, threads = 0, torch.get_num_threads()
     torch.set_num_threads(1)  # a mode sees what its own thread does
-    while engine.busy:
+    while engine.has_unfinished_requests:
         with Peak() as peak:
             engine.step()
         most = max(most, peak.most)
@@ -69,7 +69,7 @@ def test_the_estimate_is_near_what_a_step_holds(tmp_path: Path, family: str, dty
     check_peak(tmp_path, dtype)
 
 
-@pytest.mark.parametrize("kv_dtype", FORMS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("family", ["Llama 3.x", "Gemma 3", "DeepSeek-V3", "gpt-oss"])
 def test_the_estimate_knows_what_is_dequantized(tmp_path: Path, family: str, kv_dtype: str) -> None:
     kind, changes = FAMILIES[family]
@@ -97,7 +97,7 @@ def test_a_deterministic_step_holds_no_more(tmp_path: Path, family: str) -> None
 
 @pytest.mark.parametrize("model", ["demo", "gguf/model-q4_k_m.gguf"])
 def test_the_estimate_is_near_what_a_step_of_packed_weights_holds(model: str) -> None:
-    check_peak(resolve(model).path if model == "demo" else shared(model), "bfloat16")
+    check_peak(resolve_model(model).path if model == "demo" else shared(model), "bfloat16")
 
 
 @pytest.mark.parametrize("layout", ["W4A16", "awq", "gptq, desc_act", "W8A16"])
@@ -112,7 +112,7 @@ def test_the_estimate_is_near_what_a_step_of_quantized_weights_holds(
 
 def test_a_long_context_makes_keys_of_a_few_heads_at_a_time(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, FAMILIES["DeepSeek-V3"][0], **FAMILIES["DeepSeek-V3"][1])
-    config = describe(read_header(tmp_path).config)  # heads of 22
+    config = parse_config(read_header(tmp_path).config)  # heads of 22
     short, long = (activation_bytes(config, "bfloat16", 512, context) for context in (2**17, 2**18))
     masks = 10 * 512 * 2**17
     assert long - short < masks + 3 * 2 * 2**25
@@ -121,11 +121,13 @@ def test_a_long_context_makes_keys_of_a_few_heads_at_a_time(tmp_path: Path) -> N
 def check_peak(model: Path, dtype: str, kv_dtype: str | None = None, deterministic: bool = False) -> None:
     """deterministic: such a step, which may hold less than told."""
     sizes = {"blocks": 200, "block_size": 16, "context": 2048}
-    kept = FORMS[kv_dtype] if kv_dtype else None
+    kept = KV_DTYPES[kv_dtype] if kv_dtype else None
     engine = make_engine(model, getattr(torch, dtype), kv_dtype=kept, deterministic=deterministic, **sizes)
     header = read_header(model)
-    unpacked = unpacked_bytes(header, dtype, "cpu")
-    told = activation_bytes(describe(header.config), dtype, CHUNK, PROMPT, unpacked=unpacked, kv_dtype=kv_dtype)
+    unpacked = dequantized_matrix_bytes(header, dtype, "cpu")
+    told = activation_bytes(
+        parse_config(header.config), dtype, CHUNK, PROMPT, matrix_bytes=unpacked, kv_dtype=kv_dtype
+    )
     mixture = any(isinstance(layer.ffn, MoEConfig) for layer in engine.runner.model.config.layers)
     share = told / peak_of(engine)
     assert share >= LEAST
@@ -134,5 +136,5 @@ def check_peak(model: Path, dtype: str, kv_dtype: str | None = None, determinist
 
 def test_drawing_a_token_for_many_takes_more_than_a_small_layer(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama", vocab_size=50_000)
-    config = describe(read_header(tmp_path).config)
+    config = parse_config(read_header(tmp_path).config)
     assert activation_bytes(config, "bfloat16", 32, 100, sequences=32) >= 32 * 50_000 * 3 * 4

@@ -1,6 +1,6 @@
 import re
 
-from localllm.cli.plan import as_dict
+from localllm.cli.plan import plan_json
 from tests.plan.example import PAGE, example, render
 
 
@@ -14,4 +14,4 @@ def test_every_field_of_json_is_on_the_page() -> None:
     names = [
         name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     ]
-    assert names == list(as_dict(example()))
+    assert names == list(plan_json(example()))

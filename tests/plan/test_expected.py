@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import localllm
-from localllm.arch.cost import Share, bytes_read
-from localllm.arch.describe import describe
+from localllm.arch.cost import SequenceStep, bytes_read
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.hub.resolve import resolve
+from localllm.hub.resolve import resolve_model
 from localllm.plan import expected
-from localllm.plan.fit import Wish
+from localllm.plan.fit import LoadOptions
 from localllm.plan.runs import Run, read
 from localllm.request import SamplingParams
 from localllm.settings import Settings
@@ -24,13 +24,13 @@ def silent(text: str) -> None:
 
 
 def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
-    header = read_header(resolve("demo").path)
-    config = describe(header.config)
+    header = read_header(resolve_model("demo").path)
+    config = parse_config(header.config)
     with localllm.load("demo", device="cpu", draft="off") as llm:
         kind = getattr(torch, llm.dtype)
-        read_bytes = bytes_read(config, llm.memory.weights, (Share(1, 128),), kind.itemsize)
-        like = expected.setup("demo", header, kind, CPU, llm.origin.setup.threads, read_bytes)
-        before = expected.expectation(header, config, like, kind, CPU, tmp_path, silent)
+        read_bytes = bytes_read(config, llm.memory.weights, (SequenceStep(1, 128),), kind.itemsize)
+        like = expected.run_setup("demo", header, kind, CPU, llm.origin.setup.threads, read_bytes)
+        before = expected.expected_rates(header, config, like, kind, CPU, tmp_path, silent)
         assert before.source == "products with matrices of this model's format and size"
         assert before.bandwidth > 0 and before.flops > 0 and before.step_s > 0
 
@@ -42,15 +42,15 @@ def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
     [run] = read(tmp_path / "runs.jsonl", silent)
     assert isinstance(run, Run)
     assert (run.model, run.form, run.context, run.tokens_per_s) == ("demo", "INT8", 112, done.metrics.tokens_per_s)
-    after = expected.expectation(header, config, like, kind, CPU, tmp_path, silent)
+    after = expected.expected_rates(header, config, like, kind, CPU, tmp_path, silent)
     assert after.source == "one answer of this machine"
     assert after.bandwidth == pytest.approx(run.bytes_per_token * done.metrics.tokens_per_s)
 
 
 def test_nothing_is_expected_of_a_model_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = read_header(resolve("demo").path)
+    header = read_header(resolve_model("demo").path)
     settings = Settings.from_environment({"LOCALLLM_HOME": str(tmp_path), "LOCALLLM_DEVICE": "cpu"})
-    assert expected.here(header, Wish(), "auto", settings, name="demo")[1]
+    assert expected.expect_on_device(header, LoadOptions(), "auto", settings, name="demo")[1]
     monkeypatch.setattr("localllm.rates.free_bytes", lambda _: 1_000_000)
-    hardware, nothing = expected.here(header, Wish(), "auto", settings, name="demo")
+    hardware, nothing = expected.expect_on_device(header, LoadOptions(), "auto", settings, name="demo")
     assert (hardware.memory_bytes, nothing) == (1_000_000, None)

@@ -7,10 +7,10 @@ import torch
 
 from localllm.checkpoint.header import TensorHeader, read_header
 from localllm.checkpoint.matrices import PackedMatrix
-from localllm.hub.resolve import resolve
+from localllm.hub.resolve import resolve_model
 from localllm.plan import measured
-from localllm.plan.weights import main_matrix
-from localllm.quant.dequantize import FORMATS, dequantize
+from localllm.plan.weights import representative_matrix
+from localllm.quant.dequantize import DEQUANTIZERS, dequantize
 from localllm.quant.formats import gguf
 from localllm.quant.tensor import QuantizedTensor
 from tests.shared import shared
@@ -26,8 +26,8 @@ def silent(text: str) -> None:
 @pytest.mark.parametrize("group", [None, 128])
 @pytest.mark.parametrize("more", [False, True])
 def test_a_packed_matrix_is_held_as_the_engine_holds_it(form: str, group: int | None, more: bool) -> None:
-    packed = PackedMatrix(form, 32, 512, 4 if group else 1, group, "F16", zeros=more, ordered=more)
-    weight = measured.matrix(packed, torch.bfloat16, CPU)
+    packed = PackedMatrix(form, 32, 512, 4 if group else 1, group, "F16", has_zeros=more, act_order=more)
+    weight = measured.sample_matrix(packed, torch.bfloat16, CPU)
     assert isinstance(weight, QuantizedTensor) == (form != "fp8")
     if isinstance(weight, QuantizedTensor):
         assert (weight.format, weight.shape, weight.group) == (form, (32, 512), group)
@@ -43,12 +43,12 @@ def test_a_matrix_of_each_format_holds_numbers(form: str) -> None:
     shape = (32, 16, 16) if form == "u8" else (32, 512)
     dtype = {"bf16-plain": "BF16"}.get(form, form.upper())
     tensor = TensorHeader(Path("x"), "w", dtype, shape, offset=0 if blocks else None)
-    weight = measured.matrix(tensor, torch.bfloat16, CPU)
+    weight = measured.sample_matrix(tensor, torch.bfloat16, CPU)
     if isinstance(weight, QuantizedTensor):
         assert weight.nbytes == tensor.nbytes + sum(
             p.nbytes for name, p in weight.parts.items() if name == "scale"
         )
-        assert weight.format in FORMATS
+        assert weight.format in DEQUANTIZERS
         weight = dequantize(weight, torch.float32)
     assert weight.shape == (32, 512)
     smallest = torch.finfo(torch.float32).tiny
@@ -57,6 +57,6 @@ def test_a_matrix_of_each_format_holds_numbers(form: str) -> None:
 
 
 def test_the_format_of_most_bytes_stands_for_all() -> None:
-    demo, gguf = main_matrix(read_header(resolve("demo").path)), shared("gguf/model-q4_k_m.gguf")
+    demo, gguf = representative_matrix(read_header(resolve_model("demo").path)), shared("gguf/model-q4_k_m.gguf")
     assert isinstance(demo, PackedMatrix) and demo.format == "int8"
-    assert getattr(main_matrix(read_header(gguf)), "dtype", None) == "Q4_K"
+    assert getattr(representative_matrix(read_header(gguf)), "dtype", None) == "Q4_K"

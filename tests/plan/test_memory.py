@@ -7,14 +7,14 @@ import pytest
 import tokenizers
 
 import localllm
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit, UsageError
 from localllm.plan.activations import activation_bytes
-from localllm.plan.memory import Needs, allocate, check_context, host_blocks, plan_rows
-from localllm.plan.shortage import shortage
+from localllm.plan.memory import MemoryNeeds, allocate, check_context, host_blocks, plan_state_slots
+from localllm.plan.shortage import shortage_error
 from localllm.plan.weights import weight_bytes
-from localllm.quantize.keep import kept_or_made
+from localllm.quantize.keep import find_or_quantize
 from tests.checkpoint import published
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
@@ -109,7 +109,7 @@ def test_a_context_that_does_not_fit_names_one_that_does() -> None:
     assert allocate(needs, 10**12, 4096).blocks == 8 * 4096 // 16
     tight = weights + needs.workspace(4096) + 2 * 256 * block  # of which half is for contexts
     assert allocate(needs, tight, 4096).blocks == allocate(needs, tight).blocks == 256
-    assert allocate(needs, tight).context == allocate(needs, tight).most_context == 4096
+    assert allocate(needs, tight).context == allocate(needs, tight).max_context == 4096
     with pytest.raises(DoesNotFit, match=r"a context of 5000 tokens needs .* --context 4096 fits"):
         allocate(needs, tight, 5000)
     with pytest.raises(DoesNotFit, match="free memory"):
@@ -123,7 +123,7 @@ def test_a_gpu_gives_its_cache_more_and_has_a_workspace_of_its_own() -> None:
     left = 10 * 2**30
     for needs, share in ((gpu, 0.9), (cpu, 0.5)):
         free = needs.weights.total + needs.workspace(4096) + left
-        assert allocate(needs, free, 4096).affordable_blocks == int(share * left) // needs.block_bytes
+        assert allocate(needs, free, 4096).max_blocks == int(share * left) // needs.block_bytes
 
 
 def test_blocks_are_put_aside_in_a_quarter_of_main_memory_and_for_no_more_than_eight_contexts() -> None:
@@ -135,30 +135,30 @@ def test_blocks_are_put_aside_in_a_quarter_of_main_memory_and_for_no_more_than_e
 
 def test_a_shortage_is_told_with_the_arithmetic_and_what_saves_most() -> None:
     memory = allocate(needs_of(LLAMA_8B, "cuda"), 40 * 10**9, 32_768)
-    told = shortage(memory, "cuda:0", "bfloat16", quantized=False)
+    told = shortage_error(memory, "cuda:0", "bfloat16", quantized=False)
     assert told.exit_code == 3
     assert told.message == (
         "cuda:0 has no memory left; 37.7 GB were planned: 16.1 GB for weights, 21.0 GB for a cache of 160096 "
         "tokens, 622 MB for a step"
     )
     assert (told.remedy or "").endswith("take less with --quant int4 or --context 16384 or --kv-dtype int8")
-    told = shortage(memory, "cuda:0", "int8", quantized=True)
+    told = shortage_error(memory, "cuda:0", "int8", quantized=True)
     assert (told.remedy or "").endswith("take less with --context 16384")
 
 
-def needs_of(config: dict[str, Any], kind: str = "cpu") -> Needs:
-    model = describe(config)
-    return Needs(
+def needs_of(config: dict[str, Any], kind: str = "cpu") -> MemoryNeeds:
+    model = parse_config(config)
+    return MemoryNeeds(
         "a model", model, weight_bytes(header_of(config), model, "bfloat16", kind), kind, "bfloat16", "bfloat16"
     )
 
 
 def test_recurrent_states_take_an_eighth_of_the_free_memory() -> None:
-    assert plan_rows(0, 100) == 0
-    assert plan_rows(1000, 10**9) == 64
-    assert plan_rows(1000, 80_000) == 10
+    assert plan_state_slots(0, 100) == 0
+    assert plan_state_slots(1000, 10**9) == 64
+    assert plan_state_slots(1000, 80_000) == 10
     with pytest.raises(DoesNotFit, match="two states"):
-        plan_rows(1000, 15_000)
+        plan_state_slots(1000, 15_000)
 
 
 def test_a_context_that_the_model_does_not_have() -> None:
@@ -176,8 +176,8 @@ def test_what_quant_makes_of_a_model_holds_what_was_planned(
     tmp_path: Path, family: str, quant: str, dtype: str
 ) -> None:
     header = read_header(write_model(tmp_path / "model", family))
-    told = weight_bytes(header, describe(header.config), dtype, "cpu", quant)
-    small = kept_or_made(header, quant, tmp_path / "home")
+    told = weight_bytes(header, parse_config(header.config), dtype, "cpu", quant)
+    small = find_or_quantize(header, quant, tmp_path / "home")
     found = read_header(small)
-    assert weight_bytes(found, describe(found.config), dtype, "cpu") == told
+    assert weight_bytes(found, parse_config(found.config), dtype, "cpu") == told
     check_held(small, dtype, rel=0.02)  # tiny matrices whose rows are no whole tiles share one

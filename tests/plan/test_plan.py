@@ -10,28 +10,28 @@ from typing import Any
 import pytest
 
 import localllm
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hardware import Hardware, catalogued
-from localllm.hub.resolve import resolve
-from localllm.plan.fit import Wish, check
-from localllm.plan.plan import Expectation, Plan, plan
+from localllm.hardware import DeviceSpec, find_device
+from localllm.hub.resolve import resolve_model
+from localllm.plan.fit import LoadOptions, check_fit
+from localllm.plan.plan import Expectation, Plan, plan_model
 from localllm.plan.weights import weight_bytes
 from tests.models.families import FAMILIES
 from tests.plan.published import LLAMA_1B, LLAMA_8B, LLAMA_70B, header_of, write_sparse
 from tests.plan.test_memory import write_model
 from tests.tiny import make_checkpoint
 
-H100 = catalogued("h100 sxm")
+H100 = find_device("h100 sxm")
 
 
-def plan_of(config: dict[str, Any], hardware: Hardware = H100, **wish: Any) -> Plan:
-    return plan(header_of(config), hardware, Wish(**wish), name="a model")
+def plan_of(config: dict[str, Any], hardware: DeviceSpec = H100, **wish: Any) -> Plan:
+    return plan_model(header_of(config), hardware, LoadOptions(**wish), name="a model")
 
 
-def small(memory_bytes: int, kind: str = "cpu") -> Hardware:
-    return Hardware("small", kind, memory_bytes, 1e9, 1e11, measured=False, source="a test")
+def small(memory_bytes: int, kind: str = "cpu") -> DeviceSpec:
+    return DeviceSpec("small", kind, memory_bytes, 1e9, 1e11, measured=False, source="a test")
 
 
 # --- the figures of the literature ---
@@ -54,7 +54,7 @@ def test_keys_and_values_in_8_bits_take_little_more_than_half(kv_dtype: str) -> 
     assert found.kv_bytes_per_token == plain.kv_bytes_per_token_in_8_bits == of_token
     assert found.kv_bytes_read == found.kv_bytes_per_sequence == 65536 * of_token
     assert (found.fit.kv_dtype, plain.fit.kv_dtype) == (kv_dtype, "bfloat16")
-    assert found.fit.most_users >= 1.9 * plain.fit.most_users
+    assert found.fit.max_users >= 1.9 * plain.fit.max_users
     assert found.chosen.ceiling.tokens_per_s > 1.15 * plain.chosen.ceiling.tokens_per_s
     assert found.fit.memory and found.fit.memory.block_bytes == 16 * of_token
 
@@ -90,13 +90,13 @@ def test_llama_3_1_70b_in_int4_decodes_at_most_95_tokens_a_second_on_an_h100() -
 def test_published_gguf_files_of_llama_have_about_the_bytes_that_are_told(
     config: dict[str, Any], quant: str, published: float
 ) -> None:
-    told = weight_bytes(header_of(config), describe(config), "bfloat16", "cuda", quant)
+    told = weight_bytes(header_of(config), parse_config(config), "bfloat16", "cuda", quant)
     assert told.total == pytest.approx(published, rel=0.02)
 
 
 def test_rows_that_are_no_whole_blocks_take_more_bits_in_q4_k_m() -> None:
     even, odd = (
-        weight_bytes(header_of(config), describe(config), "bfloat16", "cuda", "q4_k_m").head * 8
+        weight_bytes(header_of(config), parse_config(config), "bfloat16", "cuda", "q4_k_m").head * 8
         for config in (LLAMA_1B, LLAMA_1B | {"hidden_size": 2048 + 128})
     )
     assert (even / (128_256 * 2048), odd / (128_256 * 2176)) == (6.5625, 8.5)
@@ -104,7 +104,7 @@ def test_rows_that_are_no_whole_blocks_take_more_bits_in_q4_k_m() -> None:
 
 def test_int4_takes_what_the_rule_says() -> None:
     header = header_of(LLAMA_8B)
-    weights = weight_bytes(header, describe(LLAMA_8B), "bfloat16", "cuda", "int4")
+    weights = weight_bytes(header, parse_config(LLAMA_8B), "bfloat16", "cuda", "int4")
     matrices = 32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
     assert weights.layers == matrices * (4 + 16 / 128) / 8 + 65 * 4096 * 4
     assert weights.head == 128_256 * (4096 + 2)  # INT8, a scale a row
@@ -120,13 +120,15 @@ def test_a_plan_fits_exactly_where_load_does_not_refuse(
 ) -> None:
     folder = write_model(tmp_path, family)
     header = read_header(folder)
-    fit = plan(header, small(10**9), Wish(dtype="float32"), name="tiny").fit
+    fit = plan_model(header, small(10**9), LoadOptions(dtype="float32"), name="tiny").fit
     taken, step = fit.weights.total, fit.needs.workspace(16)
     verdicts = []
     for spare in (-1000, 0, step, *(step + more for more in (1000, 20_000, 50_000, 200_000, 400_000, 2_000_000))):
         monkeypatch.setattr("localllm.loading.free_bytes", lambda _, spare=spare: taken + spare)
         for context in (None, 16, 100, 256):
-            found = plan(header, small(taken + spare), Wish(context, dtype="float32"), name=folder.name)
+            found = plan_model(
+                header, small(taken + spare), LoadOptions(context, dtype="float32"), name=folder.name
+            )
             verdicts.append(found.fit.fits)
             try:
                 with localllm.load(folder, device="cpu", dtype="float32", context=context) as llm:
@@ -138,12 +140,12 @@ def test_a_plan_fits_exactly_where_load_does_not_refuse(
 
 
 def test_the_largest_context_and_the_most_users_fit_and_one_more_does_not() -> None:
-    hardware = catalogued("4090")
+    hardware = find_device("4090")
     found = plan_of(LLAMA_8B, hardware, context=1024)
-    most = found.fit.most_context
+    most = found.fit.max_context
     assert plan_of(LLAMA_8B, hardware, context=most).fit.fits
     assert not plan_of(LLAMA_8B, hardware, context=most + 1).fit.fits
-    users = found.fit.most_users
+    users = found.fit.max_users
     assert plan_of(LLAMA_8B, hardware, context=1024, users=users).fit.fits
     assert not plan_of(LLAMA_8B, hardware, context=1024, users=users + 1).fit.fits
     together = plan_of(LLAMA_8B, hardware, users=users)
@@ -154,10 +156,10 @@ def test_the_largest_context_and_the_most_users_fit_and_one_more_does_not() -> N
 def test_recurrent_states_bound_the_users(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, FAMILIES["Qwen3.5"][0], **FAMILIES["Qwen3.5"][1])
     header = read_header(tmp_path)
-    found = plan(header, small(10**9), Wish(16), name="tiny")
-    assert found.fit.most_users == 64
+    found = plan_model(header, small(10**9), LoadOptions(16), name="tiny")
+    assert found.fit.max_users == 64
     assert found.state_bytes_per_sequence > 0
-    refused = plan(header, small(10**9), Wish(16, users=65), name="tiny")
+    refused = plan_model(header, small(10**9), LoadOptions(16, users=65), name="tiny")
     assert refused.remedy == "--users 64 fits"
 
 
@@ -174,25 +176,25 @@ def test_a_model_that_leaves_too_little_for_a_step_does_not_fit() -> None:
 def test_a_model_that_does_not_fit_is_refused_with_what_would() -> None:
     header = header_of(LLAMA_70B)
     with pytest.raises(DoesNotFit) as refused:
-        check(header, H100, Wish(4096), name="llama")
+        check_fit(header, H100, LoadOptions(4096), name="llama")
     assert str(refused.value) == (
         "the weights of llama need 141 GB in bfloat16, 79.5 GB are free; --quant int8 takes 71.6 GB and fits"
     )
     with pytest.raises(DoesNotFit, match=r"--quant int4 takes 38\.5 GB and fits"):
-        check(header, H100, Wish(32_768), name="llama")
-    assert not check(header, H100, Wish(4096), name="llama", force=True).fits
+        check_fit(header, H100, LoadOptions(32_768), name="llama")
+    assert not check_fit(header, H100, LoadOptions(4096), name="llama", force=True).fits
     with pytest.raises(DoesNotFit, match="name a smaller model"):
-        check(header, catalogued("4090"), Wish(4096), name="llama")
-    assert check(header, catalogued("b200"), Wish(4096), name="llama").fits
+        check_fit(header, find_device("4090"), LoadOptions(4096), name="llama")
+    assert check_fit(header, find_device("b200"), LoadOptions(4096), name="llama").fits
 
 
 def test_a_context_that_does_not_fit_is_refused_with_one_that_does() -> None:
-    header, hardware = header_of(LLAMA_8B), catalogued("4090")
+    header, hardware = header_of(LLAMA_8B), find_device("4090")
     with pytest.raises(DoesNotFit) as refused:
-        check(header, hardware, Wish(131072), name="llama")
+        check_fit(header, hardware, LoadOptions(131072), name="llama")
     assert refused.value.remedy
     named = int(refused.value.remedy.split()[1])
-    assert check(header, hardware, Wish(named), name="llama").fits
+    assert check_fit(header, hardware, LoadOptions(named), name="llama").fits
 
 
 @pytest.mark.parametrize(
@@ -203,20 +205,20 @@ def test_a_remedy_is_not_named_where_it_would_not_help(tmp_path: Path, family: s
     for spare in range(0, most, 7_001):
         for users in (1, 3, 70):
             room = small(spare)
-            refused = check(header, room, Wish(128, users), name="tiny", force=True)
+            refused = check_fit(header, room, LoadOptions(128, users), name="tiny", force=True)
             if refused.fits:
                 continue
             with pytest.raises(DoesNotFit) as caught:
-                check(header, room, Wish(128, users), name="tiny")
+                check_fit(header, room, LoadOptions(128, users), name="tiny")
             match (caught.value.remedy or "").split():
                 case ["--context", tokens, "fits"]:
-                    assert check(header, room, Wish(int(tokens), users), name="tiny").fits
+                    assert check_fit(header, room, LoadOptions(int(tokens), users), name="tiny").fits
                 case ["--users", count, "fits"]:
-                    assert check(header, room, Wish(128, int(count)), name="tiny").fits
+                    assert check_fit(header, room, LoadOptions(128, int(count)), name="tiny").fits
                 case ["--users", "1", "--context", tokens, "fits"]:
-                    assert check(header, room, Wish(int(tokens)), name="tiny").fits
+                    assert check_fit(header, room, LoadOptions(int(tokens)), name="tiny").fits
                 case ["--quant", quant, "takes", *_, "fits"]:
-                    assert check(header, room, Wish(128, users, quant), name="t").fits
+                    assert check_fit(header, room, LoadOptions(128, users, quant), name="t").fits
                 case words:
                     assert words[:2] in (["name", "a"], ["free", "memory"])
 
@@ -228,7 +230,7 @@ def test_the_best_quantization_is_the_finest_that_fits() -> None:
     taken = [c.fit.weights.total for c in found.choices]
     assert taken == sorted(taken, reverse=True)
     assert plan_of(LLAMA_8B).best == plan_of(LLAMA_8B).chosen
-    assert plan_of(LLAMA_70B, catalogued("4090")).best is None
+    assert plan_of(LLAMA_70B, find_device("4090")).best is None
 
 
 @pytest.mark.parametrize(
@@ -249,45 +251,45 @@ def test_a_wish_that_makes_no_sense(wish: dict[str, Any]) -> None:
 
 
 def test_what_is_stored_quantized_is_not_quantized_again() -> None:
-    header = read_header(resolve("demo").path)
+    header = read_header(resolve_model("demo").path)
     with pytest.raises(UsageError, match="stored as int-quantized"):
-        plan(header, H100, Wish(quant="int4"), name="demo")
-    assert [c.fit.quant for c in plan(header, H100, Wish(), name="demo").choices] == [None]
+        plan_model(header, H100, LoadOptions(quant="int4"), name="demo")
+    assert [c.fit.quant for c in plan_model(header, H100, LoadOptions(), name="demo").choices] == [None]
 
 
 # --- speed ---
 
 
 def test_a_prompt_takes_at_least_its_products_and_reading_the_weights_in_each_step() -> None:
-    header, wish = header_of(LLAMA_8B), Wish(4096)
-    found = plan(header, H100, wish, name="llama", prompt=4096)
+    header, wish = header_of(LLAMA_8B), LoadOptions(4096)
+    found = plan_model(header, H100, wish, name="llama", prompt=4096)
     parameters = 8.03e9 - 2 * 128_256 * 4096
     assert found.chosen.ceiling.ttft_s == pytest.approx(2 * parameters * 4096 / H100.flops, rel=0.1)
-    slow = Hardware("slow", "cuda", 10**11, 1e9, 1e15, measured=False, source="a test")
-    found = plan(header, slow, wish, name="llama", prompt=4096)
+    slow = DeviceSpec("slow", "cuda", 10**11, 1e9, 1e15, measured=False, source="a test")
+    found = plan_model(header, slow, wish, name="llama", prompt=4096)
     assert found.chosen.ceiling.ttft_s == pytest.approx(14 + 15, rel=0.05)  # the head in the last step
-    assert plan(header, slow, wish, name="llama").prompt == 512
+    assert plan_model(header, slow, wish, name="llama").prompt == 512
 
 
 def test_a_prompt_is_no_longer_than_the_context() -> None:
-    header, hardware = header_of(LLAMA_8B), catalogued("4090")
-    assert plan(header, hardware, Wish(1024), name="llama", prompt=1024).prompt == 1024
-    for wish, prompt in ((Wish(1024), 1025), (Wish(), 131_072), (Wish(1024), 0)):
+    header, hardware = header_of(LLAMA_8B), find_device("4090")
+    assert plan_model(header, hardware, LoadOptions(1024), name="llama", prompt=1024).prompt == 1024
+    for wish, prompt in ((LoadOptions(1024), 1025), (LoadOptions(), 131_072), (LoadOptions(1024), 0)):
         with pytest.raises(UsageError, match=f"a prompt of {prompt} tokens"):
-            plan(header, hardware, wish, name="llama", prompt=prompt)
+            plan_model(header, hardware, wish, name="llama", prompt=prompt)
 
 
 def test_no_more_users_are_expected_than_the_engine_answers_at_once() -> None:
     rates = Expectation(bandwidth=1e12, flops=1e14, step_s=0.0, source="a test")
-    found = plan(header_of(LLAMA_8B), H100, Wish(1024, users=64), name="llama", expectation=rates)
-    assert (found.fit.engine_users, found.chosen.ceiling.users) == (8, 64)
+    found = plan_model(header_of(LLAMA_8B), H100, LoadOptions(1024, users=64), name="llama", expectation=rates)
+    assert (found.fit.concurrent_users, found.chosen.ceiling.users) == (8, 64)
     assert found.expected and found.expected.users == 8
     assert found.expected.all_tokens_per_s <= 8 * found.expected.tokens_per_s
 
 
 def test_the_steps_of_a_long_prompt_are_told_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = plan_of(LLAMA_8B, context=131_072).chosen.ceiling.ttft_s
-    monkeypatch.setattr("localllm.plan.speed.MOST_STEPS", 1000)
+    monkeypatch.setattr("localllm.plan.speed.MAX_STEPS", 1000)
     assert sampled == pytest.approx(plan_of(LLAMA_8B, context=131_072).chosen.ceiling.ttft_s, rel=0.01)
 
 
@@ -308,7 +310,7 @@ def test_users_share_what_is_read_until_computing_takes_longer() -> None:
     one, many = (plan_of(LLAMA_8B, context=256, users=users).chosen.ceiling for users in (1, 64))
     assert one.all_tokens_per_s == one.tokens_per_s
     assert 20 * one.tokens_per_s < many.all_tokens_per_s < 64 * one.tokens_per_s
-    weak = Hardware("weak", "cuda", 10**11, 3e12, 1e13, measured=False, source="a test")
+    weak = DeviceSpec("weak", "cuda", 10**11, 3e12, 1e13, measured=False, source="a test")
     assert plan_of(LLAMA_8B, weak, context=256, users=64).chosen.ceiling.bound == "compute"
 
 
@@ -316,9 +318,9 @@ def test_a_plan_for_a_named_gpu_imports_no_torch(tmp_path: Path) -> None:
     folder = write_sparse(tmp_path / "llama", LLAMA_8B)
     code = (
         "import sys; from pathlib import Path; from localllm.checkpoint.header import read_header;"
-        "from localllm.hardware import catalogued; from localllm.plan.plan import plan;"
-        "from localllm.plan.fit import Wish;"
-        "p = plan(read_header(Path(sys.argv[1])), catalogued('4090'), Wish(), name='llama');"
+        "from localllm.hardware import find_device; from localllm.plan.plan import plan_model;"
+        "from localllm.plan.fit import LoadOptions;"
+        "p = plan_model(read_header(Path(sys.argv[1])), find_device('4090'), LoadOptions(), name='llama');"
         "print(p.fit.weights.total, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.safetensors import Weights
 from localllm.plan.weights import weight_bytes
-from localllm.quant.packing import reads_packed
+from localllm.quant.packing import stays_packed
 from localllm.runtime import load
 from localllm.runtime.kernels.gpu import dequantize as unpacking
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 from localllm.runtime.model import Decoder
 from tests.checkpoint import published
 from tests.checkpoint.test_mxfp4 import write_published
@@ -28,9 +28,9 @@ FLOATS = [layout for layout in published.LAYOUTS if "fl" in layout or "fp8" in l
 
 def check_planned(model: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     header = read_header(model)
-    config = describe(header.config)
+    config = parse_config(header.config)
     before = {id(tensor) for tensor in alive()}
-    decoder = Decoder(config, Source(Weights(header), CPU, dtype), 64)
+    decoder = Decoder(config, WeightSource(Weights(header), CPU, dtype), 64)
     unpacking._scratch.clear()  # which plans of steps count
     held = bytes_of(tensor for tensor in alive() if id(tensor) not in before)
     assert decoder
@@ -45,7 +45,7 @@ def test_mxfp4(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["awq", "gptq, zero points", "gptq, 8 bits, desc_act, zero points", *FLOATS])
 def test_published_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    monkeypatch.setattr(load, "reads_packed", lambda form, _: reads_packed(form, "cuda"))
+    monkeypatch.setattr(load, "stays_packed", lambda form, _: stays_packed(form, "cuda"))
     published.write(tmp_path, *published.LAYOUTS[layout])
     check_planned(tmp_path)
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import localllm
-from localllm.arch.cost import Share, bytes_read, kv_bytes_per_token
-from localllm.arch.describe import describe
+from localllm.arch.cost import SequenceStep, bytes_read, kv_bytes_per_token
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.plan.reads import reads
-from localllm.plan.runs import LEAST_TOKENS
+from localllm.plan.reads import step_reads
+from localllm.plan.runs import MIN_OUTPUT_TOKENS
 from localllm.plan.weights import weight_bytes
-from localllm.quant.packing import kv_bytes
-from localllm.rates import Rates, Setup, _write, kept_rates
+from localllm.quant.packing import kv_element_bytes
+from localllm.rates import Rates, RateSetup, _write, stored_rates
 from localllm.request import SamplingParams
 from localllm.settings import Settings
 from tests.models.families import FAMILIES
@@ -28,42 +28,42 @@ def test_a_step_reads_what_a_plan_counts_whatever_is_in_the_cache(tmp_path: Path
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)
     header = read_header(tmp_path)
-    config = describe(header.config)
+    config = parse_config(header.config)
     weights = weight_bytes(header, config, "float32", "cpu")
     for kv_dtype in ("float32", "int8"):
-        told = reads(config, weights, "float32", kv_dtype, 1.0, None)
+        told = step_reads(config, weights, "float32", kv_dtype, 1.0, None)
         for context in (0, 1, 5, 9, 10, 41, 200):
-            counted = bytes_read(config, weights, (Share(1, context),), 4, kv_bytes(kv_dtype))
-            assert told.step(context) == counted
-        assert told.fraction(10.0, 41) is None
+            counted = bytes_read(config, weights, (SequenceStep(1, context),), 4, kv_element_bytes(kv_dtype))
+            assert told.bytes_per_step(context) == counted
+        assert told.bandwidth_fraction(10.0, 41) is None
 
 
 def keep(settings: Settings, dtype: torch.dtype, read: float) -> None:
     def fail(text: str) -> None:
         raise AssertionError(text)
 
-    _write(settings.home / "rates.json", {Setup.of(CPU, dtype): Rates(1.0, read, 1.0, 1.0)}, fail)
+    _write(settings.home / "rates.json", {RateSetup.of(CPU, dtype): Rates(1.0, read, 1.0, 1.0)}, fail)
 
 
 def test_rates_are_those_kept_and_nothing_is_measured(tmp_path: Path) -> None:
     settings = Settings(tmp_path, "cpu", "float32", None)
-    assert kept_rates(CPU, torch.float32, settings) is None
+    assert stored_rates(CPU, torch.float32, settings) is None
     keep(settings, torch.float32, 5e9)
-    found = kept_rates(CPU, torch.float32, settings)
+    found = stored_rates(CPU, torch.float32, settings)
     assert found and found.read == 5e9
-    assert kept_rates(CPU, torch.bfloat16, settings) is None
-    assert kept_rates(CPU, torch.float32, Settings(tmp_path, "cpu", "float32", 77)) is None
+    assert stored_rates(CPU, torch.bfloat16, settings) is None
+    assert stored_rates(CPU, torch.float32, Settings(tmp_path, "cpu", "float32", 77)) is None
 
 
 def test_a_loaded_model_tells_what_it_keeps_and_what_was_measured(tmp_path: Path) -> None:
     settings = Settings(tmp_path, "cpu", "auto", None)
     with localllm.load("demo", device="cpu", settings=settings) as llm:
         assert llm.reads.bandwidth is None
-        assert llm.reads.kept_per_token == kv_bytes_per_token(llm.config, *kv_bytes(llm.kv_dtype))
-        assert llm.reads.step(64) == llm.reads.weights + 64 * llm.reads.per_token
+        assert llm.reads.kept_per_token == kv_bytes_per_token(llm.config, *kv_element_bytes(llm.kv_dtype))
+        assert llm.reads.bytes_per_step(64) == llm.reads.weights + 64 * llm.reads.per_token
         assert (llm.blocks, llm.block_tokens) == (llm.stats().blocks, llm.stats().block_tokens)
         kind = getattr(torch, llm.dtype)
-        answer = llm.generate([7] * 80, SamplingParams(max_tokens=2 * LEAST_TOKENS, ignore_eos=True))
+        answer = llm.generate([7] * 80, SamplingParams(max_tokens=2 * MIN_OUTPUT_TOKENS, ignore_eos=True))
         llm.record(answer.metrics, tmp_path, print)
     keep(settings, kind, 1.0)  # which an answer has more than reached
     with localllm.load("demo", device="cpu", settings=settings, draft="off") as llm:
@@ -72,4 +72,4 @@ def test_a_loaded_model_tells_what_it_keeps_and_what_was_measured(tmp_path: Path
     keep(settings, kind, 1e18)
     with localllm.load("demo", device="cpu", settings=settings) as llm:
         assert llm.reads.bandwidth == 1e18
-        assert llm.reads.fraction(100.0, 64) == pytest.approx(llm.reads.step(64) * 1e-16)
+        assert llm.reads.bandwidth_fraction(100.0, 64) == pytest.approx(llm.reads.bytes_per_step(64) * 1e-16)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from localllm.plan.runs import MOST_KEPT, Run, read, record, typical
+from localllm.plan.runs import MAX_RUNS, Run, median_rates, read, record
 
 RUN = Run("tiny", "a processor", "bfloat16", "BF16", 2, 100, 1e9, 10.0, 1e11)
 
@@ -22,9 +22,9 @@ def test_runs_are_read_as_they_were_recorded(tmp_path: Path) -> None:
 
 
 def test_the_oldest_of_too_many_are_forgotten(tmp_path: Path) -> None:
-    for i in range(MOST_KEPT + 3):
+    for i in range(MAX_RUNS + 3):
         record(tmp_path, replace(RUN, context=i), silent)
-    assert [run.context for run in read(tmp_path / "runs.jsonl", silent)] == list(range(3, MOST_KEPT + 3))
+    assert [run.context for run in read(tmp_path / "runs.jsonl", silent)] == list(range(3, MAX_RUNS + 3))
 
 
 def test_a_line_that_is_no_run_is_passed_over_with_a_note(tmp_path: Path) -> None:
@@ -59,10 +59,10 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 def test_runs_of_the_same_model_count_before_those_of_others() -> None:
     slow = replace(RUN, model="other", tokens_per_s=1.0)
-    found = typical([RUN, replace(RUN, tokens_per_s=12.0), replace(RUN, tokens_per_s=30.0), slow], RUN)
+    found = median_rates([RUN, replace(RUN, tokens_per_s=12.0), replace(RUN, tokens_per_s=30.0), slow], RUN)
     assert found
     assert (found.bandwidth, found.count) == (12e9, 3)
-    found = typical([slow], RUN)
+    found = median_rates([slow], RUN)
     assert found and found.bandwidth == 1e9
 
 
@@ -74,4 +74,4 @@ def test_runs_of_another_setup_or_size_tell_nothing() -> None:
         replace(RUN, threads=1),
         replace(RUN, bytes_per_token=1e7),
     ]
-    assert typical(others, RUN) is None
+    assert median_rates(others, RUN) is None

@@ -2,24 +2,24 @@ import pytest
 import torch
 
 from localllm.errors import DiskFull
-from localllm.quality.kept import Kept, bytes_of, keeping
-from localllm.quality.measure import distance
+from localllm.quality.kept import LogitsFile, logits_bytes, open_logits_file
+from localllm.quality.measure import measure_distance
 from tests.quality.test_measure import VOCAB, WINDOWS, Table
 
 
 def test_from_the_file_come_the_very_logits(tmp_path):
     reference = Table(1, piece=6)
-    with keeping(tmp_path, bytes_of(WINDOWS, VOCAB)) as kept:
+    with open_logits_file(tmp_path, logits_bytes(WINDOWS, VOCAB)) as kept:
         kept.record(reference, WINDOWS)
         for ids in reversed(WINDOWS.ids):
             assert all(map(torch.equal, kept(ids), reference(ids)))
         other = Table(2, piece=6)
-        assert distance(kept, other, WINDOWS) == distance(reference, other, WINDOWS)
-        assert kept.file.seek(0, 2) == bytes_of(WINDOWS, VOCAB) == WINDOWS.tokens * VOCAB * 4
+        assert measure_distance(kept, other, WINDOWS) == measure_distance(reference, other, WINDOWS)
+        assert kept.file.seek(0, 2) == logits_bytes(WINDOWS, VOCAB) == WINDOWS.tokens * VOCAB * 4
 
 
 def test_the_file_is_gone_in_the_end(tmp_path):
-    with pytest.raises(ZeroDivisionError), keeping(tmp_path / "new", 1) as kept:
+    with pytest.raises(ZeroDivisionError), open_logits_file(tmp_path / "new", 1) as kept:
         kept.record(Table(1), WINDOWS)
         raise ZeroDivisionError
     assert list((tmp_path / "new").iterdir()) == []
@@ -28,7 +28,7 @@ def test_the_file_is_gone_in_the_end(tmp_path):
 def test_a_disk_without_room_is_told_before_anything_is_computed(tmp_path):
     with (
         pytest.raises(DiskFull, match=r"take 1000000 TB in .*, which has .* free; give fewer --tokens"),
-        keeping(tmp_path, int(1e18)),
+        open_logits_file(tmp_path, int(1e18)),
     ):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -36,4 +36,4 @@ def test_a_disk_without_room_is_told_before_anything_is_computed(tmp_path):
 
 def test_a_disk_that_becomes_full_is_a_sentence(tmp_path):
     with open("/dev/full", "wb", buffering=0) as file, pytest.raises(DiskFull, match=f"the disk with {tmp_path}"):
-        Kept(file, tmp_path).record(Table(1), WINDOWS)
+        LogitsFile(file, tmp_path).record(Table(1), WINDOWS)

@@ -11,7 +11,7 @@ from torch import Tensor
 from localllm.errors import LocalLLMError
 from localllm.metrics import percentile
 from localllm.quality import measure
-from localllm.quality.measure import distance, output_error
+from localllm.quality.measure import measure_distance, output_error
 from localllm.quality.text import Windows
 from tests.tiny import make_checkpoint
 
@@ -42,7 +42,7 @@ def written_out(reference: Table, other: Table, windows: Windows) -> dict[str, l
     found: dict[str, list[float]] = {name: [] for name in ("p", "q", "kl", "same")}
     for ids in windows.ids:
         ours, theirs = (torch.cat(table(ids)).tolist() for table in (reference, other))
-        for at in range(windows.first, len(ids)):
+        for at in range(windows.first_scored, len(ids)):
             p, q = softmax(ours[at - 1]), softmax(theirs[at - 1])
             found["p"].append(p[ids[at]])
             found["q"].append(q[ids[at]])
@@ -59,7 +59,7 @@ def error_of(values: list[float]) -> float:
 def test_every_number_is_its_formula(first: int) -> None:
     windows = Windows(WINDOWS.ids, first)
     reference, other = Table(1), Table(2)
-    found = distance(reference, other, windows)
+    found = measure_distance(reference, other, windows)
     by_hand = written_out(reference, other, windows)
     p, q, kl, same = by_hand.values()
     assert len(p) == windows.scored == 47 - 3 * first
@@ -87,16 +87,16 @@ def test_perplexity_is_that_of_the_loss_of_transformers(tmp_path) -> None:
     model = make_checkpoint(tmp_path, "Llama")
     ids = torch.randint(320, (2, 40))
     windows = Windows(tuple(tuple(row) for row in ids.tolist()))
-    found = distance(*[lambda ids: [model(torch.tensor([ids])).logits[0]]] * 2, windows)
+    found = measure_distance(*[lambda ids: [model(torch.tensor([ids])).logits[0]]] * 2, windows)
     loss = model(ids, labels=ids).loss
     assert found.reference_perplexity.value == pytest.approx(math.exp(loss), rel=1e-6)
 
 
 def test_pieces_and_rows_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = distance(Table(1), Table(2), WINDOWS)
-    assert distance(Table(1, piece=6), Table(2, piece=6), WINDOWS) == whole
-    monkeypatch.setattr(measure, "ELEMENTS", 3 * VOCAB + 1)
-    assert distance(Table(1, piece=8), Table(2, piece=8), WINDOWS) == whole
+    whole = measure_distance(Table(1), Table(2), WINDOWS)
+    assert measure_distance(Table(1, piece=6), Table(2, piece=6), WINDOWS) == whole
+    monkeypatch.setattr(measure, "CHUNK_ELEMENTS", 3 * VOCAB + 1)
+    assert measure_distance(Table(1, piece=8), Table(2, piece=8), WINDOWS) == whole
 
 
 def test_the_divergence_is_of_the_other_from_the_reference() -> None:
@@ -134,7 +134,7 @@ def test_the_smallest_divergences_keep_their_digits() -> None:
 
 
 def test_a_model_beside_itself_is_no_distance_away() -> None:
-    found = distance(Table(3), Table(3), WINDOWS)
+    found = measure_distance(Table(3), Table(3), WINDOWS)
     assert (found.divergence.max, found.log_ratio.value, found.right_token_rms) == (0, 0, 0)
     assert (found.same_top.value, found.same_top.error) == (1, 0)
 
@@ -144,16 +144,16 @@ def test_logits_that_are_no_numbers_are_told_with_whose_they_are(bad: float) -> 
     broken = Table(1)
     broken.rows[WINDOWS.ids[0][3], 2] = bad
     with pytest.raises(LocalLLMError, match="the other model computed NaN"):
-        distance(Table(1), broken, WINDOWS)
+        measure_distance(Table(1), broken, WINDOWS)
     with pytest.raises(LocalLLMError, match="the reference computed NaN"):
-        distance(broken, Table(1), WINDOWS)
+        measure_distance(broken, Table(1), WINDOWS)
 
 
 def test_logits_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot be compared"):
-        distance(Table(1, piece=5), Table(1, piece=6), WINDOWS)
+        measure_distance(Table(1, piece=5), Table(1, piece=6), WINDOWS)
     with pytest.raises(ValueError, match="20 tokens got 19 rows"):
-        distance(*[lambda ids: [torch.zeros(len(ids) - 1, VOCAB)]] * 2, WINDOWS)
+        measure_distance(*[lambda ids: [torch.zeros(len(ids) - 1, VOCAB)]] * 2, WINDOWS)
 
 
 def test_of_an_output_each_token_counts_the_same() -> None:

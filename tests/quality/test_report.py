@@ -9,28 +9,28 @@ from typing import Any
 import pytest
 
 from localllm.errors import DamagedModel, UnsupportedModel
-from localllm.quality.report import FILE, Quality, as_dict, read, write
+from localllm.quality.report import REPORT_FILE, Quality, as_dict, read_report, write_report
 from tests.quality.example import QUALITY
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write(QUALITY, tmp_path)
-    assert read(tmp_path) == QUALITY
+    write_report(QUALITY, tmp_path)
+    assert read_report(tmp_path) == QUALITY
     least = dataclasses.replace(QUALITY, answers=(), layers=(), matrices=(), recipe=None)
-    write(least, tmp_path)
-    assert read(tmp_path) == least
+    write_report(least, tmp_path)
+    assert read_report(tmp_path) == least
 
 
 def test_where_there_is_none_nothing_is_read(tmp_path: Path) -> None:
-    assert read(tmp_path) is None
+    assert read_report(tmp_path) is None
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    assert read(tmp_path / "model.gguf") is None
+    assert read_report(tmp_path / "model.gguf") is None
 
 
 def test_what_is_no_number_is_not_written(tmp_path: Path) -> None:
     distance = dataclasses.replace(QUALITY.distance, right_token_rms=math.nan)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write(dataclasses.replace(QUALITY, distance=distance), tmp_path)
+        write_report(dataclasses.replace(QUALITY, distance=distance), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -66,30 +66,30 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def test_a_report_that_cannot_be_understood_is_refused(
     tmp_path: Path, path: str, value: Any, message: str
 ) -> None:
-    (tmp_path / FILE).write_text(json.dumps(changed(path, value)))
+    (tmp_path / REPORT_FILE).write_text(json.dumps(changed(path, value)))
     with pytest.raises(DamagedModel, match=f"{message}.*; measure again, or remove it"):
-        read(tmp_path)
+        read_report(tmp_path)
 
 
 @pytest.mark.parametrize("version", [None, 2, "1", True])
 def test_a_report_of_another_version_is_told_apart_from_a_damaged_one(tmp_path: Path, version: object) -> None:
-    (tmp_path / FILE).write_text(json.dumps(changed("version", version) | {"of the future": 1}))
+    (tmp_path / REPORT_FILE).write_text(json.dumps(changed("version", version) | {"of the future": 1}))
     with pytest.raises(UnsupportedModel, match=f"version {version!r} and this localllm reads 1; measure again"):
-        read(tmp_path)
+        read_report(tmp_path)
 
 
 def test_reading_a_report_needs_no_torch(tmp_path: Path) -> None:
-    write(QUALITY, tmp_path)
+    write_report(QUALITY, tmp_path)
     code = (
-        "import sys; from pathlib import Path; from localllm.quality.report import read; "
-        "from localllm.cli.quality_page import text_of; "
-        f"print(len(text_of(read(Path({str(tmp_path)!r}))))); sys.exit('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from localllm.quality.report import read_report; "
+        "from localllm.cli.quality_page import format_quality; "
+        f"print(len(format_quality(read_report(Path({str(tmp_path)!r}))))); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_a_field_that_is_whole_where_a_fraction_may_stand_is_a_number(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(json.dumps(changed("distance.same_top.value", 1)))
-    found = read(tmp_path)
+    (tmp_path / REPORT_FILE).write_text(json.dumps(changed("distance.same_top.value", 1)))
+    found = read_report(tmp_path)
     assert isinstance(found, Quality)
     assert found.distance.same_top.value == 1

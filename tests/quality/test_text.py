@@ -7,12 +7,12 @@ from tokenizers.processors import TemplateProcessing
 
 from localllm.errors import UsageError
 from localllm.hub.catalog import boxed_folder, catalog
-from localllm.quality.text import EVALUATION, windows_of
+from localllm.quality.text import EVALUATION_TEXT, split_into_windows
 from localllm.text.tokenizer import Tokenizer
 
 DEMO = boxed_folder(catalog()["demo"])
 assert DEMO
-TEXT = EVALUATION.read_text(encoding="utf-8")
+TEXT = EVALUATION_TEXT.read_text(encoding="utf-8")
 BOS, EOS = 0, 4
 
 
@@ -45,11 +45,11 @@ def as_llama_cpp(stream: list[int], size: int, bos: int | None) -> list[tuple[in
 
 def test_windows_are_those_of_llama_cpp_and_the_rest(plain: Tokenizer, framed: Tokenizer) -> None:
     ids = plain.encode(TEXT)
-    found = windows_of(TEXT, plain, window=100)
+    found = split_into_windows(TEXT, plain, window=100)
     assert [*found.ids[:-1]] == as_llama_cpp(ids, 100, None)
     assert [token for window in found.ids for token in window] == ids
     assert (found.tokens, found.scored) == (len(ids), len(ids) - len(found.ids))
-    found = windows_of(TEXT, framed, window=100)
+    found = split_into_windows(TEXT, framed, window=100)
     assert [*found.ids[:-1]] == as_llama_cpp([BOS, *ids], 100, BOS)
     assert all(window[0] == BOS for window in found.ids)
     assert found.ids[-1][-1] == ids[-1] != EOS
@@ -58,29 +58,31 @@ def test_windows_are_those_of_llama_cpp_and_the_rest(plain: Tokenizer, framed: T
 
 def test_as_many_tokens_are_scored_as_by_llama_cpp(plain: Tokenizer) -> None:
     """n_ctx - n_ctx / 2 - 1 of each whole chunk."""
-    found = windows_of(TEXT, plain, window=100, tokens=1000, first=51)
+    found = split_into_windows(TEXT, plain, window=100, max_tokens=1000, first_scored=51)
     assert found.scored == 10 * (100 - 50 - 1)
 
 
 def test_no_more_tokens_are_looked_at_than_asked_for(plain: Tokenizer, framed: Tokenizer) -> None:
     for tokenizer in (plain, framed):
-        found = windows_of(TEXT, tokenizer, window=64, tokens=150)
+        found = split_into_windows(TEXT, tokenizer, window=64, max_tokens=150)
         assert [len(window) for window in found.ids] == [64, 64, 22]
-        assert windows_of(TEXT, tokenizer, window=64, tokens=129).tokens == 128  # one token alone tells nothing
+        assert (
+            split_into_windows(TEXT, tokenizer, window=64, max_tokens=129).tokens == 128
+        )  # one token alone tells nothing
 
 
 def test_a_text_that_is_too_short_is_refused_with_numbers(plain: Tokenizer) -> None:
     with pytest.raises(UsageError, match=r"the text has \d+ tokens, of which \d+ would be .*; 64 at least are"):
-        windows_of("Once upon a time.", plain)
+        split_into_windows("Once upon a time.", plain)
     with pytest.raises(UsageError, match="the text has 0 tokens"):
-        windows_of("", plain)
+        split_into_windows("", plain)
     with pytest.raises(UsageError, match=r"of which 19 would be scored in windows of 512 and 20 tokens in all"):
-        windows_of(TEXT, plain, tokens=20)
+        split_into_windows(TEXT, plain, max_tokens=20)
     with pytest.raises(UsageError, match="a window of 1 tokens is asked for; give one of 2 or more"):
-        windows_of(TEXT, plain, window=1)
+        split_into_windows(TEXT, plain, window=1)
 
 
 def test_the_evaluation_text_is_enough_for_every_vocabulary(plain: Tokenizer) -> None:
     assert 9_000 < len(TEXT) < 12_000
-    assert windows_of(TEXT, plain).scored > 2_000
+    assert split_into_windows(TEXT, plain).scored > 2_000
     assert json.loads(next(line for line in TEXT.splitlines() if line.startswith("{")))

@@ -5,10 +5,10 @@ import torch
 
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int4
-from localllm.quant.formats.gguf import PART
-from localllm.quant.formats.gguf_types import BY_NAME
-from localllm.quant.formats.lanes import to_lanes
-from localllm.quant.packing import GGUF_LANES
+from localllm.quant.formats.gguf import BLOCKS_PART
+from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
+from localllm.quant.formats.lanes import interleave
+from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
 
 SIZES = [(16, 256), (37, 512), (1, 768)]
@@ -17,8 +17,10 @@ SIZES = [(16, 256), (37, 512), (1, 768)]
 def blocks(form: str, rows: int, columns: int) -> QuantizedTensor:
     """Random bytes below 60, which make scales that are small and finite."""
     generator = torch.Generator().manual_seed(rows)
-    packed = torch.randint(0, 60, (rows, BY_NAME[form].row_bytes(columns)), generator=generator, dtype=torch.uint8)
-    return QuantizedTensor(form, (rows, columns), {PART: packed})
+    packed = torch.randint(
+        0, 60, (rows, BLOCK_TYPE_BY_NAME[form].row_bytes(columns)), generator=generator, dtype=torch.uint8
+    )
+    return QuantizedTensor(form, (rows, columns), {BLOCKS_PART: packed})
 
 
 def integers(form: str, rows: int, columns: int, group: int | None, *, zeros: bool = False) -> QuantizedTensor:
@@ -26,24 +28,28 @@ def integers(form: str, rows: int, columns: int, group: int | None, *, zeros: bo
     groups = -(-columns // (group or columns))
     low, high = (0, 16) if form == "int4" else (-128, 128)
     codes = torch.randint(low, high, (rows, columns), generator=generator)
-    q = int4.pack(codes.to(torch.uint8)) if form == "int4" else codes.to(torch.int8)
+    q = int4.pack_int4(codes.to(torch.uint8)) if form == "int4" else codes.to(torch.int8)
     parts = {"q": q, "scale": torch.rand(rows, groups, generator=generator)}
     if zeros:
         parts["zero"] = torch.randint(low, high, (rows, groups), generator=generator).to(q.dtype)
     return QuantizedTensor(form, (rows, columns), parts, group)
 
 
-@pytest.mark.parametrize("form", GGUF_LANES)
+@pytest.mark.parametrize("form", GGUF_INTERLEAVED_BYTES)
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
     weight = blocks(form, rows, columns)
-    laned = to_lanes(weight)
+    laned = interleave(weight)
     assert laned and laned.format == (
-        "int4_lanes" if GGUF_LANES[form] / BY_NAME[form].elements < 1 else "int8_lanes"
+        "int4_lanes"
+        if GGUF_INTERLEAVED_BYTES[form] / BLOCK_TYPE_BY_NAME[form].block_elements < 1
+        else "int8_lanes"
     )
     assert torch.equal(dequantize(laned, torch.float32), dequantize(weight, torch.float32))
     tiles = -(-rows // 16) * 16
-    assert laned.nbytes == tiles * columns // BY_NAME[form].elements * GGUF_LANES[form]
+    assert (
+        laned.nbytes == tiles * columns // BLOCK_TYPE_BY_NAME[form].block_elements * GGUF_INTERLEAVED_BYTES[form]
+    )
 
 
 @pytest.mark.parametrize("form", ["int4", "int8"])
@@ -52,7 +58,7 @@ def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(16, 256), (37, 515), (5, 40)])
 def test_whole_numbers(form: str, group: int | None, zeros: bool, rows: int, columns: int) -> None:
     weight = integers(form, rows, columns, group, zeros=zeros)
-    laned = to_lanes(weight)
+    laned = interleave(weight)
     assert laned
     assert torch.equal(dequantize(laned, torch.float32), dequantize(weight, torch.float32))
 
@@ -61,18 +67,18 @@ def test_columns_in_another_order() -> None:
     weight = integers("int4", 16, 64, 32)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
     moved = QuantizedTensor("int4", weight.shape, weight.parts | {"columns": order}, 32)
-    laned = to_lanes(moved)
+    laned = interleave(moved)
     assert laned and torch.equal(dequantize(laned, torch.float32), dequantize(moved, torch.float32))
 
 
 @pytest.mark.parametrize(("form", "group"), [("int4", 8), ("int4", 48), ("int8", 24), ("int8", 8)])
 def test_groups_that_are_no_whole_vectors_stay_as_they_are(form: str, group: int) -> None:
-    assert to_lanes(integers(form, 16, 96, group)) is None
+    assert interleave(integers(form, 16, 96, group)) is None
 
 
 def test_weights_of_one_kind_become_one() -> None:
     weights = [integers("int4", rows, 64, 32) for rows in (16, 48, 5)]
-    whole = to_lanes(*weights)
+    whole = interleave(*weights)
     assert whole and whole.shape == (69, 64)
     assert torch.equal(
         dequantize(whole, torch.float32), torch.cat([dequantize(w, torch.float32) for w in weights])
@@ -81,16 +87,16 @@ def test_weights_of_one_kind_become_one() -> None:
 
 @pytest.mark.parametrize("other", [("int8", 16, 64, 32), ("int4", 16, 64, 64), ("int4", 16, 96, 32)])
 def test_what_differs_stays_apart(other: tuple[str, int, int, int]) -> None:
-    assert to_lanes(integers("int4", 16, 64, 32), integers(*other)) is None
+    assert interleave(integers("int4", 16, 64, 32), integers(*other)) is None
 
 
 def test_a_tile_that_is_not_full_ends_a_weight() -> None:
-    assert to_lanes(integers("int4", 5, 64, 32), integers("int4", 16, 64, 32)) is None
-    assert to_lanes(integers("int4", 16, 64, 32), integers("int4", 5, 64, 32))
+    assert interleave(integers("int4", 5, 64, 32), integers("int4", 16, 64, 32)) is None
+    assert interleave(integers("int4", 16, 64, 32), integers("int4", 5, 64, 32))
 
 
 def test_large_weights_are_packed_in_pieces() -> None:
     weight, seen = blocks("q8_0", 5000, 1024), []
-    laned = to_lanes(weight, between=lambda: seen.append(1))
+    laned = interleave(weight, on_read=lambda: seen.append(1))
     assert laned and len(seen) == 3
     assert torch.equal(dequantize(laned, torch.float32), dequantize(weight, torch.float32))

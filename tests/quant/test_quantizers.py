@@ -7,8 +7,8 @@ from torch import Tensor
 from localllm.quant import awq, gptq, rtn, smooth
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
-from localllm.quant.grid import Grid, fit, moments_of
-from localllm.quant.inputs import ROWS, Inputs
+from localllm.quant.grid import Grid, fit, second_moments
+from localllm.quant.inputs import MAX_SAMPLES, InputStatistics
 
 GRIDS = [
     Grid(bits, group, symmetric) for bits in (4, 8) for group in (32, 128, None) for symmetric in (True, False)
@@ -25,8 +25,8 @@ def correlated(rows: int, columns: int, seed: int = 1) -> Tensor:
     return x * (1 + 6 * (torch.arange(columns) % 9 == 0))
 
 
-def heard(x: Tensor, hessian: bool = False) -> Inputs:
-    inputs = Inputs(x.shape[1], 1, hessian)
+def heard(x: Tensor, hessian: bool = False) -> InputStatistics:
+    inputs = InputStatistics(x.shape[1], 1, hessian)
     inputs.add(x)
     return inputs
 
@@ -36,12 +36,12 @@ def test_each_weight_becomes_the_nearest_number_of_its_grid(grid: Grid) -> None:
     weight = drawn(5, 75)
     made = rtn.quantize(weight, grid)
     became, group = dequantize(made, torch.float32), grid.group or 75
-    middle = torch.tensor(float(grid.middle))
+    middle = torch.tensor(float(grid.zero_point))
     for row in range(5):
         for column in range(75):
             scale = made.parts["scale"][row, column // group]
             zero = made.parts["zero"][row, column // group] if "zero" in made.parts else middle
-            numbers = (torch.arange(grid.lowest, grid.highest + 1) - zero) * scale
+            numbers = (torch.arange(grid.min_code, grid.max_code + 1) - zero) * scale
             nearest = (numbers - weight[row, column]).abs().min()
             assert (became[row, column] - weight[row, column]).abs() <= nearest + 1e-6
 
@@ -100,7 +100,7 @@ def test_moments_weigh_the_error_of_each_group() -> None:
         off = (weight / wide).round().clamp(-8, 7) * wide - weight
         return torch.stack([(x[:, g : g + 32] @ off[:, g : g + 32].T).square().sum(0) for g in (0, 32)], 1)
 
-    plain, weighed = fit(weight, grid).scale, fit(weight, grid, moments_of(x, 32)).scale
+    plain, weighed = fit(weight, grid).scale, fit(weight, grid, second_moments(x, 32)).scale
     assert (felt(weighed) <= felt(plain) * (1 + 1e-4)).all()
     assert felt(weighed).sum() < 0.95 * felt(plain).sum()
 
@@ -118,8 +118,8 @@ def naive_gptq(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
         inverse = torch.linalg.inv(damped[left][:, left])
         column = left[0]
         scale = fitted.scale[:, column // group].double()
-        zero = grid.middle if fitted.zero is None else fitted.zero[:, column // group]
-        code = (w[:, column] / scale + zero).round().clamp(grid.lowest, grid.highest)
+        zero = grid.zero_point if fitted.zero is None else fitted.zero[:, column // group]
+        code = (w[:, column] / scale + zero).round().clamp(grid.min_code, grid.max_code)
         made[:, column] = (code - zero) * scale
         error = (w[:, column] - made[:, column]) / inverse[0, 0]
         w[:, left] -= error[:, None] * inverse[0]
@@ -167,7 +167,7 @@ def test_fewer_inputs_than_columns_are_damped_until_there_is_an_inverse() -> Non
 def test_moments_that_are_not_finite_have_no_inverse(value: float) -> None:
     hessian = torch.eye(32)
     hessian[3, 3] = value
-    with pytest.raises(gptq.Singular):
+    with pytest.raises(gptq.SingularHessian):
         gptq.quantize(drawn(4, 32), hessian, Grid(4, 32))
 
 
@@ -175,17 +175,17 @@ def test_awq_scales_up_what_meets_large_inputs() -> None:
     weight, x, grid = drawn(32, 128), drawn(500, 128, seed=1), Grid(4, 32)
     x[:, ::16] *= 30
     inputs = heard(x)
-    s = awq.scale_of([weight], inputs, grid, lambda s: s)
+    s = awq.search_scale([weight], inputs, grid, lambda s: s)
     assert s[::16].mean() > 1.5 * s[1::16].mean()
     plain = outputs_off(x, dequantize(rtn.quantize(weight, grid), x.dtype), weight)
     scaled = outputs_off(x, dequantize(rtn.quantize(weight * s, grid), x.dtype) / s, weight)
-    inputs.divided(s)
+    inputs.divide(s)
     clipped = outputs_off(x, dequantize(awq.quantize(weight * s, inputs, grid), x.dtype) / s, weight)
     assert clipped <= scaled < 0.7 * plain
 
 
 def test_awq_leaves_alone_what_cannot_become_better() -> None:
-    s = awq.scale_of([drawn(16, 64)], heard(drawn(400, 64, seed=1)), Grid(4, 32), torch.ones_like)
+    s = awq.search_scale([drawn(16, 64)], heard(drawn(400, 64, seed=1)), Grid(4, 32), torch.ones_like)
     assert torch.equal(s, torch.ones(64))
 
 
@@ -195,9 +195,9 @@ def test_smoothing_helps_where_inputs_have_outliers() -> None:
 
     def off(s: Tensor) -> float:
         rounded = dequantize(rtn.quantize(weight * s, grid), torch.float32)
-        return (smooth.by_token(x / s) @ rounded.T - x @ weight.T).square().sum().item()
+        return (smooth.fake_quantize_tokens(x / s) @ rounded.T - x @ weight.T).square().sum().item()
 
-    s = smooth.scale_of([weight], heard(x), grid, lambda s: s)
+    s = smooth.search_scale([weight], heard(x), grid, lambda s: s)
     formula = x.abs().amax(0) ** 0.5 / weight.abs().amax(0) ** 0.5
     assert off(s) <= off(formula) * 1.0001
     assert off(s) < 0.1 * off(torch.ones(128))
@@ -205,23 +205,23 @@ def test_smoothing_helps_where_inputs_have_outliers() -> None:
 
 def test_inputs_by_token_are_rounded_as_int8_rows_are() -> None:
     x = correlated(20, 64)
-    expected = dequantize(int8.quantize(x, torch.float32), torch.float32)
-    torch.testing.assert_close(smooth.by_token(x), expected)
-    assert torch.equal(smooth.by_token(torch.zeros(2, 4)), torch.zeros(2, 4))
+    expected = dequantize(int8.quantize_int8(x, torch.float32), torch.float32)
+    torch.testing.assert_close(smooth.fake_quantize_tokens(x), expected)
+    assert torch.equal(smooth.fake_quantize_tokens(torch.zeros(2, 4)), torch.zeros(2, 4))
 
 
 def test_statistics_are_those_of_all_inputs_in_bounded_memory() -> None:
     x = correlated(3000, 16)
-    inputs = Inputs(16, 30, hessian=True)
+    inputs = InputStatistics(16, 30, hessian=True)
     for window in x.split(100):
         inputs.add(window)
-    torch.testing.assert_close(inputs.mean, x.abs().mean(0))
-    torch.testing.assert_close(inputs.largest, x.abs().amax(0))
+    torch.testing.assert_close(inputs.mean_magnitude, x.abs().mean(0))
+    torch.testing.assert_close(inputs.max_magnitude, x.abs().amax(0))
     assert inputs.hessian is not None
     torch.testing.assert_close(inputs.hessian, x.T @ x, rtol=1e-4, atol=1e-2)
-    assert 900 < len(inputs.rows) <= ROWS
+    assert 900 < len(inputs.samples) <= MAX_SAMPLES
     s = torch.rand(16) + 0.5
-    inputs.divided(s)
+    inputs.divide(s)
     y = x / s
-    torch.testing.assert_close(inputs.mean, y.abs().mean(0))
+    torch.testing.assert_close(inputs.mean_magnitude, y.abs().mean(0))
     torch.testing.assert_close(inputs.hessian, y.T @ y, rtol=1e-4, atol=1e-2)

@@ -2,11 +2,11 @@
 
 import torch
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.formats import int4, int8
-from localllm.quant.formats.groups import grouped, spread
+from localllm.quant.formats.groups import expand_groups, split_groups
 from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.artefact import Artefact
@@ -17,26 +17,26 @@ def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantizedTensor:
     """weight: [out, in]; INT4 with or without zero points, INT8 symmetric."""
     rows, columns = weight.shape
     if recipe.bits == 8:
-        return int8.quantize(weight, weight.dtype, recipe.group)
-    groups = grouped(weight, recipe.group or columns)
+        return int8.quantize_int8(weight, weight.dtype, recipe.group)
+    groups = split_groups(weight, recipe.group or columns)
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
     zero = None
     if recipe.symmetric:
         scale = torch.maximum(-low / 8, high / 7)
     else:
-        scale = (high - low) / int4.LARGEST
+        scale = (high - low) / int4.INT4_MAX
         zero = (-low / scale).round()
     scale = scale.to(weight.dtype)
-    steps = weight.float() / spread(scale.float(), recipe.group or columns, columns)
-    middle = int4.MIDDLE if zero is None else spread(zero, recipe.group or columns, columns)
-    codes = (steps.round() + middle).clamp(0, int4.LARGEST).to(torch.uint8)
-    parts = {"q": int4.pack(codes), "scale": scale} | ({} if zero is None else {"zero": zero.to(torch.uint8)})
-    return QuantizedTensor(int4.FORMAT, (rows, columns), parts, recipe.group)
+    steps = weight.float() / expand_groups(scale.float(), recipe.group or columns, columns)
+    middle = int4.INT4_ZERO_POINT if zero is None else expand_groups(zero, recipe.group or columns, columns)
+    codes = (steps.round() + middle).clamp(0, int4.INT4_MAX).to(torch.uint8)
+    parts = {"q": int4.pack_int4(codes), "scale": scale} | ({} if zero is None else {"zero": zero.to(torch.uint8)})
+    return QuantizedTensor(int4.INT4_FORMAT, (rows, columns), parts, recipe.group)
 
 
 def quantized_parts(header: Header, recipe: Recipe) -> dict[str, dict[str, QuantizedTensor]]:
     """Every matrix of the layers as the recipe says, by layer, and the head in INT8."""
-    weights, config = Weights(header), describe(header.config)
+    weights, config = Weights(header), parse_config(header.config)
     parts: dict[str, dict[str, QuantizedTensor]] = {}
     for name, entry in header.tensors.items():
         if not is_quantized(name, entry, config):
@@ -45,7 +45,7 @@ def quantized_parts(header: Header, recipe: Recipe) -> dict[str, dict[str, Quant
         if name.startswith("layers."):
             parts.setdefault(".".join(name.split(".")[:2]), {})[name] = rounded(weight, recipe)
         else:
-            parts["head"] = {"lm_head.weight": int8.quantize(weight, weight.dtype)}
+            parts["head"] = {"lm_head.weight": int8.quantize_int8(weight, weight.dtype)}
     return parts
 
 

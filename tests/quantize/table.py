@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 import localllm
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.quant.recipe import Recipe
-from localllm.quant.smooth import by_token
+from localllm.quant.smooth import fake_quantize_tokens
 from localllm.quantize import calibrate
-from localllm.quantize.driver import quantize
-from localllm.quantize.layers import linears
+from localllm.quantize.driver import quantize_layers
+from localllm.quantize.layers import find_linears
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ class Judged:
         engine = make_engine(folder)
         if rounds:
             for layer in engine.runner.model.layers:
-                for owner, attribute, linear in list(linears(layer)):
+                for owner, attribute, linear in list(find_linears(layer)):
                     setattr(owner, attribute, Rounding(linear))
         return [engine.logits(window.tolist()).float().log_softmax(-1) for window in self.windows]
 
@@ -97,8 +97,8 @@ class Judged:
 
     def quality(self, recipe: Recipe) -> Quality:
         header, kept = read_header(self.folder), Kept()
-        windows = calibrate.windows(self.calibration, describe(header.config).max_context)
-        quantize(header, recipe, windows, kept, lambda *_: None)
+        windows = calibrate.calibration_windows(self.calibration, parse_config(header.config).max_context)
+        quantize_layers(header, recipe, windows, kept, lambda *_: None)
         with tempfile.TemporaryDirectory() as folder:
             found = self.logprobs(write_plain(kept, header, Path(folder) / "model"), recipe.activations)
         pairs = zip(self.exact, found, strict=True)
@@ -119,7 +119,7 @@ class Rounding:
         self.linear = linear
 
     def __call__(self, x: Tensor, norm: Norm | None = None, **behind: Any) -> Tensor:
-        return self.linear(by_token(norm(x) if norm else x), **behind)
+        return self.linear(fake_quantize_tokens(norm(x) if norm else x), **behind)
 
 
 def of_stories(folder: Path) -> Judged:

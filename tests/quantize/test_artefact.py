@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from localllm.checkpoint.header import Header, read_header, read_tensors
+from localllm.checkpoint.header import Header, read_header, read_safetensors_header
 from localllm.errors import DiskFull, UsageError
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int4, int8
@@ -18,9 +18,9 @@ from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import shards, states
 from localllm.quantize.artefact import Artefact
-from localllm.quantize.compressed import quantization_config, scheme_of, stored
-from localllm.quantize.driver import quantize
-from localllm.quantize.expected import check_groups
+from localllm.quantize.compressed import choose_scheme, quantization_config, to_stored_tensors
+from localllm.quantize.driver import quantize_layers
+from localllm.quantize.expected import check_group_size
 from tests.quantize.rounding import quantized_parts, write_rounded
 from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine
@@ -64,9 +64,9 @@ def test_logits_are_those_of_the_dequantized_weights(recipe: Recipe, tied: bool,
 def test_int4_lies_in_words_of_eight_codes_and_zero_points_along_the_rows() -> None:
     codes = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 15], [8, 8, 8, 8, 8, 8, 8, 8, 9]], dtype=torch.uint8)
     zero = torch.tensor([[7], [9]], dtype=torch.uint8)
-    parts = {"q": int4.pack(codes), "scale": torch.tensor([[0.5], [2.0]]), "zero": zero}
-    weight = QuantizedTensor(int4.FORMAT, (2, 9), parts, 16)
-    found = stored(weight, scheme_of(weight, activations=False))
+    parts = {"q": int4.pack_int4(codes), "scale": torch.tensor([[0.5], [2.0]]), "zero": zero}
+    weight = QuantizedTensor(int4.INT4_FORMAT, (2, 9), parts, 16)
+    found = to_stored_tensors(weight, choose_scheme(weight, activations=False))
     words = [[0x76543210, 0x0000000F], [0x88888888, 0x00000009]]
     assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == words
     assert found["weight_zero_point"].tolist() == [[0x97]]
@@ -76,20 +76,20 @@ def test_int4_lies_in_words_of_eight_codes_and_zero_points_along_the_rows() -> N
 
 def test_int8_in_groups_lies_in_words_of_four_codes() -> None:
     q = torch.tensor([[-128, -1, 0, 127, 5]], dtype=torch.int8)
-    weight = QuantizedTensor(int8.FORMAT, (1, 5), {"q": q, "scale": torch.ones(1, 2)}, 4)
-    found = stored(weight, scheme_of(weight, activations=False))
+    weight = QuantizedTensor(int8.INT8_FORMAT, (1, 5), {"q": q, "scale": torch.ones(1, 2)}, 4)
+    found = to_stored_tensors(weight, choose_scheme(weight, activations=False))
     assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == [[0xFF807F00, 0x00000085]]
 
 
 def test_columns_that_were_put_in_another_order_are_put_back_and_name_their_groups() -> None:
     order = torch.tensor([2, 0, 3, 1])
-    parts = {"q": int4.pack(torch.tensor([[1, 2, 3, 4]], dtype=torch.uint8)), "scale": torch.ones(1, 2)}
-    weight = QuantizedTensor(int4.FORMAT, (1, 4), {**parts, "columns": order}, 2)
-    scheme = scheme_of(weight, activations=False)
-    found = stored(weight, scheme)
+    parts = {"q": int4.pack_int4(torch.tensor([[1, 2, 3, 4]], dtype=torch.uint8)), "scale": torch.ones(1, 2)}
+    weight = QuantizedTensor(int4.INT4_FORMAT, (1, 4), {**parts, "columns": order}, 2)
+    scheme = choose_scheme(weight, activations=False)
+    found = to_stored_tensors(weight, scheme)
     assert found["weight_packed"].tolist() == [[0x3142]]
     assert found["weight_g_idx"].tolist() == [0, 1, 0, 1]
-    assert scheme.described(["Linear"])["weights"]["actorder"] == "group"
+    assert scheme.config_group(["Linear"])["weights"]["actorder"] == "group"
 
 
 def test_config_json_says_what_is_stored_how_and_what_is_not(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_routers_are_named_as_kept_whoever_writes_them(tmp_path: Path) -> None:
     kinds = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     header, _ = make_model(tmp_path / "model", "Qwen3Moe", **kinds)
     with Artefact(tmp_path / "small", header, INT4) as artefact:
-        quantize(header, INT4, None, artefact, lambda *_: None, artefact.states)
+        quantize_layers(header, INT4, None, artefact, lambda *_: None, artefact.states)
         artefact.finish()
     config = json.loads((tmp_path / "small" / "config.json").read_text())
     assert config["quantization_config"]["ignore"] == [f"model.layers.{i}.mlp.gate" for i in range(3)]
@@ -157,7 +157,7 @@ def test_experts_that_are_stacked_are_stored_one_by_one(tmp_path: Path) -> None:
     )
     with Artefact(tmp_path / "small", header, Recipe("rtn", 8, None)) as artefact:
         write_rounded(artefact)
-    names = {name for file in (tmp_path / "small").glob("*.safetensors") for name in read_tensors(file)}
+    names = {name for file in (tmp_path / "small").glob("*.safetensors") for name in read_safetensors_header(file)}
     assert {f"model.layers.0.mlp.experts.{e}.gate_up_proj.weight_scale" for e in range(4)} <= names
     exact = model(torch.tensor([IDS])).logits[0]
     assert (make_engine(tmp_path / "small").logits(IDS) - exact).abs().mean() < exact.abs().mean() / 10
@@ -251,8 +251,8 @@ def test_states_that_the_disk_cannot_hold_are_a_sentence(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(shards, "save_file", full)
     with pytest.raises(DiskFull, match="is full"):
-        states.save(tmp_path, 1, "", states.Outcome(), {"hidden": torch.zeros(9)})
-    assert states.load(tmp_path, 1, "") is None
+        states.save_state(tmp_path, 1, "", states.QuantizationResult(), {"hidden": torch.zeros(9)})
+    assert states.load_state(tmp_path, 1, "") is None
 
 
 def test_a_source_that_has_changed_is_another(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_disk_that_is_too_small_is_told_before_any_work(tmp_path: Path) -> Non
     with (tmp_path / "model" / "model-2.safetensors").open("wb") as sparse:
         sparse.write(len(header).to_bytes(8, "little") + header)
         sparse.truncate(8 + len(header) + rows * 256)
-    placed = {name: file.name for name in read_tensors(file)} | {
+    placed = {name: file.name for name in read_safetensors_header(file)} | {
         "model.embed_tokens.weight": "model-2.safetensors"
     }
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
@@ -330,18 +330,21 @@ def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> Non
 
 def test_groups_that_do_not_divide_the_rows_are_refused_with_those_that_do(tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model", intermediate_size=96)
-    check_groups(header, INT4)
-    check_groups(header, Recipe("rtn", 8, None))
+    check_group_size(header, INT4)
+    check_group_size(header, Recipe("rtn", 8, None))
     with pytest.raises(UsageError, match=r"groups of 128 do not divide the (64|96) columns .* --group 32 does"):
-        check_groups(header, Recipe("rtn", 4, 128))
+        check_group_size(header, Recipe("rtn", 4, 128))
     uneven, _ = make_model(tmp_path / "uneven", intermediate_size=100)
     with pytest.raises(UsageError, match="--bits 8 --group 0"):
-        check_groups(uneven, INT4)
+        check_group_size(uneven, INT4)
 
 
 def test_most_modules_are_the_target_and_the_others_are_listed() -> None:
-    weight = QuantizedTensor(int8.FORMAT, (1, 4), {"q": torch.zeros(1, 4), "scale": torch.ones(1, 1)})
-    whole, grouped = scheme_of(weight, activations=False), scheme_of(weight, activations=False, words=True)
+    weight = QuantizedTensor(int8.INT8_FORMAT, (1, 4), {"q": torch.zeros(1, 4), "scale": torch.ones(1, 1)})
+    whole, grouped = (
+        choose_scheme(weight, activations=False),
+        choose_scheme(weight, activations=False, as_int32=True),
+    )
     found = quantization_config({"a": whole, "b": grouped, "c": whole}, ["d"])
     assert [group["targets"] for group in found["config_groups"].values()] == [["Linear"], ["b"]]
     assert found["ignore"] == ["d"]

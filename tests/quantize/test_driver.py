@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.errors import DamagedModel, DoesNotFit, UsageError
 from localllm.quant import gptq, rtn
@@ -20,7 +20,7 @@ from localllm.quant.grid import Grid
 from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import check
-from localllm.quantize.driver import quantize
+from localllm.quantize.driver import quantize_layers
 from localllm.runtime.kernels.norm import Norm
 from tests.models.families import FAMILIES
 from tests.quantize.plain import Kept, plain, write_plain
@@ -77,14 +77,14 @@ def test_a_run_that_was_killed_goes_on_at_its_layer(kind: str, recipe: Recipe, t
     family, changes = FAMILIES[kind]
     make_checkpoint(tmp_path / "model", family, **changes)
     header = read_header(tmp_path / "model")
-    count = len(describe(header.config).layers)
+    count = len(parse_config(header.config).layers)
     whole, at = Kept(), tmp_path / "states"
     at.mkdir()
-    expected = quantize(header, recipe, text(), whole, silent)
+    expected = quantize_layers(header, recipe, text(), whole, silent)
     for part in ("layers.0", f"layers.{count - 1}", "head"):
         dying = Dying(part)
         with pytest.raises(Killed):
-            quantize(header, recipe, text(), dying, silent, at)
+            quantize_layers(header, recipe, text(), dying, silent, at)
         written: list[str] = []
 
         class Noting(Kept):
@@ -94,7 +94,7 @@ def test_a_run_that_was_killed_goes_on_at_its_layer(kind: str, recipe: Recipe, t
 
         second = Noting()
         second.parts = dying.parts
-        found = quantize(header, recipe, text(), second, silent, at)
+        found = quantize_layers(header, recipe, text(), second, silent, at)
         assert written[0] == part
         assert same(whole, second)
         assert found == expected
@@ -106,20 +106,20 @@ def test_a_run_that_was_killed_goes_on_at_its_layer(kind: str, recipe: Recipe, t
 def test_another_text_or_damaged_states_begin_again(header: Header, tmp_path: Path) -> None:
     other = torch.randint(1, 320, (4, 48), generator=torch.Generator().manual_seed(9))
     expected = Kept()
-    quantize(header, CALIBRATED[0], other, expected, silent)
+    quantize_layers(header, CALIBRATED[0], other, expected, silent)
     for damage in (False, True):
         dying = Dying("layers.2")
         with pytest.raises(Killed):
-            quantize(header, CALIBRATED[0], other if damage else text(), dying, silent, tmp_path)
+            quantize_layers(header, CALIBRATED[0], other if damage else text(), dying, silent, tmp_path)
         if damage:
             (tmp_path / "states-2.safetensors").write_bytes(b"\x09" * 40)
-        quantize(header, CALIBRATED[0], other, dying, silent, tmp_path)
+        quantize_layers(header, CALIBRATED[0], other, dying, silent, tmp_path)
         assert same(expected, dying)
 
 
 def test_progress_counts_every_part_once(header: Header) -> None:
     seen: list[tuple[str, int, int]] = []
-    quantize(header, Recipe("rtn", 8, None), None, Kept(), lambda *step: seen.append(step))
+    quantize_layers(header, Recipe("rtn", 8, None), None, Kept(), lambda *step: seen.append(step))
     assert seen == [
         (part, i + 1, 5) for i, part in enumerate(("tables", "layers.0", "layers.1", "layers.2", "head"))
     ]
@@ -131,7 +131,7 @@ def test_what_is_not_quantized_keeps_its_dtype_and_a_tied_head_becomes_its_own(t
     header = read_header(tmp_path / "model")
     for recipe, has_head in ((Recipe("awq", 4, 32), True), (Recipe("rtn", 4, 32, head_bits=16), False)):
         kept = Kept()
-        quantize(header, recipe, text(), kept, silent)
+        quantize_layers(header, recipe, text(), kept, silent)
         assert ("lm_head.weight" in kept.tensors) == has_head
         for name, tensor in kept.tensors.items():
             if isinstance(tensor, QuantizedTensor):
@@ -140,7 +140,7 @@ def test_what_is_not_quantized_keeps_its_dtype_and_a_tied_head_becomes_its_own(t
             else:
                 assert tensor.dtype == torch.bfloat16
     head = Kept()
-    quantize(header, Recipe("rtn", 4, 32), None, head, silent)
+    quantize_layers(header, Recipe("rtn", 4, 32), None, head, silent)
     written = head.tensors["lm_head.weight"]
     embedding = load_file(tmp_path / "model/model.safetensors")["model.embed_tokens.weight"]
     torch.testing.assert_close(
@@ -160,7 +160,7 @@ def test_what_is_not_quantized_keeps_every_bit_also_beside_narrower_weights(tmp_
     header = read_header(tmp_path)
     for recipe in (Recipe("rtn", 8, None), Recipe("gptq", 4, 32)):
         kept = Kept()
-        quantize(header, recipe, text(), kept, silent)
+        quantize_layers(header, recipe, text(), kept, silent)
         plain = {name: tensor for name, tensor in kept.tensors.items() if isinstance(tensor, Tensor)}
         assert {
             "embed_tokens.weight",
@@ -177,23 +177,23 @@ def test_matrices_of_zeros_are_off_by_nothing(header: Header) -> None:
     weights["model.layers.1.mlp.down_proj.weight"][:] = 0
     save_file(weights, header.path / "model.safetensors", {"format": "pt"})
     for recipe in (Recipe("rtn", 4, 32), *CALIBRATED):
-        outcome = quantize(read_header(header.path), recipe, text(), Kept(), silent)
+        outcome = quantize_layers(read_header(header.path), recipe, text(), Kept(), silent)
         assert outcome.errors["layers.1.mlp.down_proj"] == 0
 
 
 def test_a_run_that_was_killed_after_its_last_part_knows_every_error(header: Header, tmp_path: Path) -> None:
     kept, at = Kept(), tmp_path / "states"
     at.mkdir()
-    expected = quantize(header, CALIBRATED[0], text(), kept, silent, at)
-    assert quantize(header, CALIBRATED[0], text(), kept, silent, at) == expected
+    expected = quantize_layers(header, CALIBRATED[0], text(), kept, silent, at)
+    assert quantize_layers(header, CALIBRATED[0], text(), kept, silent, at) == expected
 
 
 def test_a_model_in_float64_is_quantized_as_one_in_float32(header: Header) -> None:
     weights = load_file(header.path / "model.safetensors")
     expected, made = Kept(), Kept()
-    quantize(header, CALIBRATED[0], text(), expected, silent)
+    quantize_layers(header, CALIBRATED[0], text(), expected, silent)
     save_file({n: t.double() for n, t in weights.items()}, header.path / "model.safetensors", {"format": "pt"})
-    quantize(read_header(header.path), CALIBRATED[0], text(), made, silent)
+    quantize_layers(read_header(header.path), CALIBRATED[0], text(), made, silent)
     assert same(expected, made)
 
 
@@ -201,16 +201,18 @@ def test_a_model_in_float64_is_quantized_as_one_in_float32(header: Header) -> No
     "recipe", [Recipe("awq", 8, None), Recipe("gptq", 8, None)], ids=lambda recipe: recipe.method
 )
 def test_moments_of_whole_rows_are_counted(header: Header, recipe: Recipe) -> None:
-    config, group = describe(header.config), replace(recipe, group=32)
+    config, group = parse_config(header.config), replace(recipe, group=32)
     columns = max(tensor.shape[-1] for name, tensor in header.tensors.items() if "down_proj" in name)
-    taken = check.needed_bytes(header, config, recipe, 0) - check.needed_bytes(header, config, group, 0)
+    taken = check.required_memory_bytes(header, config, recipe, 0) - check.required_memory_bytes(
+        header, config, group, 0
+    )
     assert taken == (4 * columns * (columns - 32) if recipe.method == "awq" else 0)
 
 
 def test_layers_hear_what_the_quantized_ones_before_them_give(header: Header, tmp_path: Path) -> None:
     """The second layer's GPTQ, of inputs that the first layer as written gives in the engine's own layers."""
     recipe, kept = Recipe("gptq", 4, 32, head_bits=16), Kept()
-    quantize(header, recipe, text(), kept, silent)
+    quantize_layers(header, recipe, text(), kept, silent)
     engine = make_engine(write_plain(kept, header, tmp_path / "plain"))
     original = make_engine(header.path).runner.model
     layer, heard = engine.runner.model.layers[1], []
@@ -236,9 +238,9 @@ def test_experts_that_hardly_a_token_reached_are_rounded_and_named(tmp_path: Pat
     make_checkpoint(tmp_path, "Qwen3Moe", num_experts=16, num_experts_per_tok=1, moe_intermediate_size=40)
     header = read_header(tmp_path)
     nearest = Kept()
-    quantize(header, Recipe("rtn", 4, 32), None, nearest, silent)
+    quantize_layers(header, Recipe("rtn", 4, 32), None, nearest, silent)
     kept = Kept()
-    outcome = quantize(header, CALIBRATED[0], text(8, 48), kept, silent)
+    outcome = quantize_layers(header, CALIBRATED[0], text(8, 48), kept, silent)
     experts = [name for name in outcome.errors if ".mlp.experts." in name]
     assert 0 < len(outcome.rounded) < len(experts)
     assert set(outcome.rounded) <= set(experts)
@@ -267,19 +269,19 @@ def test_experts_that_hardly_a_token_reached_are_rounded_and_named(tmp_path: Pat
 def test_what_cannot_be_done_is_said_before_anything_is_read(header: Header, recipe: Recipe, words: str) -> None:
     kept = Kept()
     with pytest.raises(UsageError, match=re.escape(words)):
-        quantize(header, recipe, None, kept, silent)
+        quantize_layers(header, recipe, None, kept, silent)
     assert not kept.parts
 
 
 def test_too_little_memory_is_said_before_anything_is_read(
     header: Header, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "free_memory", lambda: 10_000_000)
+    monkeypatch.setattr(check, "free_host_bytes", lambda: 10_000_000)
     kept = Kept()
     with pytest.raises(
         DoesNotFit, match=r"quantizing with awq takes \d+ MB and 10.0 MB are free; free memory, or"
     ):
-        quantize(header, CALIBRATED[1], text(), kept, silent)
+        quantize_layers(header, CALIBRATED[1], text(), kept, silent)
     assert not kept.parts
 
 
@@ -290,18 +292,18 @@ def test_activations_that_are_not_finite_name_their_matrix(tmp_path: Path, recip
     weights["model.layers.1.mlp.up_proj.weight"][:] = 3e38  # finite, but not what it gives
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(DamagedModel, match=r"the inputs of layers.1.mlp.down_proj are NaN or infinite"):
-        quantize(read_header(tmp_path), recipe, text(), Kept(), silent)
+        quantize_layers(read_header(tmp_path), recipe, text(), Kept(), silent)
 
 
 MEASURED = """
 import resource, sys
 import torch
 from pathlib import Path
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.quant.recipe import Recipe
-from localllm.quantize.check import TRANSIENT, needed_bytes
-from localllm.quantize.driver import quantize
+from localllm.quantize.check import TRANSIENT, required_memory_bytes
+from localllm.quantize.driver import quantize_layers
 
 class Nowhere:
     done = set()
@@ -313,12 +315,12 @@ def peak():
 
 torch.set_num_threads(1)
 header, ids = read_header(Path(sys.argv[1])), torch.randint(1, 320, (8, 256))
-config = describe(header.config)
+config = parse_config(header.config)
 recipe = Recipe(sys.argv[2], 4, 128)
-quantize(read_header(Path(sys.argv[3])), recipe, ids[:4], Nowhere(), lambda *_: None)  # what torch takes once
+quantize_layers(read_header(Path(sys.argv[3])), recipe, ids[:4], Nowhere(), lambda *_: None)  # torch's own
 before = peak()
-quantize(header, recipe, ids, Nowhere(), lambda *_: None)
-print(peak() - before, needed_bytes(header, config, recipe, ids.numel()) - TRANSIENT, header.stored_bytes)
+quantize_layers(header, recipe, ids, Nowhere(), lambda *_: None)
+print(peak() - before, required_memory_bytes(header, config, recipe, ids.numel()) - TRANSIENT, header.stored_bytes)
 """
 
 

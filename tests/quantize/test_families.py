@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
-from localllm.plan.weights import KEPT
+from localllm.plan.weights import UNQUANTIZED_MATRIX
 from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize.driver import quantize
-from localllm.quantize.folds import apply, folds
-from localllm.quantize.held import Holding
-from localllm.quantize.layers import Stream, build
+from localllm.quantize.driver import quantize_layers
+from localllm.quantize.folds import apply_fold, find_folds
+from localllm.quantize.held import RecordedWeights
+from localllm.quantize.layers import HiddenStates, build_layer
 from tests.models.families import FAMILIES
 from tests.quantize.plain import Kept, plain
 from tests.tiny import make_checkpoint, make_engine
@@ -58,47 +58,49 @@ def text(windows: int = 3, length: int = 40) -> Tensor:
 
 
 def test_layer_by_layer_the_hidden_states_are_those_of_the_whole_model(header: Header) -> None:
-    config, ids = describe(header.config), text()
-    stream = Stream(header, config, ids)
+    config, ids = parse_config(header.config), text()
+    stream = HiddenStates(header, config, ids)
     for index in range(len(config.layers)):
-        stream.run(build(header, config, index, Holding(), torch.float32, stack=True), index, keep=True)
+        stream.run_layer(
+            build_layer(header, config, index, RecordedWeights(), torch.float32, stack=True), index, keep=True
+        )
     engine = make_engine(Path(header.path))
     model = engine.runner.model
-    logits = model.head(model.norm(stream.hidden[-1])) * config.logit_scale
+    logits = model.lm_head(model.norm(stream.hidden[-1])) * config.logit_scale
     if config.logit_softcap:
         logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
     torch.testing.assert_close(logits, engine.logits(ids[-1].tolist()), atol=2e-4, rtol=1e-4)
 
 
 def test_what_is_folded_changes_no_result(header: Header) -> None:
-    config, ids = describe(header.config), text()
-    exact, folded = Stream(header, config, ids), Stream(header, config, ids)
+    config, ids = parse_config(header.config), text()
+    exact, folded = HiddenStates(header, config, ids), HiddenStates(header, config, ids)
     generator, count = torch.Generator().manual_seed(5), 0
     for index, layer in enumerate(config.layers):
-        holding = Holding()
-        exact.run(build(header, config, index, holding, torch.float32, stack=True), index, keep=True)
-        others_read = index in folded.read_by_others
-        for fold in folds(layer, f"layers.{index}.", holding.tensors, others_read):
+        holding = RecordedWeights()
+        exact.run_layer(build_layer(header, config, index, holding, torch.float32, stack=True), index, keep=True)
+        others_read = index in folded.shared_kv_layers
+        for fold in find_folds(layer, f"layers.{index}.", holding.tensors, others_read):
             columns = holding.tensors[f"{fold.readers[0]}.weight"].shape[1]
-            s = fold.allowed(torch.exp2(torch.randn(columns, generator=generator)))
+            s = fold.nearest_foldable(torch.exp2(torch.randn(columns, generator=generator)))
             kept = {name: holding.tensors[f"{name}.weight"] for name in fold.readers if kept_as_it_is(name)}
-            apply(fold, s, holding.tensors, header.layout.norm_offset)
+            apply_fold(fold, s, holding.tensors, header.layout.norm_offset)
             count += 1
             for name, before in kept.items():  # powers of two: not a bit is lost
                 assert torch.equal(holding.tensors[f"{name}.weight"].bfloat16() / s, before.bfloat16().float())
-        folded.run(build(header, config, index, holding, torch.float32, stack=True), index, keep=True)
+        folded.run_layer(build_layer(header, config, index, holding, torch.float32, stack=True), index, keep=True)
     assert count >= len(config.layers)
     torch.testing.assert_close(folded.hidden, exact.hidden, atol=3e-4, rtol=3e-4)
 
 
 def kept_as_it_is(name: str) -> bool:
-    return KEPT.fullmatch(f"{name}.weight") is not None
+    return UNQUANTIZED_MATRIX.fullmatch(f"{name}.weight") is not None
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.method)
 def test_every_method_takes_every_family(header: Header, recipe: Recipe) -> None:
     kept = Kept()
-    outcome = quantize(header, recipe, text(), kept, lambda *_: None)
+    outcome = quantize_layers(header, recipe, text(), kept, lambda *_: None)
     made = kept.tensors
     missing = header.tensors.keys() - made.keys()
     assert {name for name in missing if not name.startswith("lm_head.")} == set()

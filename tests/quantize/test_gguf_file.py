@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 import localllm
-from localllm.arch.config import DividedScaling, Llama3Scaling, ModelConfig
-from localllm.arch.describe import describe
+from localllm.arch.config import Llama3Scaling, ModelConfig, PerFrequencyScaling
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, UnsupportedModel, UsageError
-from localllm.quantize.gguf_file import drafted, write_gguf
+from localllm.quantize.gguf_file import locked_draft, write_gguf
 from localllm.request import SamplingParams
 from tests.models.families import FAMILIES
 from tests.shared import shared
@@ -58,7 +58,7 @@ def test_the_file_describes_the_same_model(name: str, tmp_path: Path) -> None:
 
 def described(config: Any) -> ModelConfig:
     """Without what the format has no place for, numbers as float32, in which it keeps them."""
-    found = describe(config)
+    found = parse_config(config)
     return dataclasses.replace(
         found,
         eos_ids=(),
@@ -71,7 +71,7 @@ def described(config: Any) -> ModelConfig:
 
 
 def rounded(rope: Any) -> Any:
-    if isinstance(rope.scaling, Llama3Scaling | DividedScaling):
+    if isinstance(rope.scaling, Llama3Scaling | PerFrequencyScaling):
         return dataclasses.replace(rope, scaling=None)  # their logits are compared
     return rope
 
@@ -162,7 +162,7 @@ def test_a_file_that_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
 
 def test_two_do_not_write_one_file(tmp_path: Path) -> None:
     header, file = read_header(shared("stories260K")), tmp_path / "model.gguf"
-    with drafted(file) as draft:
+    with locked_draft(file) as draft:
         with pytest.raises(UsageError, match="another process is writing"):
             write_gguf(header, "q8_0", file)
         draft.write_bytes(b"mine")

@@ -11,9 +11,9 @@ import torch
 import localllm
 from localllm.checkpoint.header import read_header
 from localllm.errors import ModelNotFound, UsageError
-from localllm.quantize.keep import kept_or_made
-from localllm.quantize.source import identity
-from localllm.quantize.store import find, kept, kept_of, locked, place
+from localllm.quantize.keep import find_or_quantize
+from localllm.quantize.source import source_identity
+from localllm.quantize.store import artefact_lock, artefact_path, find_artefact, find_artefacts, list_artefacts
 from localllm.settings import Settings
 from tests.hub.downloaded import download
 from tests.shared import shared
@@ -31,34 +31,34 @@ def model(tmp_path: Path) -> Path:
 def test_it_is_made_once_and_found_again(model: Path, tmp_path: Path) -> None:
     told: list[str] = []
     home = tmp_path / "home"
-    assert find(home, model, "int4") is None
-    made = kept_or_made(read_header(model), "int4", home, lambda part, done, count: told.append(part))
+    assert find_artefact(home, model, "int4") is None
+    made = find_or_quantize(read_header(model), "int4", home, lambda part, done, count: told.append(part))
     assert told[0] == "tables" and "layers.2" in told
     told.clear()
-    again = kept_or_made(read_header(model), "int4", home, lambda part, done, count: told.append(part))
-    assert (again, told, find(home, model, "int4")) == (made, [], made)
-    assert find(home, model, "int8") is None
+    again = find_or_quantize(read_header(model), "int4", home, lambda part, done, count: told.append(part))
+    assert (again, told, find_artefact(home, model, "int4")) == (made, [], made)
+    assert find_artefact(home, model, "int8") is None
 
 
 def test_weights_that_have_changed_have_none_and_the_old_one_is_still_listed(model: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    kept_or_made(read_header(model), "int8", home)
+    find_or_quantize(read_header(model), "int8", home)
     os.utime(model / "model.safetensors", ns=(0, 0))
-    assert find(home, model, "int8") is None
-    kept_or_made(read_header(model), "int8", home)
-    assert [(one.source, one.whole) for one in kept(home)] == [(str(model.resolve()), True)] * 2
-    freed = sum(one.remove() for one in kept_of(home, str(model.resolve()), "int8"))
-    assert freed > 100_000 and not list(kept(home))
+    assert find_artefact(home, model, "int8") is None
+    find_or_quantize(read_header(model), "int8", home)
+    assert [(one.source, one.complete) for one in list_artefacts(home)] == [(str(model.resolve()), True)] * 2
+    freed = sum(one.remove() for one in find_artefacts(home, str(model.resolve()), "int8"))
+    assert freed > 100_000 and not list(list_artefacts(home))
     with pytest.raises(ModelNotFound, match="has not been quantized to int8"):
-        kept_of(home, str(model.resolve()), "int8")
+        find_artefacts(home, str(model.resolve()), "int8")
 
 
 def test_a_model_of_the_hub_is_its_commit_wherever_the_cache_lies(hub, cache, tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "tiny", "Llama")
     files = {file.name: file.read_bytes() for file in (tmp_path / "tiny").iterdir()}
     snapshot = download(hub, "org/tiny-model", {**files, "tokenizer.json": b"{}"})
-    assert identity(snapshot) == {"repo": "org/tiny-model", "commit": snapshot.name}
-    assert place(tmp_path, snapshot, "int8").parent.name == f"org--tiny-model@{snapshot.name[:12]}"
+    assert source_identity(snapshot) == {"repo": "org/tiny-model", "commit": snapshot.name}
+    assert artefact_path(tmp_path, snapshot, "int8").parent.name == f"org--tiny-model@{snapshot.name[:12]}"
 
 
 def test_what_was_broken_off_is_never_whole(model: Path, tmp_path: Path) -> None:
@@ -69,13 +69,13 @@ def test_what_was_broken_off_is_never_whole(model: Path, tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        kept_or_made(header, "int4", home, stop)
-    assert find(home, model, "int4") is None
-    [left] = kept(home)
-    assert (left.quant, left.whole, left.path.name) == ("int4", False, "int4.partial")
-    kept_or_made(header, "int4", home)
-    [whole] = kept(home)
-    assert whole.whole and whole.path == find(home, model, "int4")
+        find_or_quantize(header, "int4", home, stop)
+    assert find_artefact(home, model, "int4") is None
+    [left] = list_artefacts(home)
+    assert (left.quant, left.complete, left.path.name) == ("int4", False, "int4.partial")
+    find_or_quantize(header, "int4", home)
+    [whole] = list_artefacts(home)
+    assert whole.complete and whole.path == find_artefact(home, model, "int4")
 
 
 def test_a_second_process_waits_and_takes_what_the_first_has_made(model: Path, tmp_path: Path) -> None:
@@ -83,19 +83,22 @@ def test_a_second_process_waits_and_takes_what_the_first_has_made(model: Path, t
     script = f"""
 from pathlib import Path
 from localllm.checkpoint.header import read_header
-from localllm.quantize.keep import kept_or_made
+from localllm.quantize.keep import find_or_quantize
 print("begin", flush=True)
-kept_or_made(read_header(Path({str(model)!r})), "int4", Path({str(home)!r}), lambda *_: print("made"), print)
+find_or_quantize(read_header(Path({str(model)!r})), "int4", Path({str(home)!r}), lambda *_: print("made"), print)
 """
-    with locked(place(home, model, "int4")):
+    with artefact_lock(artefact_path(home, model, "int4")):
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         assert process.stdout and process.stdout.readline() == "begin\n"
         assert "another process is quantizing" in process.stdout.readline()
-        with pytest.raises(UsageError, match="another process is writing"), locked(place(home, model, "int4")):
+        with (
+            pytest.raises(UsageError, match="another process is writing"),
+            artefact_lock(artefact_path(home, model, "int4")),
+        ):
             pass
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "made" in out
-    assert find(home, model, "int4")
+    assert find_artefact(home, model, "int4")
 
 
 def test_load_runs_it_and_refuses_what_is_quantized(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_load_runs_it_and_refuses_what_is_quantized(tmp_path: Path) -> None:
         reference = exact.logits(ids)
         assert (small.logits(ids) - reference).abs().mean() < reference.abs().mean() / 20
         assert small.name == "TinyStories-656K-hf in INT8"
-        assert small.path == find(settings.home, source, "int8")
+        assert small.path == find_artefact(settings.home, source, "int8")
         assert not torch.equal(small.logits(ids), reference)
     for quantized in ("demo", small.path, shared("stories260K-f32.gguf")):
         with pytest.raises(UsageError, match="leave out --quant"):

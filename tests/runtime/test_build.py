@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import triton.knobs
 
-from localllm.runtime.build import keep_kernels
+from localllm.runtime.build import set_triton_cache_dir
 
 
 def test_compiled_kernels_lie_in_the_users_cache_unless_the_environment_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
-    keep_kernels(tmp_path)
+    set_triton_cache_dir(tmp_path)
     assert triton.knobs.cache.dir == str(tmp_path / "own")
     monkeypatch.delenv("TRITON_CACHE_DIR")
-    keep_kernels(tmp_path)
+    set_triton_cache_dir(tmp_path)
     assert triton.knobs.cache.dir == str(tmp_path / "triton")

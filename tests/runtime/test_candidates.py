@@ -11,8 +11,8 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from localllm.request import SamplingParams
-from localllm.runtime.candidates import candidates
-from localllm.runtime.sampler import Row, adjust, forbid, sample
+from localllm.runtime.candidates import likeliest_candidates
+from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penalties, sample
 
 VOCABULARY = 97
 WARPERS: dict[str, Any] = {
@@ -35,12 +35,12 @@ SETTINGS = [
 ]
 
 
-def row(seed: int, masked: bool, **params: Any) -> Row:
+def row(seed: int, masked: bool, **params: Any) -> SamplingSpec:
     masks = None
     if masked:
         words = np.random.default_rng(seed).integers(0, 2**31, -(-VOCABULARY // 32), dtype=np.int32)
         masks = lambda: [words]  # noqa: E731
-    return Row(SamplingParams(**params), seed, 0, [1, 2, 3, 7, 7], Counter([7, 7]), masks=masks)
+    return SamplingSpec(SamplingParams(**params), seed, 0, [1, 2, 3, 7, 7], Counter([7, 7]), masks=masks)
 
 
 def values(seed: int) -> torch.Tensor:
@@ -55,14 +55,14 @@ def test_each_has_the_chance_that_the_rules_of_transformers_leave_it_and_the_fir
 ) -> None:
     logits, of = values(seed), row(seed, masked, **params)
     before = logits.clone()
-    found = candidates(logits, of, 9, VOCABULARY)
+    found = likeliest_candidates(logits, of, 9, VOCABULARY)
     assert torch.equal(logits, before)
 
     scores = logits[None].clone()
     left = [("", scores.clone())]
-    forbid(scores, [of])
+    apply_grammar(scores, [of])
     left.append(("grammar", scores.clone()))
-    adjust(scores, [of])
+    apply_penalties(scores, [of])
     left.append(("logit_bias", scores.clone()))
     for name, warper in WARPERS.items():
         if name in params:
@@ -84,7 +84,7 @@ def test_many_draws_come_as_often_as_the_chances_say(params: dict[str, Any], mas
     logits, of, count = values(11), row(11, masked, **params), 30_000
     draws = sample(logits.expand(count, -1).clone(), [replace(of, position=place) for place in range(count)])
     often = torch.bincount(draws, minlength=VOCABULARY)
-    found = candidates(logits, of, 0, VOCABULARY)
+    found = likeliest_candidates(logits, of, 0, VOCABULARY)
     assert not any(often[each.token_id] for each in found if each.cut_by)
     frequent = [each for each in found if each.chance * count >= 10]
     expected = [each.chance * count for each in frequent]
@@ -101,7 +101,7 @@ def test_many_draws_come_as_often_as_the_chances_say(params: dict[str, Any], mas
 def test_temperature_0_leaves_the_one_that_is_taken(torch_alone: None) -> None:
     logits, of = values(3), row(3, False, temperature=0, repetition_penalty=50.0, logit_bias={8: -torch.inf})
     [taken] = sample(logits[None].clone(), [of]).tolist()
-    found = {each.token_id: each for each in candidates(logits, of, taken, VOCABULARY)}
+    found = {each.token_id: each for each in likeliest_candidates(logits, of, taken, VOCABULARY)}
     assert {token for token, each in found.items() if each.chance} == {taken}
     assert found[taken] == replace(found[taken], chance=1.0, cut_by="")
     assert found[8].cut_by == "logit_bias"
@@ -111,12 +111,12 @@ def test_temperature_0_leaves_the_one_that_is_taken(torch_alone: None) -> None:
 def test_the_token_that_came_is_told_where_it_is_not_among_the_likeliest() -> None:
     logits, of = values(5), row(5, False, temperature=1.0)
     order = logits.argsort(descending=True).tolist()
-    assert [each.token_id for each in candidates(logits, of, order[50], 3)] == [*order[:3], order[50]]
-    assert [each.token_id for each in candidates(logits, of, order[1], 3)] == order[:3]
+    assert [each.token_id for each in likeliest_candidates(logits, of, order[50], 3)] == [*order[:3], order[50]]
+    assert [each.token_id for each in likeliest_candidates(logits, of, order[1], 3)] == order[:3]
 
 
 def test_a_token_that_the_model_rules_out_is_left_out_by_no_rule() -> None:
     logits, of = values(5), row(5, False, temperature=1.0, top_k=3)
     logits[4] = -torch.inf
-    [*_, last] = candidates(logits, of, 0, VOCABULARY)
+    [*_, last] = likeliest_candidates(logits, of, 0, VOCABULARY)
     assert (last.token_id, last.logprob, last.chance, last.cut_by) == (4, -torch.inf, 0.0, "")

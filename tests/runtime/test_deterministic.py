@@ -1,22 +1,22 @@
 import pytest
 import torch
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.errors import UsageError
 from localllm.runtime import deterministic
 from tests.tiny import CPU, SMALL
 
-LLAMA = describe({**SMALL, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+LLAMA = parse_config({**SMALL, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
 
 
 def test_a_cpu_that_compiles_kernels_is_taken() -> None:
-    deterministic.check(LLAMA, CPU, torch.float32)
-    deterministic.check(LLAMA, CPU, torch.int8)
+    deterministic.check_deterministic(LLAMA, CPU, torch.float32)
+    deterministic.check_deterministic(LLAMA, CPU, torch.int8)
 
 
 def test_where_it_is_not_proven_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="holds on a CPU alone"):
-        deterministic.check(LLAMA, torch.device("cuda", 0), torch.float32)
-    monkeypatch.setattr(deterministic, "runs_here", lambda: False)
+        deterministic.check_deterministic(LLAMA, torch.device("cuda", 0), torch.float32)
+    monkeypatch.setattr(deterministic, "cpu_supported", lambda: False)
     with pytest.raises(UsageError, match="lacks the instructions"):
-        deterministic.check(LLAMA, CPU, torch.float32)
+        deterministic.check_deterministic(LLAMA, CPU, torch.float32)

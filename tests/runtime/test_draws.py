@@ -11,9 +11,9 @@ from torch import Tensor
 
 from localllm.request import SamplingParams
 from localllm.runtime import draws
-from localllm.runtime.draws import Draws, Histories, Kind, kind_of
+from localllm.runtime.draws import BucketSampler, SamplingVariant, TokenHistories, variant_of
 from localllm.runtime.kernels.gpu import sampling
-from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, Row, sample
+from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, SamplingSpec, sample
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 VOCABULARY, CONTEXT = 211, 40
@@ -23,30 +23,32 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks a row, and lists that hold the tokens of some rows only."""
-    monkeypatch.setattr(sampling, "CHUNK", 128)
-    monkeypatch.setattr(sampling, "CANDIDATES", 16)
-    monkeypatch.setattr(sampling, "BLOCK", 128)
-    monkeypatch.setattr(sampling, "PART", 32)
-    monkeypatch.setattr(draws, "MOST_BIASES", 4)
+    monkeypatch.setattr(sampling, "CHUNK_TOKENS", 128)
+    monkeypatch.setattr(sampling, "MAX_CANDIDATES", 16)
+    monkeypatch.setattr(sampling, "SEARCH_BLOCK", 128)
+    monkeypatch.setattr(sampling, "HISTORY_BLOCK", 32)
+    monkeypatch.setattr(draws, "MAX_BIASES", 4)
 
 
-def row(position: int = 0, seed: int = 1, prompt: tuple[int, ...] = (), history: int = -1, **params: Any) -> Row:
-    return Row(SamplingParams(**params), seed, position, list(prompt), Counter(), history)
+def row(
+    position: int = 0, seed: int = 1, prompt: tuple[int, ...] = (), history: int = -1, **params: Any
+) -> SamplingSpec:
+    return SamplingSpec(SamplingParams(**params), seed, position, list(prompt), Counter(), history)
 
 
 def logits(rows: int, seed: int = 0, vocabulary: int = VOCABULARY) -> Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def on_device(values: Tensor, rows: list[Row], bucket: int = 0) -> list[int]:
+def on_device(values: Tensor, rows: list[SamplingSpec], bucket: int = 0) -> list[int]:
     """One step of new draws; the bucket's further rows hold what must not be read."""
     bucket, vocabulary = bucket or len(rows), values.shape[1]
     padded = torch.full((bucket, vocabulary), torch.nan)
     padded[: len(rows)] = values
     choices = torch.full((bucket,), -77)
-    made = Draws(bucket, vocabulary, CPU, Histories(bucket, CONTEXT, vocabulary, CPU))
-    made.set(rows)
-    made.launch(kind_of(rows, vocabulary), padded, choices)
+    made = BucketSampler(bucket, vocabulary, CPU, TokenHistories(bucket, CONTEXT, vocabulary, CPU))
+    made.prepare(rows)
+    made.launch(variant_of(rows, vocabulary), padded, choices)
     assert choices[len(rows) :].eq(-77).all()
     return choices[: len(rows)].tolist()
 
@@ -102,7 +104,7 @@ def test_what_is_no_token_is_said(temperature: float) -> None:
     values[0, 150], values[1, 3], values[2], values[3, :200] = torch.nan, torch.inf, -torch.inf, -torch.inf
     rows = [row(position=i, temperature=temperature, top_p=0.9) for i in range(5)]
     choices = on_device(values, rows)
-    assert choices[:3] == [NO_NUMBER, NO_NUMBER, NOTHING_LEFT]
+    assert choices[:3] == [NOT_FINITE, NOT_FINITE, ALL_FORBIDDEN]
     assert choices[3:] == sample(values.clone(), rows).tolist()[3:]
     assert choices[3] >= 200
 
@@ -134,8 +136,8 @@ def test_penalties_count_tokens_that_only_the_device_knows() -> None:
     order = [3, 0, 5, 1, 2, 4, 7, 6]  # rows of the history
     known = [row(len(prompts[i]), i, prompts[i], history=order[i], **p) for i, p in enumerate(PENALTIES)]
     exact = [row(len(prompts[i]), i, prompts[i], **p) for i, p in enumerate(PENALTIES)]
-    histories = Histories(8, CONTEXT, VOCABULARY, CPU)
-    buckets = {8: Draws(8, VOCABULARY, CPU, histories), 6: Draws(6, VOCABULARY, CPU, histories)}
+    histories = TokenHistories(8, CONTEXT, VOCABULARY, CPU)
+    buckets = {8: BucketSampler(8, VOCABULARY, CPU, histories), 6: BucketSampler(6, VOCABULARY, CPU, histories)}
     shapes = logits(8, 4) / 3  # near enough that penalties decide
     places = list(range(8))
     unread: dict[int, int] = {}
@@ -144,9 +146,9 @@ def test_penalties_count_tokens_that_only_the_device_knows() -> None:
             places = [4, 1, 0, 3, 5]
         made = buckets[8 if step < 3 else 6]
         rows = [known[i] for i in places]
-        made.set(rows)
+        made.prepare(rows)
         choices = torch.zeros(len(rows), dtype=torch.int64)
-        made.launch(kind_of(rows, VOCABULARY), shapes[places], choices)
+        made.launch(variant_of(rows, VOCABULARY), shapes[places], choices)
         expected = sample(shapes[places], [exact[i] for i in places]).tolist()
         assert choices.tolist() == expected
         for i, token in unread.items():
@@ -158,7 +160,7 @@ def test_penalties_count_tokens_that_only_the_device_knows() -> None:
     assert not histories.on_device.marks.any()
 
 
-def told(row: Row, token: int) -> None:
+def told(row: SamplingSpec, token: int) -> None:
     assert isinstance(row.token_ids, list)
     row.token_ids.append(token)
     row.output_counts[token] += 1
@@ -166,23 +168,29 @@ def told(row: Row, token: int) -> None:
 
 def test_a_step_of_the_same_rows_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(4, prompt=(1, 2, 3, 4), history=0, repetition_penalty=1.1), row(9)]
-    made = Draws(2, VOCABULARY, CPU, Histories(2, CONTEXT, VOCABULARY, CPU))
+    made = BucketSampler(2, VOCABULARY, CPU, TokenHistories(2, CONTEXT, VOCABULARY, CPU))
     filled: list[Tensor] = []
-    copy = draws.fill
-    monkeypatch.setattr(draws, "fill", lambda target, values: (filled.append(values), copy(target, values)))
-    made.set(rows)
+    copy = draws.upload_into
+    monkeypatch.setattr(draws, "upload_into", lambda target, values: (filled.append(values), copy(target, values)))
+    made.prepare(rows)
     assert len(filled) == 2  # a history, and the columns
-    made.launch(kind_of(rows, VOCABULARY), logits(2), torch.zeros(2, dtype=torch.int64))
-    made.set([replace(r, position=r.position + 1) for r in rows])
+    made.launch(variant_of(rows, VOCABULARY), logits(2), torch.zeros(2, dtype=torch.int64))
+    made.prepare([replace(r, position=r.position + 1) for r in rows])
     assert len(filled) == 2
     assert made.columns.position.tolist() == [5, 10]
-    made.set([replace(r, position=r.position + 1) for r in rows])  # drawn once more
+    made.prepare([replace(r, position=r.position + 1) for r in rows])  # drawn once more
     assert len(filled) == 3
 
 
 def test_a_kind_says_which_kernels_a_step_takes_or_why_none() -> None:
-    assert kind_of([row(temperature=0), row(temperature=0)], VOCABULARY) == Kind(drawn=False, adjusted=False)
-    assert kind_of([row(temperature=0), row()], VOCABULARY) == Kind(drawn=True, adjusted=False)
-    assert kind_of([row(temperature=0, presence_penalty=1)], VOCABULARY) == Kind(drawn=False, adjusted=True)
-    assert kind_of([row(logit_bias=dict.fromkeys(range(5), 1))], VOCABULARY).refused
-    assert kind_of([row()], 2**20).refused
+    assert variant_of([row(temperature=0), row(temperature=0)], VOCABULARY) == SamplingVariant(
+        is_random=False, has_penalties=False
+    )
+    assert variant_of([row(temperature=0), row()], VOCABULARY) == SamplingVariant(
+        is_random=True, has_penalties=False
+    )
+    assert variant_of([row(temperature=0, presence_penalty=1)], VOCABULARY) == SamplingVariant(
+        is_random=False, has_penalties=True
+    )
+    assert variant_of([row(logit_bias=dict.fromkeys(range(5), 1))], VOCABULARY).unsupported_reason
+    assert variant_of([row()], 2**20).unsupported_reason

@@ -36,15 +36,15 @@ def sequence(prompt: list[int], seed: int = 0, eos: frozenset[int] = frozenset()
 def run(engine: Engine, sequences: list[Sequence]) -> Answers:
     events: Answers = {s.request.id: [] for s in sequences}
     for s in sequences:
-        engine.submit(s)
+        engine.add_sequence(s)
     for _ in range(5000):
-        if not engine.busy:
+        if not engine.has_unfinished_requests:
             break
         for event in engine.step():
             events[event.sequence.request.id].append(event)
-    assert not engine.busy
-    engine.pool.check_idle()
-    assert len(engine.free_rows) == len(engine.runner.newest)
+    assert not engine.has_unfinished_requests
+    engine.pool.check_all_free()
+    assert len(engine.free_token_slots) == len(engine.runner.newest_tokens)
     assert all(answer[-1].finish_reason for answer in events.values())
     return events
 
@@ -60,22 +60,22 @@ class Guesses:
         self.rng, self.told = rng, told
         self.right = self.drafted = 0
 
-    def wants(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         return self.rng.random() < 0.5
 
     def draft(self, sequences: list[Sequence]) -> None:
         for s in sequences:
-            assert not s.unread and not s.drafts and not s.finished
-            said = len(s.token_ids) - s.prompt_length
-            coming = self.told[s.request.id][said : said + self.rng.randrange(0, 16)][: s.room]
-            s.drafts = [t if self.rng.random() < 0.8 else self.rng.randrange(320) for t in coming]
+            assert not s.unread_count and not s.draft_ids and not s.finished
+            said = len(s.token_ids) - s.prompt_len
+            coming = self.told[s.request.id][said : said + self.rng.randrange(0, 16)][: s.max_drafts]
+            s.draft_ids = [t if self.rng.random() < 0.8 else self.rng.randrange(320) for t in coming]
 
-    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         assert 0 <= accepted <= drafted
         self.drafted += drafted
         self.right += accepted
 
-    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
         assert seconds > 0
 
     def forget(self, sequence: Sequence) -> None:
@@ -126,7 +126,7 @@ def mix(folder: Path, seed: int, asynchronous: bool) -> None:
 
     roomy = make_engine(folder)
     alone = [tokens(run(roomy, [s])[s.request.id]) for s in fresh()]
-    need = max(-(-s.limit // 8) for s in fresh())
+    need = max(-(-s.max_len // 8) for s in fresh())
     engine = make_engine(
         folder,
         blocks=need + rng.randrange(0, 12),
@@ -143,7 +143,7 @@ def mix(folder: Path, seed: int, asynchronous: bool) -> None:
     got = run(engine, together)
     for s in together:
         told = [p.token_id for e in got[s.request.id] for p in e.prompt_logprobs]
-        assert told == (list(s.request.prompt_ids[1:]) if s.reads_whole_prompt else [])
+        assert told == (list(s.request.prompt_ids[1:]) if s.needs_whole_prompt else [])
     assert [tokens(got[s.request.id]) for s in together] == alone
     if any(s["max_tokens"] for s in settings):
         assert any(alone)
@@ -163,16 +163,16 @@ def test_a_second_turn_finds_the_first_in_the_cache(folder: Path) -> None:
 def test_a_beginning_is_found_while_the_earlier_answer_still_runs(folder: Path) -> None:
     engine = make_engine(folder)
     first = sequence(list(range(3, 40)), temperature=0, max_tokens=30)
-    engine.submit(first)
+    engine.add_sequence(first)
     while len(first.token_ids) < 50:
         engine.step()
     again = sequence([*first.token_ids[:49], 7, 8], temperature=0, max_tokens=5)
-    engine.submit(again)
+    engine.add_sequence(again)
     while not again.finished:
         engine.step()
     assert not first.finished
     assert again.cached_tokens == 48
-    said = again.token_ids[again.prompt_length :]
+    said = again.token_ids[again.prompt_len :]
     anew = sequence([*first.token_ids[:49], 7, 8], temperature=0, max_tokens=5)
     assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
 
@@ -185,36 +185,36 @@ def test_the_longest_beginning_is_found_of_several(folder: Path) -> None:
     again = sequence(prompt, temperature=0, max_tokens=1)
     run(engine, [again])
     assert again.cached_tokens == 48
-    assert (engine.scheduler.lookups, engine.scheduler.hits) == (4, 3)
+    assert (engine.scheduler.prefix_lookups, engine.scheduler.prefix_hits) == (4, 3)
 
 
 def test_who_was_put_back_finds_what_it_had_computed(folder: Path) -> None:
     engine = make_engine(folder)
     s = sequence(list(range(3, 40)), temperature=0, max_tokens=12)
-    engine.submit(s)
+    engine.add_sequence(s)
     while len(s.token_ids) < 43:
         engine.step()
     engine.scheduler.preempt(s)
     assert s.computed == 0
-    engine.scheduler.next_work(1)
+    engine.scheduler.schedule(1)
     assert s.computed == 41
     engine.cancel(s)
     engine.pool.drain_copies()
-    engine.pool.check_idle()
+    engine.pool.check_all_free()
 
 
 def test_while_an_answer_streams_a_long_prompt_comes_in_chunks_that_do_not_hold_it_up(folder: Path) -> None:
     def play() -> tuple[list[int], list[list[int]]]:
         """Tokens of the prompt in each step, and what both said."""
         engine = make_engine(folder, token_budget=128)
-        engine.chunk.patience_s = 0
-        engine.chunk.stepped(128, 1.0)
+        engine.chunk_policy.max_gap_s = 0
+        engine.chunk_policy.record_step(128, 1.0)
         talks, long = (sequence(p, temperature=0, max_tokens=9) for p in ([3, 4, 5], list(range(4, 204))))
-        engine.submit(talks)
+        engine.add_sequence(talks)
         engine.step()
-        engine.submit(long)
+        engine.add_sequence(long)
         chunks = []
-        while engine.busy:
+        while engine.has_unfinished_requests:
             before = long.computed
             engine.step()
             chunks += [long.computed - before] if before < 200 and long.state else []
@@ -252,16 +252,16 @@ def test_cancelling_frees_everything_at_once_even_with_a_step_in_flight(folder: 
     engine = make_engine(folder)
     engine.runner.asynchronous = True
     gone, stays = sequence([3, 4, 5], temperature=0), sequence([3, 4, 6], temperature=0)
-    engine.submit(gone)
-    engine.submit(stays)
+    engine.add_sequence(gone)
+    engine.add_sequence(stays)
     engine.step()
     engine.step()
     engine.cancel(gone)
     events = []
-    while engine.busy:
+    while engine.has_unfinished_requests:
         events += engine.step()
     assert all(event.sequence is stays for event in events)
-    engine.pool.check_idle()
+    engine.pool.check_all_free()
 
 
 def test_why_an_answer_ends(folder: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_pass_that_breaks_off_leaves_nothing_behind_that_was_not_put_aside(
     first = sequence(list(range(30, 62)), temperature=0, max_tokens=1)
     run(engine, [first])
     beside = sequence(list(range(3, 20)), temperature=0, max_tokens=6)
-    engine.submit(beside)
+    engine.add_sequence(beside)
     engine.step()
 
     def no_memory(batch: Batch) -> torch.Tensor:
@@ -338,11 +338,11 @@ def test_a_pass_that_breaks_off_leaves_nothing_behind_that_was_not_put_aside(
         broken.setattr(engine.runner, "launch", no_memory)
         with pytest.raises(torch.OutOfMemoryError):
             engine.logits(list(range(100, 132)))
-    assert not engine.pool.found
-    while engine.busy:
+    assert not engine.pool.cached
+    while engine.has_unfinished_requests:
         engine.step()
     assert beside.token_ids[17:] == tokens(alone)
     again = sequence(list(range(30, 62)), temperature=0, max_tokens=1)
     run(engine, [again])
     assert again.token_ids == first.token_ids
-    engine.pool.check_idle()
+    engine.pool.check_all_free()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localllm.runtime.faults import broken, gpu_failed, out_of_memory
+from localllm.runtime.faults import gpu_failure_error, is_gpu_failure, is_out_of_memory
 
 ILLEGAL = (
     "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
@@ -23,8 +23,8 @@ ILLEGAL = (
     ids=str,
 )
 def test_missing_memory_is_told_from_a_gpu_that_failed(error: Exception) -> None:
-    assert out_of_memory(error)
-    assert not gpu_failed(error)
+    assert is_out_of_memory(error)
+    assert not is_gpu_failure(error)
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ def test_missing_memory_is_told_from_a_gpu_that_failed(error: Exception) -> None
     ids=str,
 )
 def test_a_gpu_that_failed_is_told_from_a_fault_of_ours(error: Exception) -> None:
-    assert gpu_failed(error)
-    assert not out_of_memory(error)
+    assert is_gpu_failure(error)
+    assert not is_out_of_memory(error)
 
 
 @pytest.mark.parametrize("error", [ValueError("CPU"), RuntimeError("shapes do not fit"), KeyError("x")], ids=str)
 def test_a_fault_of_ours_is_neither(error: Exception) -> None:
-    assert not gpu_failed(error)
-    assert not out_of_memory(error)
+    assert not is_gpu_failure(error)
+    assert not is_out_of_memory(error)
 
 
 def test_a_gpu_that_failed_is_told_in_one_line() -> None:
-    told = broken(torch.AcceleratorError(ILLEGAL))
+    told = gpu_failure_error(torch.AcceleratorError(ILLEGAL))
     assert str(told) == (
         "the GPU broke off (CUDA error: an illegal memory access was encountered); "
         "load the model again, in a new process"

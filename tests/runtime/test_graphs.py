@@ -10,11 +10,11 @@ import torch
 
 from localllm.request import SamplingParams
 from localllm.runtime import graphs
-from localllm.runtime.draws import kind_of
+from localllm.runtime.draws import variant_of
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS
-from localllm.runtime.sampler import Row
-from localllm.runtime.sent import fill
+from localllm.runtime.sampler import SamplingSpec
+from localllm.runtime.sent import upload_into
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool, SequenceState
 from localllm.runtime.step import Step
@@ -36,21 +36,21 @@ def from_the_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def where_the_last_step_left_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a replay does: the next one writes to the same memory."""
-    capture = graphs.Graphs.capture
+    capture = graphs.CudaGraphs.capture
 
-    def captured(self: graphs.Graphs, key: graphs.Key) -> Callable[[], graphs.Results]:
+    def captured(self: graphs.CudaGraphs, key: graphs.GraphKey) -> Callable[[], graphs.GraphOutput]:
         run, places = capture(self, key), []
 
-        def replay() -> graphs.Results:
+        def replay() -> graphs.GraphOutput:
             found = run()
             if found.logits is None:
                 return found
             places.append(found.logits)
-            return graphs.Results(found.choices, places[0].copy_(found.logits))
+            return graphs.GraphOutput(found.sampled_ids, places[0].copy_(found.logits))
 
         return replay
 
-    monkeypatch.setattr(graphs.Graphs, "capture", captured)
+    monkeypatch.setattr(graphs.CudaGraphs, "capture", captured)
 
 
 @pytest.fixture(scope="module", params=["Llama 3.x", "DeepSeek-V3", "Gemma 4, all at once"])
@@ -62,7 +62,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def captured(engine: Engine) -> int:
-    assert engine.runner.graphs, engine.runner.without_graphs
+    assert engine.runner.graphs, engine.runner.no_graphs_reason
     return len(engine.runner.graphs.captured)
 
 
@@ -87,7 +87,7 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone_without_graphs(
 
     roomy = make_engine(folder)
     alone = [run(roomy, [s])[s.request.id] for s in fresh()]
-    need = max(-(-s.limit // 8) for s in fresh())
+    need = max(-(-s.max_len // 8) for s in fresh())
     engine = make_engine(folder, blocks=need + rng.randrange(12), token_budget=rng.choice([3, 40]), graphs=True)
     engine.runner.asynchronous = asynchronous
     together = fresh()
@@ -118,15 +118,15 @@ def test_a_step_that_the_device_knows_is_not_sent(folder: Path, monkeypatch: pyt
     sent: list[object] = []
     assert engine.runner.graphs
     inputs = engine.runner.graphs.inputs
-    engine.submit(sequence(list(range(3, 12)), temperature=0, max_tokens=12))
+    engine.add_sequence(sequence(list(range(3, 12)), temperature=0, max_tokens=12))
 
     def noted(target: torch.Tensor, values: torch.Tensor) -> None:
         sent.append(values)
-        fill(target, values)
+        upload_into(target, values)
 
-    monkeypatch.setattr(graphs, "fill", noted)
+    monkeypatch.setattr(graphs, "upload_into", noted)
     steps = []
-    while engine.busy:
+    while engine.has_unfinished_requests:
         sent.clear()
         engine.step()
         steps.append(len(sent))
@@ -147,28 +147,30 @@ def test_a_step_of_so_many_tokens_that_weights_are_unpacked_is_not_captured(fold
     assert found
     ids = list(range(16))
     states = [SequenceState(BlockPool(64, 8)) for _ in range(8)]
-    draws = [Row(SamplingParams(temperature=0), 0, i, ids, Counter()) for i in ids]
+    draws = [SamplingSpec(SamplingParams(temperature=0), 0, i, ids, Counter()) for i in ids]
     for many, taken in ((4, True), (5, False), (8, False)):
         step = Step(states[:many], [ids] * many, list(range(16 * many)), draws * many, list(range(many)), [])
-        assert isinstance(found.key_of(step), graphs.Key) == taken
+        assert isinstance(found.key_of(step), graphs.GraphKey) == taken
 
 
 def test_several_drafts_whose_tokens_are_counted_are_drawn_on_the_host(folder: Path) -> None:
     params = SamplingParams(temperature=0, repetition_penalty=1.3)
-    kind = kind_of([Row(params, 0, i, [3, 4], Counter(), history=2) for i in range(2)], 320)
-    assert kind.refused and "several" in kind.refused
-    assert not kind_of([Row(params, 0, 1, [3, 4], Counter(), history=i) for i in range(2)], 320).refused
+    kind = variant_of([SamplingSpec(params, 0, i, [3, 4], Counter(), history_slot=2) for i in range(2)], 320)
+    assert kind.unsupported_reason and "several" in kind.unsupported_reason
+    assert not variant_of(
+        [SamplingSpec(params, 0, 1, [3, 4], Counter(), history_slot=i) for i in range(2)], 320
+    ).unsupported_reason
 
 
 def test_only_tokens_that_the_device_does_not_count_are_read_before_the_next_step(folder: Path) -> None:
     def must_read(graphs: bool, **others: object) -> bool:
         engine = make_engine(folder, graphs=graphs)
         engine.runner.asynchronous = True
-        engine.submit(sequence([3, 4, 5], temperature=0, repetition_penalty=1.3))
+        engine.add_sequence(sequence([3, 4, 5], temperature=0, repetition_penalty=1.3))
         engine.step()
         if others:
-            engine.submit(sequence([3, 4, 6], temperature=0, **others))
-        return engine.must_read_first()
+            engine.add_sequence(sequence([3, 4, 6], temperature=0, **others))
+        return engine.must_commit_first()
 
     assert must_read(graphs=False) and not must_read(graphs=True)
     assert must_read(graphs=True, logit_bias=dict.fromkeys(range(1100), 1.0))
@@ -183,11 +185,11 @@ def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
     for begin in range(0, 28, 4):
         state.extend(4)
         piece = ids[begin : begin + 4]
-        draws = [Row(SamplingParams(temperature=0), 0, begin + i + 1, ids, Counter()) for i in range(4)]
-        step = Step([state], [piece], list(range(4)), draws, [0], [], keeps_logits=True)
+        draws = [SamplingSpec(SamplingParams(temperature=0), 0, begin + i + 1, ids, Counter()) for i in range(4)]
+        step = Step([state], [piece], list(range(4)), draws, [0], [], keep_logits=True)
         drawn = engine.runner.run(step)
         torch.testing.assert_close(drawn.logits, expected[begin : begin + 4], atol=1e-4, rtol=1e-4)
-        assert drawn.choices.wait().tolist() == expected[begin : begin + 4].argmax(-1).tolist()
+        assert drawn.sampled_ids.wait().tolist() == expected[begin : begin + 4].argmax(-1).tolist()
     state.free()
     assert captured(engine) == 1
 
@@ -204,14 +206,14 @@ def test_guesses_are_verified_in_one_launch_and_change_nothing(folder: Path) -> 
     assert {key.count for key in engine.runner.graphs.captured} >= {1, 4}
 
 
-@pytest.mark.parametrize(("family", "widths"), [("Qwen3", graphs.WIDTHS), ("Qwen3.5", ())])
+@pytest.mark.parametrize(("family", "widths"), [("Qwen3", graphs.QUERY_LENS), ("Qwen3.5", ())])
 def test_drafts_are_filled_up_only_where_their_step_can_be_captured(
     tmp_path: Path, family: str, widths: tuple[int, ...]
 ) -> None:
     """A recurrent state is saved before each of them."""
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)
-    assert make_engine(tmp_path, graphs=True).runner.widths(1) == widths
+    assert make_engine(tmp_path, graphs=True).runner.captured_widths(1) == widths
 
 
 def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: 
     [answer] = run(engine, [sequence([3, 4, 5], temperature=0, max_tokens=4)]).values()
     [expected] = run(make_engine(tmp_path), [sequence([3, 4, 5], temperature=0, max_tokens=4)]).values()
     assert tokens(answer) == tokens(expected)
-    assert engine.runner.graphs is None and "sequence by sequence" in engine.runner.without_graphs
+    assert engine.runner.graphs is None and "sequence by sequence" in engine.runner.no_graphs_reason
 
 
 def test_a_step_that_there_is_no_memory_to_capture_runs_kernel_by_kernel(
@@ -229,16 +231,16 @@ def test_a_step_that_there_is_no_memory_to_capture_runs_kernel_by_kernel(
 ) -> None:
     """And another is captured still."""
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
-    launch = graphs.Graphs.run
+    launch = graphs.CudaGraphs.run
     tried: list[int] = []
 
-    def run_out(self: graphs.Graphs, key: graphs.Key) -> graphs.Results:
+    def run_out(self: graphs.CudaGraphs, key: graphs.GraphKey) -> graphs.GraphOutput:
         tried.append(key.bucket)
         if key.bucket > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return launch(self, key)
 
-    monkeypatch.setattr(graphs.Graphs, "run", run_out)
+    monkeypatch.setattr(graphs.CudaGraphs, "run", run_out)
     long, short = ({"temperature": 0, "max_tokens": count} for count in (8, 4))
     got = run(engine, [sequence([3, 4, 5], **long), sequence([6, 7], **short)])
     expected = run(plain, [sequence([3, 4, 5], **long), sequence([6, 7], **short)])
@@ -256,8 +258,8 @@ def test_the_hosts_copy_is_what_was_sent(folder: Path, monkeypatch: pytest.Monke
     engine = make_engine(folder, graphs=True)
     run(engine, [sequence([3, 4, 5], temperature=0, max_tokens=8)])
     found = engine.runner.graphs
-    assert found and found.host == found.inputs.tolist()
-    monkeypatch.setattr(graphs, "fill", no_memory)
+    assert found and found.host_inputs == found.inputs.tolist()
+    monkeypatch.setattr(graphs, "upload_into", no_memory)
     with pytest.raises(MemoryError):
-        found.send(found.nobody())
-    assert found.host == found.inputs.tolist() != found.nobody()
+        found.upload_inputs(found.padding_inputs())
+    assert found.host_inputs == found.inputs.tolist() != found.padding_inputs()

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from localllm.runtime.looking import layer_outputs, logits_in_pieces
+from localllm.runtime.looking import capture_layer_outputs, stream_logits
 from localllm.runtime.state import OutOfBlocks
 from tests.tiny import make_checkpoint, make_engine
 
@@ -14,28 +14,28 @@ def test_pieces_are_the_logits_of_one_pass(tmp_path, kind, changes):
     make_checkpoint(tmp_path, kind, **changes)
     engine = make_engine(tmp_path)
     whole = engine.logits(IDS)
-    pieces = list(logits_in_pieces(engine, IDS, 10))
+    pieces = list(stream_logits(engine, IDS, 10))
     assert [len(piece) for piece in pieces] == [10, 10, 10, 7]
     torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-4, atol=1e-4)
-    assert engine.pool.available == len(engine.pool.users)
+    assert engine.pool.free_count == len(engine.pool.ref_counts)
 
 
 def test_nothing_is_held_when_the_reader_leaves_or_the_cache_is_full(tmp_path):
     make_checkpoint(tmp_path, "Llama")
     engine = make_engine(tmp_path, blocks=2)
-    pieces = logits_in_pieces(engine, IDS, 10)
+    pieces = stream_logits(engine, IDS, 10)
     assert next(pieces).shape == (10, 320)
     pieces.close()
     with pytest.raises(OutOfBlocks):
-        list(logits_in_pieces(engine, IDS, 10))
-    assert engine.pool.available == len(engine.pool.users)
+        list(stream_logits(engine, IDS, 10))
+    assert engine.pool.free_count == len(engine.pool.ref_counts)
 
 
 def test_outputs_of_layers_are_those_of_transformers_and_leave_the_model_as_it_was(tmp_path):
     model = make_checkpoint(tmp_path, "Llama")
     engine = make_engine(tmp_path)
     before, layers = engine.logits(IDS), engine.runner.model.layers
-    outputs = layer_outputs(engine, IDS)
+    outputs = capture_layer_outputs(engine, IDS)
     expected = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
     assert len(outputs) == len(expected) - 1 == 3
     for ours, theirs in zip(outputs[:-1], expected[1:-1], strict=True):  # the last one of theirs is normed

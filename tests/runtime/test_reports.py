@@ -30,12 +30,12 @@ def asking(of: Sequence, count: int = 4) -> Sequence:
 
 def play(engine: Engine, sequences: list[Sequence]) -> Answers:
     """As `run`, with what is told where they begin to wait."""
-    answers: Answers = {s.request.id: engine.submit(s) for s in sequences}
-    while engine.busy:
+    answers: Answers = {s.request.id: engine.add_sequence(s) for s in sequences}
+    while engine.has_unfinished_requests:
         for event in engine.step():
             answers[event.sequence.request.id].append(event)
-    engine.pool.check_idle()
-    assert not engine.reports.places
+    engine.pool.check_all_free()
+    assert not engine.step_reporter.queue_positions
     return answers
 
 

@@ -17,16 +17,23 @@ from transformers import (
 
 from localllm.request import SamplingParams
 from localllm.runtime import sampler
-from localllm.runtime.sampler import NO_NUMBER, NOTHING_LEFT, Row, log_probabilities, sample, uniform
+from localllm.runtime.sampler import (
+    ALL_FORBIDDEN,
+    NOT_FINITE,
+    SamplingSpec,
+    compute_logprobs,
+    sample,
+    uniform_random,
+)
 
 VOCABULARY = 211
 
 
 def row(
     position: int = 0, seed: int = 1, prompt: list[int] | None = None, said: list[int] | None = None, **params: Any
-) -> Row:
+) -> SamplingSpec:
     said = said or []
-    return Row(SamplingParams(**params), seed, position, [*(prompt or []), *said], Counter(said))
+    return SamplingSpec(SamplingParams(**params), seed, position, [*(prompt or []), *said], Counter(said))
 
 
 def logits(rows: int, seed: int = 0) -> torch.Tensor:
@@ -73,7 +80,7 @@ def test_top_p_is_exact_where_the_first_candidates_do_not_suffice(monkeypatch: p
     values = logits(3)
     top_p = torch.tensor([[0.5], [0.99], [1.0]])
     exact = sampler.top_p_threshold(values, top_p)
-    monkeypatch.setattr(sampler, "CANDIDATES", 4)
+    monkeypatch.setattr(sampler, "TOP_P_CANDIDATES", 4)
     assert torch.equal(sampler.top_p_threshold(values, top_p), exact)
     for threshold, value, p in zip(exact[:2, 0], values, (0.5, 0.99), strict=False):
         assert torch.equal(value >= threshold, theirs(value, TopPLogitsWarper(p)) > 0)
@@ -82,20 +89,22 @@ def test_top_p_is_exact_where_the_first_candidates_do_not_suffice(monkeypatch: p
 def test_repetition_penalty_is_that_of_transformers() -> None:
     values, ids = logits(1), [3, 5, 5, 8]
     penalized = values.clone()
-    sampler.adjust(penalized, [row(prompt=ids[:2], said=ids[2:], repetition_penalty=1.4)])
+    sampler.apply_penalties(penalized, [row(prompt=ids[:2], said=ids[2:], repetition_penalty=1.4)])
     expected = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([ids]), values.clone())
     torch.testing.assert_close(penalized, expected)
 
 
 def test_repetition_penalty_looks_at_the_last_tokens_only() -> None:
     values = torch.ones(1, VOCABULARY)
-    sampler.adjust(values, [row(prompt=[1, 2], said=[3], repetition_penalty=2.0, repeat_last_n=2)])
+    sampler.apply_penalties(values, [row(prompt=[1, 2], said=[3], repetition_penalty=2.0, repeat_last_n=2)])
     assert [t for t in range(VOCABULARY) if values[0, t] == 0.5] == [2, 3]
 
 
 def test_presence_and_frequency_count_the_answer_and_not_the_prompt() -> None:
     values = torch.zeros(1, VOCABULARY)
-    sampler.adjust(values, [row(prompt=[1], said=[2, 2, 3], presence_penalty=0.5, frequency_penalty=0.25)])
+    sampler.apply_penalties(
+        values, [row(prompt=[1], said=[2, 2, 3], presence_penalty=0.5, frequency_penalty=0.25)]
+    )
     assert values[0, :5].tolist() == [0.0, 0.0, -1.0, -0.75, 0.0]
 
 
@@ -142,7 +151,7 @@ def test_nan_is_said_and_does_not_spread() -> None:
     values = logits(3)
     values[1, 5] = torch.nan
     choice = sample(values, [row(temperature=t) for t in (0, 1, 1)])
-    assert choice[1] == NO_NUMBER
+    assert choice[1] == NOT_FINITE
     assert (choice[[0, 2]] >= 0).all()
 
 
@@ -150,7 +159,7 @@ def test_nan_is_said_and_does_not_spread() -> None:
 def test_a_row_without_any_token_left_is_said(temperature: float) -> None:
     forbidden = row(temperature=temperature, logit_bias=dict.fromkeys(range(VOCABULARY), -torch.inf))
     choice = sample(logits(2), [forbidden, row(temperature=temperature)])
-    assert choice[0] == NOTHING_LEFT
+    assert choice[0] == ALL_FORBIDDEN
     assert choice[1] >= 0
 
 
@@ -161,7 +170,7 @@ def test_uniform_is_uniform_over_positions_and_over_seeds() -> None:
         (torch.arange(n), torch.zeros(n, dtype=torch.int64)),
         (torch.full((n,), 2**63 - 1), torch.arange(n)),
     ]:
-        u = uniform(seeds, positions)
+        u = uniform_random(seeds, positions)
         assert u.min() >= 0 and u.max() < 1
         bins = torch.histc(u, 100, 0, 1)
         assert ((bins - n / 100).abs() < 5 * (n / 100) ** 0.5).all()
@@ -170,7 +179,7 @@ def test_uniform_is_uniform_over_positions_and_over_seeds() -> None:
 
 def test_log_probabilities_are_sorted_and_of_the_model_itself() -> None:
     values = logits(2)
-    got = log_probabilities(values, torch.tensor([4, 5]), [3, 0])
+    got = compute_logprobs(values, torch.tensor([4, 5]), [3, 0])
     expected = values.log_softmax(-1)
     assert got[0].logprob == pytest.approx(expected[0, 4].item())
     assert [t for t, _ in got[0].top] == expected[0].topk(3).indices.tolist()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from localllm.metrics import Stopwatch
 from localllm.request import Request, SamplingParams
-from localllm.runtime.scheduler import FIRST_SHARE, PASSED, Scheduler
+from localllm.runtime.scheduler import FIRST_BUDGET_SHARE, MAX_PASSED, Scheduler
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.state import BlockPool
 
@@ -33,27 +33,27 @@ def run(scheduler: Scheduler, arrivals: dict[int, list[Sequence]], rng: random.R
             break
         oldest = min(alive, key=lambda s: s.request.id, default=None)
         before = oldest.computed if oldest else 0
-        work = scheduler.next_work()
+        work = scheduler.schedule()
         check(scheduler, work, alive)
         if oldest and oldest.state and oldest.computed <= before and before:
             pytest.fail("the oldest sequence made no progress")
         for s, count in work:
-            s.save_state(count)
+            s.plan_state_saves(count)
         scheduler.pool.drain_copies()
         for s, _ in work:
             if s.pending == 0:
                 s.token_ids.append(rng.randrange(3))
                 if s.state:
-                    s.state.remember(s.token_ids)
-                if len(s.token_ids) >= s.limit:
-                    scheduler.retire(s)
+                    s.state.cache_full_blocks(s.token_ids)
+                if len(s.token_ids) >= s.max_len:
+                    scheduler.finish(s)
                     alive.remove(s)
     assert not alive
-    scheduler.pool.check_idle()
+    scheduler.pool.check_all_free()
 
 
 def check(scheduler: Scheduler, work: list[tuple[Sequence, int]], alive: list[Sequence]) -> None:
-    scheduler.pool.check()
+    scheduler.pool.check_invariants()
     assert sum(count for _, count in work) <= scheduler.token_budget
     assert all(count > 0 for _, count in work)
     assert bool(work) or not alive
@@ -64,17 +64,17 @@ def check(scheduler: Scheduler, work: list[tuple[Sequence, int]], alive: list[Se
     # What a step writes lies in blocks that nobody else uses or may find.
     for s, count in work:
         written = range((s.computed - count) // BLOCK, -(-s.computed // BLOCK))
-        assert s.state and all(scheduler.pool.users[s.state.table[b]] == 1 for b in written)
-        assert not any(s.state.table[b] in scheduler.pool.key_of for b in written)
+        assert s.state and all(scheduler.pool.ref_counts[s.state.block_table[b]] == 1 for b in written)
+        assert not any(s.state.block_table[b] in scheduler.pool.key_of for b in written)
     # And in rows of their own.
     if scheduler.pool.recurrent:
-        rows = [s.state.row for s, _ in work if s.state]
+        rows = [s.state.state_slot for s, _ in work if s.state]
         assert len(set(rows)) == len(rows)
-        assert all(row is not None and scheduler.pool.rows.users[row] == 1 for row in rows)
-        assert not any(row in scheduler.pool.rows.key_of for row in rows)
+        assert all(row is not None and scheduler.pool.state_slots.ref_counts[row] == 1 for row in rows)
+        assert not any(row in scheduler.pool.state_slots.key_of for row in rows)
     assert len(scheduler.running) <= scheduler.max_running
-    tables = [block for s in scheduler.running if s.state for block in s.state.table]
-    assert set(tables) == {b for b, users in enumerate(scheduler.pool.users) if users}
+    tables = [block for s in scheduler.running if s.state for block in s.state.block_table]
+    assert set(tables) == {b for b, users in enumerate(scheduler.pool.ref_counts) if users}
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -83,8 +83,8 @@ def test_every_sequence_is_finished_whatever_the_budget_and_the_memory(seed: int
     sequences = [
         sequence(rng.randrange(1, 60), rng.randrange(1, 30), rng.randrange(2)) for _ in range(rng.randrange(1, 9))
     ]
-    need = max(-(-s.limit // BLOCK) for s in sequences)
-    pool = BlockPool(need + rng.randrange(0, 20), BLOCK, rows=rng.choice([0, 1, 2, 5, 30]))
+    need = max(-(-s.max_len // BLOCK) for s in sequences)
+    pool = BlockPool(need + rng.randrange(0, 20), BLOCK, state_slots=rng.choice([0, 1, 2, 5, 30]))
     scheduler = Scheduler(pool, rng.choice([1, 2, 5, 16, 1000]), rng.choice([1, 2, 8]))
     arrivals: dict[int, list[Sequence]] = {}
     for s in sequences:
@@ -109,22 +109,22 @@ def test_short_answers_are_not_held_up_by_a_long_prompt() -> None:
     scheduler = Scheduler(BlockPool(1000, BLOCK), token_budget=16, max_running=8)
     long, short = sequence(1000, 4), sequence(3, 4, token=1)
     scheduler.add(long)
-    assert scheduler.next_work() == [(long, 16)]
+    assert scheduler.schedule() == [(long, 16)]
     scheduler.add(short)
-    assert dict(scheduler.next_work()) == {short: 3, long: 13}
+    assert dict(scheduler.schedule()) == {short: 3, long: 13}
     short.token_ids.append(7)
-    assert dict(scheduler.next_work()) == {short: 1, long: 15}
+    assert dict(scheduler.schedule()) == {short: 1, long: 15}
 
 
 def test_a_share_of_the_budget_is_the_oldest_sequences_own() -> None:
     scheduler = Scheduler(BlockPool(1000, BLOCK), token_budget=8, max_running=8)
     oldest = sequence(100, 1)
     scheduler.add(oldest)
-    scheduler.next_work()
+    scheduler.schedule()
     for token in range(1, 7):
         scheduler.add(sequence(30, 1, token))
-        work = {id(s): count for s, count in scheduler.next_work()}
-        assert work[id(oldest)] >= 8 // FIRST_SHARE
+        work = {id(s): count for s, count in scheduler.schedule()}
+        assert work[id(oldest)] >= 8 // FIRST_BUDGET_SHARE
 
 
 def test_a_preempted_sequence_is_not_in_the_step_that_took_its_blocks() -> None:
@@ -132,12 +132,12 @@ def test_a_preempted_sequence_is_not_in_the_step_that_took_its_blocks() -> None:
     first, second = sequence(8, 24), sequence(8, 24, token=1)
     scheduler.add(first)
     scheduler.add(second)
-    assert scheduler.next_work() == [(first, 8), (second, 8)]
+    assert scheduler.schedule() == [(first, 8), (second, 8)]
     work = []
     while not scheduler.preemptions:
         for s in (first, second):
             s.token_ids.append(5)
-        work = scheduler.next_work()
+        work = scheduler.schedule()
     assert work == [(first, 1)]
     assert scheduler.waiting == [second]
     assert second.state is None
@@ -151,14 +151,14 @@ def play(scheduler: Scheduler, sequences: list[Sequence]) -> dict[Sequence, int]
     for step in range(10_000):
         if len(done) == len(sequences):
             break
-        for s, _ in scheduler.next_work():
+        for s, _ in scheduler.schedule():
             if s.pending == 0:
                 s.token_ids.append(7)
-                if len(s.token_ids) >= s.limit:
-                    scheduler.retire(s)
+                if len(s.token_ids) >= s.max_len:
+                    scheduler.finish(s)
                     done[s] = step
     assert len(done) == len(sequences)
-    scheduler.pool.check_idle()
+    scheduler.pool.check_all_free()
     return done
 
 
@@ -179,7 +179,7 @@ def test_nobody_is_put_back_where_each_said_how_much_it_wants(
 class OfWhatIsKnown(Scheduler):
     """Reserves nothing for what may still be said."""
 
-    def answer_budget(self, sequence: Sequence) -> int:
+    def reserved_answer_len(self, sequence: Sequence) -> int:
         return 0
 
 
@@ -201,7 +201,7 @@ def test_an_answer_that_asks_for_far_too_much_keeps_nobody_out() -> None:
     scheduler = Scheduler(BlockPool(100, BLOCK), 64, 8)
     for token in range(3):
         scheduler.add(sequence(4, 10_000, token))
-    assert len(scheduler.next_work()) == 3
+    assert len(scheduler.schedule()) == 3
 
 
 def test_more_priority_goes_first_and_equals_in_their_order() -> None:
@@ -226,5 +226,5 @@ def test_who_does_not_fit_is_passed_but_not_for_ever() -> None:
     done = play(scheduler, [runs, large, *small])
     before = [s for s in small if done[s] < done[runs]]
     assert before
-    assert large.passed == PASSED
-    assert sum(done[s] < done[large] for s in small) <= PASSED
+    assert large.passed_count == MAX_PASSED
+    assert sum(done[s] < done[large] for s in small) <= MAX_PASSED

@@ -74,9 +74,9 @@ class Verbs(RuleBasedStateMachine):
             return
         for back, rolling in saves:
             if back < len(new):
-                state.save(state.length - back, rolling)
+                state.plan_save(state.length - back, rolling)
         tokens += new
-        batch = Batch.of([state], [new], [len(new) - 1], CPU, self.pool.drain_copies())
+        batch = Batch.from_states([state], [new], [len(new) - 1], CPU, self.pool.drain_copies())
         got = self.engine.runner.launch(batch)[0]
         torch.testing.assert_close(
             got, expected(self.name, self.kv_dtype, tuple(tokens)), atol=self.tolerance, rtol=1e-4
@@ -85,7 +85,7 @@ class Verbs(RuleBasedStateMachine):
     @rule(sequence=live)
     def remember(self, sequence: tuple[SequenceState, list[int]]) -> None:
         state, tokens = sequence
-        state.remember(tokens)
+        state.cache_full_blocks(tokens)
 
     @rule(sequence=live, part=st.floats(0, 1))
     def rollback(self, sequence: tuple[SequenceState, list[int]], part: float) -> None:
@@ -128,10 +128,10 @@ class Verbs(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):
-            self.pool.check()
+            self.pool.check_invariants()
             for held in self.held:
                 held.free()
-            self.pool.check_idle()
+            self.pool.check_all_free()
 
 
 class VerbsOfDeltaNet(Verbs):
@@ -162,30 +162,30 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
     first.extend(6)
     second = first.fork()
     second.extend(1)
-    assert pool.copies == [(first.table[1], second.table[1])]
-    assert first.table[0] == second.table[0]
+    assert pool.pending_copies == [(first.block_table[1], second.block_table[1])]
+    assert first.block_table[0] == second.block_table[0]
     first.extend(1)  # nobody shares its block any more
-    assert len(pool.copies) == 1
+    assert len(pool.pending_copies) == 1
 
 
 def test_a_remembered_block_is_found_and_survives_an_undo() -> None:
     pool = BlockPool(8, block_size=4)
     state = SequenceState(pool)
     state.extend(8)
-    state.remember([1, 2, 3, 4, 5, 6, 7, 8])
+    state.cache_full_blocks([1, 2, 3, 4, 5, 6, 7, 8])
     state.rollback(6)
     state.extend(3)
     other = SequenceState(pool, [1, 2, 3, 4, 5, 6, 7, 8, 9])
     assert other.length == 8
-    assert other.table[0] == state.table[0]
-    assert other.table[1] != state.table[1]
+    assert other.block_table[0] == state.block_table[0]
+    assert other.block_table[1] != state.block_table[1]
 
 
 def test_the_last_token_is_never_taken_from_the_cache() -> None:
     pool = BlockPool(8, block_size=4)
     state = SequenceState(pool)
     state.extend(8)
-    state.remember([1, 2, 3, 4, 5, 6, 7, 8])
+    state.cache_full_blocks([1, 2, 3, 4, 5, 6, 7, 8])
     assert SequenceState(pool, [1, 2, 3, 4, 5, 6, 7, 8]).length == 4
 
 
@@ -193,7 +193,7 @@ def test_blocks_without_content_are_reused_before_those_others_may_find() -> Non
     pool = BlockPool(3, block_size=2)
     kept = SequenceState(pool)
     kept.extend(4)
-    kept.remember([1, 2])
+    kept.cache_full_blocks([1, 2])
     kept.free()
     fresh = SequenceState(pool)
     fresh.extend(4)
@@ -206,7 +206,7 @@ def test_blocks_without_content_are_reused_before_those_others_may_find() -> Non
 
 
 def recurrent(rows: int) -> BlockPool:
-    return BlockPool(16, block_size=4, rows=rows)
+    return BlockPool(16, block_size=4, state_slots=rows)
 
 
 def test_a_rollback_lands_at_the_newest_saved_state_and_its_row_can_be_written() -> None:
@@ -214,20 +214,20 @@ def test_a_rollback_lands_at_the_newest_saved_state_and_its_row_can_be_written()
     state = SequenceState(pool)
     state.extend(9)
     for length in (2, 4, 8):
-        state.save(length)
-    rows = {save.length: save.row for save in state.saves}
+        state.plan_save(length)
+    rows = {save.length: save.slot for save in state.state_saves}
     state.rollback(7)
-    assert (state.length, state.row, len(state.table)) == (4, rows[4], 1)
+    assert (state.length, state.state_slot, len(state.block_table)) == (4, rows[4], 1)
     state.rollback(3)
-    assert (state.length, state.row) == (2, rows[2])
-    state.remember([1, 2])
+    assert (state.length, state.state_slot) == (2, rows[2])
+    state.cache_full_blocks([1, 2])
     pool.drain_copies()
     state.extend(1)
-    assert state.row == rows[2]  # nobody else needs it any more: not copied
-    assert pool.drain_copies().rows == ()
+    assert state.state_slot == rows[2]  # nobody else needs it any more: not copied
+    assert pool.drain_copies().states == ()
     state.rollback(1)
-    assert (state.length, state.row) == (0, None)
-    pool.check_idle()
+    assert (state.length, state.state_slot) == (0, None)
+    pool.check_all_free()
 
 
 def test_a_beginning_is_found_as_far_as_a_state_was_saved() -> None:
@@ -235,14 +235,14 @@ def test_a_beginning_is_found_as_far_as_a_state_was_saved() -> None:
     state = SequenceState(pool)
     tokens = list(range(14))
     state.extend(14)
-    state.save(8)
-    row = state.saves[0].row
-    state.remember(tokens)
+    state.plan_save(8)
+    row = state.state_saves[0].slot
+    state.cache_full_blocks(tokens)
     other = SequenceState(pool, tokens)
-    assert (other.length, other.row) == (8, row)
+    assert (other.length, other.state_slot) == (8, row)
     pool.drain_copies()
     other.extend(1)
-    assert pool.drain_copies().rows == ((row, other.row),)
+    assert pool.drain_copies().states == ((row, other.state_slot),)
     assert SequenceState(pool, tokens[:8]).length == 0
 
 
@@ -252,8 +252,8 @@ def test_of_an_answer_only_the_newest_state_stays() -> None:
     tokens = list(range(17))
     for length, rolling in ((5, False), (9, True), (13, True)):
         state.extend(length - state.length)
-        state.save(length - 1, rolling)
-        state.remember(tokens[:length])
+        state.plan_save(length - 1, rolling)
+        state.cache_full_blocks(tokens[:length])
     state.free()
     kept = []
     for length in (6, 10, 14):
@@ -267,17 +267,17 @@ def test_saved_states_are_evicted_before_a_sequence_has_to_wait_and_those_in_use
     pool = recurrent(2)
     first = SequenceState(pool)
     first.extend(5)
-    first.save(4)
-    first.remember([1, 2, 3, 4, 5])
+    first.plan_save(4)
+    first.cache_full_blocks([1, 2, 3, 4, 5])
     found = SequenceState(pool, [1, 2, 3, 4, 5, 6])
     assert found.length == 4
     found.free()
     second = SequenceState(pool)
     second.extend(1)
     assert SequenceState(pool, [1, 2, 3, 4, 5, 6]).length == 0
-    assert first.row != second.row
-    second.save(1)
-    assert not second.saves  # every row is in use
+    assert first.state_slot != second.state_slot
+    second.plan_save(1)
+    assert not second.state_saves  # every row is in use
     with pytest.raises(OutOfBlocks):
         SequenceState(pool).extend(1)
 
@@ -288,9 +288,9 @@ def test_a_twin_shares_the_row_until_one_of_them_goes_on() -> None:
     first.extend(3)
     pool.drain_copies()
     twin = first.fork()
-    assert twin.row == first.row
+    assert twin.state_slot == first.state_slot
     twin.extend(1)
-    assert pool.drain_copies().rows == ((first.row, twin.row),)
+    assert pool.drain_copies().states == ((first.state_slot, twin.state_slot),)
     twin.free()
     first.free()
-    pool.check_idle()
+    pool.check_all_free()

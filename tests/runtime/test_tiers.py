@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from localllm.runtime.places import OutOfBlocks
 from localllm.runtime.state import BlockPool, SequenceState
-from localllm.runtime.tiers import Tiers, runs
+from localllm.runtime.tiers import TieredBlockAllocator, merge_copies
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
@@ -24,15 +24,15 @@ def test_runs_of_copies_leave_what_the_copies_one_by_one_leave(copies: list[tupl
     for source, target in copies:
         wanted[target] = wanted[source]
     got = list(range(10))
-    for source, target, length in runs(copies):
+    for source, target, length in merge_copies(copies):
         got[target : target + length] = got[source : source + length]
     assert got == wanted
 
 
 def test_neighbours_that_take_turns_are_two_runs() -> None:
     turns = [copy for i in range(50) for copy in ((i, 100 + i), (200 + i, i))]
-    assert runs(turns) == ((0, 100, 50), (200, 0, 50))
-    assert runs([(i, i + 1) for i in range(3)]) == ((0, 1, 1), (1, 2, 1), (2, 3, 1))
+    assert merge_copies(turns) == ((0, 100, 50), (200, 0, 50))
+    assert merge_copies([(i, i + 1) for i in range(3)]) == ((0, 1, 1), (1, 2, 1), (2, 3, 1))
 
 
 class Memory:
@@ -40,24 +40,24 @@ class Memory:
 
     def __init__(self, pool: BlockPool):
         self.pool = pool
-        self.blocks: list[list[tuple[int, ...] | None]] = [[None] * SIZE for _ in pool.users]
+        self.blocks: list[list[tuple[int, ...] | None]] = [[None] * SIZE for _ in pool.ref_counts]
 
     def step(self, state: SequenceState, known: list[int], new: list[int]) -> None:
         for source, target, length in self.pool.drain_copies().blocks:
             moved = [list(block) for block in self.blocks[source : source + length]]
             self.blocks[target : target + length] = moved
         for i in range(len(known), len(known) + len(new)):
-            self.blocks[state.table[i // SIZE]][i % SIZE] = (*known, *new)[: i + 1]
+            self.blocks[state.block_table[i // SIZE]][i % SIZE] = (*known, *new)[: i + 1]
 
     def check(self, state: SequenceState, known: list[int]) -> None:
         for i in range(state.length):
-            assert self.blocks[state.table[i // SIZE]][i % SIZE] == tuple(known[: i + 1])
+            assert self.blocks[state.block_table[i // SIZE]][i % SIZE] == tuple(known[: i + 1])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(4, 12), st.integers(0, 12))
 def test_what_a_block_holds_is_what_was_computed(rng: random.Random, blocks: int, aside: int) -> None:
-    pool = BlockPool(blocks, SIZE, aside=aside)
+    pool = BlockPool(blocks, SIZE, host_blocks=aside)
     memory = Memory(pool)
     live: list[tuple[SequenceState, list[int]]] = []
     texts = [[rng.randrange(2) for _ in range(30)] for _ in range(3)]
@@ -66,7 +66,7 @@ def test_what_a_block_holds_is_what_was_computed(rng: random.Random, blocks: int
         if verb == "begin":
             text = rng.choice(texts)
             state = SequenceState(pool, text)
-            assert state.length < len(text) and all(block < blocks for block in state.table)
+            assert state.length < len(text) and all(block < blocks for block in state.block_table)
             live.append((state, text[: state.length]))
         elif live:
             state, known = rng.choice(live)
@@ -82,7 +82,7 @@ def test_what_a_block_holds_is_what_was_computed(rng: random.Random, blocks: int
                 known += new
                 memory.check(state, known)  # what was found and what was copied, too
             elif verb == "remember":
-                state.remember(known)
+                state.cache_full_blocks(known)
             elif verb == "rollback":
                 state.rollback(rng.randrange(state.length + 1))
                 del known[state.length :]
@@ -91,23 +91,23 @@ def test_what_a_block_holds_is_what_was_computed(rng: random.Random, blocks: int
             else:
                 state.free()
                 live.remove((state, known))
-        pool.check()
+        pool.check_invariants()
     memory.step(SequenceState(pool), [], [])
     for state, known in live:
         memory.check(state, known)
         state.free()
-    pool.check_idle()
+    pool.check_all_free()
 
 
 def test_a_conversation_that_had_to_go_comes_back_whole() -> None:
-    pool = BlockPool(4, SIZE, aside=4)
+    pool = BlockPool(4, SIZE, host_blocks=4)
     first = SequenceState(pool)
     first.extend(10)
-    first.remember(list(range(10)))
+    first.cache_full_blocks(list(range(10)))
     first.free()
     second = SequenceState(pool)
     second.extend(12)
-    second.remember(list(range(50, 62)))
+    second.cache_full_blocks(list(range(50, 62)))
     second.free()
     pool.drain_copies()
     again = SequenceState(pool, list(range(12)))
@@ -123,50 +123,50 @@ def test_a_conversation_that_had_to_go_comes_back_whole() -> None:
 
 
 def test_the_oldest_content_aside_is_lost_first() -> None:
-    pool = BlockPool(1, SIZE, aside=2)
+    pool = BlockPool(1, SIZE, host_blocks=2)
     for word in range(4):
         state = SequenceState(pool)
         state.extend(SIZE)
-        state.remember([word] * SIZE)
+        state.cache_full_blocks([word] * SIZE)
         state.free()
-    found = [bool(pool.longest_prefix([word] * (SIZE + 1))[0]) for word in range(4)]
+    found = [bool(pool.find_longest_prefix([word] * (SIZE + 1))[0]) for word in range(4)]
     assert found == [False, True, True, True]
 
 
 def test_what_is_computed_again_is_found_on_the_device() -> None:
-    pool = BlockPool(2, SIZE, aside=2)
+    pool = BlockPool(2, SIZE, host_blocks=2)
     for word in (1, 2, 3, 1):
         state = SequenceState(pool)
         state.extend(SIZE)
-        state.remember([word] * SIZE)
+        state.cache_full_blocks([word] * SIZE)
         state.free()
     pool.drain_copies()
     assert SequenceState(pool, [1] * (SIZE + 1)).length == SIZE
     assert pool.drain_copies().blocks == ()
-    pool.check()
+    pool.check_invariants()
 
 
 def test_nothing_is_found_after_a_step_that_broke_off() -> None:
-    pool = BlockPool(2, SIZE, rows=2, aside=2)
+    pool = BlockPool(2, SIZE, state_slots=2, host_blocks=2)
     for word in (1, 2, 3):
         state = SequenceState(pool)
         state.extend(SIZE)
-        state.save(SIZE)
-        state.remember([word] * SIZE)
+        state.plan_save(SIZE)
+        state.cache_full_blocks([word] * SIZE)
         state.free()
-    pool.forget_all()
+    pool.reset_prefix_cache()
     assert [SequenceState(pool, [word] * 4).length for word in (1, 2, 3)] == [0, 0, 0]
     assert pool.drain_copies() == ((), ())
-    pool.check_idle()
+    pool.check_all_free()
 
 
 def test_without_an_aside_tiers_are_places() -> None:
-    tiers = Tiers[str](1)
-    tiers.name(tiers.take(), "a")
+    tiers = TieredBlockAllocator[str](1)
+    tiers.add_to_index(tiers.allocate(), "a")
     tiers.release(0)
-    assert tiers.found == {"a": 0}
-    tiers.take()
-    assert tiers.found == {} and tiers.copies == []
+    assert tiers.cached == {"a": 0}
+    tiers.allocate()
+    assert tiers.cached == {} and tiers.pending_copies == []
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "DeepSeek-V3", "Qwen3.5"])

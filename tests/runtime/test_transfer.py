@@ -16,15 +16,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from localllm.arch.describe import describe
+from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.safetensors import Weights
 from localllm.errors import DamagedModel
-from localllm.hub.resolve import resolve
-from localllm.runtime.load import Source
+from localllm.hub.resolve import resolve_model
+from localllm.runtime.load import WeightSource
 from localllm.runtime.model import Decoder
-from localllm.runtime.transfer import Transfer
-from localllm.runtime.ways import Copied, Sent
+from localllm.runtime.transfer import WeightLoader
+from localllm.runtime.ways import CpuCopier, PendingCopy
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
 from tests.shared import shared
@@ -41,13 +41,13 @@ class Ended:
         self.copy.result()
 
 
-class Late(Copied):
+class Late(CpuCopier):
     """Copies begin after `send` has come back, one after another, as on a GPU's stream."""
 
     def __init__(self) -> None:
         self.stream = ThreadPoolExecutor(1)
 
-    def send(self, target: Tensor, source: Tensor) -> Ended:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def start_copy(self, target: Tensor, source: Tensor) -> Ended:  # pyright: ignore[reportIncompatibleMethodOverride]
         def copy() -> None:
             time.sleep(0.0005)
             with torch.inference_mode():
@@ -55,8 +55,8 @@ class Late(Copied):
 
         return Ended(self.stream.submit(copy))
 
-    def arrived(self, sent: Iterable[Sent]) -> None:
-        for each in sent:
+    def wait_for_copies(self, copies: Iterable[PendingCopy]) -> None:
+        for each in copies:
             each.synchronize()
 
 
@@ -67,7 +67,7 @@ def models(folder: Path) -> Iterator[Path]:
     (folder / "mxfp4").mkdir()
     write_published(folder / "mxfp4")
     yield folder / "mxfp4"
-    yield resolve("demo").path
+    yield resolve_model("demo").path
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def nothing_left() -> Iterator[None]:
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
 
 
-def check_same(header: Header, transfer: Transfer, names: Iterable[str]) -> None:
+def check_same(header: Header, transfer: WeightLoader, names: Iterable[str]) -> None:
     mapped = Weights(header)
     for name in names:
         entry = header.tensors[name]
@@ -94,7 +94,7 @@ def test_what_is_read_is_what_is_mapped(tmp_path: Path) -> None:
     for folder in models(tmp_path):
         header = read_header(folder)
         for buffer, ahead in ((2**16, 2**29), (1000, 20_000), (999, 0)):
-            with nothing_left(), Transfer(header.tensors, Copied(), buffer, ahead) as transfer:
+            with nothing_left(), WeightLoader(header.tensors, CpuCopier(), buffer, ahead) as transfer:
                 check_same(header, transfer, reversed(header.tensors))
             assert transfer.nbytes == header.stored_bytes
             assert transfer.bytes_per_s > 0
@@ -103,7 +103,7 @@ def test_what_is_read_is_what_is_mapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["model-q4_k_m.gguf", "model-q8_0.gguf", "model-f16.gguf"])
 def test_what_is_read_of_gguf_is_what_is_mapped(file: str) -> None:
     header = read_header(shared(f"gguf/{file}"))
-    with nothing_left(), Transfer(header.tensors, Copied(), 5000, 10**5) as transfer:
+    with nothing_left(), WeightLoader(header.tensors, CpuCopier(), 5000, 10**5) as transfer:
         check_same(header, transfer, header.tensors)
 
 
@@ -111,7 +111,7 @@ def test_copies_that_end_late_hold_their_buffers_and_whoever_takes_the_tensor(tm
     make_checkpoint(tmp_path, "Llama")
     header = read_header(tmp_path)
     way = Late()
-    with Transfer(header.tensors, way, 3000, 10**5) as transfer:
+    with WeightLoader(header.tensors, way, 3000, 10**5) as transfer:
         check_same(header, transfer, header.tensors)
     way.stream.shutdown()
 
@@ -120,11 +120,11 @@ def test_copies_that_end_late_hold_their_buffers_and_whoever_takes_the_tensor(tm
 def test_a_model_of_what_is_read_has_the_weights_of_one_of_mapped_files(tmp_path: Path, family: str) -> None:
     make_checkpoint(tmp_path, FAMILIES[family][0], **FAMILIES[family][1])
     header = read_header(tmp_path)
-    config = describe(header.config)
+    config = parse_config(header.config)
     with torch.inference_mode():
-        mapped = Decoder(config, Source(Weights(header), CPU, torch.bfloat16), 64)
-        with nothing_left(), Transfer(header.tensors, Copied(), 4096) as transfer:
-            read = Decoder(config, Source(Weights(header, reader=transfer), CPU, torch.bfloat16), 64)
+        mapped = Decoder(config, WeightSource(Weights(header), CPU, torch.bfloat16), 64)
+        with nothing_left(), WeightLoader(header.tensors, CpuCopier(), 4096) as transfer:
+            read = Decoder(config, WeightSource(Weights(header, reader=transfer), CPU, torch.bfloat16), 64)
             transfer.check_unchanged()
     wanted = list(tensors_in(mapped))
     assert len(wanted) > 10
@@ -145,21 +145,21 @@ def test_no_more_is_read_ahead_than_may_be(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     header = read_header(tmp_path)
     largest = max(tensor.nbytes for tensor in header.tensors.values())
-    with Transfer(header.tensors, Copied(), 4096, largest) as transfer:
+    with WeightLoader(header.tensors, CpuCopier(), 4096, largest) as transfer:
         for entry in header.tensors.values():
             transfer.read(entry)
-            assert sum(waiting.nbytes for waiting in transfer.arriving) == transfer.ahead <= 2 * largest
-        assert not transfer.arriving
+            assert sum(waiting.nbytes for waiting in transfer.pending) == transfer.pending_bytes <= 2 * largest
+        assert not transfer.pending
 
 
 def test_tensors_are_read_ahead_in_the_order_of_layers(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama", num_hidden_layers=12)
     header = read_header(tmp_path)
-    with Transfer(header.tensors, Copied(), 4096) as transfer:
-        transfer.look_ahead()
-        layers = [entry.name.split(".")[2] for entry in transfer.arriving if ".layers." in entry.name]
+    with WeightLoader(header.tensors, CpuCopier(), 4096) as transfer:
+        transfer.read_ahead()
+        layers = [entry.name.split(".")[2] for entry in transfer.pending if ".layers." in entry.name]
         assert list(dict.fromkeys(layers)) == [str(layer) for layer in range(12)]
-        first, *_, last = (entry.name for entry in transfer.arriving)
+        first, *_, last = (entry.name for entry in transfer.pending)
         assert first == "model.embed_tokens.weight"
         assert last in ("model.norm.weight", "lm_head.weight")  # as they lie in the file
 
@@ -175,14 +175,14 @@ def test_a_file_that_has_become_shorter_is_told_and_nothing_is_left(tmp_path: Pa
             DamagedModel, match=r"model\.safetensors is damaged: it ends after \d+ bytes, and '.*' goes"
         ),
     ):
-        decode(header, Transfer(header.tensors, Copied(), 4096))
+        decode(header, WeightLoader(header.tensors, CpuCopier(), 4096))
 
 
 def test_a_file_that_is_written_to_meanwhile_is_told(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     header = read_header(tmp_path)
     file = tmp_path / "model.safetensors"
-    with Transfer(header.tensors, Copied()) as transfer:
+    with WeightLoader(header.tensors, CpuCopier()) as transfer:
         transfer.read(next(iter(header.tensors.values())))
         transfer.check_unchanged()
         with file.open("r+b") as stream:
@@ -198,7 +198,7 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
     header = read_header(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with nothing_left(), pytest.raises(DamagedModel, match="No such file"):
-        decode(header, Transfer(header.tensors, Copied()))
+        decode(header, WeightLoader(header.tensors, CpuCopier()))
 
 
 def test_weights_that_are_no_numbers_are_told_in_the_same_words(tmp_path: Path) -> None:
@@ -210,13 +210,15 @@ def test_weights_that_are_no_numbers_are_told_in_the_same_words(tmp_path: Path) 
     header = read_header(tmp_path)
     said = []
     with pytest.raises(DamagedModel) as mapped:
-        Decoder(describe(header.config), Source(Weights(header), CPU, torch.float32), 64)
+        Decoder(parse_config(header.config), WeightSource(Weights(header), CPU, torch.float32), 64)
     said.append(str(mapped.value))
     with nothing_left(), pytest.raises(DamagedModel) as read:
-        decode(header, Transfer(header.tensors, Copied()))
+        decode(header, WeightLoader(header.tensors, CpuCopier()))
     assert [str(read.value)] == said
 
 
-def decode(header: Header, transfer: Transfer) -> None:
+def decode(header: Header, transfer: WeightLoader) -> None:
     with transfer:
-        Decoder(describe(header.config), Source(Weights(header, reader=transfer), CPU, torch.float32), 64)
+        Decoder(
+            parse_config(header.config), WeightSource(Weights(header, reader=transfer), CPU, torch.float32), 64
+        )

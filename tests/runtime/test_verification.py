@@ -21,18 +21,18 @@ class Told:
         self.coming, self.most = coming, most
         self.accepted: list[int] = []
 
-    def wants(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         return False
 
     def draft(self, sequences: list[Sequence]) -> None:
         for s in sequences:
-            said = len(s.token_ids) - s.prompt_length
-            s.drafts = self.coming[said : said + min(self.most, s.room)]
+            said = len(s.token_ids) - s.prompt_len
+            s.draft_ids = self.coming[said : said + min(self.most, s.max_drafts)]
 
-    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         self.accepted.append(accepted)
 
-    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
         assert seconds > 0
 
     def forget(self, sequence: Sequence) -> None:
@@ -90,7 +90,7 @@ def test_an_answer_ends_at_its_end_token_among_right_guesses(folder: Path) -> No
     engine.drafter = Told(expected, most=8)
     [events] = run(engine, [sequence(PROMPT, eos=frozenset([end]), temperature=0, max_tokens=12)]).values()
     assert tokens(events) == expected[: first + 1]
-    assert events[-1].finish_reason is FinishReason.STOP and events[-1].is_end
+    assert events[-1].finish_reason is FinishReason.STOP and events[-1].is_end_token
 
 
 def test_what_was_guessed_wrongly_is_not_found_by_others(folder: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 import localllm
 from localllm import LLM
-from localllm.server.access import Access
+from localllm.server.access import AccessPolicy
 from localllm.server.app import create_app
-from localllm.server.limits import Limits
-from localllm.server.models import Models
+from localllm.server.limits import ConnectionLimits
+from localllm.server.models import ModelPool
 from localllm.server.serve import Server, bind
 from tests.shared import shared
 
@@ -22,10 +22,10 @@ def refuse_to_load(name: str, context: int | None) -> LLM:
 
 @contextmanager
 def answering(
-    models: Models,
+    models: ModelPool,
     end: Callable[[], Awaitable[None]],
-    access: Access = Access(),  # noqa: B008 - frozen, as the next
-    limits: Limits = Limits(),  # noqa: B008
+    access: AccessPolicy = AccessPolicy(),  # noqa: B008 - frozen, as the next
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008
     *,
     with_prompts: bool = False,
 ) -> Iterator[str]:
@@ -37,7 +37,7 @@ def answering(
         ready.set()
 
     with bind("127.0.0.1", 0) as listener:
-        app = create_app(models, access, limits, with_prompts=with_prompts)
+        app = create_app(models, access, limits, log_prompts=with_prompts)
         server = Server(app, listener, say, end, limits=limits, tls=access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -53,14 +53,14 @@ def answering(
 @contextmanager
 def serving(
     llm: LLM,
-    access: Access = Access(),  # noqa: B008
-    limits: Limits = Limits(),  # noqa: B008
+    access: AccessPolicy = AccessPolicy(),  # noqa: B008
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008
     *,
     with_prompts: bool = False,
 ) -> Iterator[str]:
     """The address of a server of `llm`."""
-    models = Models(refuse_to_load)
-    models.given[llm.name] = str(llm.path)
+    models = ModelPool(refuse_to_load)
+    models.aliases[llm.name] = str(llm.path)
     loaded = models.add(llm.name, llm)
 
     async def keep() -> None:
@@ -98,6 +98,6 @@ def stories_url(stories: LLM) -> Iterator[str]:
 @contextmanager
 def running() -> Iterator[str]:
     """The address of a server that loads what it is asked for."""
-    models = Models(lambda source, context: localllm.load(source, context=context))
+    models = ModelPool(lambda source, context: localllm.load(source, context=context))
     with answering(models, models.close) as url:
         yield url

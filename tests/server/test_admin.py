@@ -134,7 +134,7 @@ def test_models_that_are_not_loaded_are_listed_and_not_loaded_for_it(stories_url
 def test_health_is_bad_once_an_engine_has_ended():
     with localllm.load("demo", context=256) as llm, serving(llm) as url:
         assert httpx2.get(f"{url}/health").status_code == 200
-        llm.worker.give_up(RuntimeError("CUDA error: an illegal memory access was encountered"))
+        llm.worker.stop_after_failure(RuntimeError("CUDA error: an illegal memory access was encountered"))
         answer = httpx2.get(f"{url}/health")
         assert answer.status_code == 503 and "start the server again" in answer.json()["error"]["message"]
         asked = {"model": "demo", "prompt": "Once", "stream": True}

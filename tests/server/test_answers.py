@@ -5,16 +5,16 @@ import asyncio
 import pytest
 
 from localllm import LLM, SamplingParams
-from localllm.api.asked import Asked
+from localllm.api.asked import ParsedRequest
 from localllm.request import GenerationEvent, Request
-from localllm.server.answers import PIECE, Answers, NotRead
+from localllm.server.answers import EVENT_WEIGHT, AnswerReader, ReaderTooSlow
 
 BLOCK = 16  # tokens
 
 
 async def read(llm: LLM, requests: list[Request], each: int) -> list[list[GenerationEvent]]:
     said: list[list[GenerationEvent]] = [[] for _ in requests]
-    with Answers(llm, requests, each) as answers:
+    with AnswerReader(llm, requests, each) as answers:
         async for place, piece in answers:
             said[place].append(piece)
     return said
@@ -22,7 +22,7 @@ async def read(llm: LLM, requests: list[Request], each: int) -> list[list[Genera
 
 def test_a_prompt_is_computed_once_however_many_answers_it_has(stories: LLM) -> None:
     prompts = [[start, *range(10, 210)] for start in (1, 2)]
-    asked = Asked("x", tuple(prompts), SamplingParams(max_tokens=8, seed=1), is_chat=False, n=4)
+    asked = ParsedRequest("x", tuple(prompts), SamplingParams(max_tokens=8, seed=1), is_chat=False, n=4)
     said = asyncio.run(read(stories, asked.prepare(stories), 4))
     found = [pieces[-1].metrics.cached_tokens for pieces in said if pieces[-1].metrics]
     assert [found[0], found[4]] == [0, 0]
@@ -34,29 +34,29 @@ def test_a_prompt_is_computed_once_however_many_answers_it_has(stories: LLM) -> 
 
 
 def test_who_leaves_cancels_also_what_has_not_begun(stories: LLM) -> None:
-    asked = Asked("x", ("Once",), SamplingParams(max_tokens=400), is_chat=False, n=4)
+    asked = ParsedRequest("x", ("Once",), SamplingParams(max_tokens=400), is_chat=False, n=4)
 
     async def leave() -> None:
-        with Answers(stories, asked.prepare(stories), 4) as answers:
+        with AnswerReader(stories, asked.prepare(stories), 4) as answers:
             await anext(answers)
 
     asyncio.run(leave())
     engine = stories.worker.engine
-    stories.worker.call(engine.pool.check)
+    stories.worker.call(engine.pool.check_invariants)
     assert stories.worker.call(lambda: (engine.scheduler.running, list(engine.scheduler.waiting))) == ([], [])
 
 
 def test_what_has_come_meanwhile_is_known(stories: LLM) -> None:
     """So that it can be sent together."""
-    requests = Asked("x", ("Once",), SamplingParams(max_tokens=40), is_chat=False).prepare(stories)
+    requests = ParsedRequest("x", ("Once",), SamplingParams(max_tokens=40), is_chat=False).prepare(stories)
 
     async def lag() -> list[bool]:
         more: list[bool] = []
-        with Answers(stories, requests) as answers:
+        with AnswerReader(stories, requests) as answers:
             async for _, piece in answers:
-                more.append(answers.more)
+                more.append(answers.has_more)
                 if len(more) == 1:
-                    while stories.worker.call(lambda: stories.worker.engine.busy):
+                    while stories.worker.call(lambda: stories.worker.engine.has_unfinished_requests):
                         await asyncio.sleep(0.01)
                 assert piece
         return more
@@ -71,14 +71,14 @@ def test_what_nobody_reads_is_ended_and_told_so(demo: LLM) -> None:
 
     async def read_late() -> int:
         told = 0
-        with Answers(demo, [request], most_unread=20 * PIECE) as answers:
+        with AnswerReader(demo, [request], max_unread=20 * EVENT_WEIGHT) as answers:
             while not answers.given_up:
                 await asyncio.sleep(0.01)
-            with pytest.raises(NotRead, match="nobody reads"):
+            with pytest.raises(ReaderTooSlow, match="nobody reads"):
                 async for _ in answers:
                     told += 1
         return told
 
     assert asyncio.run(read_late()) == 20
-    while demo.worker.replies:
+    while demo.worker.outputs:
         demo.worker.call(lambda: None)

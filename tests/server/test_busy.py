@@ -82,4 +82,4 @@ def test_of_several_answers_none_goes_on_where_one_has_no_room(llm: LLM, url: st
         assert httpx2.post(f"{url}/v1/completions", json=asked).status_code == 503
     llm.worker.call(lambda: None)
     assert llm.stats().cancelled - before >= 1
-    assert not [one for one in llm.worker.replies if one.limit > 100]
+    assert not [one for one in llm.worker.outputs if one.limit > 100]

@@ -198,14 +198,14 @@ def test_any_decoder_embeds(stories: LLM, stories_url: str) -> None:
 def test_vectors_that_nobody_waits_for_are_not_computed(
     url: str, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, compute = list[int](), embedder.compute
+    begun, compute = list[int](), embedder.embed_batch
 
     def counted(token_ids: Sequence[Sequence[int]]) -> np.ndarray:
         begun.append(len(token_ids))
         time.sleep(0.02)
         return compute(token_ids)
 
-    monkeypatch.setattr(embedder, "compute", counted)
+    monkeypatch.setattr(embedder, "embed_batch", counted)
     body = {"model": embedder.name, "input": ["the cat sat on the mat"] * 2000}
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{url}/v1/embeddings", json=body, timeout=httpx.Timeout(10, read=0.3))

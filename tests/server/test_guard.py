@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from localllm.server.limits import Limits
+from localllm.server.limits import ConnectionLimits
 
-MOST_BODY = Limits().body_bytes
+MOST_BODY = ConnectionLimits().max_body_bytes
 BODY = json.dumps({"model": "demo", "prompt": "x", "max_tokens": 1}).encode()
 
 

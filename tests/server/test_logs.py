@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from localllm.server.logs import Format, Lines, Logged
-from localllm.server.models import Models
-from localllm.server.sums import Sums
+from localllm.server.logs import LogFormat, LogFormatter, RequestLogger
+from localllm.server.models import ModelPool
+from localllm.server.sums import ServerMetrics
 from tests.server.conftest import refuse_to_load, serving
 
 SECRET = "the prompt that nobody must read"
@@ -27,8 +27,10 @@ def lines(caplog):
     """What the log has, as lines of a form."""
     caplog.set_level(logging.INFO, "localllm")
 
-    def shown(form=Format.TEXT):
-        return [Lines(form).format(record) for record in caplog.records if record.name == "localllm.requests"]
+    def shown(form=LogFormat.TEXT):
+        return [
+            LogFormatter(form).format(record) for record in caplog.records if record.name == "localllm.requests"
+        ]
 
     return shown
 
@@ -45,9 +47,9 @@ def test_a_request_has_a_line_with_its_id_and_numbers_and_without_its_prompt(dem
     assert (line["model"], line["output_tokens"], line["finish"]) == ("demo", "5", "length")
     assert int(line["prompt_tokens"]) == usage["prompt_tokens"]
     assert 0 < float(line["ttft"]) <= float(line["seconds"])
-    again = json.loads(lines(Format.JSON)[1])
+    again = json.loads(lines(LogFormat.JSON)[1])
     assert again["id"] != line["id"] and again["output_tokens"] == 5 and again["tokens_per_s"] > 0
-    assert SECRET not in "".join(lines()) + "".join(lines(Format.JSON))
+    assert SECRET not in "".join(lines()) + "".join(lines(LogFormat.JSON))
 
 
 def test_prompts_are_in_it_where_that_was_asked_for(demo, lines):
@@ -69,7 +71,7 @@ def test_requests_that_are_refused_or_not_routed_have_their_lines(demo, lines):
         httpx2.get(f"{url}/health", headers={"Host": "example.org"})
         httpx2.post(f"{url}/v1/completions", json={"model": "gpt-5", "prompt": "x"})
         httpx2.post(f"{url}/v1/completions", json={"model": "demo", "prompt": SECRET, 'x" status=200\n': 1})
-    found = [json.loads(line) for line in lines(Format.JSON)]
+    found = [json.loads(line) for line in lines(LogFormat.JSON)]
     assert [line["status"] for line in found] == [404, 403, 404, 400]
     assert found[0]["error"] == "GET /nowhere is not served here; GET /openapi.json lists what is"
     assert found[2]["error"].startswith("no model is called gpt-5")
@@ -80,7 +82,7 @@ def test_requests_that_are_refused_or_not_routed_have_their_lines(demo, lines):
 @pytest.mark.parametrize(
     "path", ["/a%0Atime=2020%20event=request", "/%1B[2J%7F", "/%22%20status=200", "/%C2%85%E2%80%A8x"]
 )
-@pytest.mark.parametrize("form", [Format.TEXT, Format.JSON])
+@pytest.mark.parametrize("form", [LogFormat.TEXT, LogFormat.JSON])
 def test_no_path_breaks_out_of_its_line_or_its_value(demo, lines, path, form):
     with serving(demo) as url:
         place = urlsplit(url)
@@ -90,7 +92,7 @@ def test_no_path_breaks_out_of_its_line_or_its_value(demo, lines, path, form):
                 pass
     [line] = lines(form)
     assert line.isascii() and line.isprintable()
-    if form is Format.JSON:
+    if form is LogFormat.JSON:
         assert json.loads(line)["status"] == 404
     else:
         assert re.findall(r"(?<!\S)status=(\d+)(?!\S)", re.sub(r'"(\\.|[^"\\])*"', '""', line)) == ["404"]
@@ -101,7 +103,10 @@ def test_a_fault_has_its_trace_and_no_control_characters():
         raise ValueError("\x1b]0;title\x07\nlevel=info forged")
     except ValueError:
         record = logging.LogRecord("x", logging.ERROR, "", 0, "it\nbroke", (), sys.exc_info())
-    text, whole = Lines(Format.TEXT).format(record), json.loads(Lines(Format.JSON).format(record))
+    text, whole = (
+        LogFormatter(LogFormat.TEXT).format(record),
+        json.loads(LogFormatter(LogFormat.JSON).format(record)),
+    )
     first, *rest = text.split("\n")
     assert 'message="it\\nbroke"' in first and "test_logs.py" in text
     assert all(line.startswith("    ") and line.isprintable() for line in rest)
@@ -116,7 +121,7 @@ def test_an_answer_that_we_break_off_is_our_fault_in_the_log(lines):
 
     async def asked():
         scope = {"type": "http", "method": "GET", "path": "/", "client": None}
-        await Logged(broken, Sums(Models(refuse_to_load)))(scope, never, ignored)
+        await RequestLogger(broken, ServerMetrics(ModelPool(refuse_to_load)))(scope, never, ignored)
 
     async def never():
         await asyncio.sleep(3600)

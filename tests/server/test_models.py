@@ -12,7 +12,7 @@ import pytest
 import localllm
 from localllm.errors import Busy, DamagedModel, DoesNotFit, ModelNotFound, UsageError
 from localllm.hub.aliases import set_alias
-from localllm.server.models import Models
+from localllm.server.models import ModelPool
 from tests.shared import shared
 
 STORIES = str(shared("stories260K"))
@@ -43,7 +43,7 @@ class Loads:
 
 
 def models_of(loads, **options):
-    return Models(loads, {"stories": STORIES}, **options)
+    return ModelPool(loads, {"stories": STORIES}, **options)
 
 
 def in_loop(scenario, loads=None, **options):
@@ -151,7 +151,7 @@ def test_who_leaves_at_the_very_end_of_a_load_holds_nothing():
         gate = loads.hold_up("demo")
         task = asyncio.create_task(models.lease("demo"))
         await until(lambda: loads.begun)
-        loading = next(iter(models.loads.values()))
+        loading = next(iter(models.pending_loads.values()))
         loading.task.add_done_callback(lambda _: task.cancel())  # before the waiter is told
         gate.set()
         with pytest.raises(asyncio.CancelledError):
@@ -174,7 +174,7 @@ def test_a_model_goes_when_nobody_has_asked_for_as_long_as_was_said():
         await asyncio.sleep(0.2)
         assert models.loaded
         with await models.lease("demo", keep_alive=0) as lease:
-            with lease.kept():
+            with lease.renew():
                 pass
             assert models.loaded
         await until(lambda: not models.loaded)
@@ -196,7 +196,7 @@ def test_the_least_recently_used_one_makes_room_but_none_that_answers():
             assert error.value.retry_after > 0
         assert ("unloaded", "stories", "room for third") in whats(models)
 
-    in_loop(scenario, most=2)
+    in_loop(scenario, max_models=2)
 
 
 def test_a_model_that_does_not_fit_takes_the_room_of_idle_ones():
@@ -241,14 +241,14 @@ def test_a_longer_context_takes_the_room_of_idle_models():
 
 def test_models_that_are_kept_for_ever_make_room_last():
     async def scenario(models, loads):
-        models.give(localllm.load("demo", context=256), "demo")
+        models.add_preloaded(localllm.load("demo", context=256), "demo")
         (await models.lease("stories")).release()
         loads.faults += [DoesNotFit("too large")]
         set_alias("third", str(shared("TinyStories-656K-hf").resolve()))
         (await models.lease("third")).release()
         assert {loaded.name for loaded in models.loaded.values()} == {"demo", "third"}
         with pytest.raises(UsageError, match="demo is the model demo; name it once"):
-            models.give(next(iter(models.loaded.values())).llm, "demo")
+            models.add_preloaded(next(iter(models.loaded.values())).llm, "demo")
 
     in_loop(scenario)
 
@@ -261,11 +261,11 @@ def test_folders_with_one_name_are_served_together_under_names_that_a_person_gav
     set_alias("mine", str(folder))
 
     async def scenario(models, loads):
-        models.give(localllm.load(STORIES, context=256), STORIES)
+        models.add_preloaded(localllm.load(STORIES, context=256), STORIES)
         with pytest.raises(UsageError, match="two models are called stories260K; give one another name"):
-            models.give(other := localllm.load(folder, context=256), str(folder))
+            models.add_preloaded(other := localllm.load(folder, context=256), str(folder))
         other.close()
-        models.give(localllm.load("mine", context=256), "mine")
+        models.add_preloaded(localllm.load("mine", context=256), "mine")
         assert {loaded.name for loaded in models.loaded.values()} == {"stories260K", "mine"}
         for name in ("stories260K", "mine"):
             with await models.lease(name) as lease:
@@ -300,7 +300,7 @@ def test_who_waits_for_a_load_is_told_when_the_server_ends():
             await task
         with pytest.raises(Busy, match="ending"):
             await models.lease("stories")
-        assert models.left_behind
+        assert models.has_unfinished_load
         gate.set()
         await until(lambda: models.loaded)
 

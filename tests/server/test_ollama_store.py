@@ -15,11 +15,11 @@ import pytest
 
 from localllm import LLM, SamplingParams
 from localllm.client.model import open_model
-from localllm.client.server import Server
+from localllm.client.server import ServerClient
 from localllm.errors import ModelNotFound
 from localllm.hub.aliases import set_alias
-from localllm.hub.catalog import PACKAGE
-from localllm.hub.made import edition_of
+from localllm.hub.catalog import PACKAGE_FOLDER
+from localllm.hub.made import find_edition
 from tests.server.conftest import running
 from tests.shared import shared
 
@@ -27,7 +27,7 @@ OPTIONS = {"temperature": 0, "num_predict": 24}
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 CAT = {"role": "system", "content": "You are a cat."}
-DEMO = PACKAGE / "boxed" / "demo"
+DEMO = PACKAGE_FOLDER / "boxed" / "demo"
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_openais_clients_may_ask_for_an_edition_too(client: ollama.Client, demo_
 
 def test_localllms_own_client_may_ask_for_an_edition_too(client: ollama.Client, demo_url: str, demo: LLM) -> None:
     client.create("mycat", from_="demo", system="You are a cat.", parameters=OPTIONS)
-    with closing(Server(demo_url)) as server:
+    with closing(ServerClient(demo_url)) as server:
         model = open_model(server, "mycat", path=None, load=False)
         assert model.default_params == replace(demo.default_params, temperature=0, max_tokens=24)
         request = model.prepare(HI, model.default_params)
@@ -228,7 +228,7 @@ def test_nothing_is_pushed(client: ollama.Client) -> None:
 
 def test_a_made_name_survives_in_a_file_that_says_what_it_is(client: ollama.Client) -> None:
     client.create("mycat:v1", from_="demo", system="You are a cat.")
-    edition = edition_of("mycat:v1")
+    edition = find_edition("mycat:v1")
     assert edition and edition.source in ("demo", str(DEMO)) and edition.system == "You are a cat."
 
 
@@ -310,12 +310,12 @@ def test_a_model_in_memory_whose_files_are_gone_answers_and_breaks_no_listing(tm
 
 
 def test_a_path_means_the_model_and_no_edition_of_it() -> None:
-    with running() as url, ollama.Client(url) as client, closing(Server(url)) as server:
+    with running() as url, ollama.Client(url) as client, closing(ServerClient(url)) as server:
         client.create("kitty", from_="demo", system="You are a cat.")
         client.generate("kitty")
         assert [model.model for model in client.ps().models] == ["kitty:latest"]
         with pytest.raises(ModelNotFound, match="is not loaded here"):
-            server.ask("/localllm/open", {"path": str(DEMO)})
+            server.request_json("/localllm/open", {"path": str(DEMO)})
         client.generate("demo", keep_alive=0)
         client.generate("demo")
-        assert server.ask("/localllm/open", {"path": str(DEMO)})["name"] == "demo"
+        assert server.request_json("/localllm/open", {"path": str(DEMO)})["name"] == "demo"

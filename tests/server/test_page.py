@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from localllm import LLM
 from localllm.metrics import percentile
-from localllm.server.access import Access
+from localllm.server.access import AccessPolicy
 from tests.server.conftest import serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -369,7 +369,7 @@ def test_a_server_that_is_busy_or_asks_for_a_key_is_asked_again(page):
 def test_a_wrong_key_is_told_and_the_right_one_is_taken(browser: Browser, demo: LLM):
     with (
         browser.new_context() as context,
-        serving(demo, Access(keys=frozenset([hashlib.sha256(b"right").digest()]))) as url,
+        serving(demo, AccessPolicy(keys=frozenset([hashlib.sha256(b"right").digest()]))) as url,
     ):
         page = context.new_page()
         page.goto(f"{url}/ui")

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from localllm.metrics import Metrics
-from localllm.server.recent import MOST_GAPS, WINDOW_S, Recent
+from localllm.server.recent import MAX_GAPS, WINDOW_S, RecentLatencies
 
 
 def measured(ttft, *gaps):
@@ -14,11 +14,11 @@ def measured(ttft, *gaps):
 
 
 def test_percentiles_are_of_all_answers_in_the_window():
-    recent = Recent()
+    recent = RecentLatencies()
     for ttft in (0.1, 0.2, 0.3):
-        recent.ended("a", measured(ttft, 0.01, 0.02))
-    recent.ended("b", measured(9.0))
-    found = recent.of("a")
+        recent.answer_ended("a", measured(ttft, 0.01, 0.02))
+    recent.answer_ended("b", measured(9.0))
+    found = recent.percentiles("a")
     assert found["answers"] == 3
     for percent in (50, 95, 99):
         assert found["ttft"][f"p{percent}_s"] == pytest.approx(numpy.percentile([0.1, 0.2, 0.3], percent))
@@ -28,27 +28,27 @@ def test_percentiles_are_of_all_answers_in_the_window():
 
 def test_answers_are_forgotten_in_time():
     now = [0.0]
-    recent = Recent(clock=lambda: now[0])
-    recent.ended("a", measured(0.1, 0.01))
+    recent = RecentLatencies(clock=lambda: now[0])
+    recent.answer_ended("a", measured(0.1, 0.01))
     now[0] = WINDOW_S + 1
-    recent.ended("a", measured(0.3))
-    assert recent.of("a")["answers"] == 1
-    assert recent.of("a")["ttft"]["p50_s"] == 0.3
-    assert recent.of("a")["itl"]["p50_s"] is None
+    recent.answer_ended("a", measured(0.3))
+    assert recent.percentiles("a")["answers"] == 1
+    assert recent.percentiles("a")["ttft"]["p50_s"] == 0.3
+    assert recent.percentiles("a")["itl"]["p50_s"] is None
 
 
 def test_what_was_never_asked_has_nothing():
-    found = Recent().of("a")
+    found = RecentLatencies().percentiles("a")
     assert found["answers"] == 0 and found["ttft"] == {"p50_s": None, "p95_s": None, "p99_s": None}
 
 
 def test_an_answer_without_tokens_counts_nowhere():
-    recent = Recent()
-    recent.ended("a", measured(math.nan))
-    assert recent.of("a")["answers"] == 0
+    recent = RecentLatencies()
+    recent.answer_ended("a", measured(math.nan))
+    assert recent.percentiles("a")["answers"] == 0
 
 
 def test_gaps_stay_few_enough_to_sort():
-    recent = Recent()
-    recent.ended("a", measured(0.1, *[0.01] * (MOST_GAPS + 5)))
-    assert len(recent.models["a"].itl) == MOST_GAPS
+    recent = RecentLatencies()
+    recent.answer_ended("a", measured(0.1, *[0.01] * (MAX_GAPS + 5)))
+    assert len(recent.models["a"].itl) == MAX_GAPS

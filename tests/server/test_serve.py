@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from localllm.errors import UsageError
-from localllm.server.serve import address, bind
+from localllm.server.serve import bind, listener_url
 
 LONG = {"model": "demo", "prompt": "Once", "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
@@ -27,7 +27,7 @@ def test_names_are_not_looked_up(host):
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2"])
 def test_addresses_of_this_machine_alone_are_taken(host):
     with bind(host, 0) as listener:
-        assert re.fullmatch(r"http://127\.0\.0\.[12]:\d+", address(listener))
+        assert re.fullmatch(r"http://127\.0\.0\.[12]:\d+", listener_url(listener))
 
 
 def test_a_port_that_is_taken_is_told(tmp_path):

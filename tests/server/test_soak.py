@@ -16,6 +16,6 @@ def test_many_streams_at_once_are_right_and_leave_nothing_behind(stories: LLM, s
     assert not [kind for kind in found["requests"] if kind.startswith("failed")], found["requests"]
     assert all(found["requests"][kind] > 5 for kind in ("whole", "left", "senseless")), "too little was asked"
     engine = stories.worker.engine
-    stories.worker.call(engine.pool.check_idle)
-    assert not stories.worker.replies and not engine.busy
-    assert len(engine.free_rows) == engine.scheduler.max_running
+    stories.worker.call(engine.pool.check_all_free)
+    assert not stories.worker.outputs and not engine.has_unfinished_requests
+    assert len(engine.free_token_slots) == engine.scheduler.max_running

@@ -18,12 +18,12 @@ LONG = ASKED | {"max_tokens": 1000}
 def check_cancelled(llm: LLM, sequences: list[Sequence]) -> None:
     """The engine comes to rest before they are told to the end, and every block is free."""
     deadline = time.monotonic() + 10
-    while llm.worker.call(lambda: llm.worker.engine.busy):
+    while llm.worker.call(lambda: llm.worker.engine.has_unfinished_requests):
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    llm.worker.call(llm.worker.engine.pool.check_idle)
-    assert not llm.worker.replies
-    assert all(sequence.prompt_length < len(sequence.token_ids) < sequence.limit for sequence in sequences)
+    llm.worker.call(llm.worker.engine.pool.check_all_free)
+    assert not llm.worker.outputs
+    assert all(sequence.prompt_len < len(sequence.token_ids) < sequence.max_len for sequence in sequences)
 
 
 def test_a_stream_is_events_of_one_line_each_and_ends_with_done(demo_url):
@@ -44,7 +44,7 @@ def test_a_reader_who_leaves_a_stream_frees_its_blocks(demo_url, demo, prompt):
         lines = answer.iter_lines()
         for _ in range(20):
             next(lines)
-        sequences = list(demo.worker.replies)
+        sequences = list(demo.worker.outputs)
     assert len(sequences) == (1 if prompt == "One" else 3)
     check_cancelled(demo, sequences)
 
@@ -70,6 +70,6 @@ def test_who_leaves_while_a_whole_answer_is_made_frees_its_blocks(demo_url, demo
     parts = urlsplit(demo_url)
     with socket.create_connection((parts.hostname, parts.port)) as connection:
         connection.sendall(head.encode() + body)
-        while not (sequences := [s for s in list(demo.worker.replies) if len(s.token_ids) > s.prompt_length]):
+        while not (sequences := [s for s in list(demo.worker.outputs) if len(s.token_ids) > s.prompt_len]):
             time.sleep(0.005)
     check_cancelled(demo, sequences)

@@ -43,6 +43,6 @@ def tokenizer(folder: Callable[[str], Path]) -> Callable[[str], Tokenizer]:
 
 @pytest.fixture(scope="module")
 def qwen3(tokenizer: Callable[[str], Tokenizer]) -> Iterator[ChatTemplate]:
-    template = ChatTemplate.of(tokenizer("qwen3"))
+    template = ChatTemplate.from_tokenizer(tokenizer("qwen3"))
     yield template
     template.close()

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localllm.errors import UsageError
-from localllm.text.control import Literals, Piece, RenderedChat, unused_characters
+from localllm.text.control import ChatPiece, LiteralMarker, RenderedChat, find_unused_characters
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
@@ -107,7 +107,7 @@ def test_without_control_tokens_the_ids_are_those_of_transformers(
     from transformers import PreTrainedTokenizerFast
 
     theirs, model = PreTrainedTokenizerFast.from_pretrained(folder(name)), tokenizer(name)
-    template = ChatTemplate.of(model)
+    template = ChatTemplate.from_tokenizer(model)
     try:
         for content in ("Hi", " two  spaces ", "日本 😁\n\n", "a < b | c > d", "a [", ""):
             messages = [*user(content), {"role": "assistant", "content": "Yes."}, *user("\tmore")]
@@ -119,7 +119,7 @@ def test_without_control_tokens_the_ids_are_those_of_transformers(
 
 def test_text_after_a_literal_gets_no_space_of_its_own(tokenizer: Open):
     model = tokenizer("phi3")
-    template = ChatTemplate.of(model)
+    template = ChatTemplate.from_tokenizer(model)
     try:
         chat = template.render(user("say<|end|>now"))
         assert model.decode(model.encode_chat(chat)) == "say<|end|>now"
@@ -131,7 +131,7 @@ def test_a_literal_that_is_a_word_of_the_vocabulary_is_refused(tokenizer: Open, 
     model = tokenizer("qwen3")
     monkeypatch.setattr(model, "_added", dict.fromkeys(model.encode("im", special=False), "im"))
     with pytest.raises(UsageError, match="as text"):
-        model.encode_chat(RenderedChat((Piece("<|im_end|>", literal=True),)))
+        model.encode_chat(RenderedChat((ChatPiece("<|im_end|>", literal=True),)))
 
 
 def test_json_with_escapes_and_error_messages_hold_no_marks(tokenizer: Open):
@@ -142,7 +142,7 @@ def test_json_with_escapes_and_error_messages_hold_no_marks(tokenizer: Open):
     try:
         chat = template.render(user("é <|im_end|> \U000f0000 \\udb80\\udc01 udc02"))
         assert chat.text == '"\\u00e9 <|im_end|> \\udb80\\udc00 \\\\udb80\\\\udc01 udc02"'
-        assert Piece("<|im_end|>", literal=True) in chat.pieces
+        assert ChatPiece("<|im_end|>", literal=True) in chat.pieces
         with pytest.raises(UsageError, match=r"bad: <\|im_end\|>$"):
             template.render(user("<|im_end|>"), tools=[])
     finally:
@@ -153,21 +153,24 @@ MARKS = ("\U000f0000", "\U000f0001")
 
 
 def test_marks_that_a_template_tore_apart_still_part_the_text():
-    literals = Literals({"<a>", "<b>"})
+    literals = LiteralMarker({"<a>", "<b>"})
     marked = literals.mark("x<a>y", MARKS)
-    assert literals.cut(marked, MARKS).pieces == (Piece("x"), Piece("<a>", literal=True), Piece("y"))
-    assert literals.cut(marked[:4], MARKS).pieces == (Piece("x"), Piece("<a"))
-    assert literals.cut(marked[-2:], MARKS).pieces == (Piece("y"),)
-    assert literals.cut(marked.upper(), MARKS).text == "X<A>Y"
+    assert literals.split(marked, MARKS).pieces == (ChatPiece("x"), ChatPiece("<a>", literal=True), ChatPiece("y"))
+    assert literals.split(marked[:4], MARKS).pieces == (ChatPiece("x"), ChatPiece("<a"))
+    assert literals.split(marked[-2:], MARKS).pieces == (ChatPiece("y"),)
+    assert literals.split(marked.upper(), MARKS).text == "X<A>Y"
 
 
 def test_marks_are_characters_the_text_does_not_have():
-    assert unused_characters("abc") == MARKS
-    assert unused_characters("a\U000f0000\U000f0002") == ("\U000f0001", "\U000f0003")
+    assert find_unused_characters("abc") == MARKS
+    assert find_unused_characters("a\U000f0000\U000f0002") == ("\U000f0001", "\U000f0003")
     with pytest.raises(StopIteration):
-        unused_characters("".join(map(chr, range(0xF0000, 0xFFFFE))))
+        find_unused_characters("".join(map(chr, range(0xF0000, 0xFFFFE))))
 
 
 def test_the_longest_literal_is_marked():
-    literals = Literals({"<a", "<a>", "a"})
-    assert literals.cut(literals.mark("<a>a", MARKS), MARKS).pieces == (Piece("<a>", True), Piece("a", True))
+    literals = LiteralMarker({"<a", "<a>", "a"})
+    assert literals.split(literals.mark("<a>a", MARKS), MARKS).pieces == (
+        ChatPiece("<a>", True),
+        ChatPiece("a", True),
+    )

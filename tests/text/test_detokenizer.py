@@ -115,7 +115,7 @@ def test_some_special_tokens_are_shown_and_the_others_are_not_there(
     special = st.sampled_from(sorted(model.special_ids)).map(lambda token: [token])
     pieces = st.lists(st.one_of(special, TEXTS.map(lambda text: model.encode(text, special=False))), max_size=6)
     ids = [token for piece in data.draw(pieces) for token in piece]
-    detokenizer = Detokenizer(model, shown=shown)
+    detokenizer = Detokenizer(model, shown_ids=shown)
     text = "".join(detokenizer.push([token]) for token in ids) + detokenizer.finish()
     kept = [token for token in ids if token in shown or token not in model.special_ids]
     assert text == model.decode(kept, skip_special=False)

@@ -1,6 +1,6 @@
 import pytest
 
-from localllm.text.ends import ends_of_turn
+from localllm.text.ends import find_turn_end_tokens
 from tests.text.output.turns import templates
 
 TEMPLATES = templates()
@@ -29,9 +29,9 @@ TOKENS = [
 def test_the_ends_of_a_turn_are_those_that_the_template_writes(name: str, ends: set[str]):
     if name not in TEMPLATES:
         pytest.skip("no real templates beside this checkout")
-    assert ends_of_turn([TEMPLATES[name]], TOKENS) == ends
+    assert find_turn_end_tokens([TEMPLATES[name]], TOKENS) == ends
 
 
 def test_a_token_that_the_tokenizer_does_not_have_ends_nothing():
-    assert ends_of_turn(["<|im_end|><|eot_id|>"], ["<|eot_id|>"]) == {"<|eot_id|>"}
-    assert ends_of_turn([], ["<|eot_id|>"]) == set()
+    assert find_turn_end_tokens(["<|im_end|><|eot_id|>"], ["<|eot_id|>"]) == {"<|eot_id|>"}
+    assert find_turn_end_tokens([], ["<|eot_id|>"]) == set()

@@ -10,9 +10,9 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from localllm.checkpoint.gguf.header import read_gguf
-from localllm.hub.resolve import resolve
-from localllm.text.control import Piece, RenderedChat
-from localllm.text.fewest import Fewest
+from localllm.hub.resolve import resolve_model
+from localllm.text.control import ChatPiece, RenderedChat
+from localllm.text.fewest import TokenCountBound
 from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
@@ -44,7 +44,7 @@ STRANGE = [
 @cache
 def tokenizer(name: str) -> Tokenizer:
     if name == "demo":
-        return Tokenizer.from_folder(Path(resolve(name).path))
+        return Tokenizer.from_folder(Path(resolve_model(name).path))
     path = shared(name)
     if path.is_dir():
         return Tokenizer.from_folder(path)
@@ -72,29 +72,31 @@ def hard_texts(of: Tokenizer, seed: int, count: int) -> list[str]:
 def test_no_text_has_fewer_tokens_than_its_length_says(name: str) -> None:
     of = tokenizer(name)
     for text in (*hard_texts(of, 7, 400), *random_texts(3, 400)):
-        least = of._fewest.tokens(text)
+        least = of._fewest.min_tokens(text)
         assert least <= len(of.encode(text, special=False))
-        assert least <= len(of.encode_chat(RenderedChat((Piece(text),))))
-        halves = RenderedChat((Piece(text[: len(text) // 2]), Piece(text[len(text) // 2 :], literal=False)))
+        assert least <= len(of.encode_chat(RenderedChat((ChatPiece(text),))))
+        halves = RenderedChat(
+            (ChatPiece(text[: len(text) // 2]), ChatPiece(text[len(text) // 2 :], literal=False))
+        )
         assert least <= len(of.encode_chat(halves))
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_something_is_known_of_real_tokenizers_and_no_more_than_is_true(name: str) -> None:
     of, known = tokenizer(name), tokenizer(name)._fewest
-    assert known.letters
+    assert known.max_letters
     texts = hard_texts(of, 11, 600)
-    for field in ("characters", "letters"):
+    for field in ("max_characters", "max_letters"):
         if found := getattr(known, field):
             bolder = replace(known, **{field: max(1, found // 3)})
-            assert any(bolder.tokens(text) > len(of.encode(text, special=False)) for text in texts)
+            assert any(bolder.min_tokens(text) > len(of.encode(text, special=False)) for text in texts)
 
 
-def made(model: models.Model, normalizer=None, pre_tokenizer=None, added=()) -> Fewest:
+def made(model: models.Model, normalizer=None, pre_tokenizer=None, added=()) -> TokenCountBound:
     backend = tokenizers.Tokenizer(model)
     backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
     backend.add_tokens(list(added))
-    return Fewest.of(backend, list(backend.get_vocab()))
+    return TokenCountBound.from_tokenizer(backend, list(backend.get_vocab()))
 
 
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -106,12 +108,12 @@ def bpe(**settings) -> models.BPE:
 
 
 def test_what_drops_or_joins_any_number_of_characters_leaves_nothing_known() -> None:
-    assert made(bpe()) == Fewest(2, 2, False)
-    assert made(bpe(), normalizers.NFKC()) == Fewest(2, 2, True)
-    assert made(bpe(), added=[AddedToken("abcde", lstrip=True)]) == Fewest(None, 5, False)
-    assert made(bpe(fuse_unk=True)) == Fewest(None, 2, False)
-    assert made(models.BPE(VOCABULARY, [])) == Fewest(None, 2, False)  # what it does not know is left out
-    nothing = Fewest(None, None, False)
+    assert made(bpe()) == TokenCountBound(2, 2, False)
+    assert made(bpe(), normalizers.NFKC()) == TokenCountBound(2, 2, True)
+    assert made(bpe(), added=[AddedToken("abcde", lstrip=True)]) == TokenCountBound(None, 5, False)
+    assert made(bpe(fuse_unk=True)) == TokenCountBound(None, 2, False)
+    assert made(models.BPE(VOCABULARY, [])) == TokenCountBound(None, 2, False)  # what it does not know is left out
+    nothing = TokenCountBound(None, None, False)
     assert made(bpe(), normalizers.Strip()) == nothing
     assert made(bpe(), normalizers.Replace("a", "")) == nothing
     assert made(bpe(), normalizers.Replace(tokenizers.Regex("a+"), "a")) == nothing
@@ -125,5 +127,5 @@ def test_what_drops_or_joins_any_number_of_characters_leaves_nothing_known() -> 
 
 def test_texts_that_may_well_fit_are_not_measured() -> None:
     of = tokenizer("demo")
-    assert of.fewest_tokens("word " * 100, 125) == 0
-    assert of.fewest_tokens("word " * 100, 10) > 10
+    assert of.min_token_count("word " * 100, 125) == 0
+    assert of.min_token_count("word " * 100, 10) > 10

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel, UsageError
-from localllm.text.control import Piece, RenderedChat
+from localllm.text.control import ChatPiece, RenderedChat
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
 from tests.text.vocabularies import as_metadata, digest, random_texts
@@ -131,7 +131,7 @@ def test_control_tokens_in_a_text_are_control_ids_and_in_a_message_are_text(gguf
         [token] = tokenizer.encode(literal, special=False)
         assert tokenizer.decode([token]) == ""
         assert tokenizer.decode([token], skip_special=False) == literal
-        written = tokenizer.encode_chat(RenderedChat((Piece("a"), Piece(literal, literal=True))))
+        written = tokenizer.encode_chat(RenderedChat((ChatPiece("a"), ChatPiece(literal, literal=True))))
         assert token not in written
         assert tokenizer.decode(written) == f"a{literal}"
 
@@ -152,7 +152,7 @@ def test_tokens_around_a_text_are_put_once(
     tokenizer = Tokenizer.from_gguf(fields, FILE)
     bos, eos = (fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos"))
     assert tokenizer.encode("hi") == [bos, *plain, eos]
-    chat = RenderedChat((Piece(f"{tokenizer.special_tokens['bos_token']}hi"),))
+    chat = RenderedChat((ChatPiece(f"{tokenizer.special_tokens['bos_token']}hi"),))
     assert tokenizer.encode_chat(chat) == [bos, *plain]
 
 

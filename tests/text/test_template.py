@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 
 from localllm.errors import DamagedModel, LocalLLMError, UsageError
-from localllm.text.messages import with_arguments
-from localllm.text.sandbox import Sandbox
+from localllm.text.messages import convert_tool_arguments
+from localllm.text.sandbox import TemplateSandbox
 from localllm.text.template import ChatTemplate
 
 NAMES = sorted(path.name for path in (Path(__file__).parents[3] / "shared/data/templates").glob("*.jinja"))
@@ -79,14 +79,14 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_t
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    shared = Sandbox()
+def sandbox() -> Iterator[TemplateSandbox]:
+    shared = TemplateSandbox()
     yield shared
     shared.close()
 
 
 @pytest.fixture
-def template_of(sandbox: Sandbox) -> Callable[..., ChatTemplate]:
+def template_of(sandbox: TemplateSandbox) -> Callable[..., ChatTemplate]:
     """One process for them all, as starting one takes longer than a test."""
 
     def of(source: str, **arguments: Any) -> ChatTemplate:
@@ -145,7 +145,7 @@ def _expected(source: str, messages: Any, tools: Any, given: dict[str, Any]) -> 
     """What transformers writes; where the template cannot do with arguments as objects, with them as text."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    for chat in (messages, [with_arguments(message, as_text=True) for message in messages]):
+    for chat in (messages, [convert_tool_arguments(message, as_text=True) for message in messages]):
         with contextlib.suppress(jinja2.TemplateError, TypeError, ValueError, KeyError, AssertionError):
             # transformers takes messages as they are, and templates call reasoning by two names
             named = [_with_both_names(message) for message in chat]
@@ -345,7 +345,7 @@ def test_what_templates_are_given(template_of: Any):
 
 def arguments_of(template: ChatTemplate, think: bool | None, **given: Any) -> Any:
     try:
-        return template.arguments(given, think=think)
+        return template.template_arguments(given, think=think)
     except UsageError as error:
         return str(error)
 
@@ -393,7 +393,7 @@ def test_an_argument_that_a_template_does_not_read_is_refused(data: Path, templa
     assert refusal("{{ c }}{{ bos_token }}{{ messages }}", d=1) == "the chat template does not read d; it reads c"
     assert refusal("x", documents=[], chat_template="default") == {"documents": [], "chat_template": "default"}
     with pytest.raises(DamagedModel, match="line 1"):
-        template_of("{% if").arguments({"a": 1})
+        template_of("{% if").template_arguments({"a": 1})
     qwen = (data / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text()
     assert refusal(qwen, enable_thinking=False) == {"enable_thinking": False}
 
@@ -414,19 +414,19 @@ def test_a_name_that_a_template_sets_is_an_argument_where_it_is_read_before(
 ):
     template = template_of(source)
     if is_read:
-        assert template.arguments({"depth": 3}) == {"depth": 3}
+        assert template.template_arguments({"depth": 3}) == {"depth": 3}
     else:
         with pytest.raises(UsageError, match="does not read depth"):
-            template.arguments({"depth": 3})
+            template.template_arguments({"depth": 3})
 
 
 def test_tools_that_a_template_does_not_read_are_refused(data: Path, template_of: Any):
     template = template_of((data / "templates/google-gemma-2-2b-it.jinja").read_text())
     with pytest.raises(UsageError, match="does not read tools; describe them in the system prompt"):
-        template.arguments({}, with_tools=True)
-    assert template.arguments({}) == {}
+        template.template_arguments({}, with_tools=True)
+    assert template.template_arguments({}) == {}
     own = template_of((data / "templates/ibm-granite-granite-4.0.jinja").read_text())
-    assert own.arguments({}, with_tools=True) == {}
+    assert own.template_arguments({}, with_tools=True) == {}
 
 
 @pytest.mark.parametrize("name", [3, True, ["default"], {"default": ""}])

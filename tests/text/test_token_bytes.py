@@ -13,7 +13,7 @@ TEXT = 'Größe: 12 €\n\t{"key": [1, "💥"]}  <|im_end|>  naïve 日本 '
 def test_the_bytes_of_tokens_joined_are_the_text(folder: str) -> None:
     tokenizer = Tokenizer.from_folder(shared(folder))
     found = tokenizer.token_bytes(tokenizer.vocab_size)
-    ids = tokenizer.encode_amid(TEXT)
+    ids = tokenizer.encode_continuation(TEXT)
     assert b"".join(found[token] for token in ids).decode() == TEXT
 
 

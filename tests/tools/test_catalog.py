@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from localllm.arch.cost import parameters
-from localllm.arch.describe import describe
-from localllm.units import count
+from localllm.arch.cost import parameter_count
+from localllm.arch.describe import parse_config
+from localllm.units import format_count
 from tests.hub.faults import edited
 from tests.hub.folders import write_model
 from tests.hub.loopback import LoopbackHub
@@ -73,7 +73,7 @@ def test_what_agrees_is_not_told(hub, tmp_path):
         "about": "small",
         "bytes": sum(len(file.body) for file in files.values()),
         "context": config["max_position_embeddings"],
-        "parameters": count(parameters(describe(config))),
+        "parameters": format_count(parameter_count(parse_config(config))),
     }
     code = f"from tools.catalog import *; print(report(CatalogEntry(**{fields!r})))"
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache")}

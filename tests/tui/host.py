@@ -8,15 +8,15 @@ from typing import Any
 from textual.app import App
 from textual.screen import Screen
 
-from localllm.cli.machine import ThisMachine
+from localllm.cli.machine import LocalMachine
 from localllm.cli.served import LOADING_FLAGS
 from localllm.model import Model
 from localllm.tui.load_screen import LoadScreen
-from localllm.tui.machine import Cancelled, Offer
-from localllm.tui.opening import Opening
+from localllm.tui.machine import Cancelled, ModelOffer
+from localllm.tui.opening import LoadTask
 
 NO_FLAGS = {name: None for name in LOADING_FLAGS} | {"force": False, "deterministic": False, "server": None}
-OFFER = Offer(
+OFFER = ModelOffer(
     name="qwen3:4b-q4_k_m",
     about="qwen3:4b as GGUF, about 5 bits a weight",
     parameters="4.02B",
@@ -30,12 +30,12 @@ OFFER = Offer(
 )
 
 
-def this_machine(**flags: Any) -> ThisMachine:
+def this_machine(**flags: Any) -> LocalMachine:
     """By the flags of `run`; no server is asked, whatever runs beside the tests."""
-    return ThisMachine({**NO_FLAGS, "local": True, "verbose": False, **flags})
+    return LocalMachine({**NO_FLAGS, "local": True, "verbose": False, **flags})
 
 
-def offer(name: str, **fields: Any) -> Offer:
+def offer(name: str, **fields: Any) -> ModelOffer:
     return replace(OFFER, name=name, **fields)
 
 
@@ -71,7 +71,7 @@ class Played:
     """A machine that does what it is told while a model is opened, and has these offers."""
 
     def __init__(
-        self, *acts: Callable[[Opening], object], offers: Sequence[Offer] = (), model: Model | None = None
+        self, *acts: Callable[[LoadTask], object], offers: Sequence[ModelOffer] = (), model: Model | None = None
     ):
         self.acts = acts
         self.found = offers
@@ -79,10 +79,10 @@ class Played:
         self.done = threading.Event()
         self.gone_on = threading.Event()
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[ModelOffer]:
         return self.found
 
-    def open(self, name: str, watch: Opening) -> Any:
+    def open(self, name: str, watch: LoadTask) -> Any:
         for act in self.acts:
             act(watch)
         self.done.set()

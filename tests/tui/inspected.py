@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from textual.app import App
 
-from localllm.tui.answering import Came, Ended
+from localllm.tui.answering import AnswerEnd, TimedEvent
 from localllm.tui.inspector.panel import Inspector
 from localllm.tui.metrics.strip import MetricsStrip
 from tests.tui.told import Told
 
 
 class Inspected(App[None]):
-    def __init__(self, *answers: Sequence[Came], ended: bool = True):
+    def __init__(self, *answers: Sequence[TimedEvent], ended: bool = True):
         """ended: also the last of them; else it is under way at the time of its last piece."""
         super().__init__()
         self.answers = answers
@@ -37,11 +37,11 @@ class Inspected(App[None]):
         for watcher in (self.inspector, self.strip):
             watcher.begin(100.0)
 
-    def tell(self, came: Sequence[Came]) -> None:
+    def tell(self, came: Sequence[TimedEvent]) -> None:
         self.now = came[-1][0] if came else self.now
         for watcher in (self.inspector, self.strip):
             watcher.follow(came)
 
     def end(self) -> None:
         for watcher in (self.inspector, self.strip):
-            watcher.end(Ended(False))
+            watcher.end(AnswerEnd(False))

@@ -12,14 +12,14 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from localllm.conversation.chat import Chat
-from localllm.conversation.kept import Kept, write
+from localllm.conversation.kept import SavedSession, write
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.request import SamplingParams
 from localllm.tui.keys import key_name
-from localllm.tui.machine import Offer
+from localllm.tui.machine import ModelOffer
 from localllm.tui.panel_screen import PanelScreen
-from localllm.tui.themes import dress, native_colors
+from localllm.tui.themes import apply_theme, use_ansi_colors
 from localllm.tui.wishes import CommandChosen, ModelChosen, SessionChosen
 from tests.tui.scripted import ScriptedModel, saying
 
@@ -27,12 +27,14 @@ EVIL = "[bold red]x[/] \x1b]0;title\x07 日本語のとても長い名前😀で
 GB = 10**9
 FREE = int(23.5 * GB)
 OFFERS = [
-    Offer("demo", "tells small stories", "656K", 2_600_000, "MIT", True, True, 12_000_000, FREE, 2000.0),
-    Offer("mine", "an edition of your own", "0.6B", int(1.2 * GB), None, True, True, int(2.1 * GB), FREE, 38.2),
-    Offer(EVIL, f"about {EVIL}", "7B", 15 * GB, f"licence {EVIL}", False, True, 16 * GB, FREE, 3.1),
-    Offer("best", "for this", "4B", 3 * GB, "Apache-2.0", False, True, 5 * GB, FREE, 21.0, recommended=True),
-    Offer("giant", "the largest", "70.6B", 141 * GB, "llama3.3", False, False, 143 * GB, FREE, None),
-    Offer("riddle", "its header cannot be read", "-", None, None, False, None, None, None, None),
+    ModelOffer("demo", "tells small stories", "656K", 2_600_000, "MIT", True, True, 12_000_000, FREE, 2000.0),
+    ModelOffer(
+        "mine", "an edition of your own", "0.6B", int(1.2 * GB), None, True, True, int(2.1 * GB), FREE, 38.2
+    ),
+    ModelOffer(EVIL, f"about {EVIL}", "7B", 15 * GB, f"licence {EVIL}", False, True, 16 * GB, FREE, 3.1),
+    ModelOffer("best", "for this", "4B", 3 * GB, "Apache-2.0", False, True, 5 * GB, FREE, 21.0, recommended=True),
+    ModelOffer("giant", "the largest", "70.6B", 141 * GB, "llama3.3", False, False, 143 * GB, FREE, None),
+    ModelOffer("riddle", "its header cannot be read", "-", None, None, False, None, None, None, None),
 ]
 
 
@@ -62,7 +64,7 @@ def told(*pairs: tuple[str, str]) -> Turn:
     for question, answer in pairs:
         turn = Turn(question, at, answer, model="scripted")
         at.children.append(turn)
-        at.chosen = turn
+        at.chosen_child = turn
         at = turn
     return at
 
@@ -72,7 +74,10 @@ def keep(folder: Path, day: int, *pairs: tuple[str, str]) -> str:
     at, name = told(*pairs), f"202601{day:02}-100000-00000a"
     root = at.path[0].parent
     began = 1_767_261_600.0 + day * 86_400
-    write(folder / f"{name}.json", Kept(pairs[0][0], "scripted", began, began, SamplingParams(), root=root, at=at))
+    write(
+        folder / f"{name}.json",
+        SavedSession(pairs[0][0], "scripted", began, began, SamplingParams(), root=root, current=at),
+    )
     return name
 
 
@@ -98,7 +103,7 @@ class Talk(PanelScreen):
         self.heard.append(("session", chosen.id))
 
     def on_command_chosen(self, chosen: CommandChosen) -> None:
-        self.heard.append(("command", chosen.line, chosen.is_whole))
+        self.heard.append(("command", chosen.line, chosen.is_complete))
 
 
 class Stage(App[None]):
@@ -107,7 +112,7 @@ class Stage(App[None]):
     CSS = "#said { width: 1fr; } #middle { height: 1fr; } #prompt { height: 1; border: none; }"
 
     def __init__(self, home: Path, screen: Callable[["Stage"], Screen[Any]]):
-        super().__init__(ansi_color=native_colors())
+        super().__init__(ansi_color=use_ansi_colors())
         self.home = home
         self.make = screen
         self.given: list[Any] = []
@@ -116,7 +121,7 @@ class Stage(App[None]):
         return key_name(super().get_key_display(binding))
 
     def on_mount(self) -> None:
-        dress(self, self.home)
+        apply_theme(self, self.home)
         self.push_screen(self.make(self), self.given.append)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
-from localllm.inspection import Reads
+from localllm.inspection import StepReads
 from localllm.metrics import Metrics
-from localllm.request import FinishReason, GenerationEvent, Kind, Request, SamplingParams
+from localllm.request import EventType, FinishReason, GenerationEvent, Request, SamplingParams
 from localllm.tui.app import ChatApp
 
 Step = GenerationEvent | threading.Event | Exception  # an Event is waited for, an Exception raised
@@ -33,7 +33,7 @@ METRICS = Metrics(
 def saying(text: str, thoughts: str = "", finish_reason: FinishReason = FinishReason.STOP) -> list[Step]:
     """A whole answer, a word a token."""
     steps: list[Step] = []
-    for kind, whole in ((Kind.REASONING, thoughts), (Kind.CONTENT, text)):
+    for kind, whole in ((EventType.REASONING, thoughts), (EventType.CONTENT, text)):
         words = re.findall(r"\s*\S+\s*$|\s*\S+", whole)
         steps += [GenerationEvent(1, word, (number,), kind=kind) for number, word in enumerate(words)]
     return [*steps, GenerationEvent(1, finish_reason=finish_reason, metrics=METRICS, seed=7)]
@@ -87,7 +87,7 @@ class ScriptedModel:
     deterministic = True
     blocks = 256
     block_tokens = 16
-    reads = Reads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
+    reads = StepReads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
     has_chat_template = True
     tokenizer = ScriptedTokenizer()
     default_params = SamplingParams(temperature=0.7)

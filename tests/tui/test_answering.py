@@ -6,12 +6,12 @@ import time
 import localllm
 from localllm.conversation.chat import Chat
 from localllm.request import SamplingParams
-from localllm.tui.answering import Answering
+from localllm.tui.answering import AnswerThread
 from tests.tui.scripted import ScriptedModel, saying
 
 
-def begun(chat: Chat, text: str) -> Answering:
-    return Answering(lambda: chat.ask(text), chat.stop)
+def begun(chat: Chat, text: str) -> AnswerThread:
+    return AnswerThread(lambda: chat.ask(text), chat.stop)
 
 
 class Slow(ScriptedModel):
@@ -27,11 +27,11 @@ class Slow(ScriptedModel):
         return super().stream(*given, **named)
 
 
-def ended(answering: Answering):
+def ended(answering: AnswerThread):
     """What came until the end."""
     came, limit = [], time.monotonic() + 10
     while True:
-        more, end = answering.take()
+        more, end = answering.drain()
         came += more
         if end:
             return [event for _, event in came], end
@@ -42,14 +42,14 @@ def ended(answering: Answering):
 def test_what_was_said_is_kept_where_the_next_word_does_not_come():
     chat = Chat(ScriptedModel([*saying("Once upon a time.")[:2], threading.Event()]))
     answering = begun(chat, "hello")
-    while not chat.at.answer:
+    while not chat.current.answer:
         time.sleep(0.005)
     time.sleep(0.02)
     answering.stop()
     events, end = ended(answering)
     assert (end.stopped, end.error) == (True, None)
-    assert chat.at.answer == "".join(event.text for event in events) == "Once upon"
-    assert chat.at.finish_reason is None
+    assert chat.current.answer == "".join(event.text for event in events) == "Once upon"
+    assert chat.current.finish_reason is None
 
 
 def test_a_question_that_was_stopped_before_the_first_word_leaves_nothing():
@@ -77,7 +77,7 @@ def test_who_leaves_just_before_it_begins_waits_for_its_end_and_no_longer():
     assert model.asking.wait(10)
     threading.Timer(0.2, model.go_on.set).start()
     began = time.monotonic()
-    answering.finish(8)
+    answering.stop_and_join(8)
     assert not answering.thread.is_alive() and time.monotonic() - began < 6
 
 
@@ -86,8 +86,8 @@ def test_an_answer_that_is_not_stopped_comes_to_its_end_and_stopping_it_then_cha
     answering = begun(chat, "hello")
     _, end = ended(answering)
     answering.stop()
-    assert (end.stopped, end.error, chat.at.answer) == (False, None, "Once upon a time.")
-    assert chat.last
+    assert (end.stopped, end.error, chat.current.answer) == (False, None, "Once upon a time.")
+    assert chat.last_metrics
 
 
 def test_a_long_prompt_that_a_model_reads_is_given_up_at_once():
@@ -96,7 +96,7 @@ def test_a_long_prompt_that_a_model_reads_is_given_up_at_once():
         chat = Chat(llm, SamplingParams(max_tokens=4))
         chat.inspect = 0
         answering = begun(chat, "one two three four five " * 100)
-        while not (answering.came and answering.came[-1][1].step and answering.came[-1][1].step.tokens):
+        while not (answering.pending and answering.pending[-1][1].step and answering.pending[-1][1].step.tokens):
             time.sleep(0.005)
         start = time.monotonic()
         answering.stop()

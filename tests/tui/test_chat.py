@@ -46,7 +46,7 @@ def talk(opened, until):
         await answered(pilot)
 
     async def answered(pilot):
-        await until(pilot, lambda: not pilot.app.screen.answering)
+        await until(pilot, lambda: not pilot.app.screen.answer_thread)
         await pilot.pause(0.05)
 
     ask.answered = answered
@@ -77,23 +77,23 @@ async def test_the_model_in_the_box_answers_and_branches_share_what_was_read(dem
     async with opened(app) as pilot:
         chat = app.screen.chat
         await talk(pilot, "Tell me a story about a fox")
-        first = chat.last
-        assert first and chat.at.answer
+        first = chat.last_metrics
+        assert first and chat.current.answer
         await talk(pilot, "Tell me another one")
-        second = chat.last
+        second = chat.last_metrics
         await pilot.press("tab", "r")
         await talk.answered(pilot)
-        assert len(chat.at.ways) == 2
+        assert len(chat.current.siblings) == 2
         before = first.prompt_tokens + first.output_tokens
         whole = demo.block_tokens
-        assert chat.last.prompt_tokens == second.prompt_tokens
-        assert chat.last.cached_tokens >= (second.prompt_tokens - 1) // whole * whole
+        assert chat.last_metrics.prompt_tokens == second.prompt_tokens
+        assert chat.last_metrics.cached_tokens >= (second.prompt_tokens - 1) // whole * whole
         await pilot.press("e")
         app.screen.prompt.text = "Something else"
         await pilot.press("enter")
         await talk.answered(pilot)
-        assert len(chat.at.ways) == 3 and len(chat.turns) == 2
-        assert chat.last.cached_tokens >= before // whole * whole - whole
+        assert len(chat.current.siblings) == 3 and len(chat.turns) == 2
+        assert chat.last_metrics.cached_tokens >= before // whole * whole - whole
 
 
 async def test_stop_keeps_what_was_said(tmp_path, opened, until, talk):
@@ -105,7 +105,7 @@ async def test_stop_keeps_what_was_said(tmp_path, opened, until, talk):
         await until(pilot, lambda: "Half of" in seen(app))
         await pilot.press("escape")
         await talk.answered(pilot)
-        assert app.screen.chat.at.answer == "Half of "
+        assert app.screen.chat.current.answer == "Half of "
         assert "stopped" in seen(app)
 
 
@@ -144,7 +144,7 @@ async def test_editing_asks_on_a_branch_and_arrows_go_between_them(tmp_path, ope
         assert "◂ 2/2 ▸" in seen(app) and "three" in seen(app)
         await pilot.press("tab", "left")
         await pilot.pause(0.1)
-        assert app.screen.chat.at.question == "second"
+        assert app.screen.chat.current.question == "second"
         assert "◂ 1/2 ▸" in seen(app) and "two" in seen(app) and "three" not in seen(app)
 
 
@@ -265,17 +265,17 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
 
 async def test_of_a_thousand_turns_few_are_widgets(tmp_path, opened, until, talk):
     app = app_with(ScriptedModel(saying("new")), tmp_path)
-    begin = app.begin
+    begin = app.start_session
 
     def long(model):
         session = begin(model)
         chat: Chat = session.chat
         for number in range(1000):
             list(chat.ask(f"question {number}"))
-            chat.at.answer = f"answer {number}\n\n" + "text " * 100
+            chat.current.answer = f"answer {number}\n\n" + "text " * 100
         return session
 
-    app.begin = long
+    app.start_session = long
     async with opened(app) as pilot:
         await until(pilot, lambda: "answer 999" in seen(app))
         assert len(app.screen.query(TurnView)) < 40
@@ -314,10 +314,10 @@ async def test_who_is_not_alone_with_a_conversation_is_told_of_its_new_name(tmp_
     async with opened(app) as pilot:
         await talk(pilot, "first")
         name = app.session.id
-        other = app.begin(app.model)
+        other = app.start_session(app.model)
         other.load(name)
         list(other.ask("elsewhere"))
-        other.keep()
+        other.save()
         await talk(pilot, "second")
         assert app.session.id != name
         assert f"gone on with {name}; this conversation is kept as {app.session.id}" in told(app)

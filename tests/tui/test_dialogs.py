@@ -2,7 +2,7 @@ import pytest
 from textual.app import App
 
 from localllm.errors import UsageError
-from localllm.tui.dialogs import Ask, Confirm
+from localllm.tui.dialogs import Confirm, LineInput
 
 
 async def answers(dialog, *keys, click=None):
@@ -33,6 +33,6 @@ async def test_a_line_is_asked_for_until_it_will_do():
         if line == "bad":
             raise UsageError("that is [bad]", "give another")
 
-    assert await answers(Ask("Name?", "ba", check), *"bad", "enter") == []
-    assert await answers(Ask("Name?", "old", check), *"bad", "enter", "backspace", "enter") == ["ba"]
-    assert await answers(Ask("Name?", "ba", check), "escape") == [None]
+    assert await answers(LineInput("Name?", "ba", check), *"bad", "enter") == []
+    assert await answers(LineInput("Name?", "old", check), *"bad", "enter", "backspace", "enter") == ["ba"]
+    assert await answers(LineInput("Name?", "ba", check), "escape") == [None]

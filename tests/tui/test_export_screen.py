@@ -1,22 +1,23 @@
 import json
+import re
 
 import pytest
 from textual.widgets import Button, Input, RadioButton
 
-from localllm.conversation.kept import Kept
+from localllm.conversation.kept import SavedSession
 from localllm.request import SamplingParams
 from localllm.tui.dialogs import Confirm
-from localllm.tui.export_screen import ExportScreen, file_name
+from localllm.tui.export_screen import ExportScreen, export_file_name
 from tests.tui.panels import EVIL, Stage, said, told
 
 
-def kept() -> Kept:
+def kept() -> SavedSession:
     """Two branches, of which the second was last gone on with."""
     at, other = told(("Why is the sky blue?", "Short waves.")), told(("And the sea?", "It mirrors."))
     root = at.parent
     other.parent = root
     root.children.append(other)
-    return Kept("Why is the sky blue?", "scripted", 1.0, 2.0, SamplingParams(), root=root, at=at)
+    return SavedSession("Why is the sky blue?", "scripted", 1.0, 2.0, SamplingParams(), root=root, current=at)
 
 
 @pytest.fixture
@@ -79,7 +80,8 @@ async def test_what_cannot_be_written_is_said_and_asked_again(app, tmp_path, unt
         app.screen.query_one(Input).value = name
         app.screen.query_one(Input).focus()
         await pilot.press("enter")
-        await until(pilot, lambda: fault in " ".join(said(app).split()))
+        # A path of any length comes before it: words, as the edges of the dialog stand between those of two lines.
+        await until(pilot, lambda: fault in " ".join(re.findall(r"\w+", said(app))))
         assert app.given == []
         await pilot.press("escape")
         assert app.given == [None]
@@ -106,10 +108,10 @@ async def test_cancel_writes_nothing(app, tmp_path):
 
 
 def test_names_of_files_are_words_of_the_title_alone():
-    assert file_name("../../etc/passwd; rm -rf ~", "md") == "etc-passwd-rm-rf.md"
-    assert file_name(EVIL, "json") == "bold-red-x-0-title-日本語のとても長い名前-です.json"
-    assert file_name("???", "md") == "conversation.md"
-    assert len(file_name("word " * 100, "md")) <= 63
+    assert export_file_name("../../etc/passwd; rm -rf ~", "md") == "etc-passwd-rm-rf.md"
+    assert export_file_name(EVIL, "json") == "bold-red-x-0-title-日本語のとても長い名前-です.json"
+    assert export_file_name("???", "md") == "conversation.md"
+    assert len(export_file_name("word " * 100, "md")) <= 63
 
 
 def test_picture(snap_compare, tmp_path):

@@ -2,7 +2,7 @@ import pytest
 from textual.containers import VerticalScroll
 
 from localllm.conversation.commands import COMMANDS
-from localllm.tui.help_screen import HelpScreen, sections
+from localllm.tui.help_screen import HelpScreen, help_sections
 from localllm.tui.panel_screen import PanelScreen
 from tests.tui.panels import said, talk
 
@@ -13,7 +13,7 @@ async def test_every_key_and_every_command_is_told_once(tmp_path):
         await pilot.pause()
         await pilot.press("f2")
         await pilot.pause()
-        found = dict(sections(app.screen))
+        found = dict(help_sections(app.screen))
         assert [meaning for _, meaning in found["Conversation"]] == [b.description for b in PanelScreen.BINDINGS]
         assert ("^R", "Reset") in found["Settings"]
         assert {"Quit", "Command palette"} <= {meaning for _, meaning in found["Everywhere"]}

@@ -7,7 +7,7 @@ import pytest
 from localllm.errors import DoesNotFit
 from localllm.hub.listing import Listing, RemoteFile
 from localllm.hub.names import RepoName
-from localllm.hub.pull import Order
+from localllm.hub.pull import PullPlan
 from localllm.tui.first_run import FirstRunScreen
 from localllm.tui.load_screen import LoadScreen
 from tests.tui.host import OFFER, Clock, Host, Played, offer
@@ -25,7 +25,7 @@ FILES = tuple(
         }.items()
     )
 )
-ORDER = Order(Listing(RepoName("org/large"), "0" * 40, FILES), FILES, {file.digest: 0 for file in FILES})
+ORDER = PullPlan(Listing(RepoName("org/large"), "0" * 40, FILES), FILES, {file.digest: 0 for file in FILES})
 
 
 def passes(clock, s):
@@ -107,7 +107,7 @@ def test_a_model_on_its_way(snap_compare, act, size):
     async def settled(pilot):
         for _ in range(500):
             await pilot.pause(0.01)
-            if (machine.done.is_set() or pilot.app.screen.opening.over) and not pilot.app.screen.has_class(
+            if (machine.done.is_set() or pilot.app.screen.load_task.finished) and not pilot.app.screen.has_class(
                 "unseen"
             ):
                 break
@@ -121,7 +121,7 @@ def test_the_choice_of_a_first_model(snap_compare, size):
     async def settled(pilot):
         for _ in range(500):
             await pilot.pause(0.01)
-            if pilot.app.screen.rows_shown:
+            if pilot.app.screen.shown_items:
                 break
         await pilot.pause(0.2)
 

@@ -5,13 +5,13 @@ import threading
 import pytest
 from textual.widgets import Static
 
-from localllm.hub.catalog import PACKAGE
-from localllm.hub.partial import SUFFIX
+from localllm.hub.catalog import PACKAGE_FOLDER
+from localllm.hub.partial import PARTIAL_SUFFIX
 from tests.hub.faults import flipped, refused, stalled
 from tests.shared import shared
 from tests.tui.host import loads, this_machine
 
-DEMO = PACKAGE / "boxed" / "demo"
+DEMO = PACKAGE_FOLDER / "boxed" / "demo"
 
 
 def told(app) -> str:
@@ -50,7 +50,7 @@ async def test_a_model_comes_from_the_hub_and_every_phase_is_told(slow, until):
         assert "5.14M parameters · licence not known · 6.17 MB to download" in told(app)
         assert "fits: " in told(app)
         assert "model.safetensors" in told(app)
-        opening = app.screen.opening
+        opening = app.screen.load_task
         await until(pilot, lambda: app.given)
         names = [phase.name for phase in opening.phases]
         assert names == ["download", "import", "header", "tokenizer", "device", "weights", "cache"]
@@ -72,14 +72,14 @@ async def test_escape_asks_before_it_stops_a_download_and_the_next_goes_on_there
         await pilot.press("escape", "y")
         await until(pilot, lambda: app.given == [None])
         await until(pilot, lambda: not threads_of_models(), 5)
-        assert list(cache.rglob(f"*{SUFFIX}"))
+        assert list(cache.rglob(f"*{PARTIAL_SUFFIX}"))
         slow.rate = None
         before = slow.sent("model.safetensors")
         app.show()
         await until(pilot, lambda: len(app.given) == 2)
         assert slow.sent("model.safetensors") - before < 5_500_000  # not the whole of it again
         app.given[1].close()
-        assert not list(cache.rglob(f"*{SUFFIX}"))
+        assert not list(cache.rglob(f"*{PARTIAL_SUFFIX}"))
 
 
 async def test_a_download_that_stands_still_can_be_left(slow, until):
@@ -95,11 +95,11 @@ async def test_a_download_that_stands_still_can_be_left(slow, until):
 async def test_loading_is_left_at_the_next_tensor_and_another_model_loads(until):
     app = loads(this_machine(), "demo")
     async with app.run_test(size=(80, 24)) as pilot:
-        opening = app.screen.opening
+        opening = app.screen.load_task
         await pilot.press("escape")
         await until(pilot, lambda: app.given)
         assert app.given == [None]
-        assert opening.over
+        assert opening.finished
         app.show()
         await until(pilot, lambda: len(app.given) == 2)
         assert app.given[1].name == "demo"
@@ -165,13 +165,13 @@ async def test_a_full_disk_is_told_before_the_download(hub, cache, until, monkey
 async def test_a_model_is_quantized_part_by_part_and_kept(until):
     app = loads(this_machine(quant="int8"), str(shared("TinyStories-656K-hf")))
     async with app.run_test(size=(80, 24)) as pilot:
-        opening = app.screen.opening
+        opening = app.screen.load_task
         await until(pilot, lambda: app.given)
         quantized = next(phase for phase in opening.phases if phase.name == "quantize")
         assert quantized.done == quantized.total > 3
         app.given[0].close()
         app.show()
-        again = app.screen.opening
+        again = app.screen.load_task
         await until(pilot, lambda: len(app.given) == 2)
         assert next(phase for phase in again.phases if phase.name == "quantize").total == 0
         app.given[1].close()

@@ -4,8 +4,8 @@ from textual.widgets import Input, OptionList
 
 from localllm.conversation.commands import COMMANDS
 from localllm.tui.help_screen import HelpScreen
-from localllm.tui.keys import keys_of
-from localllm.tui.palette import begun
+from localllm.tui.keys import key_bindings
+from localllm.tui.palette import fixed_part
 from tests.tui.panels import EVIL, Machine, keep, said, talk
 
 
@@ -71,7 +71,7 @@ async def test_every_key_and_command_is_shown_before_anything_is_typed(tmp_path,
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        meanings = {key.meaning for key in keys_of(app.screen)} - {"Command palette"}
+        meanings = {key.meaning for key in key_bindings(app.screen)} - {"Command palette"}
         await pilot.press("ctrl+p")
         await until(pilot, lambda: isinstance(app.screen, CommandPalette))
         wanted = meanings | {command.usage for command in COMMANDS.values()}
@@ -103,4 +103,4 @@ def test_a_command_is_whole_where_it_needs_no_word():
     wholes = {"/undo": ("/undo", True), "/system [TEXT | none]": ("/system", True), "/help, /?": ("/help", True)}
     parts = {"/save NAME": ("/save", False), "/export [all] FILE.md | FILE.json": ("/export", False)}
     for usage, told in {**wholes, **parts, "/set parameter [NAME VALUE]": ("/set parameter", True)}.items():
-        assert begun(usage) == told
+        assert fixed_part(usage) == told

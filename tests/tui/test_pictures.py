@@ -40,7 +40,7 @@ def test_an_answer(snap_compare, tmp_path, monkeypatch, size):
             await pilot.press("enter")
             await pilot.pause()
             async with asyncio.timeout(20):
-                while app.screen.answering:
+                while app.screen.answer_thread:
                     await pilot.pause(0.01)
         await pilot.press("tab", "y")
         await pilot.pause(0.2)

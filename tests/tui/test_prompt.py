@@ -57,7 +57,7 @@ async def paste(app, pilot, text):
 
 
 def offered(app):
-    return [offer.text for offer in app.prompt.offers.offers]
+    return [offer.text for offer in app.prompt.suggestions.suggestions]
 
 
 async def test_enter_sends_and_clears(app):

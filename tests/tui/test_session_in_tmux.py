@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from localllm.hub.catalog import PACKAGE
+from localllm.hub.catalog import PACKAGE_FOLDER
 from tests.hub.loopback import LoopbackHub
 from tests.tui.tmux import Window
 from tools.screens import FOLDER, picture
@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.fixture
 def hub():
     with LoopbackHub() as hub:
-        hub.add("org/tiny", PACKAGE / "boxed" / "demo")
+        hub.add("org/tiny", PACKAGE_FOLDER / "boxed" / "demo")
         hub.rate = RATE
         yield hub
 

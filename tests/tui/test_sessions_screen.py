@@ -3,8 +3,8 @@ import time
 import pytest
 from textual.widgets import Input
 
-from localllm.conversation.sessions import Sessions
-from localllm.tui.dialogs import Ask, Confirm
+from localllm.conversation.sessions import SessionStore
+from localllm.tui.dialogs import Confirm, LineInput
 from localllm.tui.export_screen import ExportScreen
 from localllm.tui.picker import Rows
 from localllm.tui.sessions_screen import SessionsScreen
@@ -32,7 +32,7 @@ def chats(tmp_path):
 
 
 def stage(home):
-    return Stage(home, lambda stage: SessionsScreen(Sessions(home / "chats")))
+    return Stage(home, lambda stage: SessionsScreen(SessionStore(home / "chats")))
 
 
 def listed(app) -> list[str]:
@@ -64,12 +64,12 @@ async def test_a_title_is_given(tmp_path, chats, until):
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: len(listed(app)) == 3)
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: isinstance(app.focused, Input) and isinstance(app.screen, Ask))
+        await until(pilot, lambda: isinstance(app.focused, Input) and isinstance(app.screen, LineInput))
         await pilot.press("ctrl+u", "enter")
         await until(pilot, lambda: "a title has 1 to 200 characters" in said(app))
         await pilot.press(*"The fox", "enter")
         await until(pilot, lambda: any("The fox" in row for row in listed(app)))
-    assert "The fox" in [one.title for one in Sessions(chats).list()]
+    assert "The fox" in [one.title for one in SessionStore(chats).list()]
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y", 2), ("n", 3), ("escape", 3), ("enter", 3)])
@@ -82,7 +82,7 @@ async def test_deleting_asks_first(tmp_path, chats, until, answer, left):
         await until(pilot, lambda: "Delete “Tell me a story”?" in said(app))
         await pilot.press(answer)
         await until(pilot, lambda: app.screen.__class__ is SessionsScreen and len(listed(app)) == left)
-    assert len(Sessions(chats).list()) == left
+    assert len(SessionStore(chats).list()) == left
 
 
 async def test_one_is_exported(tmp_path, chats, until, monkeypatch):

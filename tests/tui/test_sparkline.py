@@ -1,6 +1,6 @@
 import pytest
 
-from localllm.tui.sparkline import bar, columns, levels, nice_top, sparkline
+from localllm.tui.sparkline import bar, bar_levels, round_up_scale, sparkline, vertical_bars
 
 
 @pytest.mark.parametrize(
@@ -12,8 +12,8 @@ def test_a_bar_is_as_long_as_its_share(share: float, drawn: str) -> None:
 
 
 def test_what_is_more_than_nothing_is_seen_and_what_is_too_much_is_cut() -> None:
-    assert levels([0, 1e-9, 0.5, 1, 9], 1) == [0, 1, 4, 8, 8]
-    assert levels([1], 0) == [0]
+    assert bar_levels([0, 1e-9, 0.5, 1, 9], 1) == [0, 1, 4, 8, 8]
+    assert bar_levels([1], 0) == [0]
 
 
 def test_a_sparkline_shows_the_newest_at_the_right() -> None:
@@ -23,11 +23,11 @@ def test_a_sparkline_shows_the_newest_at_the_right() -> None:
 
 
 def test_standing_bars_go_over_lines() -> None:
-    assert columns([0, 1, 3, 4], 2, 4) == ["  ▄█", " ▄██"]
+    assert vertical_bars([0, 1, 3, 4], 2, 4) == ["  ▄█", " ▄██"]
 
 
 @pytest.mark.parametrize(
     ("value", "top"), [(1, 1), (1.2, 1.5), (16.1, 20), (0.0083, 0.01), (0, 1), (float("nan"), 1)]
 )
 def test_scales_end_with_round_numbers(value: float, top: float) -> None:
-    assert nice_top(value) == pytest.approx(top)
+    assert round_up_scale(value) == pytest.approx(top)

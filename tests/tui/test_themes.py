@@ -4,7 +4,7 @@ import pytest
 from textual.app import App
 from textual.color import Color
 
-from localllm.tui.themes import DARK, LIGHT, dress
+from localllm.tui.themes import DARK, LIGHT, apply_theme
 
 AA = 4.5  # of WCAG 2.2, 1.4.3, for text of any size
 GROUNDS = ("background", "surface", "panel")
@@ -43,7 +43,7 @@ class Dressed(App[None]):
         self.home = home
 
     def on_mount(self):
-        dress(self, self.home)
+        apply_theme(self, self.home)
 
 
 async def shown(home, choose=""):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30
 LOOK_S = 0.02
+SHORT = "/tmp"  # a folder whose sockets have names of less than 108 bytes, which is all that Linux takes
 STILL_S = 0.4  # without any change, thirty times what is drawn in a second
 SHELL = "$"
 COMMAND = f"""#!/bin/sh
@@ -25,7 +27,8 @@ class Window:
     """environment: beside what any shell has; `localllm` is this tree's."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], columns: int, lines: int):
-        self.tmux = [shutil.which("tmux") or "tmux", "-u", "-L", f"localllm-{os.getpid()}", "-f", os.devnull]
+        self.place = Path(tempfile.mkdtemp(prefix="localllm-", dir=SHORT))
+        self.tmux = [shutil.which("tmux") or "tmux", "-u", "-S", str(self.place / "tmux"), "-f", os.devnull]
         self.columns = columns
         command = folder / "bin" / "localllm"
         command.parent.mkdir()
@@ -106,6 +109,5 @@ class Window:
         return self.until(unmoved, f"{texts} and no movement")
 
     def close(self) -> None:
-        socket = Path(self.do("display-message", "-p", "#{socket_path}").strip())
         self.do("kill-server")
-        socket.unlink(missing_ok=True)  # which tmux leaves behind
+        shutil.rmtree(self.place)  # with the socket, which tmux leaves behind

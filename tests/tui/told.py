@@ -7,10 +7,10 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from localllm.inspection import Candidate, Reads, StepReport
+from localllm.inspection import Candidate, StepReads, StepReport
 from localllm.metrics import Stopwatch
 from localllm.request import FinishReason, GenerationEvent
-from localllm.tui.answering import Came
+from localllm.tui.answering import TimedEvent
 
 STORY = (
     "Once upon a time , there was little dragon who lived in big cave . She loved to count the stars and "
@@ -35,7 +35,7 @@ class Told:
 
     context = 4096
     block_tokens = BLOCK
-    reads = Reads(weights=1.2e9, per_token=65536, kept_per_token=65536, bandwidth=200e9)
+    reads = StepReads(weights=1.2e9, per_token=65536, kept_per_token=65536, bandwidth=200e9)
     tokenizer = Texts()
 
 
@@ -56,7 +56,7 @@ def candidates(token: int, place: int) -> tuple[Candidate, ...]:
     )
 
 
-def story(steps: int = 40, prompt: int = 600, found: int = 96, drafts: bool = True) -> Iterator[Came]:
+def story(steps: int = 40, prompt: int = 600, found: int = 96, drafts: bool = True) -> Iterator[TimedEvent]:
     """An answer that waited 50 ms, whose prompt was read in pieces of 256 tokens, and then a step every 8 ms or
     so, every fifth with four drafts. Times are since 100.0."""
     chance = random.Random(7)
@@ -75,7 +75,7 @@ def story(steps: int = 40, prompt: int = 600, found: int = 96, drafts: bool = Tr
         )
 
     clock[0] = now
-    watch.schedule()
+    watch.mark_scheduled()
     while computed < prompt:
         began, piece = now, min(256, prompt - computed)
         now += piece / 5000
@@ -85,7 +85,7 @@ def story(steps: int = 40, prompt: int = 600, found: int = 96, drafts: bool = Tr
         step = report(began, piece, came=came)
         if last:
             clock[0] = now
-            watch.token()
+            watch.record_token()
         yield 100 + now, GenerationEvent(1, text_of(0) if last else "", tuple(came), step=step)
     place = 1
     for index in range(1, steps):
@@ -103,7 +103,7 @@ def story(steps: int = 40, prompt: int = 600, found: int = 96, drafts: bool = Tr
         clock[0] = now
         for n, token in enumerate(came):
             drafted = len(guesses) if n == 0 else 0
-            watch.token(drafted, accepted=n > 0)
+            watch.record_token(drafted, accepted=n > 0)
             yield (
                 100 + now + 1e-4 + n * 1e-5,
                 GenerationEvent(
@@ -117,6 +117,6 @@ def story(steps: int = 40, prompt: int = 600, found: int = 96, drafts: bool = Tr
     end = len(WORDS) - 1
     step = report(began, 1, came=[end])
     clock[0] = now
-    watch.token()
-    measured = watch.stop(prompt, found, 0)
+    watch.record_token()
+    measured = watch.finish(prompt, found, 0)
     yield 100 + now, GenerationEvent(1, "", (end,), finish_reason=FinishReason.STOP, metrics=measured, step=step)

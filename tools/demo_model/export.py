@@ -56,7 +56,7 @@ def stored_tensors(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
         if name == "lm_head.weight":
             continue
         if name.endswith("_proj.weight"):
-            parts = int8.quantize(value, torch.bfloat16).parts
+            parts = int8.quantize_int8(value, torch.bfloat16).parts
             tensors[name], tensors[f"{name}_scale"] = parts["q"], parts["scale"][:, None].contiguous()
         else:
             tensors[name] = value.to(torch.bfloat16)

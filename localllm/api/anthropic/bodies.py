@@ -4,30 +4,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from localllm.api.anthropic.messages import TextBlock, Turn
-from localllm.api.body import Shown, Strict
+from localllm.api.anthropic.messages import MessageBody, TextBlock
+from localllm.api.body import SchemaType, StrictModel
 
 # Fields that say who asks, and where a provider may keep things: what was computed is found again anyway.
-WITHOUT_EFFECT = ("metadata", "service_tier", "cache_control")
+IGNORED_FIELDS = ("metadata", "service_tier", "cache_control")
 
 
-class Thinking(Strict):
+class ThinkingOptions(StrictModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: Literal["summarized"] | None = None
 
 
-class AnswerFormat(Strict):
+class AnswerFormat(StrictModel):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Strict):
+class OutputConfig(StrictModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: AnswerFormat | None = None
 
 
-class OwnTool(Strict):
+class CustomTool(StrictModel):
     """A function of the client's own."""
 
     name: str
@@ -39,7 +39,7 @@ class OwnTool(Strict):
     eager_input_streaming: Any = None
 
 
-class ToolChoice(Strict):
+class ToolChoice(StrictModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -47,24 +47,24 @@ class ToolChoice(Strict):
 
 def _others(schema: dict[str, Any]) -> None:
     """Describe the fields that are taken out before a body is validated."""
-    schema["properties"] |= {name: {"description": "Has no effect."} for name in WITHOUT_EFFECT}
+    schema["properties"] |= {name: {"description": "Has no effect."} for name in IGNORED_FIELDS}
 
 
-class MessagesPrompt(Strict):
+class CountTokensBody(StrictModel):
     """What counting and answering have in common."""
 
     model_config = ConfigDict(json_schema_extra=_others)
 
     model: str
-    messages: Annotated[Any, Shown(list[Turn])]
-    system: Annotated[Any, Shown(str | list[TextBlock] | None)] = None
-    tools: Annotated[Any, Shown(list[OwnTool] | None)] = None
-    tool_choice: Annotated[Any, Shown(ToolChoice | None)] = None
-    thinking: Thinking | None = None
+    messages: Annotated[Any, SchemaType(list[MessageBody])]
+    system: Annotated[Any, SchemaType(str | list[TextBlock] | None)] = None
+    tools: Annotated[Any, SchemaType(list[CustomTool] | None)] = None
+    tool_choice: Annotated[Any, SchemaType(ToolChoice | None)] = None
+    thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
 
 
-class MessagesBody(MessagesPrompt):
+class MessagesBody(CountTokensBody):
     max_tokens: int
     stop_sequences: list[str] | None = None
     temperature: float | None = None

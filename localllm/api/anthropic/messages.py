@@ -10,26 +10,26 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from localllm.api import limits
-from localllm.api.body import BadField, Shown, Strict, validated
+from localllm.api.body import BadField, SchemaType, StrictModel, validate
 
 Message = dict[str, Any]
-BETWEEN = "\n\n"
+TEXT_SEPARATOR = "\n\n"
 
 
-class TextBlock(Strict):
+class TextBlock(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: Any = None
     citations: Any = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(StrictModel):
     type: Literal["thinking"]
     thinking: str
     signature: str = ""
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(StrictModel):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -38,7 +38,7 @@ class ToolUseBlock(Strict):
     caller: Any = None
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(StrictModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Any = None
@@ -49,32 +49,32 @@ class ToolResultBlock(Strict):
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-class Turn(Strict):
+class MessageBody(StrictModel):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Any, Shown(str | list[Block])]
+    content: Annotated[Any, SchemaType(str | list[Block])]
 
 
-BLOCKS: dict[str, dict[str, type[Block]]] = {
+BLOCK_TYPES: dict[str, dict[str, type[Block]]] = {
     "system": {"text": TextBlock},
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},
     "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
 }
 
 
-def read_messages(messages: Any, system: Any) -> list[Message]:
+def parse_messages(messages: Any, system: Any) -> list[Message]:
     """Raises BadField for what is no conversation, a block that is unknown or no text, and a result of no call."""
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
-    limits.at_most(limits.MESSAGES, "messages", messages)
-    found = [] if system is None else _system(read_blocks(system, "system", "system"))
+    limits.check_count(limits.MAX_MESSAGES, "messages", messages)
+    found = [] if system is None else _system(parse_blocks(system, "system", "system"))
     names: dict[str, str] = {}  # of functions, by the ids of their calls
     last = ""
     for place, message in enumerate(messages):
         at = f"messages.{place}"
-        said = validated(Turn, message, at) if isinstance(message, Mapping) else None
+        said = validate(MessageBody, message, at) if isinstance(message, Mapping) else None
         if said is None:
             raise BadField(at, f"{at} is no message", 'send {"role": ..., "content": ...}')
-        blocks = read_blocks(said.content, said.role, f"{at}.content")
+        blocks = parse_blocks(said.content, said.role, f"{at}.content")
         made = _WAYS[said.role](blocks, names, at)
         if said.role == last and made and found[-1]["role"] == made[0]["role"] != "tool":
             found[-1] = _joined(found[-1], made.pop(0))
@@ -85,28 +85,28 @@ def read_messages(messages: Any, system: Any) -> list[Message]:
     return found
 
 
-def read_blocks(content: Any, role: str, at: str) -> list[Block]:
+def parse_blocks(content: Any, role: str, path: str) -> list[Block]:
     """A string is one block of text."""
     if isinstance(content, str):
         return [TextBlock(type="text", text=content)] if content else []
     if not isinstance(content, list):
-        raise BadField(at, f"{at} is neither a text nor a list of blocks", "send one of the two")
-    limits.at_most(limits.PARTS, at, content)
-    return [_block(block, role, f"{at}.{place}") for place, block in enumerate(content)]
+        raise BadField(path, f"{path} is neither a text nor a list of blocks", "send one of the two")
+    limits.check_count(limits.MAX_PARTS, path, content)
+    return [_block(block, role, f"{path}.{place}") for place, block in enumerate(content)]
 
 
 def _block(block: Any, role: str, at: str) -> Block:
     kind = block.get("type") if isinstance(block, Mapping) else None
     if not isinstance(kind, str):
         raise BadField(at, f"{at} is no block", 'send {"type": "text", "text": ...}')
-    if kind not in BLOCKS[role]:
-        known = ", ".join(BLOCKS[role])
+    if kind not in BLOCK_TYPES[role]:
+        known = ", ".join(BLOCK_TYPES[role])
         raise BadField(f"{at}.type", f"blocks of type {kind} are not supported here", f"send {known}")
-    return validated(BLOCKS[role][kind], block, at)
+    return validate(BLOCK_TYPES[role][kind], block, at)
 
 
 def _text(blocks: list[Block]) -> str:
-    return BETWEEN.join(block.text for block in blocks if isinstance(block, TextBlock) and block.text)
+    return TEXT_SEPARATOR.join(block.text for block in blocks if isinstance(block, TextBlock) and block.text)
 
 
 def _system(blocks: list[Block], *_: Any) -> list[Message]:
@@ -123,7 +123,7 @@ def _user(blocks: list[Block], names: Mapping[str, str], at: str) -> list[Messag
             name = names.get(block.tool_use_id)
             if name is None:
                 raise BadField(f"{path}.tool_use_id", f"{path} is of no call before it", "send the call, too")
-            text = _text(read_blocks(block.content or "", "system", f"{path}.content"))
+            text = _text(parse_blocks(block.content or "", "system", f"{path}.content"))
             text = f"Error: {text}" if block.is_error else text
             found.append({"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": text})
     text = _text(blocks)
@@ -131,7 +131,7 @@ def _user(blocks: list[Block], names: Mapping[str, str], at: str) -> list[Messag
 
 
 def _assistant(blocks: list[Block], names: dict[str, str], _: str) -> list[Message]:
-    thoughts = BETWEEN.join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    thoughts = TEXT_SEPARATOR.join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
     names |= {use.id: use.name for use in uses}
     said: Message = {"role": "assistant", "content": _text(blocks) or (None if uses else "")}
@@ -149,7 +149,7 @@ def _call(use: ToolUseBlock) -> Message:
 
 def _joined(first: Message, second: Message) -> Message:
     texts = [text for text in (first["content"], second["content"]) if text]
-    joined = {**first, **second, "content": BETWEEN.join(texts) or first["content"]}
+    joined = {**first, **second, "content": TEXT_SEPARATOR.join(texts) or first["content"]}
     if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
         joined["tool_calls"] = calls
     return joined

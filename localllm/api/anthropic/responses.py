@@ -10,7 +10,7 @@ from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.request import Completion, FinishReason, SamplingParams, ToolCall
 
-Object = dict[str, Any]
+JsonObject = dict[str, Any]
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -24,18 +24,24 @@ ERROR_TYPES = {
 }
 
 
-def message(id: str, model: str, params: SamplingParams, done: Completion) -> Object:
+def message_object(id: str, model: str, params: SamplingParams, completion: Completion) -> JsonObject:
     """A whole answer: thoughts, text, calls."""
-    content: list[Object] = [{**thinking_block(), "thinking": done.reasoning}] if done.reasoning else []
-    content += [{**text_block(), "text": done.text}] if done.text else []
-    content += [{**tool_block(call), "input": json.loads(call.arguments)} for call in done.tool_calls]
-    reason = stop_reason(
-        done.finish_reason, done.metrics, params, called=bool(done.tool_calls), stop=done.stop_string
+    content: list[JsonObject] = (
+        [{**thinking_block(), "thinking": completion.reasoning}] if completion.reasoning else []
     )
-    return head(id, model) | {"content": content, **reason, "usage": usage(done.metrics)}
+    content += [{**text_block(), "text": completion.text}] if completion.text else []
+    content += [{**tool_block(call), "input": json.loads(call.arguments)} for call in completion.tool_calls]
+    reason = stop_fields(
+        completion.finish_reason,
+        completion.metrics,
+        params,
+        called=bool(completion.tool_calls),
+        stop=completion.stop_string,
+    )
+    return empty_message(id, model) | {"content": content, **reason, "usage": usage_object(completion.metrics)}
 
 
-def head(id: str, model: str) -> Object:
+def empty_message(id: str, model: str) -> JsonObject:
     """A message without content yet."""
     return {
         "id": id,
@@ -48,22 +54,22 @@ def head(id: str, model: str) -> Object:
     }
 
 
-def text_block() -> Object:
+def text_block() -> JsonObject:
     return {"type": "text", "text": ""}
 
 
-def thinking_block() -> Object:
+def thinking_block() -> JsonObject:
     """Nothing is signed: thoughts that come back are taken as they are."""
     return {"type": "thinking", "thinking": "", "signature": ""}
 
 
-def tool_block(call: ToolCall) -> Object:
+def tool_block(call: ToolCall) -> JsonObject:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
 
-def stop_reason(
+def stop_fields(
     reason: FinishReason, metrics: Metrics, params: SamplingParams, *, called: bool, stop: str | None
-) -> Object:
+) -> JsonObject:
     """Why it ended, and at which of `stop_sequences`."""
     if reason is FinishReason.LENGTH:
         cut = params.max_tokens is not None and metrics.output_tokens >= params.max_tokens
@@ -72,7 +78,7 @@ def stop_reason(
     return {"stop_reason": found, "stop_sequence": stop}
 
 
-def usage(metrics: Metrics) -> Object:
+def usage_object(metrics: Metrics) -> JsonObject:
     """As this API counts: a prompt's tokens that were found in the cache are none of `input_tokens`."""
     return {
         "input_tokens": metrics.prompt_tokens - metrics.cached_tokens,
@@ -82,7 +88,7 @@ def usage(metrics: Metrics) -> Object:
     }
 
 
-def error_object(error: LocalLLMError, request_id: str) -> Object:
+def error_object(error: LocalLLMError, request_id: str) -> JsonObject:
     status = error.http_status
     kind = ERROR_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}

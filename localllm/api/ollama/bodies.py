@@ -7,17 +7,17 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from localllm.api.body import BadField, Strict, validated
+from localllm.api.body import BadField, StrictModel, validate
 
 Body = TypeVar("Body", bound=BaseModel)
 
-UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-FOR_EVER = 1e12  # seconds, and what is longer; a float holds no number of any size
+DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+UNLIMITED_S = 1e12  # seconds, and what is longer; a float holds no number of any size
 DURATION = re.compile(r"[+-]?(?:\d{1,12}(?:\.\d{0,9})?(?:ns|us|µs|μs|ms|s|m|h))+|[+-]?0")
-PART = re.compile(r"([\d.]+)(ns|us|µs|μs|ms|s|m|h)")
+DURATION_PART = re.compile(r"([\d.]+)(ns|us|µs|μs|ms|s|m|h)")
 
 
-class Asking(Strict):
+class CommonBody(StrictModel):
     """What generate and chat have in common."""
 
     model: str
@@ -32,7 +32,7 @@ class Asking(Strict):
     top_logprobs: int | None = None
 
 
-class GenerateBody(Asking):
+class GenerateBody(CommonBody):
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
@@ -42,12 +42,12 @@ class GenerateBody(Asking):
     images: list[str] | None = None
 
 
-class ChatBody(Asking):
+class ChatBody(CommonBody):
     messages: list[Any] | None = None
     tools: list[Any] | None = None
 
 
-class NameBody(Strict):
+class NameBody(StrictModel):
     """`name` is what `model` was called once."""
 
     model: str | None = None
@@ -66,7 +66,7 @@ class PullBody(NameBody):
     insecure: bool | None = None
 
 
-class CopyBody(Strict):
+class CopyBody(StrictModel):
     source: str
     destination: str
 
@@ -85,19 +85,19 @@ class CreateBody(NameBody):
     stream: bool | None = None
 
 
-def read(kind: type[Body], body: Mapping[str, Any]) -> Body:
+def parse_body(model: type[Body], body: Mapping[str, Any]) -> Body:
     """Raises BadField for the first field that is missing, unknown or of another type."""
-    return validated(kind, body)
+    return validate(model, body)
 
 
-def name_of(body: NameBody) -> str:
+def model_name(body: NameBody) -> str:
     """Raises BadField where there is none."""
     if not (name := body.model or body.name):
         raise BadField("model", "model is required")
     return name
 
 
-def seconds(keep_alive: Any) -> float | None:
+def parse_keep_alive(keep_alive: Any) -> float | None:
     """How long a model is to stay loaded: None as ever, inf for ever. Raises BadField.
 
     A number is seconds; a text is a duration as Go writes it, `1h30m`; a negative one is for ever.
@@ -108,11 +108,11 @@ def seconds(keep_alive: Any) -> float | None:
         case bool():
             pass
         case int() | float():
-            return float(keep_alive) if 0 <= keep_alive < FOR_EVER else float("inf")
+            return float(keep_alive) if 0 <= keep_alive < UNLIMITED_S else float("inf")
         case str() if DURATION.fullmatch(keep_alive):
             if keep_alive.startswith("-"):
                 return float("inf") if keep_alive != "-0" else 0.0
-            return sum(float(count) * UNITS[unit] for count, unit in PART.findall(keep_alive))
+            return sum(float(count) * DURATION_UNITS[unit] for count, unit in DURATION_PART.findall(keep_alive))
     raise BadField(
         "keep_alive", f"keep_alive is {str(keep_alive)[:40]!r}", 'send seconds, or a duration such as "5m"'
     )

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.api.body import BadField
-from localllm.api.ollama.bodies import CreateBody, name_of, read
-from localllm.hub.made import edition_of
+from localllm.api.ollama.bodies import CreateBody, model_name, parse_body
+from localllm.hub.made import find_edition
 from localllm.hub.names import is_path
 from localllm.modelfile.edition import Edition
-from localllm.modelfile.plan import Plan
+from localllm.modelfile.plan import CreateRequest
 
-UNSUPPORTED = (
+UNSUPPORTED_FIELDS = (
     "adapters",
     "draft_files",
     "draft_quantize",
@@ -20,22 +20,24 @@ UNSUPPORTED = (
     "info",
     "remote_host",
 )
-OLD = ("path", "modelfile", "quantization")  # how it was asked before Ollama 0.5
+LEGACY_FIELDS = ("path", "modelfile", "quantization")  # how it was asked before Ollama 0.5
 
 
-def read_create(body: Mapping[str, Any], given: Mapping[str, str]) -> tuple[Plan, bool]:
+def parse_create_request(body: Mapping[str, Any], given: Mapping[str, str]) -> tuple[CreateRequest, bool]:
     """The plan, and whether its steps are to be streamed. given: names of the server's own with what each stands
     for. Raises UsageError."""
-    for name in (*UNSUPPORTED, *OLD):
+    for name in (*UNSUPPORTED_FIELDS, *LEGACY_FIELDS):
         if body.get(name) not in (None, "", {}, []):
-            remedy = "send from, files and the fields of a Modelfile" if name in OLD else "leave it out"
+            remedy = "send from, files and the fields of a Modelfile" if name in LEGACY_FIELDS else "leave it out"
             raise BadField(name, f"{name} is not supported", remedy)
-    fields = {name: value for name, value in body.items() if name not in (*UNSUPPORTED, *OLD, "from")}
-    asked = read(CreateBody, {**fields, "source": body.get("from")})
+    fields = {
+        name: value for name, value in body.items() if name not in (*UNSUPPORTED_FIELDS, *LEGACY_FIELDS, "from")
+    }
+    asked = parse_body(CreateBody, {**fields, "source": body.get("from")})
     source = asked.source or ""
     if not source and not asked.files:
         raise BadField("from", "neither 'from' or 'files' was specified")
-    if source and is_path(source) and source not in given and edition_of(source) is None:
+    if source and is_path(source) and source not in given and find_edition(source) is None:
         raise BadField(
             "from", f"{source!r} is no name of a model", "send the files of a model to /api/blobs first"
         )
@@ -49,7 +51,7 @@ def read_create(body: Mapping[str, Any], given: Mapping[str, str]) -> tuple[Plan
         messages=tuple(_message(message) for message in asked.messages or ()),
         license=tuple(license),
     )
-    plan = Plan(name_of(asked), edition, asked.files or {}, asked.quantize or "")
+    plan = CreateRequest(model_name(asked), edition, asked.files or {}, asked.quantize or "")
     return plan, asked.stream is not False
 
 

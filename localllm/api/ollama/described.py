@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localllm.api.ollama.responses import Object, rfc3339
-from localllm.checkpoint.digest import digests, whole
-from localllm.checkpoint.facts import Facts, read_facts
+from localllm.api.ollama.responses import JsonObject, format_rfc3339
+from localllm.checkpoint.digest import combine_digests, digest_model
+from localllm.checkpoint.facts import ModelSummary, summarize_model
 from localllm.checkpoint.header import Header, read_header
-from localllm.hub.gguf import is_gguf, quant_of
+from localllm.hub.gguf import is_gguf, quant_tag
 from localllm.modelfile.edition import Edition, to_json
-from localllm.modelfile.parse import written
+from localllm.modelfile.parse import format_modelfile
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
 from localllm.text.output.formats import OutputFormat
 
-LONG_LIST = 32  # entries of a GGUF key that is told only where somebody asks for all
-FROM_CONFIG = {
+MAX_LIST_LEN = 32  # entries of a GGUF key that is told only where somebody asks for all
+CONFIG_NAMES = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
@@ -30,7 +30,7 @@ FROM_CONFIG = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
 }
-RECOMMENDED = {
+OPTION_NAMES = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -40,100 +40,105 @@ RECOMMENDED = {
 
 
 @dataclass(frozen=True)
-class Described:
+class ModelDetails:
     name: str  # with a tag
     path: Path
-    modified: float  # seconds since 1970
-    size: int  # bytes of its files
+    modified_at: float  # seconds since 1970
+    size_bytes: int  # bytes of its files
     digest: str  # 64 hexadecimal digits
     family: str
-    form: str  # gguf, safetensors
+    file_format: str  # gguf, safetensors
     parameters: int
-    level: str  # of quantization
+    quantization_level: str  # of quantization
     context: int  # tokens
-    width: int  # of an embedding
+    hidden_size: int  # of an embedding
     capabilities: tuple[str, ...]
     parent: str = ""
 
     @classmethod
-    def read(cls, name: str, path: Path) -> "Described":
+    def read(cls, name: str, path: Path) -> "ModelDetails":
         """Raises as `read_facts`. Reads up to 32 MiB of each file, for the digest."""
-        facts, header, files = read_facts(path), read_header(path), digests(path)
+        facts, header, files = summarize_model(path), read_header(path), digest_model(path)
         folder = path.parent if path.is_file() else path
         return cls(
-            name=tagged(name),
+            name=with_tag(name),
             path=path,
-            modified=max((folder / file.path).stat().st_mtime for file in files),
-            size=sum(file.size for file in files),
-            digest=whole(files)[0],
-            family=family_of(header),
-            form="gguf" if is_gguf(path) else "safetensors",
+            modified_at=max((folder / file.path).stat().st_mtime for file in files),
+            size_bytes=sum(file.size for file in files),
+            digest=combine_digests(files)[0],
+            family=architecture_name(header),
+            file_format="gguf" if is_gguf(path) else "safetensors",
             parameters=facts.parameters,
-            level=(quant_of(path) if path.is_file() else None) or facts.formats[0].name,
+            quantization_level=(quant_tag(path) if path.is_file() else None) or facts.formats[0].name,
             context=facts.context,
-            width=facts.hidden_size,
-            capabilities=("embedding",) if facts.dimensions else capabilities(templates_of(header)),
+            hidden_size=facts.hidden_size,
+            capabilities=("embedding",) if facts.dimensions else capabilities_of(chat_templates(header)),
         )
 
-    def called(self, name: str) -> "Described":
-        return replace(self, name=tagged(name))
+    def with_name(self, name: str) -> "ModelDetails":
+        return replace(self, name=with_tag(name))
 
-    def edited(self, name: str, edition: Edition, made: float) -> "Described":
+    def with_edition(self, name: str, edition: Edition, made: float) -> "ModelDetails":
         """The same model as the edition of another name, which was made at that time."""
         words = f"{self.digest}\n{json.dumps(to_json(edition), sort_keys=True)}"
         return replace(
             self,
-            name=tagged(name),
+            name=with_tag(name),
             digest=hashlib.sha256(words.encode()).hexdigest(),
-            modified=made,
+            modified_at=made,
             parent=edition.parent,
-            capabilities=capabilities({"default": edition.template}) if edition.template else self.capabilities,
+            capabilities=capabilities_of({"default": edition.template}) if edition.template else self.capabilities,
         )
 
-    def details(self) -> Object:
+    def details_object(self) -> JsonObject:
         return {
             "parent_model": self.parent,
-            "format": self.form,
+            "format": self.file_format,
             "family": self.family,
             "families": [self.family],
-            "parameter_size": human(self.parameters),
-            "quantization_level": self.level,
+            "parameter_size": format_count(self.parameters),
+            "quantization_level": self.quantization_level,
             "context_length": self.context,
-            "embedding_length": self.width,
+            "embedding_length": self.hidden_size,
         }
 
-    def as_running(self) -> Object:
-        return {"name": self.name, "model": self.name, "digest": self.digest, "details": self.details()}
+    def running_object(self) -> JsonObject:
+        return {"name": self.name, "model": self.name, "digest": self.digest, "details": self.details_object()}
 
-    def as_listed(self) -> Object:
-        found = {"name": self.name, "model": self.name, "modified_at": rfc3339(self.modified), "size": self.size}
+    def listed_object(self) -> JsonObject:
+        found = {
+            "name": self.name,
+            "model": self.name,
+            "modified_at": format_rfc3339(self.modified_at),
+            "size": self.size_bytes,
+        }
         return {
             **found,
             "digest": self.digest,
-            "details": self.details(),
+            "details": self.details_object(),
             "capabilities": list(self.capabilities),
         }
 
 
-def shown(found: Described, edition: Edition | None, *, insert: bool, verbose: bool) -> Object:
-    """What `/api/show` tells. edition: where the name is that of one; insert: the model can fill gaps."""
-    header, facts = read_header(found.path), read_facts(found.path)
-    own = edition or Edition(found.name)
-    template = own.template or templates_of(header).get("default", "")
-    parameters = {**recommended(facts.sampling), **own.parameters}
+def show_object(details: ModelDetails, edition: Edition | None, *, can_insert: bool, verbose: bool) -> JsonObject:
+    """What `/api/show` tells. edition: where the name is that of one; can_insert: the model can fill gaps."""
+    header, facts = read_header(details.path), summarize_model(details.path)
+    own = edition or Edition(details.name)
+    template = own.template or chat_templates(header).get("default", "")
+    parameters = {**recommended_options(facts.sampling), **own.parameters}
     source = own.parent or own.source
-    modelfile = f'# Modelfile generated by "localllm show"\n\n{written(own, source)}'
-    told: Object = {
+    modelfile = f'# Modelfile generated by "localllm show"\n\n{format_modelfile(own, source)}'
+    told: JsonObject = {
         "license": "\n".join(own.license) or facts.license,
         "modelfile": modelfile,
         "parameters": "\n".join(_columns(parameters)),
         "template": template,
         "system": own.system,
         "messages": list(own.messages),
-        "details": found.details(),
+        "details": details.details_object(),
         "model_info": model_info(header, facts, verbose=verbose),
-        "capabilities": [*found.capabilities, *(["insert"] if insert else [])],
-        "modified_at": rfc3339(found.modified),
+        "capabilities": [*details.capabilities, *(["insert"] if can_insert else [])],
+        "modified_at": format_rfc3339(details.modified_at),
     }
     if verbose:
         told["tensors"] = [
@@ -143,30 +148,30 @@ def shown(found: Described, edition: Edition | None, *, insert: bool, verbose: b
     return {key: value for key, value in told.items() if value not in (None, "", [])}
 
 
-def recommended(params: SamplingParams) -> Object:
+def recommended_options(params: SamplingParams) -> JsonObject:
     """What the model's files say of drawing, in Ollama's words."""
     neutral = SamplingParams()
     return {
         theirs: getattr(params, ours)
-        for theirs, ours in RECOMMENDED.items()
+        for theirs, ours in OPTION_NAMES.items()
         if getattr(params, ours) != getattr(neutral, ours)
     }
 
 
-def model_info(header: Header, facts: Facts, *, verbose: bool) -> Object:
+def model_info(header: Header, facts: ModelSummary, *, verbose: bool) -> JsonObject:
     """GGUF's keys: the file's own, or what config.json says under their names."""
-    family = family_of(header)
-    found: Object = {"general.architecture": family, "general.parameter_count": facts.parameters}
+    family = architecture_name(header)
+    found: JsonObject = {"general.architecture": family, "general.parameter_count": facts.parameters}
     if header.gguf is not None:
         own = {key: _short(value, verbose=verbose) for key, value in header.gguf.items()}
         return found | own
     config = header.config.get("text_config") or header.config
-    known: Object = {
+    known: JsonObject = {
         "context_length": facts.context,
         "embedding_length": facts.hidden_size,
         "block_count": sum(count for _, count in facts.layers),
         "vocab_size": facts.vocab_size,
-        **{key: config.get(name) for key, name in FROM_CONFIG.items()},
+        **{key: config.get(name) for key, name in CONFIG_NAMES.items()},
     }
     numbers = {key: value for key, value in known.items() if type(value) in (int, float)}
     ids = {key: header.config.get(key) for key in ("bos_token_id", "eos_token_id")}
@@ -176,15 +181,15 @@ def model_info(header: Header, facts: Facts, *, verbose: bool) -> Object:
 
 def _short(value: Any, *, verbose: bool) -> Any:
     """A vocabulary has 100,000 entries: null stands for them, as with Ollama."""
-    return None if isinstance(value, list) and len(value) > LONG_LIST and not verbose else value
+    return None if isinstance(value, list) and len(value) > MAX_LIST_LEN and not verbose else value
 
 
-def family_of(header: Header) -> str:
+def architecture_name(header: Header) -> str:
     stated = header.gguf["general.architecture"] if header.gguf is not None else header.config.get("model_type")
     return str(stated or header.config["architectures"][0])
 
 
-def templates_of(header: Header) -> dict[str, str]:
+def chat_templates(header: Header) -> dict[str, str]:
     """Chat templates by name."""
     if header.gguf is None:
         return read_chat_templates(header.path)
@@ -197,19 +202,19 @@ def templates_of(header: Header) -> dict[str, str]:
     return {name or "default": text for name, text in found.items() if isinstance(text, str)}
 
 
-def capabilities(templates: Mapping[str, str]) -> tuple[str, ...]:
+def capabilities_of(templates: Mapping[str, str]) -> tuple[str, ...]:
     """What its chat templates know of."""
     tools = any(re.search(r"\btools\b", source) for source in templates.values())
-    thinks = OutputFormat.of(templates, ()).thinks
+    thinks = OutputFormat.detect(templates, ()).can_reason
     return ("completion", *(["tools"] if tools else []), *(["thinking"] if thinks else []))
 
 
-def tagged(name: str) -> str:
+def with_tag(name: str) -> str:
     """As Ollama's clients expect names: with a tag behind a colon."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def human(number: int) -> str:
+def format_count(number: int) -> str:
     """`8.0B`, `494.03M`, as Ollama writes them."""
     for unit, sign, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
         if number >= unit:

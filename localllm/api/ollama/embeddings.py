@@ -12,18 +12,18 @@ from typing import Any
 
 from pydantic import Field
 
-from localllm.api.body import BadField, Strict, validated
-from localllm.api.ollama.bodies import seconds
+from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.ollama.bodies import parse_keep_alive
 from localllm.embedding import Embeddings
 
-MOST_INPUTS = 2048  # of one body
+MAX_OLLAMA_INPUTS = 2048  # of one body
 
 
-class Options(Strict):
+class EmbedOptions(StrictModel):
     num_ctx: int | None = Field(None, ge=1)
 
 
-class EmbedBody(Strict):
+class EmbedBody(StrictModel):
     model: str
     input: str | list[str] | None = None
     truncate: bool | None = None
@@ -32,7 +32,7 @@ class EmbedBody(Strict):
     options: dict[str, Any] | None = None
 
 
-class OldBody(Strict):
+class LegacyEmbeddingsBody(StrictModel):
     model: str
     prompt: str | None = None
     truncate: bool | None = None
@@ -41,53 +41,59 @@ class OldBody(Strict):
 
 
 @dataclass(frozen=True)
-class Asked:
+class EmbedRequest:
     """What either body asks."""
 
     model: str
-    texts: tuple[str, ...]  # none: the model is to be loaded
+    inputs: tuple[str, ...]  # none: the model is to be loaded
     truncate: bool
     dimensions: int | None
     keep_alive: float | None  # seconds; None: as ever
-    context: int | None  # tokens
+    num_ctx: int | None  # tokens
 
 
-def read_embed(body: Mapping[str, Any]) -> Asked:
+def parse_embed_request(body: Mapping[str, Any]) -> EmbedRequest:
     """Raises BadField."""
-    asked = validated(EmbedBody, dict(body))
+    asked = validate(EmbedBody, dict(body))
     texts = [asked.input] if isinstance(asked.input, str) else asked.input or []
-    if len(texts) > MOST_INPUTS:
-        raise BadField("input", f"input has {len(texts)} texts", f"send up to {MOST_INPUTS} at once")
-    return of(asked, [] if texts == [""] else texts, asked.dimensions)
+    if len(texts) > MAX_OLLAMA_INPUTS:
+        raise BadField("input", f"input has {len(texts)} texts", f"send up to {MAX_OLLAMA_INPUTS} at once")
+    return _embed_request(asked, [] if texts == [""] else texts, asked.dimensions)
 
 
-def read_old(body: Mapping[str, Any]) -> Asked:
+def parse_legacy_embeddings(body: Mapping[str, Any]) -> EmbedRequest:
     """Raises BadField."""
-    asked = validated(OldBody, dict(body))
-    return of(asked, [asked.prompt] if asked.prompt else [], None)
+    asked = validate(LegacyEmbeddingsBody, dict(body))
+    return _embed_request(asked, [asked.prompt] if asked.prompt else [], None)
 
 
-def of(asked: EmbedBody | OldBody, texts: list[str], dimensions: int | None) -> Asked:
-    known = {name: value for name, value in (asked.options or {}).items() if name in Options.model_fields}
-    context = validated(Options, known, "options").num_ctx
-    truncate = asked.truncate is not False
-    return Asked(asked.model, tuple(texts), truncate, dimensions or None, seconds(asked.keep_alive), context)
+def _embed_request(
+    body: EmbedBody | LegacyEmbeddingsBody, inputs: list[str], dimensions: int | None
+) -> EmbedRequest:
+    known = {name: value for name, value in (body.options or {}).items() if name in EmbedOptions.model_fields}
+    context = validate(EmbedOptions, known, "options").num_ctx
+    truncate = body.truncate is not False
+    return EmbedRequest(
+        body.model, tuple(inputs), truncate, dimensions or None, parse_keep_alive(body.keep_alive), context
+    )
 
 
-def embed_object(asked: Asked, found: Embeddings | None, total_s: float, load_s: float) -> dict[str, Any]:
-    """found: None where the body had no text. Durations are whole nanoseconds."""
-    left_out = list(found.left_out) if found else []
+def embed_object(
+    request: EmbedRequest, result: Embeddings | None, total_s: float, load_s: float
+) -> dict[str, Any]:
+    """result: None where the body had no text. Durations are whole nanoseconds."""
+    left_out = list(result.left_out) if result else []
     return {
-        "model": asked.model,
-        "embeddings": found.vectors.tolist() if found else [],
+        "model": request.model,
+        "embeddings": result.vectors.tolist() if result else [],
         "total_duration": round(total_s * 1e9),
         "load_duration": round(load_s * 1e9),
-        "prompt_eval_count": sum(found.tokens) if found else 0,
+        "prompt_eval_count": sum(result.tokens) if result else 0,
         **({"truncated": left_out} if any(left_out) else {}),
     }
 
 
-def old_object(found: Embeddings | None) -> dict[str, Any]:
-    left_out = found.left_out[0] if found else 0
+def legacy_embedding_object(result: Embeddings | None) -> dict[str, Any]:
+    left_out = result.left_out[0] if result else 0
     cut = {"truncated": left_out} if left_out else {}
-    return {"embedding": found.vectors[0].tolist() if found else [], **cut}
+    return {"embedding": result.vectors[0].tolist() if result else [], **cut}

@@ -4,61 +4,61 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.api import limits
-from localllm.api.body import BadField, Strict, validated
+from localllm.api.body import BadField, StrictModel, validate
 
 ROLES = ("system", "user", "assistant", "tool")
-NO_SIGHT = "this server reads text alone"
+TEXT_ONLY_REMEDY = "this server reads text alone"
 
 
-class CalledFunction(Strict):
+class FunctionCall(StrictModel):
     name: str
     arguments: dict[str, Any]
     index: int | None = None
 
 
-class Call(Strict):
-    function: CalledFunction
+class ToolCallPart(StrictModel):
+    function: FunctionCall
     id: str | None = None
     type: str | None = None
 
 
-class Said(Strict):
+class ChatMessage(StrictModel):
     role: str
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCallPart] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class Function(Strict):
+class FunctionDefinition(StrictModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Strict):
+class Tool(StrictModel):
     type: str | None = None
-    function: Function
+    function: FunctionDefinition
     items: Any = None
 
 
-def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
+def parse_messages(messages: list[Any]) -> list[dict[str, Any]]:
     """Raises BadField for a field that is unknown or of another type, for pictures, and a role that is none."""
-    limits.at_most(limits.MESSAGES, "messages", messages)
+    limits.check_count(limits.MAX_MESSAGES, "messages", messages)
     read: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []  # name and id of calls that nothing answers yet
     for place, message in enumerate(messages):
         at = f"messages.{place}"
         if not isinstance(message, Mapping):
             raise BadField(at, f"{at} is no object", "send a role and a content")
-        said = validated(Said, message, at)
+        said = validate(ChatMessage, message, at)
         role = said.role.lower()
         if role not in ROLES:
             raise BadField(f"{at}.role", f"invalid role: {said.role[:40]}, must be one of [{' '.join(ROLES)}]")
         if said.images:
-            raise BadField(f"{at}.images", f"{at} has images", NO_SIGHT)
+            raise BadField(f"{at}.images", f"{at} has images", TEXT_ONLY_REMEDY)
         found: dict[str, Any] = {"role": role, "content": said.content or ""}
         if role == "assistant" and said.thinking:
             found["reasoning_content"] = said.thinking
@@ -71,13 +71,13 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
     return read
 
 
-def _call(call: Call, number: int) -> dict[str, Any]:
+def _call(call: ToolCallPart, number: int) -> dict[str, Any]:
     """Ollama's clients name no calls; some templates want each to have a name of nine letters."""
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"id": call.id or f"call{number:05}", "type": "function", "function": function}
 
 
-def _answered(said: Said, waiting: list[tuple[str, str]]) -> dict[str, Any]:
+def _answered(said: ChatMessage, waiting: list[tuple[str, str]]) -> dict[str, Any]:
     """Which call this is the answer to: the one that is named, else the first of that function."""
     mine = next(
         (call for call in waiting if said.tool_call_id in (None, call[1]) and said.tool_name in (None, call[0])),
@@ -90,15 +90,15 @@ def _answered(said: Said, waiting: list[tuple[str, str]]) -> dict[str, Any]:
     return {key: value for key, value in told.items() if value}
 
 
-def read_tools(tools: list[Any] | None) -> list[dict[str, Any]] | None:
+def parse_tools(tools: list[Any] | None) -> list[dict[str, Any]] | None:
     """Functions as templates want them; None where there are none. Raises BadField."""
-    limits.at_most(limits.TOOLS, "tools", tools or ())
+    limits.check_count(limits.MAX_TOOLS, "tools", tools or ())
     found: list[dict[str, Any]] = []
     for place, tool in enumerate(tools or ()):
         at = f"tools.{place}"
         if not isinstance(tool, Mapping):
             raise BadField(at, f"{at} is no object", "send a type and a function")
-        read = validated(Tool, tool, at)
+        read = validate(Tool, tool, at)
         if read.type not in (None, "", "function"):
             raise BadField(f"{at}.type", f"tools of type {read.type[:40]} are not supported", "send functions")
         function = {key: value for key, value in tool["function"].items() if value is not None}

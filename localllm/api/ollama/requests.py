@@ -12,18 +12,18 @@ from typing import Any, Protocol
 
 from localllm.api import limits
 from localllm.api.body import BadField
-from localllm.api.ollama.bodies import Asking, ChatBody, GenerateBody, read, seconds
-from localllm.api.ollama.messages import NO_SIGHT, read_messages, read_tools
+from localllm.api.ollama.bodies import ChatBody, CommonBody, GenerateBody, parse_body, parse_keep_alive
+from localllm.api.ollama.messages import TEXT_ONLY_REMEDY, parse_messages, parse_tools
 from localllm.errors import DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
-from localllm.modelfile.options import checked, sampling
+from localllm.modelfile.options import check_options, to_sampling_params
 from localllm.request import Grammar, GrammarKind, Request, SamplingParams
-from localllm.text.infill import infill, infill_ends, marks_of
+from localllm.text.infill import encode_infill, find_infill_tokens, infill_end_ids
 
 OLLAMA_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
-class Model(Protocol):
+class OllamaModel(Protocol):
     """What is needed of an LLM."""
 
     edition: Edition | None
@@ -51,7 +51,7 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class OllamaRequest:
     """What a body asks, in either shape."""
 
     model: str
@@ -63,49 +63,55 @@ class Wanted:
     logprobs: int | None
 
     @property
-    def room(self) -> int | None:
+    def num_ctx(self) -> int | None:
         """Tokens of prompt and answer."""
         return self.options.get("num_ctx")
 
-    def params(self, llm: Model) -> SamplingParams:
+    def sampling_params(self, llm: OllamaModel) -> SamplingParams:
         own = llm.edition.parameters if llm.edition else {}
         options = {**own, **self.options}
-        return replace(sampling(options, defaults(llm.recommended)), grammar=self.grammar, logprobs=self.logprobs)
+        return replace(
+            to_sampling_params(options, with_ollama_defaults(llm.recommended)),
+            grammar=self.grammar,
+            logprobs=self.logprobs,
+        )
 
 
 @dataclass(frozen=True)
-class Chat(Wanted):
+class OllamaChat(OllamaRequest):
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
     @property
-    def only_loads(self) -> bool:
+    def is_load_only(self) -> bool:
         return not self.messages
 
-    def prepare(self, llm: Model) -> tuple[Any, Request]:
+    def prepare(self, llm: OllamaModel) -> tuple[Any, Request]:
         """What answers, and the request. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
         if not llm.has_chat_template:
             raise UsageError(
                 f'"{self.model}" does not support chat', "it has no chat template: create an edition with one"
             )
-        arguments = thinking(llm, self, with_tools=self.tools is not None)
-        return llm, llm.prepare(self.messages, self.params(llm), self.tools, arguments, context=self.room)
+        arguments = thinking_arguments(llm, self, with_tools=self.tools is not None)
+        return llm, llm.prepare(
+            self.messages, self.sampling_params(llm), self.tools, arguments, context=self.num_ctx
+        )
 
 
 @dataclass(frozen=True)
-class Generate(Wanted):
+class OllamaGenerate(OllamaRequest):
     prompt: str = ""
     suffix: str = ""
     system: str = ""
     template: str = ""
-    before: tuple[int, ...] = ()
+    context_ids: tuple[int, ...] = ()
     raw: bool = False
 
     @property
-    def only_loads(self) -> bool:
+    def is_load_only(self) -> bool:
         return not self.prompt and not self.suffix
 
-    def prepare(self, llm: Model) -> tuple[Any, Request]:
+    def prepare(self, llm: OllamaModel) -> tuple[Any, Request]:
         """As `Chat.prepare`."""
         if not self.template:
             return self._prepared(llm)
@@ -114,14 +120,14 @@ class Generate(Wanted):
         except DamagedModel as error:  # of the body, and not of the model
             raise BadField("template", error.message, "send another template") from error
 
-    def _prepared(self, llm: Model) -> tuple[Any, Request]:
-        params = self.params(llm)
+    def _prepared(self, llm: OllamaModel) -> tuple[Any, Request]:
+        params = self.sampling_params(llm)
         if self.suffix:
-            if marks_of(llm.tokenizer) is None:
+            if find_infill_tokens(llm.tokenizer) is None:
                 raise UsageError(f'"{self.model}" does not support insert', "leave the suffix out")
-            ids = infill(llm.tokenizer, self.prompt, self.suffix)
-            params = replace(params, stop_ids=(*params.stop_ids, *infill_ends(llm.tokenizer)))
-            return llm, llm.prepare(ids, params, before=self.before, context=self.room)
+            ids = encode_infill(llm.tokenizer, self.prompt, self.suffix)
+            params = replace(params, stop_ids=(*params.stop_ids, *infill_end_ids(llm.tokenizer)))
+            return llm, llm.prepare(ids, params, before=self.context_ids, context=self.num_ctx)
         if self.raw or not llm.has_chat_template:
             if self.system:
                 raise UsageError(
@@ -129,53 +135,55 @@ class Generate(Wanted):
                 )
             if isinstance(self.think, str) or self.think:
                 raise UsageError(f'"{self.model}" does not support thinking', "leave think out")
-            return llm, llm.prepare(self.prompt, params, before=self.before, context=self.room)
+            return llm, llm.prepare(self.prompt, params, before=self.context_ids, context=self.num_ctx)
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
-        arguments = thinking(llm, self, with_tools=False)
-        return llm, llm.prepare(messages, params, None, arguments, before=self.before, context=self.room)
+        arguments = thinking_arguments(llm, self, with_tools=False)
+        return llm, llm.prepare(messages, params, None, arguments, before=self.context_ids, context=self.num_ctx)
 
 
-def read_chat(body: Mapping[str, Any]) -> Chat:
+def parse_chat_request(body: Mapping[str, Any]) -> OllamaChat:
     """A body of `/api/chat`. Raises UsageError."""
-    asked = read(ChatBody, body)
-    return Chat(**_common(asked), messages=read_messages(asked.messages or []), tools=read_tools(asked.tools))
+    asked = parse_body(ChatBody, body)
+    return OllamaChat(
+        **_common(asked), messages=parse_messages(asked.messages or []), tools=parse_tools(asked.tools)
+    )
 
 
-def read_generate(body: Mapping[str, Any]) -> Generate:
+def parse_generate_request(body: Mapping[str, Any]) -> OllamaGenerate:
     """A body of `/api/generate`. Raises UsageError."""
-    asked = read(GenerateBody, body)
+    asked = parse_body(GenerateBody, body)
     if asked.images:
-        raise BadField("images", "images are not supported", NO_SIGHT)
+        raise BadField("images", "images are not supported", TEXT_ONLY_REMEDY)
     if asked.raw and (asked.template or asked.system or asked.context):
         raise BadField("raw", "raw mode does not support template, system, or context")
     if asked.suffix and (asked.template or asked.system):
         raise BadField("suffix", "a suffix leaves no room for template and system", "leave them out")
-    return Generate(
+    return OllamaGenerate(
         **_common(asked),
         prompt=asked.prompt or "",
         suffix=asked.suffix or "",
         system=asked.system or "",
         template=asked.template or "",
-        before=tuple(asked.context or ()),
+        context_ids=tuple(asked.context or ()),
         raw=bool(asked.raw),
     )
 
 
-def _common(asked: Asking) -> dict[str, Any]:
+def _common(asked: CommonBody) -> dict[str, Any]:
     most = asked.top_logprobs or 0
-    if not 0 <= most <= limits.LOGPROBS:
-        raise BadField("top_logprobs", f"top_logprobs must be between 0 and {limits.LOGPROBS}")
+    if not 0 <= most <= limits.MAX_LOGPROBS:
+        raise BadField("top_logprobs", f"top_logprobs must be between 0 and {limits.MAX_LOGPROBS}")
     if most and not asked.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
-    options = checked(asked.options or {})
-    limits.check_stops("options.stop", options.get("stop", []))
+    options = check_options(asked.options or {})
+    limits.check_stop_strings("options.stop", options.get("stop", []))
     return {
         "model": asked.model,
         "stream": asked.stream is not False,
-        "keep_alive": seconds(asked.keep_alive),
+        "keep_alive": parse_keep_alive(asked.keep_alive),
         "options": options,
-        "grammar": read_format(asked.format),
+        "grammar": parse_format(asked.format),
         "think": _think(asked.think),
         "logprobs": most if asked.logprobs else None,
     }
@@ -190,19 +198,19 @@ def _think(think: bool | str | None) -> bool | str | None:
     return think
 
 
-def read_format(asked: Any) -> Grammar | None:
+def parse_format(value: Any) -> Grammar | None:
     """What the content of an answer must be. Raises UsageError."""
-    if asked in (None, ""):
+    if value in (None, ""):
         return None
-    if asked == "json":
+    if value == "json":
         return Grammar(GrammarKind.JSON)
-    if not isinstance(asked, dict):
-        told = json.dumps(asked, ensure_ascii=False)[:80]
+    if not isinstance(value, dict):
+        told = json.dumps(value, ensure_ascii=False)[:80]
         raise BadField("format", f'invalid format: {told}; expected "json" or a valid JSON Schema object')
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(asked))
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value))
 
 
-def defaults(recommended: SamplingParams) -> SamplingParams:
+def with_ollama_defaults(recommended: SamplingParams) -> SamplingParams:
     neutral = SamplingParams()
     names = ("temperature", "top_k", "top_p", "min_p")
     if any(getattr(recommended, name) != getattr(neutral, name) for name in names):
@@ -210,7 +218,7 @@ def defaults(recommended: SamplingParams) -> SamplingParams:
     return replace(recommended, **OLLAMA_DEFAULTS)
 
 
-def thinking(llm: Model, asked: Wanted, *, with_tools: bool) -> dict[str, Any]:
+def thinking_arguments(llm: OllamaModel, parsed: OllamaRequest, *, with_tools: bool) -> dict[str, Any]:
     """Arguments for the chat template. A level is said to templates that know levels; to others it is a yes.
 
     Raises UsageError where the model does not think and is to, or cannot but think; and where it knows no tools.
@@ -219,18 +227,18 @@ def thinking(llm: Model, asked: Wanted, *, with_tools: bool) -> dict[str, Any]:
         try:
             llm.template_arguments({}, with_tools=True)
         except UsageError as error:
-            raise UsageError(f'"{asked.model}" does not support tools', error.remedy) from error
-    if asked.think is None or (asked.think is False and not llm.thinks):
+            raise UsageError(f'"{parsed.model}" does not support tools', error.remedy) from error
+    if parsed.think is None or (parsed.think is False and not llm.thinks):
         return {}
-    if isinstance(asked.think, str):
+    if isinstance(parsed.think, str):
         try:
-            return llm.template_arguments({"reasoning_effort": asked.think}, with_tools=with_tools)
+            return llm.template_arguments({"reasoning_effort": parsed.think}, with_tools=with_tools)
         except UsageError:
             pass
     try:
-        return llm.template_arguments({}, think=bool(asked.think), with_tools=with_tools)
+        return llm.template_arguments({}, think=bool(parsed.think), with_tools=with_tools)
     except UsageError as error:
-        if asked.think and llm.thinks:  # it thinks whether or not it is asked to
+        if parsed.think and llm.thinks:  # it thinks whether or not it is asked to
             return {}
-        told = "thinking" if asked.think else "to be asked not to think"
-        raise UsageError(f'"{asked.model}" does not support {told}', error.remedy) from error
+        told = "thinking" if parsed.think else "to be asked not to think"
+        raise UsageError(f'"{parsed.model}" does not support {told}', error.remedy) from error

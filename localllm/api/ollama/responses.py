@@ -10,29 +10,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from localllm.api.ollama.requests import Chat, Generate
+from localllm.api.ollama.requests import OllamaChat, OllamaGenerate
 from localllm.api.tokens import TokenTexts
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
-from localllm.request import GenerationEvent, Kind, Request, TokenLogprob, ToolCall
+from localllm.request import EventType, GenerationEvent, Request, TokenLogprob, ToolCall
 
-Object = dict[str, Any]
+JsonObject = dict[str, Any]
 
-LEAST_LOGPROB = -9999.0  # JSON has no infinity
-END_OF_TIME = 9_000_000_000.0  # seconds since 1970, in 2255: what is for ever in a field that wants a time
+MIN_LOGPROB = -9999.0  # JSON has no infinity
+MAX_TIMESTAMP_S = 9_000_000_000.0  # seconds since 1970, in 2255: what is for ever in a field that wants a time
 
 
 @dataclass(frozen=True)
-class Clock:
+class RequestTimes:
     """When a request came, and what it waited for a model; in seconds of `time.perf_counter()`."""
 
-    came: float
-    loaded: float
+    arrived_at: float
+    loaded_at: float
 
-    def durations(self, now: float, metrics: Metrics) -> Object:
+    def durations(self, now: float, metrics: Metrics) -> JsonObject:
         return {
-            "total_duration": nanoseconds(now - self.came),
-            "load_duration": nanoseconds(self.loaded - self.came),
+            "total_duration": nanoseconds(now - self.arrived_at),
+            "load_duration": nanoseconds(self.loaded_at - self.arrived_at),
             "prompt_eval_count": metrics.prompt_tokens,
             "prompt_eval_duration": nanoseconds(metrics.prefill_s),
             "eval_count": metrics.output_tokens,
@@ -40,66 +40,78 @@ class Clock:
         }
 
 
-class Writer:
+class ChunkWriter:
     """The chunks of one answer. The last has `done`, why it ended, and what it took."""
 
-    def __init__(self, asked: Chat | Generate, request: Request, texts: TokenTexts, clock: Clock):
-        self.asked = asked
+    def __init__(
+        self, parsed: OllamaChat | OllamaGenerate, request: Request, token_texts: TokenTexts, times: RequestTimes
+    ):
+        self.parsed = parsed
         self.request = request
-        self.texts = texts
-        self.clock = clock
-        self.calls = 0
-        self.answer: list[int] = []
+        self.token_texts = token_texts
+        self.times = times
+        self.tool_call_count = 0
+        self.answer_ids: list[int] = []
 
-    def push(self, event: GenerationEvent, now: float) -> list[Object]:
+    def chunks_for(self, event: GenerationEvent, now: float) -> list[JsonObject]:
         """The chunks that an event makes, none for a token that only moves the model on. now: as in Clock."""
-        self.answer += event.token_ids
-        chunks: list[Object] = []
+        self.answer_ids += event.token_ids
+        chunks: list[JsonObject] = []
         if event.text or event.tool_call or event.logprobs:
-            chunks.append({**head(self.asked.model), **self.said(event), "done": False, **self.logprobs(event)})
+            chunks.append(
+                {
+                    **header_fields(self.parsed.model),
+                    **self.content_fields(event),
+                    "done": False,
+                    **self.logprob_fields(event),
+                }
+            )
         if event.finish_reason and event.metrics:
             chunks.append(
                 {
-                    **head(self.asked.model),
-                    **self.nothing(),
+                    **header_fields(self.parsed.model),
+                    **self.empty_content(),
                     "done": True,
                     "done_reason": event.finish_reason.value,
-                    **self.context(),
-                    **self.clock.durations(now, event.metrics),
+                    **self.context_fields(),
+                    **self.times.durations(now, event.metrics),
                 }
             )
         return chunks
 
-    def said(self, event: GenerationEvent) -> Object:
-        if isinstance(self.asked, Generate):
-            thought = event.kind is Kind.REASONING
+    def content_fields(self, event: GenerationEvent) -> JsonObject:
+        if isinstance(self.parsed, OllamaGenerate):
+            thought = event.kind is EventType.REASONING
             return {"response": "" if thought else event.text, **({"thinking": event.text} if thought else {})}
-        message: Object = {"role": "assistant", "content": "" if event.kind is Kind.REASONING else event.text}
-        if event.kind is Kind.REASONING:
+        message: JsonObject = {
+            "role": "assistant",
+            "content": "" if event.kind is EventType.REASONING else event.text,
+        }
+        if event.kind is EventType.REASONING:
             message["thinking"] = event.text
         if event.tool_call:
-            message["tool_calls"] = [tool_call(event.tool_call, self.calls)]
-            self.calls += 1
+            message["tool_calls"] = [tool_call_object(event.tool_call, self.tool_call_count)]
+            self.tool_call_count += 1
         return {"message": message}
 
-    def nothing(self) -> Object:
-        if isinstance(self.asked, Generate):
+    def empty_content(self) -> JsonObject:
+        if isinstance(self.parsed, OllamaGenerate):
             return {"response": ""}
         return {"message": {"role": "assistant", "content": ""}}
 
-    def logprobs(self, event: GenerationEvent) -> Object:
-        if self.asked.logprobs is None:
+    def logprob_fields(self, event: GenerationEvent) -> JsonObject:
+        if self.parsed.logprobs is None:
             return {}
-        return {"logprobs": [logprob(entry, self.texts) for entry in event.logprobs]}
+        return {"logprobs": [logprob_object(entry, self.token_texts) for entry in event.logprobs]}
 
-    def context(self) -> Object:
+    def context_fields(self) -> JsonObject:
         """Token ids that a later request may begin with: the conversation up to here."""
-        if isinstance(self.asked, Chat) or self.asked.raw:
+        if isinstance(self.parsed, OllamaChat) or self.parsed.raw:
             return {}
-        return {"context": [*self.request.prompt_ids, *self.answer]}
+        return {"context": [*self.request.prompt_ids, *self.answer_ids]}
 
 
-def whole(chunks: Sequence[Object]) -> Object:
+def merge_chunks(chunks: Sequence[JsonObject]) -> JsonObject:
     """One object of all chunks of a stream."""
     done = dict(chunks[-1])
     if "response" in done:
@@ -113,24 +125,26 @@ def whole(chunks: Sequence[Object]) -> Object:
     return done | ({"logprobs": found} if found else {})
 
 
-def _joined(parts: Sequence[Object], names: tuple[str, ...]) -> Object:
+def _joined(parts: Sequence[JsonObject], names: tuple[str, ...]) -> JsonObject:
     texts = {name: "".join(part.get(name, "") for part in parts) for name in names}
     return {name: text for name, text in texts.items() if text or name != "thinking"}
 
 
-def without_answer(asked: Chat | Generate, reason: str) -> Object:
+def empty_answer(parsed: OllamaChat | OllamaGenerate, reason: str) -> JsonObject:
     """Of a request that only loads a model, or lets go of it."""
-    empty: Object = (
-        {"response": ""} if isinstance(asked, Generate) else {"message": {"role": "assistant", "content": ""}}
+    empty: JsonObject = (
+        {"response": ""}
+        if isinstance(parsed, OllamaGenerate)
+        else {"message": {"role": "assistant", "content": ""}}
     )
-    return {**head(asked.model), **empty, "done": True, "done_reason": reason}
+    return {**header_fields(parsed.model), **empty, "done": True, "done_reason": reason}
 
 
-def head(model: str) -> Object:
-    return {"model": model, "created_at": rfc3339(datetime.now(UTC).timestamp())}
+def header_fields(model: str) -> JsonObject:
+    return {"model": model, "created_at": format_rfc3339(datetime.now(UTC).timestamp())}
 
 
-def tool_call(call: ToolCall, index: int) -> Object:
+def tool_call_object(call: ToolCall, index: int) -> JsonObject:
     """Arguments are an object here."""
     return {
         "id": call.id,
@@ -138,17 +152,17 @@ def tool_call(call: ToolCall, index: int) -> Object:
     }
 
 
-def logprob(entry: TokenLogprob, texts: TokenTexts) -> Object:
+def logprob_object(entry: TokenLogprob, texts: TokenTexts) -> JsonObject:
     named = _named(entry.token_id, entry.logprob, texts)
     return {**named, "top_logprobs": [_named(*pair, texts) for pair in entry.top]} if entry.top else named
 
 
-def _named(token: int, value: float, texts: TokenTexts) -> Object:
+def _named(token: int, value: float, texts: TokenTexts) -> JsonObject:
     text, raw = texts(token)
-    return {"token": text, "logprob": max(value, LEAST_LOGPROB), "bytes": None if raw is None else list(raw)}
+    return {"token": text, "logprob": max(value, MIN_LOGPROB), "bytes": None if raw is None else list(raw)}
 
 
-def error_object(error: LocalLLMError) -> Object:
+def error_object(error: LocalLLMError) -> JsonObject:
     return {"error": str(error)}
 
 
@@ -156,7 +170,7 @@ def nanoseconds(seconds: float) -> int:
     return 0 if math.isnan(seconds) else max(0, round(seconds * 1e9))
 
 
-def rfc3339(seconds: float) -> str:
+def format_rfc3339(seconds: float) -> str:
     """seconds: since 1970; inf: a time that nobody lives to see."""
-    moment = datetime.fromtimestamp(min(seconds, END_OF_TIME), UTC)
+    moment = datetime.fromtimestamp(min(seconds, MAX_TIMESTAMP_S), UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

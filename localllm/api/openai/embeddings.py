@@ -10,34 +10,34 @@ from typing import Any, Literal
 
 import numpy as np
 
-from localllm.api.body import BadField, Strict, validated
+from localllm.api.body import BadField, StrictModel, validate
 from localllm.embedding import Embeddings
 
-MOST_INPUTS = 2048  # of one body, as OpenAI documents
-WITHOUT_EFFECT = ("user",)
+MAX_INPUTS = 2048  # of one body, as OpenAI documents
+IGNORED_FIELDS = ("user",)
 
 
-class EmbeddingsBody(Strict):
+class EmbeddingsBody(StrictModel):
     model: str
     input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
 
-def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
+def parse_openai_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     """Raises BadField."""
-    fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
-    check_kind(fields.get("input", ""))
-    asked = validated(EmbeddingsBody, fields)
+    fields = {name: value for name, value in body.items() if value is not None and name not in IGNORED_FIELDS}
+    check_input_type(fields.get("input", ""))
+    asked = validate(EmbeddingsBody, fields)
     if not asked.input:
         raise BadField("input", "input is empty", "send a text, a list of texts, or token ids")
     several = isinstance(asked.input, list) and not isinstance(asked.input[0], int)
-    if several and len(asked.input) > MOST_INPUTS:
-        raise BadField("input", f"input has {len(asked.input)} texts", f"send up to {MOST_INPUTS} at once")
+    if several and len(asked.input) > MAX_INPUTS:
+        raise BadField("input", f"input has {len(asked.input)} texts", f"send up to {MAX_INPUTS} at once")
     return asked
 
 
-def check_kind(given: Any) -> None:
+def check_input_type(given: Any) -> None:
     """Of several kinds pydantic would tell what is wrong with the first alone."""
     kinds = {type(each) for each in given} if isinstance(given, list) else {str}
     of_ids = [type(token) for each in given for token in each] if kinds == {list} else []
@@ -49,20 +49,20 @@ def check_kind(given: Any) -> None:
         )
 
 
-def embeddings_object(asked: EmbeddingsBody, model: str, found: Embeddings) -> dict[str, Any]:
+def openai_embeddings_object(body: EmbeddingsBody, model: str, result: Embeddings) -> dict[str, Any]:
     """model: as it was asked for."""
-    tokens = sum(found.tokens)
-    written = in_base64 if asked.encoding_format == "base64" else np.ndarray.tolist
+    tokens = sum(result.tokens)
+    written = encode_base64 if body.encoding_format == "base64" else np.ndarray.tolist
     return {
         "object": "list",
         "data": [
             {"object": "embedding", "index": place, "embedding": written(vector)}
-            for place, vector in enumerate(found.vectors)
+            for place, vector in enumerate(result.vectors)
         ],
         "model": model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
 
 
-def in_base64(vector: np.ndarray) -> str:
+def encode_base64(vector: np.ndarray) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()

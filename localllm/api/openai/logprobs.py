@@ -8,7 +8,7 @@ from typing import Any
 from localllm.api.tokens import TokenTexts
 from localllm.request import TokenLogprob
 
-NEVER = -9999.0  # JSON has no infinity; OpenAI writes this number for what is very unlikely
+MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this number for what is very unlikely
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], texts: TokenTexts) -> dict[str, Any]:
@@ -24,24 +24,26 @@ def chat_logprobs(entries: Sequence[TokenLogprob], texts: TokenTexts) -> dict[st
 
 
 def text_logprobs(
-    told: Sequence[tuple[int, TokenLogprob | None]], texts: TokenTexts, offset: int = 0
+    tokens: Sequence[tuple[int, TokenLogprob | None]], texts: TokenTexts, offset: int = 0
 ) -> dict[str, Any]:
     """Of a text completion: four lists side by side, of token ids and what is known of each; null is said of a
     prompt's first token, which nothing predicts. offset: of the first token in the text, in characters."""
-    named = [texts(token) for token, _ in told]
+    named = [texts(token) for token, _ in tokens]
     return {
         "tokens": [text for text, _ in named],
-        "token_logprobs": [None if entry is None else _number(entry.logprob) for _, entry in told],
-        "top_logprobs": [None if entry is None else _alternatives(entry, texts) for _, entry in told],
-        "text_offset": list(accumulate((texts.characters(token) for token, _ in told), initial=offset))[:-1],
+        "token_logprobs": [None if entry is None else _number(entry.logprob) for _, entry in tokens],
+        "top_logprobs": [None if entry is None else _alternatives(entry, texts) for _, entry in tokens],
+        "text_offset": list(accumulate((texts.character_count(token) for token, _ in tokens), initial=offset))[
+            :-1
+        ],
     }
 
 
-def told(
-    prompt_ids: Sequence[int], prompt: Sequence[TokenLogprob], answer: Sequence[TokenLogprob]
+def with_prompt_tokens(
+    prompt_ids: Sequence[int], prompt_logprobs: Sequence[TokenLogprob], answer: Sequence[TokenLogprob]
 ) -> list[tuple[int, TokenLogprob | None]]:
     """What `text_logprobs` wants of a prompt that is echoed, or of none, and its answer."""
-    entries = [*([None] if prompt_ids else []), *prompt]
+    entries = [*([None] if prompt_ids else []), *prompt_logprobs]
     return [*zip(prompt_ids, entries, strict=True), *((entry.token_id, entry) for entry in answer)]
 
 
@@ -57,4 +59,4 @@ def _named(token: int, value: float, texts: TokenTexts) -> dict[str, Any]:
 
 
 def _number(value: float) -> float:
-    return max(value, NEVER)
+    return max(value, MIN_LOGPROB)

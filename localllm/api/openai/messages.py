@@ -4,42 +4,42 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from localllm.api import limits
-from localllm.api.body import BadField, Shown, Strict, validated
+from localllm.api.body import BadField, SchemaType, StrictModel, validate
 
 
-class CalledFunction(Strict):
+class FunctionCall(StrictModel):
     name: str
     arguments: str
 
 
-class Call(Strict):
+class ToolCallPart(StrictModel):
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: FunctionCall
     index: int | None = None
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
 
-class Message(Strict):
+class MessageContent(StrictModel):
     """What every message may have."""
 
-    content: Annotated[Any, Shown(str | list[TextPart] | None)] = None
+    content: Annotated[Any, SchemaType(str | list[TextPart] | None)] = None
     name: str | None = None
 
 
-class Spoken(Message):
+class TextMessage(MessageContent):
     role: Literal["system", "developer", "user"]
 
 
-class Answered(Message):
+class AssistantMessage(MessageContent):
     """What an assistant said, as `responses.chat_completion` tells it."""
 
     role: Literal["assistant"]
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCallPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: None = None
@@ -48,48 +48,52 @@ class Answered(Message):
     annotations: list[None] | None = None
 
 
-class Returned(Message):
+class ToolMessage(MessageContent):
     """What a tool gave back."""
 
     role: Literal["tool"]
     tool_call_id: str
 
 
-Messages = Annotated[Any, Shown(list[Spoken | Answered | Returned])]
+MessageList = Annotated[Any, SchemaType(list[TextMessage | AssistantMessage | ToolMessage])]
 """What `read_messages` reads."""
 
-ROLES: dict[str, type[Spoken | Answered | Returned]] = {
-    "system": Spoken,
-    "developer": Spoken,
-    "user": Spoken,
-    "assistant": Answered,
-    "tool": Returned,
+MESSAGE_TYPES: dict[str, type[TextMessage | AssistantMessage | ToolMessage]] = {
+    "system": TextMessage,
+    "developer": TextMessage,
+    "user": TextMessage,
+    "assistant": AssistantMessage,
+    "tool": ToolMessage,
 }
-SAME_ROLE = {"developer": "system"}
-KEPT = ("name", "tool_calls", "reasoning_content", "reasoning", "tool_call_id")
+ROLE_ALIASES = {"developer": "system"}
+OPTIONAL_FIELDS = ("name", "tool_calls", "reasoning_content", "reasoning", "tool_call_id")
 
 
-def read_messages(messages: Any) -> list[dict[str, Any]]:
+def parse_messages(messages: Any) -> list[dict[str, Any]]:
     """Messages with one text each, roles that templates know, and nothing in them that is null.
 
     Raises BadField for what is no text, a field that is unknown, or a role that is.
     """
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
-    limits.at_most(limits.MESSAGES, "messages", messages)
+    limits.check_count(limits.MAX_MESSAGES, "messages", messages)
     return [_read_message(message, f"messages.{place}") for place, message in enumerate(messages)]
 
 
 def _read_message(message: Any, at: str) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, Mapping) else None
-    kind = ROLES.get(role) if isinstance(role, str) else None
+    kind = MESSAGE_TYPES.get(role) if isinstance(role, str) else None
     if kind is None:
-        raise BadField(f"{at}.role", f"{at} has the role {role!r}", f"send one of {', '.join(ROLES)}")
-    checked = validated(kind, message, at)
-    said = {name: message[name] for name in KEPT if message.get(name) is not None}
+        raise BadField(f"{at}.role", f"{at} has the role {role!r}", f"send one of {', '.join(MESSAGE_TYPES)}")
+    checked = validate(kind, message, at)
+    said = {name: message[name] for name in OPTIONAL_FIELDS if message.get(name) is not None}
     if checked.content is None and role == "assistant":
         return {"role": role, "content": None if said.get("tool_calls") else "", **said}
-    return {"role": SAME_ROLE.get(checked.role, role), "content": _text(checked.content, f"{at}.content"), **said}
+    return {
+        "role": ROLE_ALIASES.get(checked.role, role),
+        "content": _text(checked.content, f"{at}.content"),
+        **said,
+    }
 
 
 def _text(content: Any, at: str) -> str:
@@ -97,7 +101,7 @@ def _text(content: Any, at: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadField(at, f"{at} is no text", "send a string, or a list of parts of type text")
-    limits.at_most(limits.PARTS, at, content)
+    limits.check_count(limits.MAX_PARTS, at, content)
     texts = []
     for place, part in enumerate(content):
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)

@@ -13,30 +13,30 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.api import limits
-from localllm.api.asked import Asked, Prompt
-from localllm.api.body import BadField, validated
-from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, Sampling, supported
-from localllm.api.openai.messages import read_messages
-from localllm.api.openai.tool_use import read_tool_use
-from localllm.request import Grammar, GrammarKind, OutOfRange, SamplingParams
+from localllm.api.asked import ParsedRequest, Prompt
+from localllm.api.body import BadField, validate
+from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, SamplingBody, drop_ignored_fields
+from localllm.api.openai.messages import parse_messages
+from localllm.api.openai.tool_use import parse_tool_use
+from localllm.request import Grammar, GrammarKind, ParameterOutOfRange, SamplingParams
 
-COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
-MOST_DIGITS = 10  # of a token's id
+DEFAULT_COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
+MAX_TOKEN_ID_DIGITS = 10  # of a token's id
 
 
-def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
+def parse_chat_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
     """A body of `/v1/chat/completions`; defaults: the model's own. Raises UsageError."""
-    asked = validated(ChatBody, supported(body))
+    asked = validate(ChatBody, drop_ignored_fields(body))
     n = _count("n", asked.n)
     effort = asked.reasoning_effort
-    tools, use = read_tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
+    tools, use = parse_tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     arguments = dict(asked.chat_template_kwargs or {})
-    limits.at_most(limits.TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
+    limits.check_count(limits.MAX_TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
     if effort is not None and effort != "none":
         arguments["reasoning_effort"] = effort
-    return Asked(
+    return ParsedRequest(
         asked.model,
-        (read_messages(asked.messages),),
+        (parse_messages(asked.messages),),
         replace(
             _params(asked, defaults, _most_tokens(asked, defaults.max_tokens), _chat_logprobs(asked)),
             grammar=_grammar(asked.response_format),
@@ -50,22 +50,22 @@ def read_chat(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
         priority=asked.priority or 0,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
-        timings=_timings(asked),
+        timings_per_token=_timings(asked),
     )
 
 
-def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
+def parse_completion_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
     """A body of `/v1/completions`; defaults: the model's own. Raises UsageError."""
-    asked = validated(CompletionBody, supported(body))
+    asked = validate(CompletionBody, drop_ignored_fields(body))
     most = asked.max_tokens
     if most is None:
-        most = COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
+        most = DEFAULT_COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
     params = _params(asked, defaults, most, asked.logprobs)
     if asked.echo and asked.logprobs is not None:
         params = replace(params, prompt_logprobs=asked.logprobs)
     prompts = _prompts(asked.prompt)
     n, best_of = _how_many(asked, len(prompts))
-    return Asked(
+    return ParsedRequest(
         asked.model,
         prompts,
         params,
@@ -81,17 +81,17 @@ def read_completion(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
 
 
 def _params(
-    asked: Sampling, defaults: SamplingParams, max_tokens: int | None, logprobs: int | None
+    asked: SamplingBody, defaults: SamplingParams, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
     names += ("frequency_penalty", "seed", "ignore_eos")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
-    limits.at_most(limits.STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
+    limits.check_count(limits.MAX_STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(asked.logit_bias or {})}
     given |= {"stop": _stop_strings(asked.stop), "stop_ids": tuple(asked.stop_token_ids or ())}
     try:
         return replace(defaults, **given)
-    except OutOfRange as error:
+    except ParameterOutOfRange as error:
         newer = error.name == "max_tokens" and getattr(asked, "max_completion_tokens", None) is not None
         param = "max_completion_tokens" if newer else error.name
         raise BadField(param, error.message, error.remedy) from None
@@ -109,15 +109,15 @@ def _how_many(asked: CompletionBody, prompts: int) -> tuple[int, int | None]:
 
 
 def _count(name: str, count: int | None, prompts: int = 1) -> int:
-    most = limits.ANSWERS // prompts
+    most = limits.MAX_ANSWERS // prompts
     if count is not None and not 1 <= count <= most:
         raise BadField(name, f"{name} is {str(count)[:40]}", f"send 1 to {most}")
     return count or 1
 
 
 def _logprobs(name: str, count: int | None) -> int | None:
-    if count is not None and not 0 <= count <= limits.LOGPROBS:
-        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 0 to {limits.LOGPROBS}")
+    if count is not None and not 0 <= count <= limits.MAX_LOGPROBS:
+        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 0 to {limits.MAX_LOGPROBS}")
     return count
 
 
@@ -133,9 +133,9 @@ def _suffix(asked: CompletionBody, prompts: Sequence[Prompt]) -> str | None:
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
-    limits.at_most(limits.BIASES, "logit_bias", biases)
+    limits.check_count(limits.MAX_LOGIT_BIASES, "logit_bias", biases)
     for token in biases:
-        if not (token.isascii() and token.isdecimal() and len(token) <= MOST_DIGITS):
+        if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_ID_DIGITS):
             raise BadField("logit_bias", f"logit_bias names the token {token[:40]!r}", "name tokens by their ids")
     return {int(token): bias for token, bias in biases.items()}
 
@@ -144,7 +144,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
         raise BadField("stop", "stop is neither a string nor a list of strings", "send one of the two")
-    limits.check_stops("stop", strings)
+    limits.check_stop_strings("stop", strings)
     return tuple(strings)
 
 
@@ -174,7 +174,7 @@ def _chat_logprobs(asked: ChatBody) -> int | None:
     return count if asked.logprobs else None
 
 
-def _include_usage(asked: Sampling) -> bool:
+def _include_usage(asked: SamplingBody) -> bool:
     if asked.stream_options and not asked.stream:
         raise BadField("stream_options", "stream_options needs stream", "send stream true, too")
     return bool(asked.stream_options and asked.stream_options.include_usage)
@@ -192,7 +192,7 @@ def _prompts(prompt: Any) -> tuple[Prompt, ...]:
         return (prompt,)
     several = isinstance(prompt, list) and bool(prompt)
     if several and (all(isinstance(one, str) for one in prompt) or all(map(_are_ids, prompt))):
-        limits.at_most(limits.PROMPTS, "prompt", prompt)
+        limits.check_count(limits.MAX_PROMPTS, "prompt", prompt)
         return tuple(prompt)
     raise BadField("prompt", "the prompt is neither a text, token ids nor a list of those", "send one of them")
 

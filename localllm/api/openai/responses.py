@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.api.asked import Asked
-from localllm.api.openai.logprobs import chat_logprobs, text_logprobs, told
+from localllm.api.asked import ParsedRequest
+from localllm.api.openai.logprobs import chat_logprobs, text_logprobs, with_prompt_tokens
 from localllm.api.tokens import TokenTexts
 from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound
 from localllm.metrics import Metrics
 from localllm.request import Completion, FinishReason, ToolCall
 
-Object = dict[str, Any]
+JsonObject = dict[str, Any]
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
 @dataclass(frozen=True)
-class Stamp:
+class ResponseHeader:
     """What stands at the head of an object."""
 
     id: str
@@ -29,69 +29,87 @@ class Stamp:
     model: str
     system_fingerprint: str | None = None
 
-    def head(self, kind: str) -> Object:
-        head: Object = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def fields(self, object_type: str) -> JsonObject:
+        head: JsonObject = {"id": self.id, "object": object_type, "created": self.created, "model": self.model}
         if self.system_fingerprint is not None:
             head["system_fingerprint"] = self.system_fingerprint
         return head
 
 
-def chat_completion(
-    stamp: Stamp, asked: Asked, dones: Sequence[Completion], texts: TokenTexts, *, cached: bool = True
-) -> Object:
-    """The answers to messages, a choice each. cached: tell how much of the prompt was found in the cache."""
-    choices = [_chat_choice(index, asked, done, texts) for index, done in enumerate(dones)]
-    counts = usage([done.metrics for done in dones], asked.each, cached=cached)
-    return {**stamp.head("chat.completion"), "choices": choices, "usage": counts}
+def chat_completion_object(
+    stamp: ResponseHeader,
+    parsed: ParsedRequest,
+    dones: Sequence[Completion],
+    texts: TokenTexts,
+    *,
+    with_cached_tokens: bool = True,
+) -> JsonObject:
+    """The answers to messages, a choice each. with_cached_tokens: tell how much of the prompt was found in the
+    cache."""
+    choices = [_chat_choice(index, parsed, done, texts) for index, done in enumerate(dones)]
+    counts = usage_object(
+        [done.metrics for done in dones], parsed.answers_per_prompt, with_cached_tokens=with_cached_tokens
+    )
+    return {**stamp.fields("chat.completion"), "choices": choices, "usage": counts}
 
 
-def _chat_choice(index: int, asked: Asked, done: Completion, texts: TokenTexts) -> Object:
-    message: Object = {
+def _chat_choice(index: int, asked: ParsedRequest, done: Completion, texts: TokenTexts) -> JsonObject:
+    message: JsonObject = {
         "role": "assistant",
         "content": None if done.tool_calls and not done.text else done.text,
         "refusal": None,
-        **reasoning(done.reasoning),
+        **reasoning_fields(done.reasoning),
     }
     if done.tool_calls:
-        message["tool_calls"] = [tool_call(call) for call in done.tool_calls]
+        message["tool_calls"] = [tool_call_object(call) for call in done.tool_calls]
     return {
         "index": index,
         "message": message,
         "logprobs": None if asked.params.logprobs is None else chat_logprobs(done.logprobs, texts),
-        "finish_reason": finish_reason(
+        "finish_reason": finish_reason_text(
             done.finish_reason, called=bool(done.tool_calls) and asked.tool_use.name is None
         ),
         "seed": done.seed,
     }
 
 
-def text_completion(
-    stamp: Stamp, asked: Asked, dones: Sequence[Completion], texts: TokenTexts, *, cached: bool = True
-) -> Object:
-    """The continuations of one or several texts, a choice each; of `best_of` the likeliest. cached: as in
+def text_completion_object(
+    stamp: ResponseHeader,
+    parsed: ParsedRequest,
+    dones: Sequence[Completion],
+    texts: TokenTexts,
+    *,
+    with_cached_tokens: bool = True,
+) -> JsonObject:
+    """The continuations of one or several texts, a choice each; of `best_of` the likeliest. with_cached_tokens:
+    as in
     `chat_completion`."""
     choices = [
         {
             "index": index,
-            "text": echoed(asked, done.prompt_ids, texts) + done.text,
-            "logprobs": _text_logprobs(asked, done, texts),
-            "finish_reason": finish_reason(done.finish_reason),
+            "text": echo_text(parsed, done.prompt_ids, texts) + done.text,
+            "logprobs": _text_logprobs(parsed, done, texts),
+            "finish_reason": finish_reason_text(done.finish_reason),
             "seed": done.seed,
         }
-        for index, done in enumerate(_told(asked, dones))
+        for index, done in enumerate(_told(parsed, dones))
     ]
     return {
-        **stamp.head("text_completion"),
+        **stamp.fields("text_completion"),
         "choices": choices,
-        "usage": usage([done.metrics for done in dones], asked.each, cached=cached),
+        "usage": usage_object(
+            [done.metrics for done in dones], parsed.answers_per_prompt, with_cached_tokens=with_cached_tokens
+        ),
     }
 
 
-def _told(asked: Asked, dones: Sequence[Completion]) -> list[Completion]:
+def _told(asked: ParsedRequest, dones: Sequence[Completion]) -> list[Completion]:
     """Of each prompt's answers the `n` with the highest log probability a token, the likeliest first."""
     if asked.best_of is None:
         return list(dones)
-    groups = [dones[start : start + asked.each] for start in range(0, len(dones), asked.each)]
+    groups = [
+        dones[start : start + asked.answers_per_prompt] for start in range(0, len(dones), asked.answers_per_prompt)
+    ]
     return [done for group in groups for done in sorted(group, key=_likelihood, reverse=True)[: asked.n]]
 
 
@@ -100,51 +118,51 @@ def _likelihood(done: Completion) -> float:
     return sum(entry.logprob for entry in done.logprobs) / max(1, len(done.logprobs))
 
 
-def _text_logprobs(asked: Asked, done: Completion, texts: TokenTexts) -> Object | None:
+def _text_logprobs(asked: ParsedRequest, done: Completion, texts: TokenTexts) -> JsonObject | None:
     if asked.params.logprobs is None:
         return None
     prompt_ids = done.prompt_ids if asked.echo else ()
-    return text_logprobs(told(prompt_ids, done.prompt_logprobs, done.logprobs), texts)
+    return text_logprobs(with_prompt_tokens(prompt_ids, done.prompt_logprobs, done.logprobs), texts)
 
 
-def echoed(asked: Asked, prompt_ids: Sequence[int], texts: TokenTexts) -> str:
+def echo_text(parsed: ParsedRequest, prompt_ids: Sequence[int], texts: TokenTexts) -> str:
     """What stands before an answer: with `echo` its prompt."""
-    return texts.tokenizer.decode(prompt_ids) if asked.echo else ""
+    return texts.tokenizer.decode(prompt_ids) if parsed.echo else ""
 
 
-def reasoning(text: str) -> Object:
+def reasoning_fields(text: str) -> JsonObject:
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
-def tool_call(call: ToolCall) -> Object:
+def tool_call_object(call: ToolCall) -> JsonObject:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
+def finish_reason_text(reason: FinishReason, *, called: bool = False) -> str:
     """`tool_calls` where the model has called a function and ended its turn; as OpenAI has it, a call of the one
     function that had to be called counts as no choice of the model, and is a `stop`."""
     return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
 
-def usage(measured: Sequence[Metrics], each: int = 1, *, cached: bool = True) -> Object:
+def usage_object(metrics_list: Sequence[Metrics], each: int = 1, *, with_cached_tokens: bool = True) -> JsonObject:
     """Tokens of prompts and answers; an end token counts, as it was computed. A prompt counts once, however many
     answers were made of it. each: how many, one behind the other."""
-    prompt = sum(metrics.prompt_tokens for metrics in measured[::each])
-    answer = sum(metrics.output_tokens for metrics in measured)
-    counts: Object = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-    if cached:
-        found = sum(metrics.cached_tokens for metrics in measured[::each])
+    prompt = sum(metrics.prompt_tokens for metrics in metrics_list[::each])
+    answer = sum(metrics.output_tokens for metrics in metrics_list)
+    counts: JsonObject = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    if with_cached_tokens:
+        found = sum(metrics.cached_tokens for metrics in metrics_list[::each])
         counts["prompt_tokens_details"] = {"cached_tokens": found}
-    thoughts = sum(metrics.reasoning_tokens for metrics in measured)
+    thoughts = sum(metrics.reasoning_tokens for metrics in metrics_list)
     counts["completion_tokens_details"] = {"reasoning_tokens": thoughts}
     return counts
 
 
-def error_object(error: LocalLLMError) -> Object:
+def error_object(error: LocalLLMError) -> JsonObject:
     """`{"error": {...}}`; of a prompt that is too long it tells both numbers."""
     status = error.http_status
     kind = ERROR_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
-    found: Object = {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": None}
+    found: JsonObject = {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": None}
     if isinstance(error, ContextOverflow):
         found |= {
             "code": "context_length_exceeded",

@@ -5,94 +5,112 @@ A caller sends each as one server-sent event, then `[DONE]`. Knows nothing of HT
 
 from collections.abc import Sequence
 
-from localllm.api.asked import Asked
-from localllm.api.openai.logprobs import chat_logprobs, text_logprobs, told
-from localllm.api.openai.responses import Object, Stamp, echoed, finish_reason, reasoning, tool_call, usage
+from localllm.api.asked import ParsedRequest
+from localllm.api.openai.logprobs import chat_logprobs, text_logprobs, with_prompt_tokens
+from localllm.api.openai.responses import (
+    JsonObject,
+    ResponseHeader,
+    echo_text,
+    finish_reason_text,
+    reasoning_fields,
+    tool_call_object,
+    usage_object,
+)
 from localllm.api.openai.timings import Timings
 from localllm.api.tokens import TokenTexts
 from localllm.metrics import Metrics
-from localllm.request import GenerationEvent, Kind, Request, TokenLogprob
+from localllm.request import EventType, GenerationEvent, Request, TokenLogprob
 
 
 class ChatStream:
     """Chunks of one answer to messages, which is choice `index`. The first names the role, the last says why it
     ended."""
 
-    def __init__(self, stamp: Stamp, asked: Asked, texts: TokenTexts, index: int = 0):
-        self.asked = asked
-        self.texts = texts
+    def __init__(self, stamp: ResponseHeader, parsed: ParsedRequest, token_texts: TokenTexts, index: int = 0):
+        self.parsed = parsed
+        self.token_texts = token_texts
         self.index = index
-        self.head = _head(stamp.head("chat.completion.chunk"), asked)
-        self.begun = False
-        self.calls = 0
-        self.timings = Timings() if asked.timings else None
+        self.header_fields = _head(stamp.fields("chat.completion.chunk"), parsed)
+        self.started = False
+        self.tool_call_count = 0
+        self.timings = Timings() if parsed.timings_per_token else None
 
-    def push(self, event: GenerationEvent) -> list[Object]:
+    def chunks_for(self, event: GenerationEvent) -> list[JsonObject]:
         """The chunks that an event makes, often one; after the last event `usage_chunk` follows."""
-        chunks: list[Object] = []
-        timings = self.timings and self.timings.push(event)
-        if not self.begun:
-            self.begun = True
+        chunks: list[JsonObject] = []
+        timings = self.timings and self.timings.fields_for(event)
+        if not self.started:
+            self.started = True
             chunks.append(self.chunk({"role": "assistant", "content": ""}))
         if event.text or event.tool_call or event.logprobs or (timings and event.token_ids):
             chunks.append(self.chunk(self.delta(event), event.logprobs))
         if event.finish_reason:
-            called = self.calls > 0 and self.asked.tool_use.name is None
-            reason = finish_reason(event.finish_reason, called=called)
+            called = self.tool_call_count > 0 and self.parsed.tool_use.name is None
+            reason = finish_reason_text(event.finish_reason, called=called)
             chunks.append(self.chunk({}, reason=reason))
         if timings and chunks:
             chunks[-1]["timings"] = timings
         return chunks
 
-    def delta(self, event: GenerationEvent) -> Object:
+    def delta(self, event: GenerationEvent) -> JsonObject:
         if event.tool_call:
-            self.calls += 1
-            return {"tool_calls": [{"index": self.calls - 1, **tool_call(event.tool_call)}]}
-        return reasoning(event.text) if event.kind is Kind.REASONING else {"content": event.text}
+            self.tool_call_count += 1
+            return {"tool_calls": [{"index": self.tool_call_count - 1, **tool_call_object(event.tool_call)}]}
+        return reasoning_fields(event.text) if event.kind is EventType.REASONING else {"content": event.text}
 
-    def chunk(self, delta: Object, logprobs: Sequence[TokenLogprob] = (), reason: str | None = None) -> Object:
-        told = chat_logprobs(logprobs, self.texts) if logprobs else None
+    def chunk(
+        self, delta: JsonObject, logprobs: Sequence[TokenLogprob] = (), reason: str | None = None
+    ) -> JsonObject:
+        told = chat_logprobs(logprobs, self.token_texts) if logprobs else None
         choice = {"index": self.index, "delta": delta, "logprobs": told, "finish_reason": reason}
-        return {**self.head, "choices": [choice]}
+        return {**self.header_fields, "choices": [choice]}
 
 
 class TextStream:
     """Chunks of the continuation of one text, which is choice `index`."""
 
-    def __init__(self, stamp: Stamp, asked: Asked, request: Request, texts: TokenTexts, index: int = 0):
-        self.asked = asked
-        self.texts = texts
+    def __init__(
+        self,
+        stamp: ResponseHeader,
+        parsed: ParsedRequest,
+        request: Request,
+        token_texts: TokenTexts,
+        index: int = 0,
+    ):
+        self.parsed = parsed
+        self.token_texts = token_texts
         self.index = index
-        self.head = _head(stamp.head("text_completion"), asked)
-        self.prompt_ids = request.prompt_ids if asked.echo else ()  # not told yet
+        self.header_fields = _head(stamp.fields("text_completion"), parsed)
+        self.prompt_ids = request.prompt_ids if parsed.echo else ()  # not told yet
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.offset = 0  # characters told
+        self.text_offset = 0  # characters told
 
-    def push(self, event: GenerationEvent) -> list[Object]:
+    def chunks_for(self, event: GenerationEvent) -> list[JsonObject]:
         """The chunks that an event makes, often one; after the last event of all choices `usage_chunk` follows."""
         self.prompt_logprobs += event.prompt_logprobs
         if not (event.text or event.token_ids or event.finish_reason):
             return []  # a part of a long prompt
-        said = told(self.prompt_ids, self.prompt_logprobs, event.logprobs)
+        said = with_prompt_tokens(self.prompt_ids, self.prompt_logprobs, event.logprobs)
         choice = {
             "index": self.index,
-            "text": echoed(self.asked, self.prompt_ids, self.texts) + event.text,
-            "logprobs": text_logprobs(said, self.texts, self.offset)
-            if self.asked.params.logprobs is not None
+            "text": echo_text(self.parsed, self.prompt_ids, self.token_texts) + event.text,
+            "logprobs": text_logprobs(said, self.token_texts, self.text_offset)
+            if self.parsed.params.logprobs is not None
             else None,
-            "finish_reason": event.finish_reason and finish_reason(event.finish_reason),
+            "finish_reason": event.finish_reason and finish_reason_text(event.finish_reason),
         }
-        self.offset += sum(self.texts.characters(token) for token, _ in said)
+        self.text_offset += sum(self.token_texts.character_count(token) for token, _ in said)
         self.prompt_ids, self.prompt_logprobs = (), []
-        return [{**self.head, "choices": [choice]}]
+        return [{**self.header_fields, "choices": [choice]}]
 
 
-def usage_chunk(stamp: Stamp, asked: Asked, measured: Sequence[Metrics]) -> Object:
-    """What follows the last chunk of all where `stream_options` asks for it. measured: in the order of choices."""
-    kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
-    return {**stamp.head(kind), "choices": [], "usage": usage(measured, asked.each)}
+def usage_chunk(stamp: ResponseHeader, parsed: ParsedRequest, metrics_list: Sequence[Metrics]) -> JsonObject:
+    """What follows the last chunk of all where `stream_options` asks for it. metrics_list: in the order of
+    choices."""
+    kind = "chat.completion.chunk" if parsed.is_chat else "text_completion"
+    return {**stamp.fields(kind), "choices": [], "usage": usage_object(metrics_list, parsed.answers_per_prompt)}
 
 
-def _head(head: Object, asked: Asked) -> Object:
+def _head(head: JsonObject, asked: ParsedRequest) -> JsonObject:
     """Where the usage is asked for, it is null in every chunk but the last."""
     return {**head, "usage": None} if asked.include_usage else head

@@ -6,7 +6,7 @@ defines them. Knows nothing of HTTP.
 
 import math
 
-from localllm.api.openai.responses import Object
+from localllm.api.openai.responses import JsonObject
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent
 
@@ -18,15 +18,15 @@ class Timings:
     def __init__(self) -> None:
         self.counts = {"predicted_n": 0, "draft_n": 0, "draft_n_accepted": 0}
 
-    def push(self, event: GenerationEvent) -> Object:
+    def fields_for(self, event: GenerationEvent) -> JsonObject:
         """What is known with this event; with the last, the measurements."""
         self.counts["predicted_n"] += len(event.token_ids)
         self.counts["draft_n"] += event.drafted
         self.counts["draft_n_accepted"] += event.accepted
-        return {**self.counts, **(measured(event.metrics) if event.metrics else {})}
+        return {**self.counts, **(timing_fields(event.metrics) if event.metrics else {})}
 
 
-def measured(metrics: Metrics) -> Object:
+def timing_fields(metrics: Metrics) -> JsonObject:
     """Milliseconds and tokens a second; null where nothing could be measured."""
     values = {
         "cache_n": metrics.cached_tokens,

@@ -3,36 +3,36 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from localllm.api.body import BadField, Strict, validated
-from localllm.api.openai.functions import read_tools
+from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.openai.functions import parse_tools
 from localllm.request import ToolUse
 
 
-class Named(Strict):
+class FunctionName(StrictModel):
     name: str
 
 
-class Choice(Strict):
+class FunctionChoice(StrictModel):
     """One function that is to be called, or is allowed."""
 
     type: Literal["function"]
-    function: Named
+    function: FunctionName
 
 
-class Allowed(Strict):
+class AllowedFunctions(StrictModel):
     mode: Literal["auto", "required"]
-    tools: list[Choice]
+    tools: list[FunctionChoice]
 
 
-class AllowedTools(Strict):
+class AllowedToolsChoice(StrictModel):
     type: Literal["allowed_tools"]
-    allowed_tools: Allowed
+    allowed_tools: AllowedFunctions
 
 
-def read_tool_use(tools: Any, choice: Any, parallel: bool | None) -> tuple[list[dict[str, Any]] | None, ToolUse]:
+def parse_tool_use(tools: Any, choice: Any, parallel: bool | None) -> tuple[list[dict[str, Any]] | None, ToolUse]:
     """The functions that the model is told of, and what it has to do with them: of a body's `tools`, `tool_choice`
     and `parallel_tool_calls`. `none` calls no function because the model is told of none. Raises BadField."""
-    tools = None if tools is None else read_tools(tools)
+    tools = None if tools is None else parse_tools(tools)
     if choice == "none":
         return None, ToolUse()
     use = _use(choice, parallel=parallel is not False)
@@ -53,11 +53,11 @@ def _use(choice: Any, *, parallel: bool) -> ToolUse:
     if choice in (None, "auto", "required"):
         return ToolUse(required=choice == "required", parallel=parallel)
     if kind == "function":
-        return ToolUse(name=validated(Choice, choice, "tool_choice").function.name, parallel=parallel)
+        return ToolUse(name=validate(FunctionChoice, choice, "tool_choice").function.name, parallel=parallel)
     if kind != "allowed_tools":
         remedy = "send none, auto, required, or a function"
         raise BadField("tool_choice", f"tool_choice {choice!r} is not supported", remedy)
-    allowed = validated(AllowedTools, choice, "tool_choice").allowed_tools
+    allowed = validate(AllowedToolsChoice, choice, "tool_choice").allowed_tools
     if not allowed.tools:
         raise BadField("tool_choice.allowed_tools.tools", "no tools are allowed", "send none as tool_choice")
     names = tuple(tool.function.name for tool in allowed.tools)

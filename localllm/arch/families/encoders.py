@@ -8,16 +8,16 @@ from localllm.arch.config import (
     LayerConfig,
     MLPConfig,
     ModelConfig,
-    Norms,
+    NormPlacement,
     RopeConfig,
 )
 from localllm.arch.families.registry import family
-from localllm.arch.fields import Fields
-from localllm.arch.layout import Layout, Rules
+from localllm.arch.fields import ConfigFields
+from localllm.arch.layout import Rules, TensorLayout
 from localllm.arch.parts import ACTIVATIONS, activation, layer_count, rope
 from localllm.errors import DamagedModel, UnsupportedModel
 
-AFTER = Norms(before_mixer=False, after_mixer=True, before_ffn=False, after_ffn=True)
+POST_NORMS = NormPlacement(before_mixer=False, after_mixer=True, before_ffn=False, after_ffn=True)
 EMBEDDINGS: Rules = (
     (r"^(bert|roberta)\.", ""),
     (r"LayerNorm\.gamma$", "LayerNorm.weight"),  # as the first checkpoints have it
@@ -28,8 +28,8 @@ EMBEDDINGS: Rules = (
     (r"^(embeddings\.LayerNorm|emb_ln)\.", "embed_norm."),
 )
 # What was trained on guessing words or on pairs of texts is no part of a text's vector.
-HEADS = (r"((bert|roberta)\.)?(pooler|cls|lm_head|classifier)\..*", r"(.*\.)?embeddings\.position_ids")
-BERT = Layout(
+PRETRAINING_HEADS = (r"((bert|roberta)\.)?(pooler|cls|lm_head|classifier)\..*", r"(.*\.)?embeddings\.position_ids")
+BERT = TensorLayout(
     names=(
         *EMBEDDINGS,
         (r"^encoder\.layer\.", "layers."),
@@ -42,9 +42,9 @@ BERT = Layout(
         (r"\.output\.dense\.", ".mlp.down_proj."),
         (r"\.output\.LayerNorm\.", ".after_ffn."),
     ),
-    unused=HEADS,
+    unused=PRETRAINING_HEADS,
 )
-NOMIC = Layout(
+NOMIC = TensorLayout(
     names=(
         *EMBEDDINGS,
         (r"^encoder\.layers\.", "layers."),
@@ -56,7 +56,7 @@ NOMIC = Layout(
         (r"\.(norm1|post_attention_layernorm)\.", ".after_mixer."),
         (r"\.(norm2|post_mlp_layernorm)\.", ".after_ffn."),
     ),
-    unused=HEADS,
+    unused=PRETRAINING_HEADS,
 )
 BERT_FIELDS: dict[str, Any] = {
     "hidden_act": "gelu",
@@ -68,17 +68,17 @@ BERT_FIELDS: dict[str, Any] = {
 
 
 @family("BertModel", "BertForMaskedLM", layout=BERT, **BERT_FIELDS)
-def bert(hf: Fields) -> ModelConfig:
-    return absolute(hf, first=0)
+def bert(hf: ConfigFields) -> ModelConfig:
+    return absolute_positions(hf, first=0)
 
 
 @family("RobertaModel", "XLMRobertaModel", "CamembertModel", layout=BERT, pad_token_id=1, **BERT_FIELDS)
-def roberta(hf: Fields) -> ModelConfig:
+def roberta(hf: ConfigFields) -> ModelConfig:
     """Positions are counted from behind the padding's id."""
-    return absolute(hf, first=hf.whole("pad_token_id") + 1)
+    return absolute_positions(hf, first=hf.count("pad_token_id") + 1)
 
 
-def absolute(hf: Fields, *, first: int) -> ModelConfig:
+def absolute_positions(hf: ConfigFields, *, first: int) -> ModelConfig:
     """Learnt positions, and an MLP without a gate."""
     if hf.text("position_embedding_type", "absolute") != "absolute" or hf.flag("is_decoder"):
         raise UnsupportedModel("a BERT with relative positions, or that decodes, is not supported", "use another")
@@ -88,15 +88,15 @@ def absolute(hf: Fields, *, first: int) -> ModelConfig:
 
 
 @family("NomicBertModel", layout=NOMIC, layer_norm_eps=1e-12, type_vocab_size=2)
-def nomic(hf: Fields) -> ModelConfig:
+def nomic(hf: ConfigFields) -> ModelConfig:
     """config.json spells sizes as `transformers` 5 has them, or as GPT-2's did, whose form the authors took."""
-    hf = Fields({**{new: hf.values[old] for new, old in NOMIC_NAMES.items() if hf.has(old)}, **hf.values})
+    hf = ConfigFields({**{new: hf.values[old] for new, old in NOMIC_NAMES.items() if hf.has(old)}, **hf.values})
     if hf.flag("prenorm") or hf.has("num_experts") or hf.flag("rotary_emb_interleaved"):
         raise UnsupportedModel("this edition of NomicBert is not supported", "versions 1 and 1.5 are")
     named = hf.text("activation_function", "swiglu")
     if hf.number("rotary_emb_fraction", 1.0) != 1 or named not in ("swiglu", *ACTIVATIONS):
         raise UnsupportedModel("this edition of NomicBert is not supported", "versions 1 and 1.5 are")
-    heads = mixer(hf, rope=turning(hf), bias=hf.flag("qkv_proj_bias"))
+    heads = mixer(hf, rope=nomic_rope(hf), bias=hf.flag("qkv_proj_bias"))
     biased = hf.flag("mlp_fc1_bias") or hf.flag("mlp_fc2_bias")
     gated = named == "swiglu"
     mlp = MLPConfig(hf.size("intermediate_size"), "silu" if gated else ACTIVATIONS[named], biased, gated)
@@ -113,33 +113,35 @@ NOMIC_NAMES = {
 }
 
 
-def turning(hf: Fields) -> RopeConfig:
+def nomic_rope(hf: ConfigFields) -> RopeConfig:
     size = head_size(hf)
     if hf.has("rope_parameters"):
         return rope(hf, size)
     return RopeConfig(hf.number("rotary_emb_base", 1000.0), size)
 
 
-def mixer(hf: Fields, *, rope: RopeConfig | None, bias: bool) -> AttentionConfig:
+def mixer(hf: ConfigFields, *, rope: RopeConfig | None, bias: bool) -> AttentionConfig:
     heads, size = hf.size("num_attention_heads"), head_size(hf)
     return AttentionConfig(heads, heads, size, rope, size**-0.5, qkv_bias=bias, out_bias=bias)
 
 
-def head_size(hf: Fields) -> int:
+def head_size(hf: ConfigFields) -> int:
     heads, hidden = hf.size("num_attention_heads"), hf.size("hidden_size")
     if hidden % heads:
         raise DamagedModel(f"{hidden} values do not part into {heads} heads", "fetch the model again")
     return hidden // heads
 
 
-def encoder(hf: Fields, mixer: AttentionConfig, mlp: MLPConfig, *, positions: int, first: int) -> ModelConfig:
+def encoder(
+    hf: ConfigFields, mixer: AttentionConfig, mlp: MLPConfig, *, positions: int, first: int
+) -> ModelConfig:
     longest = hf.size("max_position_embeddings") - first
     if longest < 1:
         raise DamagedModel("config.json leaves no position for a token", "fetch the model again")
     return ModelConfig(
         vocab_size=hf.size("vocab_size"),
         hidden_size=hf.size("hidden_size"),
-        layers=(LayerConfig(mixer, mlp, AFTER),) * layer_count(hf),
+        layers=(LayerConfig(mixer, mlp, POST_NORMS),) * layer_count(hf),
         norm_eps=hf.number("layer_norm_eps"),
         tie_embeddings=False,
         max_context=longest,
@@ -147,7 +149,7 @@ def encoder(hf: Fields, mixer: AttentionConfig, mlp: MLPConfig, *, positions: in
         encoder=EncoderConfig(
             positions=positions,
             first_position=first,
-            kinds=hf.whole("type_vocab_size"),
+            token_types=hf.count("type_vocab_size"),
             embedding_norm=True,
             norms_of_sums=True,
             final_norm=False,

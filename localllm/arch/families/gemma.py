@@ -7,14 +7,14 @@ from localllm.arch.config import (
     AttentionConfig,
     EncoderConfig,
     ModelConfig,
-    Norms,
+    NormPlacement,
     PerLayerConfig,
     RouterConfig,
 )
 from localllm.arch.families.registry import family
 from localllm.arch.families.shared import SANDWICH, alternating
-from localllm.arch.fields import Fields
-from localllm.arch.layout import Layout, Rules, of_layers
+from localllm.arch.fields import ConfigFields
+from localllm.arch.layout import Rules, TensorLayout, layer_patterns
 from localllm.arch.parts import (
     activation,
     attention,
@@ -55,26 +55,26 @@ GEMMA3_FIELDS: dict[str, Any] = GEMMA_FIELDS | {
     num_key_value_heads=4,
     **GEMMA_FIELDS,
 )
-def gemma2(hf: Fields) -> ModelConfig:
+def gemma2(hf: ConfigFields) -> ModelConfig:
     return gemma(hf, every=2, softcap=hf.number("attn_logit_softcapping", None))
 
 
 @family("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", layout=GEMMA, **GEMMA3_FIELDS)
-def gemma3(hf: Fields) -> ModelConfig:
+def gemma3(hf: ConfigFields) -> ModelConfig:
     return gemma(hf, every=hf.size("sliding_window_pattern"), qk_norm="per_head")
 
 
 @family("Gemma3TextModel", layout=GEMMA, **GEMMA3_FIELDS)
-def gemma3_text(hf: Fields) -> ModelConfig:
+def gemma3_text(hf: ConfigFields) -> ModelConfig:
     """EmbeddingGemma: where it looks ahead, config.json counts its window in both directions together."""
     around = hf.flag("use_bidirectional_attention")
     window = hf.size("sliding_window")
     seen = {"use_bidirectional_attention": False, "sliding_window": window // 2 + 1 if around else window}
-    found = gemma3(Fields({**hf.values, **seen}))
+    found = gemma3(ConfigFields({**hf.values, **seen}))
     return replace(found, encoder=EncoderConfig(causal=not around), tie_embeddings=False)
 
 
-def gemma(hf: Fields, *, every: int, **changes: Any) -> ModelConfig:
+def gemma(hf: ConfigFields, *, every: int, **changes: Any) -> ModelConfig:
     if hf.flag("use_bidirectional_attention"):
         raise UnsupportedModel("a model that looks ahead is not supported", "use one that generates text")
     bias = hf.flag("attention_bias")
@@ -83,17 +83,17 @@ def gemma(hf: Fields, *, every: int, **changes: Any) -> ModelConfig:
         hf,
         alternating(hf, every=every, scale=scale, qkv_bias=bias, out_bias=bias, **changes),
         mlp(hf),
-        norms=Norms(True, True, True, True),
+        norms=NormPlacement(True, True, True, True),
         embedding_scale=hf.size("hidden_size") ** 0.5,
         logit_softcap=hf.number("final_logit_softcapping", None),
     )
 
 
-def gemma4_layout(hf: Fields) -> Layout:
+def gemma4_layout(hf: ConfigFields) -> TensorLayout:
     """Layers that read the keys and values of others may store unused ones. With experts, the norms and the MLP of
     what else is the feed-forward half are those of the shared expert."""
-    first = layer_count(hf) - hf.whole("num_kv_shared_layers")
-    unused = of_layers(range(max(first, 0), layer_count(hf)), r"self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
+    first = layer_count(hf) - hf.count("num_kv_shared_layers")
+    unused = layer_patterns(range(max(first, 0), layer_count(hf)), r"self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
     mixture: Rules = (
         (r"\.pre_feedforward_layernorm\.", ".mlp.before_shared."),
         (r"\.post_feedforward_layernorm_1\.", ".mlp.after_shared."),
@@ -105,7 +105,7 @@ def gemma4_layout(hf: Fields) -> Layout:
         (r"\.router\.scale$", ".mlp.before_router.weight"),
         (r"\.router\.per_expert_scale$", ".mlp.expert_scale"),
     )
-    return Layout(names=(*(mixture if hf.flag("enable_moe_block") else ()), *SANDWICH.names), unused=unused)
+    return TensorLayout(names=(*(mixture if hf.flag("enable_moe_block") else ()), *SANDWICH.names), unused=unused)
 
 
 @family(
@@ -130,7 +130,7 @@ def gemma4_layout(hf: Fields) -> Layout:
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
     },
 )
-def gemma4(hf: Fields) -> ModelConfig:
+def gemma4(hf: ConfigFields) -> ModelConfig:
     if hf.text("use_bidirectional_attention", "vision") != "vision":
         raise UnsupportedModel("a text model that looks ahead is not supported", "use one that generates text")
     mixers = gemma4_mixers(hf)
@@ -141,17 +141,22 @@ def gemma4(hf: Fields) -> ModelConfig:
     if mixture:
         router = RouterConfig(normed=True, expert_scale=True)
         experts = moe(
-            hf, hf.size("num_experts"), router, size="moe_intermediate_size", chosen="top_k_experts", apart=True
+            hf,
+            hf.size("num_experts"),
+            router,
+            size_field="moe_intermediate_size",
+            count_field="top_k_experts",
+            apart=True,
         )
         ffns = [replace(experts, shared=ffn) for ffn in ffns]
-    dim = hf.whole("hidden_size_per_layer_input")
+    dim = hf.count("hidden_size_per_layer_input")
     if dim and hf.size("vocab_size_per_layer_input") < hf.size("vocab_size"):
         raise DamagedModel("config.json has tokens without a per-layer embedding", "fetch the model again")
     return decoder(
         hf,
         mixers,
         ffns,
-        norms=Norms(True, True, not mixture, True),
+        norms=NormPlacement(True, True, not mixture, True),
         output_scale=True,
         embedding_scale=hf.size("hidden_size") ** 0.5,
         logit_softcap=hf.number("final_logit_softcapping", None),
@@ -159,20 +164,20 @@ def gemma4(hf: Fields) -> ModelConfig:
     )
 
 
-def gemma4_mixers(hf: Fields) -> list[AttentionConfig]:
+def gemma4_mixers(hf: ConfigFields) -> list[AttentionConfig]:
     """Sliding and full layers differ in rope, in the size of heads and in how many keys and values have. The last
     layers read the keys and values of the last before them of their kind."""
     count = layer_count(hf)
     kinds = layer_types(hf) or ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(count)]
     kinds = [*kinds[:-1], "full_attention"]  # as transformers has it
-    first_shared = count - hf.whole("num_kv_shared_layers")
+    first_shared = count - hf.count("num_kv_shared_layers")
     last_own = {kind: i for i, kind in enumerate(kinds[: max(first_shared, 0)])}
     if not last_own.keys() >= set(kinds):
         raise DamagedModel("config.json shares keys and values that no layer makes", "fetch the model again")
     mixers = []
     for i, kind in enumerate(kinds):
-        own = gemma4_sizes(hf, i, kind)
-        turn, bias = rope(own, own.size("head_dim"), kind=kind), hf.flag("attention_bias")
+        own = gemma4_layer_fields(hf, i, kind)
+        turn, bias = rope(own, own.size("head_dim"), layer_type=kind), hf.flag("attention_bias")
         mixer = attention(own, rope=turn, scale=1.0, qk_norm="per_head", qkv_bias=bias, out_bias=bias)
         mixer = replace(mixer, value_norm=True)
         if kind == "sliding_attention":
@@ -183,11 +188,11 @@ def gemma4_mixers(hf: Fields) -> list[AttentionConfig]:
     return mixers
 
 
-def gemma4_sizes(hf: Fields, index: int, kind: str) -> Fields:
+def gemma4_layer_fields(hf: ConfigFields, index: int, layer_type: str) -> ConfigFields:
     """What a layer has instead of the model's own: by `per_layer_config`, else by the fields for full layers."""
     if hf.has("per_layer_config"):
-        sizes = hf.part("per_layer_config").part(str(index)).values
-    elif kind == "full_attention":
+        sizes = hf.section("per_layer_config").section(str(index)).values
+    elif layer_type == "full_attention":
         heads = hf.values.get("num_global_key_value_heads") if hf.flag("attention_k_eq_v") else None
         sizes = {"head_dim": hf.size("global_head_dim")} | ({"num_key_value_heads": heads} if heads else {})
     else:
@@ -196,4 +201,4 @@ def gemma4_sizes(hf: Fields, index: int, kind: str) -> Fields:
         raise UnsupportedModel(
             f"layer {index} differs in {', '.join(sizes)}", "only the sizes of heads may differ"
         )
-    return Fields({**hf.values, **sizes})
+    return ConfigFields({**hf.values, **sizes})

@@ -13,8 +13,8 @@ from localllm.arch.config import (
 )
 from localllm.arch.families.registry import family
 from localllm.arch.families.shared import SHARED_EXPERTS, sparse_steps
-from localllm.arch.fields import Fields
-from localllm.arch.layout import Layout
+from localllm.arch.fields import ConfigFields
+from localllm.arch.layout import TensorLayout
 from localllm.arch.parts import (
     activation,
     attention,
@@ -53,7 +53,7 @@ QWEN_HYBRID_FIELDS: dict[str, Any] = {
     shared_expert_intermediate_size=512,
     **QWEN_HYBRID_FIELDS,
 )
-def qwen3_next(hf: Fields) -> ModelConfig:
+def qwen3_next(hf: ConfigFields) -> ModelConfig:
     return decoder(hf, qwen_hybrid_mixers(hf), sparse_steps(hf, qwen_hybrid_experts(hf)))
 
 
@@ -64,7 +64,7 @@ def qwen3_next(hf: Fields) -> ModelConfig:
     num_key_value_heads=4,
     **QWEN_HYBRID_FIELDS,
 )
-def qwen3_5(hf: Fields) -> ModelConfig:
+def qwen3_5(hf: ConfigFields) -> ModelConfig:
     return decoder(hf, qwen_hybrid_mixers(hf), mlp(hf))
 
 
@@ -79,11 +79,11 @@ def qwen3_5(hf: Fields) -> ModelConfig:
     shared_expert_intermediate_size=512,
     **QWEN_HYBRID_FIELDS,
 )
-def qwen3_5_moe(hf: Fields) -> ModelConfig:
+def qwen3_5_moe(hf: ConfigFields) -> ModelConfig:
     return decoder(hf, qwen_hybrid_mixers(hf), qwen_hybrid_experts(hf))
 
 
-def qwen_hybrid_mixers(hf: Fields) -> list[Mixer]:
+def qwen_hybrid_mixers(hf: ConfigFields) -> list[Mixer]:
     every = hf.size("full_attention_interval")
     kinds = layer_types(hf, ("linear_attention", "full_attention")) or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(layer_count(hf))
@@ -94,14 +94,14 @@ def qwen_hybrid_mixers(hf: Fields) -> list[Mixer]:
     return [recurs if kind == "linear_attention" else attends for kind in kinds]
 
 
-def qwen_hybrid_experts(hf: Fields) -> MoEConfig:
+def qwen_hybrid_experts(hf: ConfigFields) -> MoEConfig:
     router = RouterConfig(normalize=hf.flag("norm_topk_prob", True))
     shared = MLPConfig(hf.size("shared_expert_intermediate_size"), activation(hf))
     size = "moe_intermediate_size"
-    return moe(hf, hf.size("num_experts"), router, size=size, shared=shared, shared_gate=True)
+    return moe(hf, hf.size("num_experts"), router, size_field=size, shared=shared, shared_gate=True)
 
 
-LFM2 = Layout(
+LFM2 = TensorLayout(
     names=(
         (r"\.operator_norm\.", ".before_mixer."),
         (r"\.ffn_norm\.", ".before_ffn."),
@@ -126,7 +126,7 @@ LFM2_FIELDS: dict[str, Any] = {
 
 
 @family("Lfm2ForCausalLM", layout=LFM2, block_multiple_of=256, **LFM2_FIELDS)
-def lfm2(hf: Fields) -> ModelConfig:
+def lfm2(hf: ConfigFields) -> ModelConfig:
     width = hf.size("block_ff_dim", None) or hf.size("intermediate_size")
     if hf.flag("block_auto_adjust_ff_dim", True):
         multiple = hf.size("block_multiple_of")
@@ -144,19 +144,19 @@ def lfm2(hf: Fields) -> ModelConfig:
     moe_intermediate_size=1792,
     **LFM2_FIELDS,
 )
-def lfm2_moe(hf: Fields) -> ModelConfig:
+def lfm2_moe(hf: ConfigFields) -> ModelConfig:
     router = RouterConfig(
         score="sigmoid",
         normalize=hf.flag("norm_topk_prob", True),
         correction=hf.flag("use_expert_bias", True),
         scale=hf.number("routed_scaling_factor", 1.0),
     )
-    experts = moe(hf, hf.size("num_experts"), router, size="moe_intermediate_size")
-    dense = hf.whole("num_dense_layers")
+    experts = moe(hf, hf.size("num_experts"), router, size_field="moe_intermediate_size")
+    dense = hf.count("num_dense_layers")
     return lfm2_decoder(hf, [mlp(hf) if i < dense else experts for i in range(layer_count(hf))])
 
 
-def lfm2_decoder(hf: Fields, ffn: MLPConfig | list[MLPConfig | MoEConfig]) -> ModelConfig:
+def lfm2_decoder(hf: ConfigFields, ffn: MLPConfig | list[MLPConfig | MoEConfig]) -> ModelConfig:
     attending = hf.ids("full_attn_idxs") if hf.has("full_attn_idxs") else range(layer_count(hf))
     kinds = layer_types(hf, ("conv", "full_attention")) or [
         "full_attention" if i in attending else "conv" for i in range(layer_count(hf))

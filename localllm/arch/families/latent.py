@@ -7,18 +7,18 @@ from localllm.arch.config import (
     RouterConfig,
 )
 from localllm.arch.families.registry import family
-from localllm.arch.families.shared import SHARED_EXPERTS, beside_shared, without_guesses
-from localllm.arch.fields import Fields
-from localllm.arch.layout import Layout
+from localllm.arch.families.shared import SHARED_EXPERTS, experts_with_shared, ignore_mtp_layers
+from localllm.arch.fields import ConfigFields
+from localllm.arch.layout import TensorLayout
 from localllm.arch.parts import (
     decoder,
-    latent,
+    latent_attention,
     layer_count,
     sigmoid_router,
     sparse_after_dense,
 )
 
-LATENT = Layout(
+LATENT = TensorLayout(
     names=(
         *SHARED_EXPERTS.names,
         (r"\.kv_a_proj_with_mqa\.", ".kv_a_proj."),
@@ -29,7 +29,7 @@ LATENT = Layout(
 
 @family(
     "DeepseekV3ForCausalLM",
-    layout=without_guesses(LATENT),
+    layout=ignore_mtp_layers(LATENT),
     q_lora_rank=None,
     n_group=8,
     topk_group=4,
@@ -41,24 +41,24 @@ LATENT = Layout(
 )
 @family(
     "Glm4MoeLiteForCausalLM",
-    layout=without_guesses(LATENT),
+    layout=ignore_mtp_layers(LATENT),
     norm_topk_prob=True,
     routed_scaling_factor=1.8,
     first_k_dense_replace=1,
     rope_interleave=True,
     num_nextn_predict_layers=1,
 )
-def deepseek_v3(hf: Fields) -> ModelConfig:
-    experts = beside_shared(hf, sigmoid_router(hf))
-    return decoder(hf, [latent(hf)] * layer_count(hf), sparse_after_dense(hf, experts))
+def deepseek_v3(hf: ConfigFields) -> ModelConfig:
+    experts = experts_with_shared(hf, sigmoid_router(hf))
+    return decoder(hf, [latent_attention(hf)] * layer_count(hf), sparse_after_dense(hf, experts))
 
 
 @family(
     "DeepseekV2ForCausalLM", layout=LATENT, topk_method="greedy", routed_scaling_factor=1.0, rope_interleave=True
 )
-def deepseek_v2(hf: Fields) -> ModelConfig:
+def deepseek_v2(hf: ConfigFields) -> ModelConfig:
     router = RouterConfig(normalize=False, scale=hf.number("routed_scaling_factor"))
     if hf.text("topk_method") == "group_limited_greedy":
         router = replace(router, groups=hf.size("n_group"), chosen_groups=hf.size("topk_group"), judged_by=1)
-    experts = beside_shared(hf, router)
-    return decoder(hf, [latent(hf)] * layer_count(hf), sparse_after_dense(hf, experts))
+    experts = experts_with_shared(hf, router)
+    return decoder(hf, [latent_attention(hf)] * layer_count(hf), sparse_after_dense(hf, experts))

@@ -5,14 +5,14 @@ from dataclasses import replace
 from localllm.arch.config import (
     LongScaling,
     ModelConfig,
-    QueryGrowth,
+    QueryScaling,
 )
 from localllm.arch.families.registry import family
-from localllm.arch.families.shared import alternating, qwen3_mixer, windows
-from localllm.arch.fields import Fields
+from localllm.arch.families.shared import alternating, qwen3_mixer, qwen_windows
+from localllm.arch.fields import ConfigFields
 from localllm.arch.parts import (
     attention,
-    check_kinds,
+    check_per_layer,
     decoder,
     layer_count,
     layer_types,
@@ -23,7 +23,7 @@ from localllm.errors import DamagedModel
 
 
 @family("LlamaForCausalLM")
-def llama(hf: Fields) -> ModelConfig:
+def llama(hf: ConfigFields) -> ModelConfig:
     bias = hf.flag("attention_bias")
     mixer = attention(hf, qkv_bias=bias, out_bias=bias)
     return decoder(hf, [mixer] * layer_count(hf), mlp(hf, bias=hf.flag("mlp_bias")))
@@ -36,39 +36,39 @@ def llama(hf: Fields) -> ModelConfig:
     max_position_embeddings=131072,
     sliding_window=4096,
 )
-def mistral(hf: Fields) -> ModelConfig:
+def mistral(hf: ConfigFields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
     return decoder(hf, [mixer] * layer_count(hf), mlp(hf))
 
 
 @family("MinistralForCausalLM", num_key_value_heads=8)
-def ministral(hf: Fields) -> ModelConfig:
+def ministral(hf: ConfigFields) -> ModelConfig:
     return decoder(hf, alternating(hf, every=layer_count(hf) + 1), mlp(hf))
 
 
 @family("Ministral3ForCausalLM", num_key_value_heads=8)
-def ministral3(hf: Fields) -> ModelConfig:
+def ministral3(hf: ConfigFields) -> ModelConfig:
     ropes = rope_fields(hf)
     if not ropes.values:
         raise DamagedModel("config.json lacks rope_parameters", "fetch the model again")
     beta = ropes.number("llama_4_scaling_beta", None)
-    growth = QueryGrowth(beta, ropes.size("original_max_position_embeddings")) if beta else None
+    growth = QueryScaling(beta, ropes.size("original_max_position_embeddings")) if beta else None
     mixer = attention(hf, window=hf.size("sliding_window", None), query_growth=growth)
     return decoder(hf, [mixer] * layer_count(hf), mlp(hf))
 
 
 @family("Qwen2ForCausalLM", max_window_layers=28)
-def qwen2(hf: Fields) -> ModelConfig:
-    return decoder(hf, [attention(hf, window=window, qkv_bias=True) for window in windows(hf)], mlp(hf))
+def qwen2(hf: ConfigFields) -> ModelConfig:
+    return decoder(hf, [attention(hf, window=window, qkv_bias=True) for window in qwen_windows(hf)], mlp(hf))
 
 
 @family("Qwen3ForCausalLM", max_window_layers=28)
-def qwen3(hf: Fields) -> ModelConfig:
-    return decoder(hf, [replace(qwen3_mixer(hf), window=window) for window in windows(hf)], mlp(hf))
+def qwen3(hf: ConfigFields) -> ModelConfig:
+    return decoder(hf, [replace(qwen3_mixer(hf), window=window) for window in qwen_windows(hf)], mlp(hf))
 
 
 @family("Phi3ForCausalLM")
-def phi3(hf: Fields) -> ModelConfig:
+def phi3(hf: ConfigFields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
     long = mixer.rope.scaling if mixer.rope else None
     usual = long.original_context if isinstance(long, LongScaling) else None
@@ -82,10 +82,10 @@ def phi3(hf: Fields) -> ModelConfig:
     num_key_value_heads=4,
     rope_theta=2e6,
 )
-def smollm3(hf: Fields) -> ModelConfig:
+def smollm3(hf: ConfigFields) -> ModelConfig:
     every = hf.size("no_rope_layer_interval")
     turns = hf.flags("no_rope_layers") or [(i + 1) % every != 0 for i in range(layer_count(hf))]
-    check_kinds(hf, "no_rope_layers", turns, (True, False))
+    check_per_layer(hf, "no_rope_layers", turns, (True, False))
     windowed = hf.flag("use_sliding_window") and hf.has("sliding_window")
     kinds = layer_types(hf) or [
         "sliding_attention" if windowed and not turn else "full_attention" for turn in turns
@@ -104,7 +104,7 @@ def smollm3(hf: Fields) -> ModelConfig:
 
 
 @family("GraniteForCausalLM", embedding_multiplier=1.0, logits_scaling=1.0, residual_multiplier=1.0)
-def granite(hf: Fields) -> ModelConfig:
+def granite(hf: ConfigFields) -> ModelConfig:
     bias = hf.flag("attention_bias")
     mixer = attention(hf, qkv_bias=bias, out_bias=bias, scale=hf.number("attention_multiplier", 1.0))
     return decoder(

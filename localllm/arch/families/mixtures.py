@@ -10,13 +10,13 @@ from localllm.arch.families.registry import family
 from localllm.arch.families.shared import (
     SHARED_EXPERTS,
     alternating,
-    beside_shared,
+    experts_with_shared,
+    ignore_mtp_layers,
     qwen3_mixer,
     sparse_steps,
-    without_guesses,
 )
-from localllm.arch.fields import Fields
-from localllm.arch.layout import LLAMA, Layout
+from localllm.arch.fields import ConfigFields
+from localllm.arch.layout import LLAMA, TensorLayout
 from localllm.arch.parts import (
     attention,
     decoder,
@@ -30,7 +30,7 @@ from localllm.errors import UnsupportedModel
 
 @family(
     "MixtralForCausalLM",
-    layout=Layout(
+    layout=TensorLayout(
         names=(
             *LLAMA,
             (r"\.block_sparse_moe\.gate\.", ".mlp.router."),
@@ -44,23 +44,23 @@ from localllm.errors import UnsupportedModel
     num_key_value_heads=8,
     rope_theta=1e6,
 )
-def mixtral(hf: Fields) -> ModelConfig:
+def mixtral(hf: ConfigFields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
-    experts = moe(hf, hf.size("num_local_experts"), RouterConfig(), size="intermediate_size")
+    experts = moe(hf, hf.size("num_local_experts"), RouterConfig(), size_field="intermediate_size")
     return decoder(hf, [mixer] * layer_count(hf), experts)
 
 
 @family(
     "Qwen3MoeForCausalLM",
-    layout=Layout(names=(*LLAMA, (r"\.mlp\.gate\.", ".mlp.router."))),
+    layout=TensorLayout(names=(*LLAMA, (r"\.mlp\.gate\.", ".mlp.router."))),
     decoder_sparse_step=1,
     num_key_value_heads=4,
     sliding_window=4096,
 )
-def qwen3_moe(hf: Fields) -> ModelConfig:
+def qwen3_moe(hf: ConfigFields) -> ModelConfig:
     count = hf.size("num_experts", None) or hf.size("num_local_experts")
     router = RouterConfig(normalize=hf.flag("norm_topk_prob"))
-    experts = moe(hf, count, router, size="moe_intermediate_size")
+    experts = moe(hf, count, router, size_field="moe_intermediate_size")
     window = hf.size("sliding_window") if hf.flag("use_sliding_window") else None
     mixer = replace(qwen3_mixer(hf), window=window)
     return decoder(hf, [mixer] * layer_count(hf), sparse_steps(hf, experts))
@@ -68,13 +68,13 @@ def qwen3_moe(hf: Fields) -> ModelConfig:
 
 @family(
     "Glm4MoeForCausalLM",
-    layout=without_guesses(SHARED_EXPERTS),
+    layout=ignore_mtp_layers(SHARED_EXPERTS),
     partial_rotary_factor=0.5,
     first_k_dense_replace=1,
     num_nextn_predict_layers=1,
 )
-def glm4_moe(hf: Fields) -> ModelConfig:
-    experts = beside_shared(hf, sigmoid_router(hf))
+def glm4_moe(hf: ConfigFields) -> ModelConfig:
+    experts = experts_with_shared(hf, sigmoid_router(hf))
     qk_norm = "per_head" if hf.flag("use_qk_norm") else None
     mixer = attention(hf, qk_norm=qk_norm, qkv_bias=hf.flag("attention_bias"))
     return decoder(hf, [mixer] * layer_count(hf), sparse_after_dense(hf, experts))
@@ -82,7 +82,7 @@ def glm4_moe(hf: Fields) -> ModelConfig:
 
 @family(
     "GptOssForCausalLM",
-    layout=Layout(experts_transposed=True, gate_up_interleaved=True),
+    layout=TensorLayout(experts_transposed=True, gate_up_interleaved=True),
     sliding_window=128,
     rope_theta=150000.0,
     attention_bias=True,
@@ -97,14 +97,14 @@ def glm4_moe(hf: Fields) -> ModelConfig:
         "truncate": False,
     },
 )
-def gpt_oss(hf: Fields) -> ModelConfig:
+def gpt_oss(hf: ConfigFields) -> ModelConfig:
     if (hf.number("swiglu_limit", 7.0), hf.number("swiglu_alpha", 1.702)) != (7.0, 1.702):
         raise UnsupportedModel(
             "a swiglu_limit other than 7 or a swiglu_alpha other than 1.702 is not supported",
             "use the published gpt-oss models",
         )
     bias = hf.flag("attention_bias")
-    experts = moe(hf, hf.size("num_local_experts"), RouterConfig(bias=True), size="intermediate_size")
+    experts = moe(hf, hf.size("num_local_experts"), RouterConfig(bias=True), size_field="intermediate_size")
     clamped = replace(experts.expert, activation="swiglu_clamped", bias=True)
     mixers = alternating(hf, every=2, sinks=True, qkv_bias=bias, out_bias=bias)
     return decoder(hf, mixers, replace(experts, expert=clamped))

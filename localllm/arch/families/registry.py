@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.fields import Fields
-from localllm.arch.layout import Layout
+from localllm.arch.fields import ConfigFields
+from localllm.arch.layout import TensorLayout
 
-Describe = Callable[[Fields], ModelConfig]
+Describe = Callable[[ConfigFields], ModelConfig]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Family:
     """`defaults`: what this family's config.json may leave out, as its `transformers` class has it."""
 
     describe: Describe
-    layout: Layout | Callable[[Fields], Layout]
+    layout: TensorLayout | Callable[[ConfigFields], TensorLayout]
     defaults: Mapping[str, Any]
 
 
@@ -25,11 +25,11 @@ FAMILIES: dict[str, Family] = {}
 
 def family(
     *architectures: str,
-    layout: Layout | Callable[[Fields], Layout] | None = None,
+    layout: TensorLayout | Callable[[ConfigFields], TensorLayout] | None = None,
     **defaults: Any,
 ) -> Callable[[Describe], Describe]:
     def register(describe: Describe) -> Describe:
-        FAMILIES.update(dict.fromkeys(architectures, Family(describe, layout or Layout(), defaults)))
+        FAMILIES.update(dict.fromkeys(architectures, Family(describe, layout or TensorLayout(), defaults)))
         return describe
 
     return register

@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from localllm.benchmark.load.client import Clock
-from localllm.benchmark.load.outcome import Outcome
-from localllm.benchmark.load.wire import Ask
+from localllm.benchmark.load.outcome import RequestOutcome
+from localllm.benchmark.load.wire import LoadRequest
 from localllm.errors import UsageError
 
-Send = Callable[[Ask, float], Awaitable[Outcome]]  # what is asked, and when it was to be sent
+SendRequest = Callable[
+    [LoadRequest, float], Awaitable[RequestOutcome]
+]  # what is asked, and when it was to be sent
 
 
 @dataclass(frozen=True)
@@ -37,40 +39,42 @@ class Load:
 
 
 @dataclass
-class Round:
+class LoadRound:
     """One load on one server, from `start` on."""
 
     start: float
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)  # how many others were, when each request was sent
     unanswered: int = 0  # in flight now, and for ever where the run was broken off
 
     @property
     def wall_s(self) -> float:
         """Until the last answer ended. Time in which only requests that failed were waited for is not in it."""
-        ends = [outcome.ended for outcome in self.outcomes if outcome.ok]
+        ends = [outcome.ended_at for outcome in self.outcomes if outcome.ok]
         return max(ends, default=self.start) - self.start
 
 
-def arrivals(seed: int, rate: float) -> Iterator[float]:
+def poisson_arrivals(seed: int, rate: float) -> Iterator[float]:
     """Seconds from the start at which requests come, endless: gaps are exponential with the mean 1 / rate, the
     same for the same seed."""
     draw = random.Random(seed)
     return itertools.accumulate(draw.expovariate(rate) for _ in itertools.repeat(None))
 
 
-async def drive(round: Round, load: Load, asks: Iterable[Ask], send: Send, seed: int, clock: Clock) -> None:
-    """Put `load` on a server and note what comes of it in `round`. seed: of the arrivals."""
+async def generate_load(
+    load_round: LoadRound, load: Load, requests: Iterable[LoadRequest], send: SendRequest, seed: int, clock: Clock
+) -> None:
+    """Put `load` on a server and note what comes of it in `load_round`. seed: of the arrivals."""
 
-    async def one(ask: Ask, arrival: float) -> None:
-        round.in_flight.append(round.unanswered)
-        round.unanswered += 1
+    async def one(ask: LoadRequest, arrival: float) -> None:
+        load_round.in_flight.append(load_round.unanswered)
+        load_round.unanswered += 1
         outcome = await send(ask, arrival)
-        round.unanswered -= 1
-        round.outcomes.append(outcome)
+        load_round.unanswered -= 1
+        load_round.outcomes.append(outcome)
 
-    work = iter(itertools.islice(asks, load.requests))
-    end = round.start + (load.duration_s or float("inf"))
+    work = iter(itertools.islice(requests, load.requests))
+    end = load_round.start + (load.duration_s or float("inf"))
     async with asyncio.TaskGroup() as tasks:
         if load.rate is None:
 
@@ -81,8 +85,8 @@ async def drive(round: Round, load: Load, asks: Iterable[Ask], send: Send, seed:
             for _ in range(load.concurrency):
                 tasks.create_task(user())
             return
-        for after, ask in zip(arrivals(seed, load.rate), work, strict=False):
-            arrival = round.start + after
+        for after, ask in zip(poisson_arrivals(seed, load.rate), work, strict=False):
+            arrival = load_round.start + after
             if arrival >= end:
                 return
             await asyncio.sleep(max(0.0, arrival - clock()))

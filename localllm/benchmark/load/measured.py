@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from localllm.benchmark.load.drive import Round
-from localllm.benchmark.load.outcome import Outcome
-from localllm.benchmark.load.slo import Objective
+from localllm.benchmark.load.drive import LoadRound
+from localllm.benchmark.load.outcome import RequestOutcome
+from localllm.benchmark.load.slo import LatencyObjective
 from localllm.benchmark.summary import Distribution
 
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "tokens_per_s", "late_s")
 
 
 @dataclass(frozen=True)
-class Measured:
+class LoadMeasures:
     """Of all rounds on one server. Latencies are of the answers that came; NaN where nothing could be measured."""
 
-    rounds: Sequence[Round]
-    objective: Objective | None = None
+    rounds: Sequence[LoadRound]
+    objective: LatencyObjective | None = None
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[RequestOutcome]:
         return [outcome for round in self.rounds for outcome in round.outcomes]
 
     @cached_property
-    def answers(self) -> list[Outcome]:
+    def answered(self) -> list[RequestOutcome]:
         return [outcome for outcome in self.outcomes if outcome.ok]
 
     @property
@@ -44,64 +44,64 @@ class Measured:
 
     @property
     def requests_per_s(self) -> float:
-        return self.per_s(len(self.answers))
+        return self.per_s(len(self.answered))
 
     @property
     def output_tokens(self) -> int | None:
         """Of all answers; None where the server did not tell how many some of them have."""
-        known = [outcome.output_tokens for outcome in self.answers if outcome.output_tokens is not None]
-        return sum(known) if known and len(known) == len(self.answers) else None
+        known = [outcome.output_tokens for outcome in self.answered if outcome.output_tokens is not None]
+        return sum(known) if known and len(known) == len(self.answered) else None
 
     @property
     def output_tokens_per_s(self) -> float:
         return self.per_s(math.nan if self.output_tokens is None else self.output_tokens)
 
     @property
-    def met(self) -> int | None:
+    def met_objectives(self) -> int | None:
         """Requests that met every objective; None without objectives."""
-        return None if self.objective is None else sum(map(self.objective.met, self.outcomes))
+        return None if self.objective is None else sum(map(self.objective.is_met, self.outcomes))
 
     @property
     def goodput(self) -> float:
         """Those a second."""
-        return self.per_s(math.nan if self.met is None else self.met)
+        return self.per_s(math.nan if self.met_objectives is None else self.met_objectives)
 
     @property
-    def uncounted(self) -> int:
+    def uncounted_answers(self) -> int:
         """Answers of which the server did not tell how many tokens they have."""
-        return sum(outcome.output_tokens is None for outcome in self.answers)
+        return sum(outcome.output_tokens is None for outcome in self.answered)
 
     @property
     def counted_by_limit(self) -> int:
-        return sum(outcome.counted_by == "limit" for outcome in self.answers)
+        return sum(outcome.counted_by == "limit" for outcome in self.answered)
 
     @property
     def pieces(self) -> int:
-        return sum(len(outcome.pieces) for outcome in self.answers)
+        return sum(len(outcome.piece_times) for outcome in self.answered)
 
     @property
     def prompt_tokens(self) -> Distribution:
         """As the server counts them, of those that it told."""
-        return Distribution.of(o.prompt_tokens for o in self.answers if o.prompt_tokens is not None)
+        return Distribution.of(o.prompt_tokens for o in self.answered if o.prompt_tokens is not None)
 
     @property
-    def most_in_flight(self) -> int:
+    def max_in_flight(self) -> int:
         return max((count + 1 for round in self.rounds for count in round.in_flight), default=0)
 
     @property
     def queue_grows(self) -> bool:
-        return any(grows(round.in_flight) for round in self.rounds)
+        return any(queue_grows(round.in_flight) for round in self.rounds)
 
     def latency(self, name: str) -> Distribution:
         """Of `LATENCIES`, seconds or tokens a second; of all gaps of all answers for `itl_s`."""
-        values = (getattr(outcome, name) for outcome in self.answers)
+        values = (getattr(outcome, name) for outcome in self.answered)
         return Distribution.of(itertools.chain.from_iterable(values) if name == "itl_s" else values)
 
     def per_s(self, count: float) -> float:
         return count / self.wall_s if self.wall_s > 0 else math.nan
 
 
-def grows(in_flight: Sequence[int]) -> bool:
+def queue_grows(in_flight: Sequence[int]) -> bool:
     """Do more and more requests wait? in_flight: as each arrived, how many others were. The mean of the last
     quarter of arrivals is held against that of the second, whose double root is what a steady queue varies by."""
     quarter = len(in_flight) // 4

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestOutcome:
     arrival: float
-    sent: float
-    pieces: tuple[float, ...] = ()  # when each came
-    ended: float = math.nan  # when the answer was told to be complete
+    sent_at: float
+    piece_times: tuple[float, ...] = ()  # when each came
+    ended_at: float = math.nan  # when the answer was told to be complete
     prompt_tokens: int | None = None  # what the server told; None: nothing
     output_tokens: int | None = None
     counted_by: str | None = None  # "usage", or "limit": the server told that it stopped at the tokens asked for
@@ -27,20 +27,20 @@ class Outcome:
     @property
     def late_s(self) -> float:
         """How much later than planned the client sent it."""
-        return self.sent - self.arrival
+        return self.sent_at - self.arrival
 
     @property
     def ttft_s(self) -> float:
-        return self.pieces[0] - self.arrival if self.pieces else math.nan
+        return self.piece_times[0] - self.arrival if self.piece_times else math.nan
 
     @property
     def itl_s(self) -> list[float]:
         """Gaps between pieces: between tokens where a server sends each alone."""
-        return [b - a for a, b in itertools.pairwise(self.pieces)]
+        return [b - a for a, b in itertools.pairwise(self.piece_times)]
 
     @property
     def e2e_s(self) -> float:
-        return self.ended - self.arrival
+        return self.ended_at - self.arrival
 
     @property
     def tpot_s(self) -> float:

@@ -18,10 +18,10 @@ COMMON = (
     "window with word work world year yellow you"
 )
 WORDS: Sequence[str] = COMMON.split()
-EACH_FROM = 4  # words at the front that tell one prompt from another
+UNIQUE_PREFIX_WORDS = 4  # words at the front that tell one prompt from another
 
 
-def prompts(seed: int, words: int, text: Sequence[str] | None = None) -> Iterator[str]:
+def generate_prompts(seed: int, words: int, text: Sequence[str] | None = None) -> Iterator[str]:
     """Endless prompts of so many words, the same for the same seed. text: words to take pieces of, instead of
     random ones; each begins with a few random words, so that no two that overlap share their beginning."""
     draw = random.Random(seed)
@@ -30,5 +30,5 @@ def prompts(seed: int, words: int, text: Sequence[str] | None = None) -> Iterato
         if text:
             start = draw.randrange(len(text))
             piece = [text[(start + place) % len(text)] for place in range(words)]
-            chosen[EACH_FROM:] = piece[EACH_FROM:]
+            chosen[UNIQUE_PREFIX_WORDS:] = piece[UNIQUE_PREFIX_WORDS:]
         yield " ".join(chosen)

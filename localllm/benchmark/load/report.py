@@ -8,43 +8,45 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from localllm.benchmark.load.measured import LATENCIES, Measured
-from localllm.benchmark.load.run import Plan, Result, Target
-from localllm.benchmark.ratio import LEAST_PAIRS, paired_ratio
+from localllm.benchmark.load.measured import LATENCIES, LoadMeasures
+from localllm.benchmark.load.run import LoadPlan, LoadResult, LoadTarget
+from localllm.benchmark.ratio import MIN_PAIRS, paired_ratio
 from localllm.benchmark.summary import Distribution
-from localllm.units import seconds, three_digits
+from localllm.units import format_seconds, three_digits
 
-Row = tuple[str, ...]
-LABELS = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
+TableRow = tuple[str, ...]
+LATENCY_LABELS = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
-def rows(result: Result) -> list[Row]:
+def table_rows(result: LoadResult) -> list[TableRow]:
     """The table, heads first: a measure a row, a server a column."""
-    found = [(target, result.measured(target)) for target in result.targets]
-    measures: list[tuple[str, Callable[[Measured], str]]] = [
-        ("answers", lambda m: f"{len(m.answers)} of {len(m.outcomes)}"),
+    found = [(target, result.measures(target)) for target in result.targets]
+    measures: list[tuple[str, Callable[[LoadMeasures], str]]] = [
+        ("answers", lambda m: f"{len(m.answered)} of {len(m.outcomes)}"),
         ("prompt tokens", lambda m: _number(m.prompt_tokens.mean)),
         ("output tokens", _output),
-        *((f"{LABELS[name]} p50, p95, p99", _latency(name)) for name in LABELS),
+        *((f"{LATENCY_LABELS[name]} p50, p95, p99", _latency(name)) for name in LATENCY_LABELS),
         ("TPS", lambda m: _number(m.latency("tokens_per_s").p50)),
         ("requests/s", lambda m: _number(m.requests_per_s)),
         ("output tokens/s", lambda m: _number(m.output_tokens_per_s)),
     ]
     if result.plan.objective:
-        measures.append(("goodput, requests/s", lambda m: f"{_number(m.goodput)} ({m.met} of {len(m.outcomes)})"))
-    measures.append(("most in flight", lambda m: str(m.most_in_flight)))
+        measures.append(
+            ("goodput, requests/s", lambda m: f"{_number(m.goodput)} ({m.met_objectives} of {len(m.outcomes)})")
+        )
+    measures.append(("most in flight", lambda m: str(m.max_in_flight)))
     heads = [("", *(t.url for t, _ in found)), ("model", *(f"{t.model} ({t.api})" for t, _ in found))]
     return [*heads, *((label, *(cell(m) for _, m in found)) for label, cell in measures)]
 
 
-def _output(measured: Measured) -> str:
+def _output(measured: LoadMeasures) -> str:
     return "not told" if measured.output_tokens is None else str(measured.output_tokens)
 
 
-def _latency(name: str) -> Callable[[Measured], str]:
-    def cell(measured: Measured) -> str:
+def _latency(name: str) -> Callable[[LoadMeasures], str]:
+    def cell(measured: LoadMeasures) -> str:
         found = measured.latency(name)
-        return ", ".join(map(seconds, (found.p50, found.p95, found.p99)))
+        return ", ".join(map(format_seconds, (found.p50, found.p95, found.p99)))
 
     return cell
 
@@ -53,18 +55,18 @@ def _number(value: float) -> str:
     return "-" if math.isnan(value) else three_digits(value)
 
 
-def facts(result: Result) -> list[tuple[str, str]]:
+def result_facts(result: LoadResult) -> list[tuple[str, str]]:
     """What was done, in names and values."""
     plan, machine, noise = result.plan, result.machine, result.noise
     said = [("date", result.date), ("processor", f"{machine.processor}, {machine.cores:g} cores, with the client")]
-    said += [("load", load_of(plan)), ("prompts", prompts_of(result))]
+    said += [("load", describe_load(plan)), ("prompts", describe_prompts(result))]
     said += [("objectives", str(plan.objective))] if plan.objective else []
     if noise:
         said.append(("others", f"took {noise.others:.0%} of the processors, servers here among them"))
     return said
 
 
-def load_of(plan: Plan) -> str:
+def describe_load(plan: LoadPlan) -> str:
     load = plan.load
     how = f"{load.concurrency} at once" if load.rate is None else f"{load.rate:g} requests/s, Poisson"
     many = [f"{load.requests} requests"] if load.requests is not None else []
@@ -73,7 +75,7 @@ def load_of(plan: Plan) -> str:
     return f"{how}, {' or '.join(many)} a round, {rounds}, seed {plan.seed}"
 
 
-def prompts_of(result: Result) -> str:
+def describe_prompts(result: LoadResult) -> str:
     plan = result.plan
     kind = "pieces of a text" if plan.text else "random words"
     shared = f", {plan.shared_prefix} of them shared by all" if plan.shared_prefix else ""
@@ -81,22 +83,24 @@ def prompts_of(result: Result) -> str:
     return f"about {plan.prompt} {unit} of {kind}{shared}; at most {plan.output} tokens of answer, greedy"
 
 
-def notes(result: Result) -> list[str]:
+def result_notes(result: LoadResult) -> list[str]:
     """What a reader must know before believing the table."""
     said = [] if result.complete else ["broken off: this is what was measured until then"]
     if not result.tokens_per_word:
         said.append("no server told how long its prompt was: prompts have words, not tokens, of that number")
     for target in result.targets:
-        said += [f"{target.url}: {note}" for note in _notes(result.measured(target), result.plan)]
-    return [*said, *compared(result)]
+        said += [f"{target.url}: {note}" for note in _notes(result.measures(target), result.plan)]
+    return [*said, *compare_throughput(result)]
 
 
-def _notes(measured: Measured, plan: Plan) -> list[str]:
+def _notes(measured: LoadMeasures, plan: LoadPlan) -> list[str]:
     said = [f"{count} requests failed: {error}" for error, count in measured.errors.most_common()]
     if measured.unanswered:
         said.append(f"{measured.unanswered} requests were not answered before it was broken off")
-    if measured.uncounted:
-        said.append(f"it did not tell how many tokens {measured.uncounted} answers have: they have no TPOT")
+    if measured.uncounted_answers:
+        said.append(
+            f"it did not tell how many tokens {measured.uncounted_answers} answers have: they have no TPOT"
+        )
     if measured.counted_by_limit:
         said.append(
             f"it tells no usage in its streams: {measured.counted_by_limit} answers are counted as the "
@@ -108,30 +112,32 @@ def _notes(measured: Measured, plan: Plan) -> list[str]:
         said.append("its queue grew until the arrivals ended: it cannot keep up, and latencies grow with the run")
     late = measured.latency("late_s").p99
     if late > 0.1 * measured.latency("ttft_s").p50:
-        said.append(f"the client sent 1% of requests {seconds(late)} late or more: it is itself at its limit")
+        said.append(
+            f"the client sent 1% of requests {format_seconds(late)} late or more: it is itself at its limit"
+        )
     return said
 
 
-def compared(result: Result) -> list[str]:
+def compare_throughput(result: LoadResult) -> list[str]:
     """Output tokens a second of two servers, round by round; nothing of fewer rounds than tell anything."""
-    if len(result.targets) != 2 or result.plan.rounds < LEAST_PAIRS or not result.complete:
+    if len(result.targets) != 2 or result.plan.rounds < MIN_PAIRS or not result.complete:
         return []
-    rates = [[Measured([round]).output_tokens_per_s for round in target.rounds] for target in result.targets]
+    rates = [[LoadMeasures([round]).output_tokens_per_s for round in target.rounds] for target in result.targets]
     if not all(rate > 0 for rate in (*rates[0], *rates[1])):  # not measured, or nothing came
         return []
     a, b = (target.url for target in result.targets)
     return [f"output tokens/s: {paired_ratio(rates[0], rates[1]).verdict(a, b)}"]
 
 
-def as_markdown(result: Result) -> str:
-    heads, *others = rows(result)
+def as_markdown(result: LoadResult) -> str:
+    heads, *others = table_rows(result)
     table = [heads, ("---",) * len(heads), *others]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
-    said = [*(f"{name}: {value}" for name, value in facts(result)), *notes(result)]
+    said = [*(f"{name}: {value}" for name, value in result_facts(result)), *result_notes(result)]
     return "\n".join([*lines, "", *(f"- {line}" for line in said)]) + "\n"
 
 
-def as_dict(result: Result) -> dict[str, Any]:
+def as_dict(result: LoadResult) -> dict[str, Any]:
     """For JSON: None instead of NaN; times in seconds."""
     plan = result.plan
     return {
@@ -147,12 +153,12 @@ def as_dict(result: Result) -> dict[str, Any]:
         "output": plan.output,
         "ignore_eos": plan.ignore_eos,
         "objectives_s": plan.objective and plan.objective.limits,
-        "notes": notes(result),
-        "servers": [_server(target, result.measured(target)) for target in result.targets],
+        "notes": result_notes(result),
+        "servers": [_server(target, result.measures(target)) for target in result.targets],
     }
 
 
-def _server(target: Target, measured: Measured) -> dict[str, Any]:
+def _server(target: LoadTarget, measured: LoadMeasures) -> dict[str, Any]:
     return {
         **_counts(target, measured),
         "errors": dict(measured.errors),
@@ -165,9 +171,9 @@ def _server(target: Target, measured: Measured) -> dict[str, Any]:
                 "requests": [
                     {
                         "arrival_s": outcome.arrival - round.start,
-                        "sent_s": outcome.sent - round.start,
-                        "pieces_s": [at - round.start for at in outcome.pieces],
-                        "ended_s": _finite(outcome.ended - round.start),
+                        "sent_s": outcome.sent_at - round.start,
+                        "pieces_s": [at - round.start for at in outcome.piece_times],
+                        "ended_s": _finite(outcome.ended_at - round.start),
                         "prompt_tokens": outcome.prompt_tokens,
                         "output_tokens": outcome.output_tokens,
                         "counted_by": outcome.counted_by,
@@ -181,34 +187,34 @@ def _server(target: Target, measured: Measured) -> dict[str, Any]:
     }
 
 
-def _counts(target: Target, measured: Measured) -> dict[str, Any]:
+def _counts(target: LoadTarget, measured: LoadMeasures) -> dict[str, Any]:
     return {
         "url": target.url,
         "api": target.api,
         "model": target.model,
         "requests": len(measured.outcomes),
-        "answers": len(measured.answers),
+        "answers": len(measured.answered),
         "failed": sum(measured.errors.values()),
         "unanswered": measured.unanswered,
         "wall_s": measured.wall_s,
         "output_tokens": measured.output_tokens,
         "counted_by_limit": measured.counted_by_limit,
-        "uncounted": measured.uncounted,
+        "uncounted": measured.uncounted_answers,
         "pieces": measured.pieces,
         "requests_per_s": _finite(measured.requests_per_s),
         "output_tokens_per_s": _finite(measured.output_tokens_per_s),
-        "met": measured.met,
+        "met": measured.met_objectives,
         "goodput_requests_per_s": _finite(measured.goodput),
-        "most_in_flight": measured.most_in_flight,
+        "most_in_flight": measured.max_in_flight,
         "queue_grows": measured.queue_grows,
     }
 
 
-def as_csv(result: Result) -> str:
+def as_csv(result: LoadResult) -> str:
     """With a line of names; an empty cell where nothing was measured."""
     table = []
     for target in result.targets:
-        measured = result.measured(target)
+        measured = result.measures(target)
         row = _counts(target, measured) | {"prompt_tokens_mean": _finite(measured.prompt_tokens.mean)}
         for name in LATENCIES:
             row |= _percentiles(name, measured.latency(name))

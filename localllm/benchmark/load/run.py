@@ -8,23 +8,23 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from localllm.benchmark.load.client import Client, Clock
-from localllm.benchmark.load.drive import Load, Round, drive
-from localllm.benchmark.load.measured import Measured
-from localllm.benchmark.load.outcome import Outcome
-from localllm.benchmark.load.prompts import prompts
-from localllm.benchmark.load.slo import Objective
-from localllm.benchmark.load.wire import WIRES, Ask, Wire
-from localllm.benchmark.machine import Listener, Machine, Noise, this_machine
+from localllm.benchmark.load.client import Clock, LoadClient
+from localllm.benchmark.load.drive import Load, LoadRound, generate_load
+from localllm.benchmark.load.measured import LoadMeasures
+from localllm.benchmark.load.outcome import RequestOutcome
+from localllm.benchmark.load.prompts import generate_prompts
+from localllm.benchmark.load.slo import LatencyObjective
+from localllm.benchmark.load.wire import SERVER_APIS, LoadRequest, ServerApi
+from localllm.benchmark.machine import Machine, Noise, NoiseMeter, describe_machine
 from localllm.errors import UsageError
 
-MOST_ROUNDS = 10_000
-LEAST_PROBE = 16  # words of the prompt that shows how many tokens a word makes
-Say = Callable[[str], object]
+MAX_ROUNDS = 10_000
+MIN_PROBE_WORDS = 16  # words of the prompt that shows how many tokens a word makes
+ReportProgress = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """What is put on every server. Raises UsageError where a number makes no sense."""
 
     load: Load
@@ -36,7 +36,7 @@ class Plan:
     text: Sequence[str] | None = None  # words to take prompts from
     ignore_eos: bool = False
     timeout_s: float = 120.0  # of a request
-    objective: Objective | None = None
+    objective: LatencyObjective | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("prompt", 1), ("output", 1), ("rounds", 1), ("shared_prefix", 0)):
@@ -44,67 +44,67 @@ class Plan:
                 raise UsageError(f"{name.replace('_', ' ')} is {getattr(self, name)}", f"give {least} or more")
         if self.shared_prefix > self.prompt:
             raise UsageError("the shared prefix is longer than the prompt", "give a longer --prompt")
-        if self.rounds > MOST_ROUNDS:
-            raise UsageError(f"rounds is {self.rounds}", f"give {MOST_ROUNDS} at most")
+        if self.rounds > MAX_ROUNDS:
+            raise UsageError(f"rounds is {self.rounds}", f"give {MAX_ROUNDS} at most")
         if not 0 < self.timeout_s < float("inf"):
             raise UsageError(f"the time-out is {self.timeout_s} s", "give more than 0")
 
-    def asks(self, round: int, tokens_per_word: float) -> Iterator[Ask]:
+    def make_requests(self, round: int, tokens_per_word: float) -> Iterator[LoadRequest]:
         """Those of a round, endless."""
         shared = math.ceil(self.shared_prefix / tokens_per_word)
         own = math.ceil((self.prompt - self.shared_prefix) / tokens_per_word)
-        beginning = self.beginning(shared)
-        for prompt in prompts(self.seed_of(round), own, self.text):
-            yield Ask(beginning + prompt, self.output, self.ignore_eos)
+        beginning = self.shared_beginning(shared)
+        for prompt in generate_prompts(self.round_seed(round), own, self.text):
+            yield LoadRequest(beginning + prompt, self.output, self.ignore_eos)
 
-    def beginning(self, words: int) -> str:
+    def shared_beginning(self, words: int) -> str:
         """What all prompts of all rounds share."""
-        return next(prompts(self.seed, words, self.text)) + " " if words else ""
+        return next(generate_prompts(self.seed, words, self.text)) + " " if words else ""
 
-    def seed_of(self, round: int) -> int:
+    def round_seed(self, round: int) -> int:
         """Of its prompts and arrivals."""
-        return (self.seed + 1) * MOST_ROUNDS + round
+        return (self.seed + 1) * MAX_ROUNDS + round
 
 
 @dataclass
-class Target:
+class LoadTarget:
     """One server and what was measured of it."""
 
-    client: Client
+    client: LoadClient
     api: str
     model: str
     prompt_tokens: int | None  # of the probe
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[LoadRound] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return self.client.url
 
     @property
-    def wire(self) -> Wire:
-        return WIRES[self.api]
+    def server_api(self) -> ServerApi:
+        return SERVER_APIS[self.api]
 
 
 @dataclass
-class Result:
-    plan: Plan
+class LoadResult:
+    plan: LoadPlan
     machine: Machine
     date: str
-    targets: list[Target] = field(default_factory=list)
+    targets: list[LoadTarget] = field(default_factory=list)
     tokens_per_word: float | None = None  # None: nobody told
     noise: Noise | None = None
     complete: bool = False
 
-    def measured(self, target: Target) -> Measured:
-        return Measured(target.rounds, self.plan.objective)
+    def measures(self, target: LoadTarget) -> LoadMeasures:
+        return LoadMeasures(target.rounds, self.plan.objective)
 
 
-async def run(
-    result: Result,
+async def run_load(
+    result: LoadResult,
     urls: Sequence[str],
     api: str | None,
     model: str | None,
-    say: Say,
+    report_progress: ReportProgress,
     clock: Clock = time.perf_counter,
 ) -> None:
     """Fills `result`, so that whoever breaks off has what was measured. Raises NetworkError where a server does
@@ -112,53 +112,55 @@ async def run(
     plan = result.plan
     async with AsyncExitStack() as open_clients:
         for url in urls:
-            client = await open_clients.enter_async_context(Client(url, plan.timeout_s, clock))
-            result.targets.append(await meet(client, api, model, plan))
+            client = await open_clients.enter_async_context(LoadClient(url, plan.timeout_s, clock))
+            result.targets.append(await connect_target(client, api, model, plan))
         told = next((t.prompt_tokens for t in result.targets if t.prompt_tokens), None)
         result.tokens_per_word = told and told / probe_words(plan)
-        listener = Listener()
+        listener = NoiseMeter()
         for number in range(plan.rounds):
             turn = number % len(result.targets)
             for target in (*result.targets[turn:], *result.targets[:turn]):
-                say(f"round {number + 1} of {plan.rounds}: {target.url}")
-                await one_round(target, plan, number, result.tokens_per_word or 1.0, clock)
+                report_progress(f"round {number + 1} of {plan.rounds}: {target.url}")
+                await run_round(target, plan, number, result.tokens_per_word or 1.0, clock)
         result.noise = listener.stop()
         result.complete = True
 
 
-async def meet(client: Client, api: str | None, model: str | None, plan: Plan) -> Target:
+async def connect_target(client: LoadClient, api: str | None, model: str | None, plan: LoadPlan) -> LoadTarget:
     """Finds out what a server is, and warms it up with a prompt whose tokens it counts."""
-    api = api or await client.api()
-    wire = WIRES[api]
-    if plan.ignore_eos and not wire.events:
+    api = api or await client.detect_api()
+    wire = SERVER_APIS[api]
+    if plan.ignore_eos and not wire.uses_sse:
         raise UsageError("Ollama's API has no way to go on past end tokens", "leave out --ignore-eos")
-    model = model or await client.model(wire)
-    probe = next(prompts(plan.seed, probe_words(plan), plan.text))
-    tokens = await client.prompt_tokens(wire, model, probe)
-    return Target(client, api, model, tokens)
+    model = model or await client.first_model(wire)
+    probe = next(generate_prompts(plan.seed, probe_words(plan), plan.text))
+    tokens = await client.count_prompt_tokens(wire, model, probe)
+    return LoadTarget(client, api, model, tokens)
 
 
-def probe_words(plan: Plan) -> int:
+def probe_words(plan: LoadPlan) -> int:
     """Few enough for the tokens of rare words, several each, to fit where the prompts do."""
-    return max(LEAST_PROBE, plan.prompt // 4)
+    return max(MIN_PROBE_WORDS, plan.prompt // 4)
 
 
-async def one_round(target: Target, plan: Plan, number: int, tokens_per_word: float, clock: Clock) -> None:
-    begun = Round(clock())
+async def run_round(target: LoadTarget, plan: LoadPlan, number: int, tokens_per_word: float, clock: Clock) -> None:
+    begun = LoadRound(clock())
     target.rounds.append(begun)
 
-    def send(ask: Ask, arrival: float) -> Awaitable[Outcome]:
-        return target.client.ask(target.wire, target.model, ask, arrival)
+    def send(ask: LoadRequest, arrival: float) -> Awaitable[RequestOutcome]:
+        return target.client.send(target.server_api, target.model, ask, arrival)
 
-    asks = plan.asks(number, tokens_per_word)
-    await drive(begun, plan.load, asks, send, plan.seed_of(number), clock)
+    asks = plan.make_requests(number, tokens_per_word)
+    await generate_load(begun, plan.load, asks, send, plan.round_seed(number), clock)
 
 
-def measure(plan: Plan, urls: Sequence[str], api: str | None, model: str | None, say: Say) -> Result:
+def measure_servers(
+    plan: LoadPlan, urls: Sequence[str], api: str | None, model: str | None, report_progress: ReportProgress
+) -> LoadResult:
     """Puts the load on every server. A KeyboardInterrupt gives what was measured so far, not `complete`."""
-    result = Result(plan, this_machine(), time.strftime("%Y-%m-%d %H:%M:%S %z"))
+    result = LoadResult(plan, describe_machine(), time.strftime("%Y-%m-%d %H:%M:%S %z"))
     try:
-        asyncio.run(run(result, urls, api, model, say))
+        asyncio.run(run_load(result, urls, api, model, report_progress))
     except KeyboardInterrupt:
         if not any(round.outcomes for target in result.targets for round in target.rounds):
             raise

@@ -5,13 +5,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localllm.benchmark.load.outcome import Outcome
+from localllm.benchmark.load.outcome import RequestOutcome
 from localllm.errors import UsageError
 from localllm.metrics import percentile
 
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
-MEASURES: dict[str, Callable[[Outcome], float]] = {
+OBJECTIVE_MEASURES: dict[str, Callable[[RequestOutcome], float]] = {
     "ttft": lambda outcome: outcome.ttft_s,
     "tpot": lambda outcome: outcome.tpot_s,
     "itl": lambda outcome: percentile(outcome.itl_s, 99),
@@ -20,33 +20,35 @@ MEASURES: dict[str, Callable[[Outcome], float]] = {
 
 
 @dataclass(frozen=True)
-class Objective:
+class LatencyObjective:
     """Service level objectives of one answer: the most seconds that each measure may take. Of the gaps between its
     pieces (`itl`) the 99th percentile counts."""
 
     limits: dict[str, float]
 
     @classmethod
-    def of(cls, text: str) -> "Objective":
+    def parse(cls, text: str) -> "LatencyObjective":
         """`ttft=500ms,tpot=50ms`. Raises UsageError for another measure, or a time without a unit."""
         limits: dict[str, float] = {}
         for part in text.split(","):
             name, _, time = (word.strip() for word in part.partition("="))
-            if name not in MEASURES or name in limits:
-                raise UsageError(f"--slo has {part.strip()!r}", f"give each of {', '.join(MEASURES)} once at most")
+            if name not in OBJECTIVE_MEASURES or name in limits:
+                raise UsageError(
+                    f"--slo has {part.strip()!r}", f"give each of {', '.join(OBJECTIVE_MEASURES)} once at most"
+                )
             found = TIME.fullmatch(time)
             if not found or not float(found[1]):
                 raise UsageError(f"--slo {name} is {time!r}", "give a time such as 500ms or 2s")
-            limits[name] = float(found[1]) * UNITS[found[2]]
+            limits[name] = float(found[1]) * TIME_UNITS[found[2]]
         return cls(limits)
 
-    def met(self, outcome: Outcome) -> bool:
+    def is_met(self, outcome: RequestOutcome) -> bool:
         """An answer that failed meets nothing. A measure that an answer does not have (the gaps of a single token)
         is kept; one that could not be measured because tokens were not counted is not."""
         return outcome.ok and all(self._kept(name, limit, outcome) for name, limit in self.limits.items())
 
-    def _kept(self, name: str, limit: float, outcome: Outcome) -> bool:
-        value = MEASURES[name](outcome)
+    def _kept(self, name: str, limit: float, outcome: RequestOutcome) -> bool:
+        value = OBJECTIVE_MEASURES[name](outcome)
         if not math.isnan(value):
             return value <= limit
         if name == "tpot":

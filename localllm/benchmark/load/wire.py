@@ -17,16 +17,16 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Ask:
+class LoadRequest:
     """One request of a load, the same for every server."""
 
     prompt: str
-    output: int  # most tokens of the answer
+    max_tokens: int  # most tokens of the answer
     ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
-class Piece:
+class StreamMessage:
     """What one message of a stream says. Counts are the server's own, None where it tells none."""
 
     text: str = ""
@@ -37,51 +37,51 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Wire:
+class ServerApi:
     """How to talk to one kind of API."""
 
     path: str
-    events: bool  # server-sent events, else a JSON object a line
-    body: Callable[[str, Ask], dict[str, Any]]  # of a request to be streamed: model and what is asked
-    read: Callable[[Message], Piece]
+    uses_sse: bool  # server-sent events, else a JSON object a line
+    make_body: Callable[[str, LoadRequest], dict[str, Any]]  # of a request to be streamed: model and what is asked
+    parse_message: Callable[[Message], StreamMessage]
 
 
-def _openai(model: str, ask: Ask) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "max_tokens": ask.output, "temperature": 0, "stream": True}
+def _openai(model: str, ask: LoadRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "max_tokens": ask.max_tokens, "temperature": 0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     return body | ({"ignore_eos": True} if ask.ignore_eos else {})
 
 
-def _completions(model: str, ask: Ask) -> dict[str, Any]:
+def _completions(model: str, ask: LoadRequest) -> dict[str, Any]:
     return _openai(model, ask) | {"prompt": ask.prompt}
 
 
-def _chat(model: str, ask: Ask) -> dict[str, Any]:
+def _chat(model: str, ask: LoadRequest) -> dict[str, Any]:
     return _openai(model, ask) | {"messages": [{"role": "user", "content": ask.prompt}]}
 
 
-def _ollama(model: str, ask: Ask) -> dict[str, Any]:
-    return {"model": model, "stream": True, "options": {"num_predict": ask.output, "temperature": 0}}
+def _ollama(model: str, ask: LoadRequest) -> dict[str, Any]:
+    return {"model": model, "stream": True, "options": {"num_predict": ask.max_tokens, "temperature": 0}}
 
 
-def _ollama_generate(model: str, ask: Ask) -> dict[str, Any]:
+def _ollama_generate(model: str, ask: LoadRequest) -> dict[str, Any]:
     return _ollama(model, ask) | {"prompt": ask.prompt, "raw": True}
 
 
-def _ollama_chat(model: str, ask: Ask) -> dict[str, Any]:
+def _ollama_chat(model: str, ask: LoadRequest) -> dict[str, Any]:
     return _ollama(model, ask) | {"messages": [{"role": "user", "content": ask.prompt}]}
 
 
-def _read_openai(message: Message) -> Piece:
+def _read_openai(message: Message) -> StreamMessage:
     """A chunk of either API: a completion's text, or all that a chat's delta brings, thoughts and calls too."""
     if message.get("error") is not None:  # some send null with every message
-        return Piece(error=_sentence(message["error"]))
+        return StreamMessage(error=_sentence(message["error"]))
     choice = _first(message.get("choices"))
     delta = _mapping(choice.get("delta"))
     parts = [choice.get("text"), *(delta.get(name) for name in ("content", "reasoning_content", "reasoning"))]
     calls = [_mapping(_first(delta.get("tool_calls")).get("function")).get(name) for name in ("name", "arguments")]
     usage = _mapping(message.get("usage"))
-    return Piece(
+    return StreamMessage(
         text="".join(part for part in [*parts, *calls] if isinstance(part, str)),
         finish_reason=_text(choice.get("finish_reason")),
         prompt_tokens=_count(usage.get("prompt_tokens")),
@@ -89,13 +89,13 @@ def _read_openai(message: Message) -> Piece:
     )
 
 
-def _read_ollama(message: Message) -> Piece:
+def _read_ollama(message: Message) -> StreamMessage:
     if message.get("error") is not None:  # some send null with every message
-        return Piece(error=_sentence(message["error"]))
+        return StreamMessage(error=_sentence(message["error"]))
     said = _mapping(message.get("message"))
     parts = [message.get("response"), message.get("thinking"), said.get("content"), said.get("thinking")]
     done = message.get("done") is True
-    return Piece(
+    return StreamMessage(
         text="".join(part for part in parts if isinstance(part, str)),
         finish_reason=(_text(message.get("done_reason")) or "stop") if done else None,
         prompt_tokens=_count(message.get("prompt_eval_count")),
@@ -123,9 +123,9 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-WIRES = {
-    "completions": Wire("/v1/completions", True, _completions, _read_openai),
-    "chat": Wire("/v1/chat/completions", True, _chat, _read_openai),
-    "ollama-generate": Wire("/api/generate", False, _ollama_generate, _read_ollama),
-    "ollama-chat": Wire("/api/chat", False, _ollama_chat, _read_ollama),
+SERVER_APIS = {
+    "completions": ServerApi("/v1/completions", True, _completions, _read_openai),
+    "chat": ServerApi("/v1/chat/completions", True, _chat, _read_openai),
+    "ollama-generate": ServerApi("/api/generate", False, _ollama_generate, _read_ollama),
+    "ollama-chat": ServerApi("/api/chat", False, _ollama_chat, _read_ollama),
 }

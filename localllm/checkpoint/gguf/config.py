@@ -8,11 +8,10 @@ from collections.abc import Callable
 from localllm.checkpoint.gguf import encoders, hybrids
 from localllm.checkpoint.gguf.fields import GGUFFields
 from localllm.checkpoint.gguf.header import GGUFHeader
-from localllm.checkpoint.gguf.names import PAIRS_SIDE_BY_SIDE
+from localllm.checkpoint.gguf.names import INTERLEAVED_ROPE
 from localllm.checkpoint.gguf.parts import (
     Config,
     attention,
-    common,
     dense,
     experts,
     head_size,
@@ -22,6 +21,7 @@ from localllm.checkpoint.gguf.parts import (
     rope,
     rope_by_kind,
     routed_and_shared,
+    shared_config,
 )
 from localllm.errors import UnsupportedModel
 
@@ -35,8 +35,8 @@ def to_config(header: GGUFHeader) -> Config:
             f"the GGUF architecture {gguf.architecture!r} is not supported",
             "docs/models.md lists the families that are",
         )
-    found = common(gguf) | ARCHITECTURES[gguf.architecture](gguf) | encoders.pooling(gguf)
-    if gguf.architecture in PAIRS_SIDE_BY_SIDE and "partial_rotary_factor" in found["rope_parameters"]:
+    found = shared_config(gguf) | ARCHITECTURES[gguf.architecture](gguf) | encoders.pooling_config(gguf)
+    if gguf.architecture in INTERLEAVED_ROPE and "partial_rotary_factor" in found["rope_parameters"]:
         # Their converter reorders whole heads, llama.cpp turns the first values: the two do not fit together.
         raise UnsupportedModel(
             f"a rope of a part of each head is not supported in {gguf.architecture} files", "fetch another edition"
@@ -163,7 +163,7 @@ def glm4moe(gguf: GGUFFields) -> Config:
     return (
         dense(gguf)
         | routed_and_shared(gguf)
-        | {"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": gguf.has("blk.0.attn_q_norm.weight")}
+        | {"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": gguf.has_tensor("blk.0.attn_q_norm.weight")}
     )
 
 
@@ -179,14 +179,14 @@ def cohere2(gguf: GGUFFields) -> Config:
     }
 
 
-def sampling(header: GGUFHeader) -> Config:
+def sampling_defaults(header: GGUFHeader) -> Config:
     """What `generation_config.json` would say: the sampling that the file recommends."""
-    found = {name: header.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
+    found = {name: header.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING_KEYS.items()}
     known: Config = {name: value for name, value in found.items() if value is not None}
     return {"do_sample": known.get("temperature", 1.0) != 0, **known} if known else {}
 
 
-SAMPLING = {
+SAMPLING_KEYS = {
     "temperature": "temp",
     "top_k": "top_k",
     "top_p": "top_p",

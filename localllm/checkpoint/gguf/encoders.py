@@ -9,35 +9,35 @@ from localllm.checkpoint.gguf.fields import GGUFFields
 from localllm.checkpoint.gguf.parts import Config, dense, head_size, layer_count, layer_types, rope_by_kind
 from localllm.errors import DamagedModel, UnsupportedModel
 
-KINDS = {1: "mean", 2: "cls", 3: "last"}  # of `pooling_type`; 0 says nothing
-RANKS = 4
-DENSE = ("dense_2.weight", "dense_3.weight")
+POOLING_TYPES = {1: "mean", 2: "cls", 3: "last"}  # of `pooling_type`; 0 says nothing
+RANK_POOLING = 4
+DENSE_TENSORS = ("dense_2.weight", "dense_3.weight")
 
 
 def bert(gguf: GGUFFields) -> Config:
     """RoBERTas, too: their converter leaves out the positions that no token has."""
-    return sizes(gguf) | {
+    return encoder_sizes(gguf) | {
         "architectures": ["BertModel"],
-        "max_position_embeddings": rows(gguf, "position_embd.weight"),
+        "max_position_embeddings": row_count(gguf, "position_embd.weight"),
         "hidden_act": "gelu",
     }
 
 
 def nomic_bert(gguf: GGUFFields) -> Config:
-    if gguf.flag("attention.causal", False) or not gguf.has("blk.0.ffn_gate.weight"):
+    if gguf.flag("attention.causal", False) or not gguf.has_tensor("blk.0.ffn_gate.weight"):
         raise UnsupportedModel("this edition of NomicBert is not supported", "versions 1 and 1.5 are")
-    return sizes(gguf) | {
+    return encoder_sizes(gguf) | {
         "architectures": ["NomicBertModel"],
-        "qkv_proj_bias": gguf.has("blk.0.attn_qkv.bias"),
-        "mlp_fc1_bias": gguf.has("blk.0.ffn_up.bias"),
+        "qkv_proj_bias": gguf.has_tensor("blk.0.attn_qkv.bias"),
+        "mlp_fc1_bias": gguf.has_tensor("blk.0.ffn_up.bias"),
     }
 
 
-def sizes(gguf: GGUFFields) -> Config:
+def encoder_sizes(gguf: GGUFFields) -> Config:
     return {
         "intermediate_size": gguf.size("feed_forward_length"),
         "layer_norm_eps": gguf.number("attention.layer_norm_epsilon"),
-        "type_vocab_size": rows(gguf, "token_types.weight") if gguf.has("token_types.weight") else 0,
+        "type_vocab_size": row_count(gguf, "token_types.weight") if gguf.has_tensor("token_types.weight") else 0,
     }
 
 
@@ -53,23 +53,28 @@ def gemma_embedding(gguf: GGUFFields) -> Config:
     }
 
 
-def rows(gguf: GGUFFields, tensor: str) -> int:
+def row_count(gguf: GGUFFields, tensor: str) -> int:
     found = gguf.header.tensors.get(tensor)
     if found is None or len(found.shape) != 2:
         raise DamagedModel(f"{gguf.header.files[0]} holds no table {tensor}", "fetch the model again")
     return found.shape[0]
 
 
-def pooling(gguf: GGUFFields) -> Config:
+def pooling_config(gguf: GGUFFields) -> Config:
     """As `arch.pooling` reads it; {} where the file says nothing, as those of models for chats do."""
     kind = gguf.count("pooling_type", 0)
-    if kind == RANKS:
+    if kind == RANK_POOLING:
         raise UnsupportedModel("a model that ranks pairs of texts is not supported", "use one that gives vectors")
-    if kind not in KINDS:
+    if kind not in POOLING_TYPES:
         return {}
-    return {POOLING: {"kind": KINDS[kind], "dense": [layer(gguf, name) for name in DENSE if gguf.has(name)]}}
+    return {
+        POOLING: {
+            "kind": POOLING_TYPES[kind],
+            "dense": [dense_layer(gguf, name) for name in DENSE_TENSORS if gguf.has_tensor(name)],
+        }
+    }
 
 
-def layer(gguf: GGUFFields, name: str) -> Config:
+def dense_layer(gguf: GGUFFields, name: str) -> Config:
     columns = gguf.header.tensors[name].shape[-1]
-    return {"columns": columns, "rows": rows(gguf, name), "activation": "identity"}
+    return {"columns": columns, "rows": row_count(gguf, name), "activation": "identity"}

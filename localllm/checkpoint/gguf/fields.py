@@ -4,12 +4,12 @@ import math
 import struct
 from typing import Any
 
-from localllm.arch.fields import LARGEST
+from localllm.arch.fields import MAX_INT
 from localllm.checkpoint.gguf.cursor import GGUFTensor
 from localllm.checkpoint.gguf.header import GGUFHeader
 from localllm.errors import DamagedModel
 
-MOST_FACTORS = 2**16  # of a rope table
+MAX_FACTORS = 2**16  # of a rope table
 _REQUIRED: Any = object()
 
 
@@ -32,7 +32,7 @@ class GGUFFields:
         value = self._get(key, default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
-        if value is not default and not (type(value) is int and least <= value < LARGEST):
+        if value is not default and not (type(value) is int and least <= value < MAX_INT):
             raise self._wrong(key, value, "a positive whole number" if least else "a whole number")
         return value
 
@@ -40,7 +40,7 @@ class GGUFFields:
         """One whole number from 0 for each layer; a single one stands for all."""
         value = self._get(key)
         value = [value] * length if type(value) is int else value
-        whole = isinstance(value, list) and all(type(v) is int and 0 <= v < LARGEST for v in value)
+        whole = isinstance(value, list) and all(type(v) is int and 0 <= v < MAX_INT for v in value)
         if not whole or len(value) < length:
             raise self._wrong(key, value, f"a whole number or {length} of them")
         return value[:length]
@@ -64,7 +64,7 @@ class GGUFFields:
             raise self._wrong(key, value, "a text")
         return value
 
-    def truths(self, key: str, length: int) -> list[bool] | None:
+    def flags(self, key: str, length: int) -> list[bool] | None:
         """One for each layer; None where the key is missing or holds no list."""
         value = self._get(key, None)
         if not isinstance(value, list):
@@ -73,15 +73,15 @@ class GGUFFields:
             raise self._wrong(key, value, f"true or false for {length} layers")
         return [bool(v) for v in value[:length]]
 
-    def has(self, tensor: str) -> bool:
+    def has_tensor(self, tensor: str) -> bool:
         return tensor in self.header.tensors
 
-    def factors(self, tensor: str) -> list[float] | None:
+    def read_factors(self, tensor: str) -> list[float] | None:
         """A small float32 tensor's values; None where it is missing."""
         found = self.header.tensors.get(tensor)
         if found is None:
             return None
-        if found.format != "f32" or found.elements > MOST_FACTORS:
+        if found.format != "f32" or found.elements > MAX_FACTORS:
             raise DamagedModel(f"{tensor} in {found.file} is no table of factors", "fetch the model again")
         return read_float32(found)
 
@@ -93,8 +93,10 @@ class GGUFFields:
             raise DamagedModel(f"{self.header.files[0]} lacks the key {full}", "fetch the model again")
         return default
 
-    def _wrong(self, key: str, value: Any, kind: str) -> DamagedModel:
-        return DamagedModel(f"{key} in {self.header.files[0]} is {repr(value)[:60]}, not {kind}", "fetch it again")
+    def _wrong(self, key: str, value: Any, expected: str) -> DamagedModel:
+        return DamagedModel(
+            f"{key} in {self.header.files[0]} is {repr(value)[:60]}, not {expected}", "fetch it again"
+        )
 
 
 def read_float32(tensor: GGUFTensor) -> list[float]:

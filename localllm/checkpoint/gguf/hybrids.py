@@ -17,7 +17,7 @@ from localllm.errors import DamagedModel, UnsupportedModel
 
 TILED = {"linear_value_heads_tiled": True}  # as llama.cpp's broadcasting wants it
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
-UNTURNED = 1e29  # a divisor of a frequency from which on nothing turns
+UNROTATED = 1e29  # a divisor of a frequency from which on nothing turns
 
 
 def qwen3next(gguf: GGUFFields) -> Config:
@@ -35,7 +35,7 @@ def qwen35moe(gguf: GGUFFields) -> Config:
 def delta_net(gguf: GGUFFields) -> Config:
     """Attention in some layers, a gated delta net in the others, as the file says or three of four."""
     layers = layer_count(gguf)
-    recurrent = gguf.truths("attention.recurrent_layers", layers)
+    recurrent = gguf.flags("attention.recurrent_layers", layers)
     if recurrent is None:
         every = gguf.size("full_attention_interval", 4)
         recurrent = [(i + 1) % every != 0 for i in range(layers)]
@@ -151,7 +151,7 @@ def gemma4(gguf: GGUFFields) -> Config:
         "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": gguf.count("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": table.shape[0] if table else None,
-        "attention_k_eq_v": not all(gguf.has(f"blk.{i}.attn_v.weight") for i in own_full),
+        "attention_k_eq_v": not all(gguf.has_tensor(f"blk.{i}.attn_v.weight") for i in own_full),
         "sliding_window": gguf.size("attention.sliding_window"),
         # llama.cpp takes 30 for a missing key; its converter leaves it out where config.json has none.
         "final_logit_softcapping": gguf.number("final_logit_softcapping", None),
@@ -177,10 +177,10 @@ def gemma4_kv_heads(gguf: GGUFFields, types: list[str]) -> Config:
 
 def gemma4_ropes(gguf: GGUFFields) -> Config:
     """Full layers turn the first pairs alone: those have a divisor of 1, the others one of 1e30."""
-    divisors, size = gguf.factors("rope_freqs.weight") or [1.0], gguf.size("attention.key_length_swa")
+    divisors, size = gguf.read_factors("rope_freqs.weight") or [1.0], gguf.size("attention.key_length_swa")
     turned = divisors.count(1.0)
     if (
-        any(divisor < UNTURNED for divisor in divisors[turned:])
+        any(divisor < UNROTATED for divisor in divisors[turned:])
         or gguf.size("rope.dimension_count_swa", size) != size
     ):
         raise UnsupportedModel("Gemma 4 with other ropes is not supported", "use one of the published models")

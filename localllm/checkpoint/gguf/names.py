@@ -13,15 +13,15 @@ BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")  # files of before experts were stacked
 
 # Read into config.json: divisors of the rope frequencies.
-IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
-BERT = {
+BERT_NAMES = {
     "position_embd.weight": "embed_positions.weight",
     "token_types.weight": "embed_kinds.weight",
     "token_embd_norm.weight": "embed_norm.weight",
     "token_embd_norm.bias": "embed_norm.bias",
 }
-OUTER = {
+GLOBAL_NAMES = {
     "token_embd.weight": "embed_tokens.weight",
     "output_norm.weight": "norm.weight",
     "token_embd_norm.weight": "norm.weight",  # LFM2's name for it
@@ -30,12 +30,12 @@ OUTER = {
     "per_layer_model_proj.weight": "per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "per_layer_projection_norm.weight",
 }
-OUTER_OTHERWISE = {
-    "bert": BERT,
-    "nomic-bert": BERT,
+GLOBAL_OVERRIDES = {
+    "bert": BERT_NAMES,
+    "nomic-bert": BERT_NAMES,
     "gemma-embedding": {"dense_2.weight": "dense.0.weight", "dense_3.weight": "dense.1.weight"},
 }
-INNER = {
+LAYER_NAMES = {
     "attn_norm": "before_mixer",
     "post_attention_norm": "after_mixer",
     "attn_output_norm": "after_mixer",
@@ -84,7 +84,7 @@ INNER = {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
 }
-WHOLE = {  # where the runtime's name has another ending
+FULL_LAYER_NAMES = {  # where the runtime's name has another ending
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.correction_bias",
     "ssm_a": "linear_attn.A",
@@ -94,11 +94,11 @@ WHOLE = {  # where the runtime's name has another ending
     "ffn_down_exps.scale": "mlp.expert_scale",
 }
 # The norm after attention is the one before the MLP: there is no other.
-ONE_NORM = {"post_attention_norm": "before_ffn"}
+PRE_MLP_NORM = {"post_attention_norm": "before_ffn"}
 # Gate and up are one matrix, gate first.
-FUSED = {"ffn_up": "mlp.gate_up_proj"}
+FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 # With experts, the MLP beside them is theirs, and its norms.
-GEMMA4_EXPERTS = {
+GEMMA4_EXPERT_NAMES = {
     "ffn_norm": "mlp.before_shared",
     "ffn_gate": "mlp.shared.gate_proj",
     "ffn_up": "mlp.shared.up_proj",
@@ -107,32 +107,32 @@ GEMMA4_EXPERTS = {
     "pre_ffw_norm_2": "mlp.before_experts",
     "post_ffw_norm_2": "mlp.after_experts",
 }
-OTHERWISE = {
-    "gpt-oss": ONE_NORM,
-    "qwen3next": ONE_NORM,
-    "qwen35": ONE_NORM,
-    "qwen35moe": ONE_NORM,
-    "glm4moe": ONE_NORM,
-    "phi3": FUSED,
-    "glm4": FUSED,
+LAYER_OVERRIDES = {
+    "gpt-oss": PRE_MLP_NORM,
+    "qwen3next": PRE_MLP_NORM,
+    "qwen35": PRE_MLP_NORM,
+    "qwen35moe": PRE_MLP_NORM,
+    "glm4moe": PRE_MLP_NORM,
+    "phi3": FUSED_GATE_UP,
+    "glm4": FUSED_GATE_UP,
 }
 
-KEYS_AND_VALUES = ("attn_k.", "attn_v.", "attn_k_norm.")
+KV_PREFIXES = ("attn_k.", "attn_v.", "attn_k_norm.")
 CONVOLUTION = re.compile(r"linear_attn\.conv1d\.weight|conv\.conv\.weight")  # stored without its dimension of one
-HEADS_APART = re.compile(r"self_attn\.[kv]_b_proj\.weight")  # stored [heads, ...]
+PER_HEAD_MATRIX = re.compile(r"self_attn\.[kv]_b_proj\.weight")  # stored [heads, ...]
 
 # Their converter puts the two values of a rotary pair side by side in the rows of q and k.
-PAIRS_SIDE_BY_SIDE = ("llama", "mistral3", "smollm3", "granite")
+INTERLEAVED_ROPE = ("llama", "mistral3", "smollm3", "granite")
 
 
-def canonical(name: str, architecture: str, config: Mapping[str, Any]) -> str | None:
+def runtime_name(name: str, architecture: str, config: Mapping[str, Any]) -> str | None:
     """The runtime's name; None for what is not a weight of the model itself. A name that no table knows stays.
 
     `config`: the model's, as `to_config` makes it.
     """
-    if name in IN_CONFIG:
+    if name in CONFIG_TENSORS:
         return None
-    outer = OUTER | OUTER_OTHERWISE.get(architecture, {})
+    outer = GLOBAL_NAMES | GLOBAL_OVERRIDES.get(architecture, {})
     if name in outer:
         return outer[name]
     block = BLOCK.fullmatch(name)
@@ -141,39 +141,39 @@ def canonical(name: str, architecture: str, config: Mapping[str, Any]) -> str | 
     layer, inner = int(block[1]), block[2]
     if layer >= config["num_hidden_layers"]:  # guesses further tokens
         return None
-    if inner.startswith(KEYS_AND_VALUES) and layer >= first_shared(config):  # it reads those of another layer
+    if inner.startswith(KV_PREFIXES) and layer >= first_shared_layer(config):  # it reads those of another layer
         return None
-    table = INNER | OTHERWISE.get(architecture, {})
+    table = LAYER_NAMES | LAYER_OVERRIDES.get(architecture, {})
     if config.get("enable_moe_block"):
-        table |= GEMMA4_EXPERTS
-    if kind_of(layer, config) == "linear_attention":
+        table |= GEMMA4_EXPERT_NAMES
+    if layer_type(layer, config) == "linear_attention":
         table |= {"attn_qkv": "linear_attn.in_proj_qkv"}
-    return f"layers.{layer}.{inner_name(inner, table)}"
+    return f"layers.{layer}.{layer_tensor_name(inner, table)}"
 
 
-def first_shared(config: Mapping[str, Any]) -> int:
+def first_shared_layer(config: Mapping[str, Any]) -> int:
     """The first layer that has no keys and values of its own."""
     return config["num_hidden_layers"] - config.get("num_kv_shared_layers", 0)
 
 
-def kind_of(layer: int, config: Mapping[str, Any]) -> str | None:
+def layer_type(layer: int, config: Mapping[str, Any]) -> str | None:
     return config["layer_types"][layer] if "layer_types" in config else None
 
 
-def inner_name(name: str, table: Mapping[str, str]) -> str:
-    if name in WHOLE:
-        return WHOLE[name]
+def layer_tensor_name(name: str, table: Mapping[str, str]) -> str:
+    if name in FULL_LAYER_NAMES:
+        return FULL_LAYER_NAMES[name]
     if one := ONE_EXPERT.fullmatch(name):
         return f"mlp.experts.{one[2]}.{one[1]}_proj.weight"
     stem, _, kind = name.rpartition(".")
     return f"{table[stem]}.{kind}" if stem in table else name
 
 
-def canonical_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def runtime_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """By the runtime's name: the same numbers in the shape that it wants."""
     if CONVOLUTION.search(name) and len(shape) == 2:
         return shape[0], 1, shape[1]
-    if HEADS_APART.search(name) and len(shape) == 3:
+    if PER_HEAD_MATRIX.search(name) and len(shape) == 3:
         return shape[0] * shape[1], shape[2]
     return shape
 
@@ -183,7 +183,7 @@ def rotary_heads(name: str, architecture: str, config: Mapping[str, Any]) -> tup
 
     The runtime wants the pairs half a head apart, as in `config.json`'s world.
     """
-    found = re.search(r"self_attn\.(q|k|qkv)_proj\.", name) if architecture in PAIRS_SIDE_BY_SIDE else None
+    found = re.search(r"self_attn\.(q|k|qkv)_proj\.", name) if architecture in INTERLEAVED_ROPE else None
     if not found:
         return None
     q, k = config["num_attention_heads"], config["num_key_value_heads"]

@@ -7,14 +7,14 @@ the shape of a tensor (tied head, biases, vocabulary) is read off the tensors.
 import math
 from typing import Any
 
-from localllm.arch.parts import MOST_LAYERS
+from localllm.arch.parts import MAX_LAYERS
 from localllm.checkpoint.gguf.fields import GGUFFields
 from localllm.errors import DamagedModel, UnsupportedModel
 
 Config = dict[str, Any]
 
 
-def common(gguf: GGUFFields) -> Config:
+def shared_config(gguf: GGUFFields) -> Config:
     embedding = gguf.header.tensors.get("token_embd.weight")
     if not gguf.header.tensors:
         raise UnsupportedModel(
@@ -29,7 +29,7 @@ def common(gguf: GGUFFields) -> Config:
         "num_attention_heads": gguf.size("attention.head_count"),
         "head_dim": head_size(gguf),
         "max_position_embeddings": gguf.size("context_length"),
-        "tie_word_embeddings": not gguf.has("output.weight"),
+        "tie_word_embeddings": not gguf.has_tensor("output.weight"),
         "rope_parameters": rope(gguf),
     }
 
@@ -38,7 +38,7 @@ def dense(gguf: GGUFFields) -> Config:
     """Attention and an MLP in every layer."""
     return attention(gguf) | {
         "intermediate_size": gguf.size("feed_forward_length"),
-        "mlp_bias": gguf.has("blk.0.ffn_up.bias"),
+        "mlp_bias": gguf.has_tensor("blk.0.ffn_up.bias"),
     }
 
 
@@ -46,14 +46,14 @@ def attention(gguf: GGUFFields) -> Config:
     return {
         "num_key_value_heads": gguf.size("attention.head_count_kv", None) or gguf.size("attention.head_count"),
         "rms_norm_eps": gguf.number("attention.layer_norm_rms_epsilon"),
-        "attention_bias": gguf.has("blk.0.attn_q.bias") or gguf.has("blk.0.attn_qkv.bias"),
+        "attention_bias": gguf.has_tensor("blk.0.attn_q.bias") or gguf.has_tensor("blk.0.attn_qkv.bias"),
     }
 
 
 def layer_count(gguf: GGUFFields) -> int:
     """Without the layers that only guess further tokens."""
     layers = gguf.size("block_count") - gguf.count("nextn_predict_layers", 0)
-    if not 0 < layers <= MOST_LAYERS:
+    if not 0 < layers <= MAX_LAYERS:
         raise DamagedModel(f"{gguf.header.files[0]} names {layers} layers", "fetch the model again")
     return layers
 
@@ -71,9 +71,9 @@ def rope(gguf: GGUFFields) -> Config:
     turned = gguf.size("rope.dimension_count", None)
     if turned is not None and turned != head_size(gguf):
         found["partial_rotary_factor"] = turned / head_size(gguf)
-    if short := gguf.factors("rope_factors_short.weight"):
+    if short := gguf.read_factors("rope_factors_short.weight"):
         return found | longrope(gguf, short)
-    if divisors := gguf.factors("rope_freqs.weight"):
+    if divisors := gguf.read_factors("rope_freqs.weight"):
         return found | {"rope_type": "divided", "divisors": divisors}
     kind = gguf.text("rope.scaling.type", "linear")
     factor = gguf.number("rope.scaling.factor", gguf.number("rope.scale_linear", 1.0))
@@ -108,7 +108,7 @@ def longrope(gguf: GGUFFields, short: list[float]) -> Config:
     found: Config = {
         "rope_type": "longrope",
         "short_factor": short,
-        "long_factor": gguf.factors("rope_factors_long.weight"),
+        "long_factor": gguf.read_factors("rope_factors_long.weight"),
         "original_max_position_embeddings": original_context(gguf),
     }
     magnitude = gguf.number("rope.scaling.attn_factor", None)
@@ -128,7 +128,7 @@ def rope_by_kind(gguf: GGUFFields, sliding_theta: float) -> Config:
 def layer_types(gguf: GGUFFields, every: int) -> list[str]:
     """Sliding windows by the file's pattern: one entry a layer, or each `every`th layer sees all."""
     layers, key = layer_count(gguf), "attention.sliding_window_pattern"
-    slides = gguf.truths(key, layers)
+    slides = gguf.flags(key, layers)
     if slides is None:
         every = gguf.count(key, every)
         slides = [every == 0 or i % every < every - 1 for i in range(layers)]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.header import TensorHeader
-from localllm.checkpoint.stored import tensor_of
+from localllm.checkpoint.stored import decode_tensor
 
 
-class GGUFTensors:
+class GGUFFile:
     """The mapping is private and writable, as torch knows no read-only tensors. Nobody writes to it."""
 
     def __init__(self, file: Path):
@@ -23,9 +23,9 @@ class GGUFTensors:
 
     def read(self, entry: TensorHeader) -> Tensor:
         """Plain: in its dtype and shape. Packed: uint8 [..., bytes of a row]."""
-        return tensor_of(self.content[entry.begin : entry.begin + entry.nbytes], entry)
+        return decode_tensor(self.content[entry.begin : entry.begin + entry.nbytes], entry)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """What was read leaves this process; what is wanted again comes from the system's cache of the file."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)

@@ -5,7 +5,7 @@ A layout a file. Which one a matrix is in, the names of its tensors tell; config
 
 from localllm.checkpoint.quantized.awq import take_awq
 from localllm.checkpoint.quantized.compressed import take_packed
-from localllm.checkpoint.quantized.eight_bits import has_bytes, take_bytes
+from localllm.checkpoint.quantized.eight_bits import is_eight_bit, take_eight_bit
 from localllm.checkpoint.quantized.gguf import take_blocks
 from localllm.checkpoint.quantized.gptq import take_gptq
 from localllm.checkpoint.quantized.mxfp4 import take_mxfp4
@@ -15,18 +15,18 @@ from localllm.quant.tensor import QuantizedTensor
 
 __all__ = ["has_matrix", "take_blocks", "take_quantized"]
 
-WORDS = {
+PACKED_READERS = {
     "awq": ("qweight", take_awq),
     "gptq": ("qweight", take_gptq),
     "compressed-tensors": ("weight_packed", take_packed),
 }
-BYTES = ("compressed-tensors", "fp8", "fbgemm_fp8")
-MATRICES = ("weight", "blocks", "qweight", "weight_packed")
+EIGHT_BIT_METHODS = ("compressed-tensors", "fp8", "fbgemm_fp8")
+MATRIX_SUFFIXES = ("weight", "blocks", "qweight", "weight_packed")
 
 
 def has_matrix(weights: Weights, name: str) -> bool:
     """Is there a matrix of this name, plain or quantized?"""
-    return any(weights.has(f"{name}.{kind}") for kind in MATRICES)
+    return any(weights.has(f"{name}.{kind}") for kind in MATRIX_SUFFIXES)
 
 
 def take_quantized(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
@@ -37,14 +37,14 @@ def take_quantized(weights: Weights, name: str, shape: tuple[int, int]) -> Quant
     if weights.has(f"{name}.blocks"):
         return take_mxfp4(weights, name, shape)
     found = next((kind for kind in ("qweight", "weight_packed") if weights.has(f"{name}.{kind}")), None)
-    if found is None and not has_bytes(weights, name):
+    if found is None and not is_eight_bit(weights, name):
         return None
-    quantization = weights.header.stored_as
+    quantization = weights.header.quantization_config
     method = quantization.method if quantization else None
-    if quantization and found and method in WORDS and WORDS[method][0] == found:
-        return WORDS[method][1](weights, name, shape, quantization)
-    if quantization and not found and method in BYTES:
-        return take_bytes(weights, name, shape, quantization)
-    what = weights.spelled(f"{name}.{found or 'weight'}")
+    if quantization and found and method in PACKED_READERS and PACKED_READERS[method][0] == found:
+        return PACKED_READERS[method][1](weights, name, shape, quantization)
+    if quantization and not found and method in EIGHT_BIT_METHODS:
+        return take_eight_bit(weights, name, shape, quantization)
+    what = weights.stored_name(f"{name}.{found or 'weight'}")
     says = f"says that weights are stored as {method}" if method else "does not say that weights are quantized"
     raise DamagedModel(f"there is a tensor {what!r}, and config.json {says}", "fetch the model again")

@@ -7,14 +7,14 @@ Source: compressed-tensors, `compressors/pack_quantized`.
 
 from localllm.checkpoint.layouts import Quantization, Scheme
 from localllm.checkpoint.quantized.words import (
-    WORDS,
-    assembled,
-    bytes_of,
-    codes_of,
+    WORD_DTYPES,
+    as_bytes,
+    assemble,
+    codes_per_word,
+    column_order,
     damaged,
-    order_of,
-    per_word,
     take_scales,
+    unpack_codes,
 )
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.tensor import QuantizedTensor
@@ -24,43 +24,43 @@ def take_packed(
     weights: Weights, name: str, shape: tuple[int, int], quantization: Quantization
 ) -> QuantizedTensor:
     rows, columns = shape
-    scheme = scheme_of(weights, name, columns, quantization)
-    run, groups = per_word(scheme.bits), scheme.groups(columns)
-    words = weights.take(f"{name}.weight_packed", (rows, -(-columns // run)), WORDS)
+    scheme = find_compressed_scheme(weights, name, columns, quantization)
+    run, groups = codes_per_word(scheme.bits), scheme.group_count(columns)
+    words = weights.take(f"{name}.weight_packed", (rows, -(-columns // run)), WORD_DTYPES)
     scale = take_scales(weights, f"{name}.weight_scale", (rows, groups))
     if weights.has(f"{name}.weight_shape"):
         stated = weights.take(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
         if stated != list(shape):
-            what = weights.spelled(f"{name}.weight_shape")
+            what = weights.stored_name(f"{name}.weight_shape")
             raise damaged(f"the tensor {what!r} says {stated} and config.json asks for {list(shape)}")
     order = zero = None
     if weights.has(f"{name}.weight_g_idx"):
-        group_of = weights.take(f"{name}.weight_g_idx", (columns,), WORDS)
-        order = order_of(weights.spelled(f"{name}.weight_g_idx"), group_of, scheme)
+        group_of = weights.take(f"{name}.weight_g_idx", (columns,), WORD_DTYPES)
+        order = column_order(weights.stored_name(f"{name}.weight_g_idx"), group_of, scheme)
     if not scheme.symmetric or weights.has(f"{name}.weight_zero_point"):
-        zeros = weights.take(f"{name}.weight_zero_point", (-(-rows // run), groups), WORDS)
-        zero = codes_of(zeros.T, scheme.bits, rows).T.contiguous()
+        zeros = weights.take(f"{name}.weight_zero_point", (-(-rows // run), groups), WORD_DTYPES)
+        zero = unpack_codes(zeros.T, scheme.bits, rows).T.contiguous()
     size = -(-columns // 2) if scheme.bits == 4 else columns
-    packed = bytes_of(words)[:, :size]
-    return assembled(weights, name, shape, scheme, packed, scale, zero, order)
+    packed = as_bytes(words)[:, :size]
+    return assemble(weights, name, shape, scheme, packed, scale, zero, order)
 
 
-def scheme_of(weights: Weights, name: str, columns: int, quantization: Quantization) -> Scheme:
+def find_compressed_scheme(weights: Weights, name: str, columns: int, quantization: Quantization) -> Scheme:
     """The one of config_groups that the shapes speak of."""
-    packed, scale = weights.stored(f"{name}.weight_packed"), weights.stored(f"{name}.weight_scale")
+    packed, scale = weights.stored_header(f"{name}.weight_packed"), weights.stored_header(f"{name}.weight_scale")
     symmetric = not weights.has(f"{name}.weight_zero_point")
     if packed and scale and len(packed.shape) == len(scale.shape) == 2:
         for bits in (4, 8):
-            if packed.shape[1] == -(-columns // per_word(bits)):
+            if packed.shape[1] == -(-columns // codes_per_word(bits)):
                 groups = scale.shape[1]
                 known = {"bits": bits, "words": True, "floats": False}
-                found = quantization.fitting(
+                found = quantization.find_scheme(
                     columns, groups, **known, symmetric=symmetric
-                ) or quantization.fitting(columns, groups, **known)
+                ) or quantization.find_scheme(columns, groups, **known)
                 if found:
                     return found
     alone = [scheme for scheme in quantization.schemes if scheme.words]
     if len(alone) == 1:  # the shapes are told apart from its own when they are taken
         return alone[0]
-    what = weights.spelled(f"{name}.weight_packed")
+    what = weights.stored_name(f"{name}.weight_packed")
     raise damaged(f"the shapes of {what!r} and its scales are none that config.json's groups describe")

@@ -16,24 +16,26 @@ from localllm.checkpoint.safetensors import FLOATS, Weights, check_finite
 from localllm.quant.formats import fp8, int8, w8a8
 from localllm.quant.tensor import QuantizedTensor
 
-SCALES = ("weight_scale", "weight_scale_inv")
-DTYPES = {"I8": int8.FORMAT, "F8_E4M3": fp8.FORMAT}
+SCALE_SUFFIXES = ("weight_scale", "weight_scale_inv")
+FORMATS = {"I8": int8.INT8_FORMAT, "F8_E4M3": fp8.FP8_FORMAT}
 # Of activations that the file would have in FP8: they stay in the model's dtype.
-OF_ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
+ACTIVATION_SCALES = ("input_scale", "activation_scale", "input_scale_ub")
 
 
-def has_bytes(weights: Weights, name: str) -> bool:
+def is_eight_bit(weights: Weights, name: str) -> bool:
     """Numbers of one byte without a scale are no weights."""
-    stored = weights.stored(f"{name}.weight")
-    return stored is not None and stored.dtype in DTYPES and scale_name(weights, name) is not None
+    stored = weights.stored_header(f"{name}.weight")
+    return stored is not None and stored.dtype in FORMATS and scale_name(weights, name) is not None
 
 
 def scale_name(weights: Weights, name: str) -> str | None:
-    return next((f"{name}.{scale}" for scale in SCALES if weights.has(f"{name}.{scale}")), None)
+    return next((f"{name}.{scale}" for scale in SCALE_SUFFIXES if weights.has(f"{name}.{scale}")), None)
 
 
-def take_bytes(weights: Weights, name: str, shape: tuple[int, int], quantization: Quantization) -> QuantizedTensor:
-    stored, scale_at = weights.stored(f"{name}.weight"), scale_name(weights, name)
+def take_eight_bit(
+    weights: Weights, name: str, shape: tuple[int, int], quantization: Quantization
+) -> QuantizedTensor:
+    stored, scale_at = weights.stored_header(f"{name}.weight"), scale_name(weights, name)
     assert stored and scale_at  # has_bytes
     floats = stored.dtype == "F8_E4M3"
     q = weights.take(f"{name}.weight", shape, (stored.dtype,))
@@ -43,14 +45,14 @@ def take_bytes(weights: Weights, name: str, shape: tuple[int, int], quantization
             f"the tensor {stored.name!r} is stored as {stored.dtype}, which config.json does not tell of"
         )
     scale, group = take_scale(weights, scale_at, shape, schemes)
-    for unused in OF_ACTIVATIONS:
+    for unused in ACTIVATION_SCALES:
         if floats and weights.has(f"{name}.{unused}"):
             weights.take_any(f"{name}.{unused}", ((), (1,)))
     parts = {"q": q, "scale": scale}
     zero = take_zero(weights, name, scale, schemes)
     if zero is not None:
         parts["zero"] = zero
-    form = w8a8.FORMAT if quantization.activations and not floats else DTYPES[stored.dtype]
+    form = w8a8.W8A8_FORMAT if quantization.activations and not floats else FORMATS[stored.dtype]
     return QuantizedTensor(form, shape, parts, group)
 
 
@@ -61,17 +63,17 @@ def take_scale(
     rows, columns = shape
     blocks: dict[tuple[int, int], set[tuple[int, int | None]]] = {}  # shape of the scales -> what may share one
     for scheme in schemes:
-        tall, groups = min(scheme.rows, rows), scheme.groups(columns)
-        blocks.setdefault((-(-rows // tall), groups), set()).add((tall, scheme.group if groups > 1 else None))
-    dtypes = (*words.SCALES, "F8_E8M0") if schemes[0].floats else words.SCALES
+        tall, groups = min(scheme.rows, rows), scheme.group_count(columns)
+        blocks.setdefault((-(-rows // tall), groups), set()).add((tall, scheme.group_size if groups > 1 else None))
+    dtypes = (*words.SCALE_DTYPES, "F8_E8M0") if schemes[0].floats else words.SCALE_DTYPES
     stored = weights.take_any(name, ((rows, 1), (rows,), *blocks, (1, 1), (1,), ()), dtypes)
     scale = stored.float() if stored.dtype == torch.float8_e8m0fnu else stored
-    check_finite(weights.spelled(name), scale.float())
+    check_finite(weights.stored_name(name), scale.float())
     if scale.shape in ((rows, 1), (rows,)) or scale.numel() == 1:
         return scale.reshape(-1, 1).expand(rows, 1), None
     [(tall, wide), *others] = blocks[scale.shape[0], scale.shape[1]]
     if others:
-        raise damaged(f"the shape of {weights.spelled(name)!r} fits several of config.json's groups")
+        raise damaged(f"the shape of {weights.stored_name(name)!r} fits several of config.json's groups")
     return scale.repeat_interleave(tall, 0)[:rows], wide
 
 
@@ -85,8 +87,8 @@ def take_zero(weights: Weights, name: str, scale: Tensor, schemes: list[Scheme])
     zero = weights.take_any(at, ((rows, groups), *of_rows), ("I8", "F8_E4M3", *FLOATS))
     if symmetric:
         if (zero.float() != 0).any():
-            raise damaged(f"{weights.spelled(at)!r} has zero points, which config.json says that it has not")
+            raise damaged(f"{weights.stored_name(at)!r} has zero points, which config.json says that it has not")
         return None
     if zero.dtype != torch.int8:
-        raise damaged(f"the tensor {weights.spelled(at)!r} is not stored as I8")
+        raise damaged(f"the tensor {weights.stored_name(at)!r} is not stored as I8")
     return zero.reshape(-1, groups).expand(rows, groups)

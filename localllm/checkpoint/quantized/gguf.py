@@ -13,14 +13,14 @@ def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str)
 
     Raises DamagedModel for scales that are NaN or infinite.
     """
-    stored = weights.stored(f"{name}.weight")
+    stored = weights.stored_header(f"{name}.weight")
     if stored is None or stored.offset is None or stored.dtype == plain:
         return None
     form = stored.dtype.lower()
     rows = weights.take(f"{name}.weight", shape, dtypes=(stored.dtype,))
     rows = rows.view(torch.uint8)
     for scales in gguf.row_scales(rows, form):
-        check_finite(weights.spelled(f"{name}.weight"), scales)
+        check_finite(weights.stored_name(f"{name}.weight"), scales)
     if form == "mxfp4_gguf":
-        check_exponents(weights.spelled(f"{name}.weight"), gguf.row_exponents(rows))
-    return QuantizedTensor(form, shape, {gguf.PART: rows})
+        check_exponents(weights.stored_name(f"{name}.weight"), gguf.row_exponents(rows))
+    return QuantizedTensor(form, shape, {gguf.BLOCKS_PART: rows})

@@ -8,49 +8,54 @@ next zero point where one is 0; so it is added to whole words. Sources: AutoGPTQ
 
 from localllm.checkpoint.layouts import Quantization, Scheme
 from localllm.checkpoint.quantized.words import (
-    WORDS,
-    assembled,
-    bytes_of,
-    check_whole,
-    codes_of,
+    WORD_DTYPES,
+    as_bytes,
+    assemble,
+    check_multiple,
+    codes_per_word,
+    column_order,
     damaged,
-    order_of,
-    per_word,
     take_scales,
+    unpack_codes,
 )
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.tensor import QuantizedTensor
 
-ONES = {4: 0x11111111, 8: 0x01010101}  # one in each code of a word
+ONE_IN_EACH_CODE = {4: 0x11111111, 8: 0x01010101}  # one in each code of a word
 
 
 def take_gptq(weights: Weights, name: str, shape: tuple[int, int], quantization: Quantization) -> QuantizedTensor:
     rows, columns = shape
-    scheme = scheme_of(weights, name, columns, quantization)
-    run, groups = per_word(scheme.bits), scheme.groups(columns)
-    check_whole(weights, f"{name}.qweight", rows, run, "rows")
-    check_whole(weights, f"{name}.qweight", columns, run, "columns")
-    qweight = weights.take(f"{name}.qweight", (columns // run, rows), WORDS)
+    scheme = find_gptq_scheme(weights, name, columns, quantization)
+    run, groups = codes_per_word(scheme.bits), scheme.group_count(columns)
+    check_multiple(weights, f"{name}.qweight", rows, run, "rows")
+    check_multiple(weights, f"{name}.qweight", columns, run, "columns")
+    qweight = weights.take(f"{name}.qweight", (columns // run, rows), WORD_DTYPES)
     scales = take_scales(weights, f"{name}.scales", (groups, rows))
-    qzeros = weights.take(f"{name}.qzeros", (groups, rows // run), WORDS) + quantization.less * ONES[scheme.bits]
+    qzeros = (
+        weights.take(f"{name}.qzeros", (groups, rows // run), WORD_DTYPES)
+        + quantization.zero_offset * ONE_IN_EACH_CODE[scheme.bits]
+    )
     order = None
     if weights.has(f"{name}.g_idx"):
-        order = order_of(
-            weights.spelled(f"{name}.g_idx"), weights.take(f"{name}.g_idx", (columns,), WORDS), scheme
+        order = column_order(
+            weights.stored_name(f"{name}.g_idx"), weights.take(f"{name}.g_idx", (columns,), WORD_DTYPES), scheme
         )
-    packed = bytes_of(qweight.T)
-    zero = codes_of(qzeros, scheme.bits, rows).T.contiguous()
-    return assembled(weights, name, shape, scheme, packed, scales.T.contiguous(), zero, order)
+    packed = as_bytes(qweight.T)
+    zero = unpack_codes(qzeros, scheme.bits, rows).T.contiguous()
+    return assemble(weights, name, shape, scheme, packed, scales.T.contiguous(), zero, order)
 
 
-def scheme_of(weights: Weights, name: str, columns: int, quantization: Quantization) -> Scheme:
+def find_gptq_scheme(weights: Weights, name: str, columns: int, quantization: Quantization) -> Scheme:
     """Of several, the one that the shapes speak of; a single one is held against them when they are taken."""
     if len(quantization.schemes) == 1:
         return quantization.schemes[0]
-    qweight, scales = weights.stored(f"{name}.qweight"), weights.stored(f"{name}.scales")
+    qweight, scales = weights.stored_header(f"{name}.qweight"), weights.stored_header(f"{name}.scales")
     for scheme in quantization.schemes:
-        if qweight and scales and qweight.shape[:1] == (columns // per_word(scheme.bits),):
-            found = quantization.fitting(columns, (*scales.shape, 0)[0], bits=scheme.bits)
+        if qweight and scales and qweight.shape[:1] == (columns // codes_per_word(scheme.bits),):
+            found = quantization.find_scheme(columns, (*scales.shape, 0)[0], bits=scheme.bits)
             if found:
                 return found
-    raise damaged(f"the shapes of {weights.spelled(f'{name}.qweight')!r} and its scales are none of config.json's")
+    raise damaged(
+        f"the shapes of {weights.stored_name(f'{name}.qweight')!r} and its scales are none of config.json's"
+    )

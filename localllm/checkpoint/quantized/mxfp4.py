@@ -9,14 +9,14 @@ from localllm.quant.tensor import QuantizedTensor
 
 
 def take_mxfp4(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor:
-    rows, groups = shape[0], -(-shape[1] // mxfp4.GROUP)
-    blocks = weights.take(f"{name}.blocks", (rows, groups, mxfp4.GROUP // 2), dtypes=("U8",))
+    rows, groups = shape[0], -(-shape[1] // mxfp4.MXFP4_GROUP)
+    blocks = weights.take(f"{name}.blocks", (rows, groups, mxfp4.MXFP4_GROUP // 2), dtypes=("U8",))
     scales = weights.take(f"{name}.scales", (rows, groups), dtypes=("U8",))
-    check_exponents(weights.spelled(f"{name}.scales"), scales)
-    return QuantizedTensor(mxfp4.FORMAT, shape, {"q": blocks, "scale": scales})
+    check_exponents(weights.stored_name(f"{name}.scales"), scales)
+    return QuantizedTensor(mxfp4.MXFP4_FORMAT, shape, {"q": blocks, "scale": scales})
 
 
 def check_exponents(name: str, exponents: Tensor) -> None:
     """MXFP4 has no infinite scale, and one that is NaN."""
-    if (exponents == mxfp4.NAN).any():
+    if (exponents == mxfp4.MXFP4_NAN_SCALE).any():
         raise DamagedModel(f"the tensor {name!r} has a scale that is NaN", "fetch the model again")

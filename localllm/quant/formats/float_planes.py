@@ -10,35 +10,35 @@ import torch
 from torch import Tensor
 
 from localllm.quant.formats import mxfp4, planes
-from localllm.quant.formats.groups import spread
-from localllm.quant.packing import FP8_PLANES, INT4_PLANES, INT8_PLANES, MXFP4_PLANES
+from localllm.quant.formats.groups import expand_groups
+from localllm.quant.packing import FP8_GPU_PACKED, INT4_GPU_PACKED, INT8_GPU_PACKED, MXFP4_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor
 
-WHOLE = {MXFP4_PLANES: INT4_PLANES, FP8_PLANES: INT8_PLANES}  # whose planes they lie in
+INTEGER_LAYOUT = {MXFP4_GPU_PACKED: INT4_GPU_PACKED, FP8_GPU_PACKED: INT8_GPU_PACKED}  # whose planes they lie in
 
 
-def float_planes_of(form: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
+def pack_float_codes(form: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
     """codes: [out, in] of 0 to 15, or the bytes of E4M3 as int8; scale: [out, groups]"""
-    laid = planes.planes_of(codes, group, 4 if form == MXFP4_PLANES else 8, scale=scale)
+    laid = planes.pack_codes(codes, group, 4 if form == MXFP4_GPU_PACKED else 8, scale=scale)
     return replace(laid, format=form)
 
 
-def codes_of(weight: QuantizedTensor) -> Tensor:
+def unpack_codes(weight: QuantizedTensor) -> Tensor:
     """float32 [out, in]: 0 to 15, or -128 to 127."""
     q, scale = weight.parts["q"], weight.parts["scale"]
     one = torch.ones(1, scale.shape[1], device=q.device)
     parts = {"q": q, "scale": one, "zero": torch.zeros_like(one)}
-    whole = QuantizedTensor(WHOLE[weight.format], weight.shape, parts)
+    whole = QuantizedTensor(INTEGER_LAYOUT[weight.format], weight.shape, parts)
     return planes.dequantize(whole, torch.float32)
 
 
-def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+def dequantize_float(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """[out, in] in `dtype`, computed in float32."""
-    columns, codes, scale = weight.shape[1], codes_of(weight), weight.parts["scale"].T[: weight.shape[0]]
-    if weight.format == MXFP4_PLANES:
-        table = torch.tensor((*mxfp4.VALUES, *(-value for value in mxfp4.VALUES)), device=codes.device)
-        numbers = torch.ldexp(table[codes.long()], spread(scale, mxfp4.GROUP, columns).int() - 127)
+    columns, codes, scale = weight.shape[1], unpack_codes(weight), weight.parts["scale"].T[: weight.shape[0]]
+    if weight.format == MXFP4_GPU_PACKED:
+        table = torch.tensor((*mxfp4.E2M1_VALUES, *(-value for value in mxfp4.E2M1_VALUES)), device=codes.device)
+        numbers = torch.ldexp(table[codes.long()], expand_groups(scale, mxfp4.MXFP4_GROUP, columns).int() - 127)
     else:
         numbers = codes.to(torch.int8).view(torch.float8_e4m3fn).float()
-        numbers *= spread(scale.float(), weight.group or columns, columns)
+        numbers *= expand_groups(scale.float(), weight.group or columns, columns)
     return numbers.to(dtype)

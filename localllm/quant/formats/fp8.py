@@ -7,13 +7,13 @@ rows shares a scale, each row has it.
 import torch
 from torch import Tensor
 
-from localllm.quant.formats.groups import scaled
+from localllm.quant.formats.groups import apply_scales
 from localllm.quant.packing import FP8
 from localllm.quant.tensor import QuantizedTensor
 
-FORMAT = FP8
+FP8_FORMAT = FP8
 
 
-def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+def dequantize_fp8(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """[out, in] in `dtype`."""
-    return scaled(weight.parts["q"], weight, 0, dtype)
+    return apply_scales(weight.parts["q"], weight, 0, dtype)

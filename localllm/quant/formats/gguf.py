@@ -11,21 +11,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from localllm.quant.formats.gguf_types import BY_NAME
+from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 
 IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # OCP MX 1.0, times two
-PART = "blocks"  # the one part of a QuantizedTensor in these formats: uint8 [..., bytes of a row]
+BLOCKS_PART = "blocks"  # the one part of a QuantizedTensor in these formats: uint8 [..., bytes of a row]
 
-PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-SCALES = {  # where the float16 numbers of a block lie, in bytes
+PLAIN_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+SCALE_OFFSETS = {  # where the float16 numbers of a block lie, in bytes
     **{"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,), "iq4_xs": (0,)},
     **{"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)},
 }
 
 
-class Blocks(NamedTuple):
+class UnpackedBlocks(NamedTuple):
     """Blocks taken apart: value = scale * factor * code - minimum * minimum_factor, of each group of a block."""
 
     codes: Tensor  # [n, elements] int8, or uint8 of 0 to 31
@@ -36,24 +36,24 @@ class Blocks(NamedTuple):
 
 
 # uint8 [n, bytes of a block] -> its parts, the elements in order.
-TakeApart = Callable[[Tensor], Blocks]
+Unpacker = Callable[[Tensor], UnpackedBlocks]
 
 
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """A whole weight, of the shape it stands for."""
-    return dequantize_rows(weight.parts[PART], weight.format, dtype)
+    return dequantize_rows(weight.parts[BLOCKS_PART], weight.format, dtype)
 
 
 def dequantize_rows(rows: Tensor, form: str, dtype: torch.dtype) -> Tensor:
     """rows: uint8 [..., bytes of a row] -> [..., elements of a row]"""
-    kind = BY_NAME[form]
+    kind = BLOCK_TYPE_BY_NAME[form]
     blocks = rows.reshape(-1, kind.block_bytes)
-    columns = rows.shape[-1] // kind.block_bytes * kind.elements
-    found = blocks.view(PLAIN[form]) if form in PLAIN else numbers(TAKE_APART[form](blocks))
+    columns = rows.shape[-1] // kind.block_bytes * kind.block_elements
+    found = blocks.view(PLAIN_DTYPES[form]) if form in PLAIN_DTYPES else block_values(UNPACKERS[form](blocks))
     return found.to(dtype).reshape(*rows.shape[:-1], columns)
 
 
-def numbers(blocks: Blocks) -> Tensor:
+def block_values(blocks: UnpackedBlocks) -> Tensor:
     """float32 [n, elements]"""
     scale = blocks.scale.float()
     if blocks.factor is not None:
@@ -69,18 +69,18 @@ def numbers(blocks: Blocks) -> Tensor:
 
 def row_scales(rows: Tensor, form: str) -> list[Tensor]:
     """What may be NaN or infinite in packed rows, as views of it: the scales, or all of plain numbers."""
-    blocks = rows.reshape(-1, BY_NAME[form].block_bytes)
-    if form in PLAIN:
-        return [blocks.view(PLAIN[form])]
-    return [blocks[:, at : at + 2].view(torch.float16) for at in SCALES.get(form, ())]
+    blocks = rows.reshape(-1, BLOCK_TYPE_BY_NAME[form].block_bytes)
+    if form in PLAIN_DTYPES:
+        return [blocks.view(PLAIN_DTYPES[form])]
+    return [blocks[:, at : at + 2].view(torch.float16) for at in SCALE_OFFSETS.get(form, ())]
 
 
 def row_exponents(rows: Tensor) -> Tensor:
     """The scales of MXFP4, uint8 [blocks], as a view."""
-    return rows.reshape(-1, BY_NAME["mxfp4_gguf"].block_bytes)[:, 0]
+    return rows.reshape(-1, BLOCK_TYPE_BY_NAME["mxfp4_gguf"].block_bytes)[:, 0]
 
 
-def half(blocks: Tensor, at: int) -> Tensor:
+def read_half(blocks: Tensor, at: int) -> Tensor:
     """The float16 at a byte of each block, [n, 1]."""
     return blocks[:, at : at + 2].view(torch.float16)
 
@@ -90,66 +90,68 @@ def nibbles(codes: Tensor) -> Tensor:
     return torch.stack((codes & 15, codes >> 4), -2)
 
 
-def crumbs(codes: Tensor) -> Tensor:
+def two_bit_codes(codes: Tensor) -> Tensor:
     """[..., m] -> [..., 4, m]: the two lowest bits, the two above, ..."""
     return torch.stack((codes & 3, (codes >> 2) & 3, (codes >> 4) & 3, codes >> 6), -2)
 
 
-def bits(codes: Tensor) -> Tensor:
+def single_bits(codes: Tensor) -> Tensor:
     """[..., m] -> [..., 8, m]: the lowest bit first."""
     return (codes.unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8, device=codes.device)[:, None]) & 1
 
 
-def centred(codes: Tensor, middle: int) -> Tensor:
+def center_codes(codes: Tensor, middle: int) -> Tensor:
     """Codes of 0 .. 2 * middle - 1 -> int8, zero in the middle."""
     return codes.to(torch.int8) - middle
 
 
-def q4_0(blocks: Tensor) -> Blocks:
+def q4_0(blocks: Tensor) -> UnpackedBlocks:
     """d f16, 32 codes of 4 bits: d * (code - 8)"""
-    return Blocks(centred(nibbles(blocks[:, 2:]).flatten(1), 8), half(blocks, 0))
+    return UnpackedBlocks(center_codes(nibbles(blocks[:, 2:]).flatten(1), 8), read_half(blocks, 0))
 
 
-def q4_1(blocks: Tensor) -> Blocks:
+def q4_1(blocks: Tensor) -> UnpackedBlocks:
     """d f16, m f16, 32 codes of 4 bits: d * code + m"""
-    return Blocks(nibbles(blocks[:, 4:]).flatten(1), half(blocks, 0), minimum=-half(blocks, 2))
+    return UnpackedBlocks(nibbles(blocks[:, 4:]).flatten(1), read_half(blocks, 0), minimum=-read_half(blocks, 2))
 
 
 def fifth_bits(packed: Tensor) -> Tensor:
     """32 bits in 4 bytes -> [n, 32], each in the place of a fifth bit."""
-    return (bits(packed).transpose(1, 2) << 4).flatten(1)
+    return (single_bits(packed).transpose(1, 2) << 4).flatten(1)
 
 
-def q5_0(blocks: Tensor) -> Blocks:
+def q5_0(blocks: Tensor) -> UnpackedBlocks:
     """d f16, 32 fifth bits, 32 codes of 4 bits: d * (code - 16)"""
-    return Blocks(centred(nibbles(blocks[:, 6:]).flatten(1) | fifth_bits(blocks[:, 2:6]), 16), half(blocks, 0))
+    return UnpackedBlocks(
+        center_codes(nibbles(blocks[:, 6:]).flatten(1) | fifth_bits(blocks[:, 2:6]), 16), read_half(blocks, 0)
+    )
 
 
-def q5_1(blocks: Tensor) -> Blocks:
+def q5_1(blocks: Tensor) -> UnpackedBlocks:
     """d f16, m f16, 32 fifth bits, 32 codes of 4 bits: d * code + m"""
     codes = nibbles(blocks[:, 8:]).flatten(1) | fifth_bits(blocks[:, 4:8])
-    return Blocks(codes, half(blocks, 0), minimum=-half(blocks, 2))
+    return UnpackedBlocks(codes, read_half(blocks, 0), minimum=-read_half(blocks, 2))
 
 
-def q8_0(blocks: Tensor) -> Blocks:
+def q8_0(blocks: Tensor) -> UnpackedBlocks:
     """d f16, 32 int8: d * code"""
-    return Blocks(blocks[:, 2:].view(torch.int8), half(blocks, 0))
+    return UnpackedBlocks(blocks[:, 2:].view(torch.int8), read_half(blocks, 0))
 
 
-def q2_k(blocks: Tensor) -> Blocks:
+def q2_k(blocks: Tensor) -> UnpackedBlocks:
     """16 bytes of scale and minimum (4 bits each), 256 codes of 2 bits, d f16, dmin f16"""
-    codes = crumbs(blocks[:, 16:80].unflatten(1, (2, 32))).flatten(1)
+    codes = two_bit_codes(blocks[:, 16:80].unflatten(1, (2, 32))).flatten(1)
     scale, minimum = (packed.to(torch.int8) for packed in (blocks[:, :16] & 15, blocks[:, :16] >> 4))
-    return Blocks(codes, half(blocks, 80), scale, half(blocks, 82), minimum)
+    return UnpackedBlocks(codes, read_half(blocks, 80), scale, read_half(blocks, 82), minimum)
 
 
-def q3_k(blocks: Tensor) -> Blocks:
+def q3_k(blocks: Tensor) -> UnpackedBlocks:
     """256 high bits, 256 codes of 2 bits, 16 scales of 6 bits, d f16: d * (scale - 32) * (code - 4 * not high)"""
     low = nibbles(blocks[:, 96:104]).flatten(1)
-    high = crumbs(blocks[:, 104:108]).flatten(1)
-    third = bits(blocks[:, :32]).flatten(1) << 2
-    codes = crumbs(blocks[:, 32:96].unflatten(1, (2, 32))).flatten(1) | third
-    return Blocks(centred(codes, 4), half(blocks, 108), centred(low | (high << 4), 32))
+    high = two_bit_codes(blocks[:, 104:108]).flatten(1)
+    third = single_bits(blocks[:, :32]).flatten(1) << 2
+    codes = two_bit_codes(blocks[:, 32:96].unflatten(1, (2, 32))).flatten(1) | third
+    return UnpackedBlocks(center_codes(codes, 4), read_half(blocks, 108), center_codes(low | (high << 4), 32))
 
 
 def scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,61 +164,65 @@ def scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def scaled_k(blocks: Tensor, codes: Tensor) -> Blocks:
+def unpack_k_quant(blocks: Tensor, codes: Tensor) -> UnpackedBlocks:
     """What Q4_K and Q5_K share: d f16, dmin f16, 12 bytes of scales. codes: [n, 8, 32]"""
     scale, minimum = scales_and_minima(blocks[:, 4:16])
-    return Blocks(codes.flatten(1), half(blocks, 0), scale, half(blocks, 2), minimum)
+    return UnpackedBlocks(codes.flatten(1), read_half(blocks, 0), scale, read_half(blocks, 2), minimum)
 
 
-def q4_k(blocks: Tensor) -> Blocks:
+def q4_k(blocks: Tensor) -> UnpackedBlocks:
     """d, dmin, scales as above, 256 codes of 4 bits in runs of 32"""
-    return scaled_k(blocks, nibbles(blocks[:, 16:].unflatten(1, (4, 32))).flatten(1, 2))
+    return unpack_k_quant(blocks, nibbles(blocks[:, 16:].unflatten(1, (4, 32))).flatten(1, 2))
 
 
-def q5_k(blocks: Tensor) -> Blocks:
+def q5_k(blocks: Tensor) -> UnpackedBlocks:
     """d, dmin, scales as above, 256 fifth bits, 256 codes of 4 bits in runs of 32"""
     codes = nibbles(blocks[:, 48:].unflatten(1, (4, 32))).flatten(1, 2)
-    return scaled_k(blocks, codes | (bits(blocks[:, 16:48]) << 4))
+    return unpack_k_quant(blocks, codes | (single_bits(blocks[:, 16:48]) << 4))
 
 
-def q6_k(blocks: Tensor) -> Blocks:
+def q6_k(blocks: Tensor) -> UnpackedBlocks:
     """256 codes of 4 bits, 256 of 2 bits above them, 16 int8 scales, d f16: d * scale * (code - 32)"""
     low = nibbles(blocks[:, :128].unflatten(1, (2, 64))).flatten(1)
-    high = crumbs(blocks[:, 128:192].unflatten(1, (2, 32))).flatten(1) << 4
-    return Blocks(centred(low | high, 32), half(blocks, 208), blocks[:, 192:208].view(torch.int8))
+    high = two_bit_codes(blocks[:, 128:192].unflatten(1, (2, 32))).flatten(1) << 4
+    return UnpackedBlocks(
+        center_codes(low | high, 32), read_half(blocks, 208), blocks[:, 192:208].view(torch.int8)
+    )
 
 
-def looked_up(codes: Tensor, values: tuple[int, ...]) -> Tensor:
+def lookup_codes(codes: Tensor, values: tuple[int, ...]) -> Tensor:
     table = torch.tensor(values, dtype=torch.int8, device=codes.device)
     return table.index_select(0, codes.int().flatten()).view_as(codes)
 
 
-def iq4_nl(blocks: Tensor) -> Blocks:
+def iq4_nl(blocks: Tensor) -> UnpackedBlocks:
     """d f16, 32 codes of 4 bits into a table: d * table[code]"""
-    return Blocks(looked_up(nibbles(blocks[:, 2:]).flatten(1), IQ4_CODES), half(blocks, 0))
+    return UnpackedBlocks(lookup_codes(nibbles(blocks[:, 2:]).flatten(1), IQ4_CODES), read_half(blocks, 0))
 
 
-def iq4_xs(blocks: Tensor) -> Blocks:
+def iq4_xs(blocks: Tensor) -> UnpackedBlocks:
     """d f16, 8 scales of 6 bits (2 high bits in 2 bytes, 4 low in 4), 256 codes of 4 bits into the table"""
     low = nibbles(blocks[:, 4:8]).transpose(1, 2).flatten(1)
-    high = crumbs(blocks[:, 2:4]).transpose(1, 2).flatten(1)
+    high = two_bit_codes(blocks[:, 2:4]).transpose(1, 2).flatten(1)
     codes = nibbles(blocks[:, 8:].unflatten(1, (8, 16))).flatten(1)
-    return Blocks(looked_up(codes, IQ4_CODES), half(blocks, 0), centred(low | (high << 4), 32))
+    return UnpackedBlocks(
+        lookup_codes(codes, IQ4_CODES), read_half(blocks, 0), center_codes(low | (high << 4), 32)
+    )
 
 
-def mxfp4_gguf(blocks: Tensor) -> Blocks:
+def mxfp4_gguf(blocks: Tensor) -> UnpackedBlocks:
     """e uint8, 32 codes of 4 bits: 2^(e - 128) * doubled e2m1. Source: OCP Microscaling Formats 1.0"""
     exponent = blocks[:, :1].int()
     # The bits of a float32; the two smallest exponents are subnormal.
     scale = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
-    return Blocks(looked_up(nibbles(blocks[:, 1:]).flatten(1), E2M1_DOUBLED), scale.view(torch.float32))
+    return UnpackedBlocks(lookup_codes(nibbles(blocks[:, 1:]).flatten(1), E2M1_DOUBLED), scale.view(torch.float32))
 
 
-TAKE_APART: dict[str, TakeApart] = {
+UNPACKERS: dict[str, Unpacker] = {
     take_apart.__name__: take_apart
     for take_apart in (
         *(q4_0, q4_1, q5_0, q5_1, q8_0),
         *(q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4_gguf),
     )
 }
-FORMATS = frozenset((*PLAIN, *TAKE_APART))
+FORMATS = frozenset((*PLAIN_DTYPES, *UNPACKERS))

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class BlockType:
     name: str
-    elements: int  # of one block: neighbours in a row
+    block_elements: int  # of one block: neighbours in a row
     block_bytes: int
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of so many elements, which must be whole blocks."""
-        return columns // self.elements * self.block_bytes
+        return columns // self.block_elements * self.block_bytes
 
 
 BLOCK_TYPES = {
@@ -35,9 +35,9 @@ BLOCK_TYPES = {
     30: BlockType("bf16", 1, 2),
     39: BlockType("mxfp4_gguf", 32, 17),  # its nibbles lie otherwise than in safetensors
 }
-BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
+BLOCK_TYPE_BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
 
-NOT_RUN = {  # types that files in circulation have and localllm does not read
+UNSUPPORTED_TYPES = {  # types that files in circulation have and localllm does not read
     **{9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 21: "iq3_s", 22: "iq2_s"},
     **{24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0"},
     **{40: "nvfp4", 41: "q1_0"},

@@ -15,30 +15,31 @@ def group_count(columns: int, group: int) -> int:
     return -(-columns // group)
 
 
-def spread(numbers: Tensor, group: int, columns: int) -> Tensor:
+def expand_groups(numbers: Tensor, group: int, columns: int) -> Tensor:
     """One number a group -> one a column. numbers: [out, groups] -> [out, columns]"""
     if numbers.shape[1] == 1:
         return numbers.expand(-1, columns)
     return numbers.repeat_interleave(group, 1)[:, :columns]
 
 
-def scaled(codes: Tensor, weight: QuantizedTensor, middle: int, dtype: torch.dtype) -> Tensor:
-    """codes: [out, in] -> the weight [out, in] in `dtype`, computed in float32. middle: the zero point of formats
+def apply_scales(codes: Tensor, weight: QuantizedTensor, zero_point: int, dtype: torch.dtype) -> Tensor:
+    """codes: [out, in] -> the weight [out, in] in `dtype`, computed in float32. zero_point: the zero point of
+    formats
     that store none."""
     columns, parts = weight.shape[1], weight.parts
     group = weight.group or columns
     exact = codes.float()
     if "zero" in parts:
-        exact -= spread(parts["zero"].float(), group, columns)
-    elif middle:
-        exact -= middle
-    exact *= spread(parts["scale"].float(), group, columns)
+        exact -= expand_groups(parts["zero"].float(), group, columns)
+    elif zero_point:
+        exact -= zero_point
+    exact *= expand_groups(parts["scale"].float(), group, columns)
     if "columns" in parts:
         exact = torch.empty_like(exact).index_copy_(1, parts["columns"], exact)
     return exact.to(dtype)
 
 
-def grouped(weight: Tensor, group: int) -> Tensor:
+def split_groups(weight: Tensor, group: int) -> Tensor:
     """[out, in] -> float32 [out, groups, group]; a shorter last group is filled with zeros."""
     missing = -weight.shape[1] % group
     return torch.nn.functional.pad(weight.float(), (0, missing)).unflatten(1, (-1, group))

@@ -7,26 +7,26 @@ localllm/quant/formats/groups.py says, zero points uint8. Without them the zero 
 import torch
 from torch import Tensor
 
-from localllm.quant.formats.groups import scaled
+from localllm.quant.formats.groups import apply_scales
 from localllm.quant.packing import INT4
 from localllm.quant.tensor import QuantizedTensor
 
-FORMAT = INT4
-MIDDLE = 8
-LARGEST = 15
+INT4_FORMAT = INT4
+INT4_ZERO_POINT = 8
+INT4_MAX = 15
 
 
-def pack(codes: Tensor) -> Tensor:
+def pack_int4(codes: Tensor) -> Tensor:
     """Codes of 0 to 15, uint8 [out, in] -> [out, ceil(in / 2)]"""
     even = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2))
     return even[:, ::2] | (even[:, 1::2] << 4)
 
 
-def unpack(q: Tensor, columns: int) -> Tensor:
+def unpack_int4(q: Tensor, columns: int) -> Tensor:
     """uint8 [out, ceil(columns / 2)] -> codes [out, columns]"""
     return torch.stack((q & 15, q >> 4), -1).flatten(1)[:, :columns]
 
 
-def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+def dequantize_int4(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """[out, in] in `dtype`."""
-    return scaled(unpack(weight.parts["q"], weight.shape[1]), weight, MIDDLE, dtype)
+    return apply_scales(unpack_int4(weight.parts["q"], weight.shape[1]), weight, INT4_ZERO_POINT, dtype)

@@ -7,24 +7,24 @@ Without zero points the format is symmetric.
 import torch
 from torch import Tensor
 
-from localllm.quant.formats.groups import grouped, scaled, spread
+from localllm.quant.formats.groups import apply_scales, expand_groups, split_groups
 from localllm.quant.packing import INT8
 from localllm.quant.tensor import QuantizedTensor
 
-FORMAT = INT8
-LARGEST = 127
+INT8_FORMAT = INT8
+INT8_MAX = 127
 
 
-def quantize(weight: Tensor, scale_dtype: torch.dtype, group: int | None = None) -> QuantizedTensor:
+def quantize_int8(weight: Tensor, scale_dtype: torch.dtype, group: int | None = None) -> QuantizedTensor:
     """Round to nearest with the scale that maps the largest magnitude of a group to 127. weight: [out, in]"""
     rows, columns = weight.shape
-    largest = grouped(weight, group or columns).abs().amax(2)  # [out, groups]
-    scale = (largest / LARGEST).clamp(min=torch.finfo(torch.float32).tiny).to(scale_dtype)
-    steps = weight.float() / spread(scale.float(), group or columns, columns)
-    q = steps.round().clamp(-LARGEST, LARGEST).to(torch.int8)
-    return QuantizedTensor(FORMAT, (rows, columns), {"q": q, "scale": scale}, group)
+    largest = split_groups(weight, group or columns).abs().amax(2)  # [out, groups]
+    scale = (largest / INT8_MAX).clamp(min=torch.finfo(torch.float32).tiny).to(scale_dtype)
+    steps = weight.float() / expand_groups(scale.float(), group or columns, columns)
+    q = steps.round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+    return QuantizedTensor(INT8_FORMAT, (rows, columns), {"q": q, "scale": scale}, group)
 
 
-def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+def dequantize_int8(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """[out, in] in `dtype`."""
-    return scaled(weight.parts["q"], weight, 0, dtype)
+    return apply_scales(weight.parts["q"], weight, 0, dtype)

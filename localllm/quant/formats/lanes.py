@@ -21,34 +21,43 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.quant.formats import gguf, int4
-from localllm.quant.formats.groups import spread
-from localllm.quant.memory import large
-from localllm.quant.packing import GGUF_LANES, INT4, INT4_LANES, INT8, INT8_LANES, ROWS, lanes_columns, lanes_group
-from localllm.quant.tensor import ORDER, QuantizedTensor
+from localllm.quant.formats.groups import expand_groups
+from localllm.quant.memory import empty_huge_pages
+from localllm.quant.packing import (
+    GGUF_INTERLEAVED_BYTES,
+    INT4,
+    INT4_INTERLEAVED,
+    INT8,
+    INT8_INTERLEAVED,
+    TILE_ROWS,
+    interleaved_columns,
+    interleaved_group,
+)
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
-HALF = 16  # columns between the low and the high half of a byte
-FOUR_BITS = ("q4_0", "q4_1", "q2_k", "q3_k", "q4_k")
-WEIGHTS_AT_ONCE = 2**21  # what is unpacked on the way stays in the cache
+HALF_COLUMNS = 16  # columns between the low and the high half of a byte
+FOUR_BIT_GGUF = ("q4_0", "q4_1", "q2_k", "q3_k", "q4_k")
+CHUNK_ELEMENTS = 2**21  # what is unpacked on the way stays in the cache
 
 
-def nothing() -> None:
+def no_op() -> None:
     pass
 
 
-def to_lanes(*weights: QuantizedTensor, between: Callable[[], None] = nothing) -> QuantizedTensor | None:
+def interleave(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:
     """The same numbers, one weight below the other; None where their formats do not go into lanes, or not
     together.
 
-    between: called each time that some of what the weights hold has been read.
+    on_read: called each time that some of what the weights hold has been read.
     """
     first = weights[0]
-    piece = gguf_piece if first.format in GGUF_LANES else integer_piece
-    if not fits(first) or not all(alike(first, weight) for weight in weights[1:]):
+    piece = interleave_gguf if first.format in GGUF_INTERLEAVED_BYTES else interleave_integers
+    if not can_interleave(first) or not all(same_format(first, weight) for weight in weights[1:]):
         return None
-    if any(weight.shape[0] % ROWS for weight in weights[:-1]):
+    if any(weight.shape[0] % TILE_ROWS for weight in weights[:-1]):
         return None
     rows, columns = sum(weight.shape[0] for weight in weights), first.shape[1]
-    most = max(1, WEIGHTS_AT_ONCE // columns // ROWS) * ROWS
+    most = max(1, CHUNK_ELEMENTS // columns // TILE_ROWS) * TILE_ROWS
     made: dict[str, Tensor] = {}
     form, group, tile = "", 0, 0
     for weight in weights:
@@ -56,93 +65,103 @@ def to_lanes(*weights: QuantizedTensor, between: Callable[[], None] = nothing) -
             form, group, parts = piece(weight, slice(begin, begin + most))
             for name, part in parts.items():
                 if name not in made:
-                    made[name] = large((-(-rows // ROWS), *part.shape[1:]), part.dtype)
+                    made[name] = empty_huge_pages((-(-rows // TILE_ROWS), *part.shape[1:]), part.dtype)
                 made[name][tile : tile + len(part)] = part
             tile += len(parts["q"])
-            between()
-    if ORDER in first.parts:
-        made[ORDER] = first.parts[ORDER]
+            on_read()
+    if COLUMN_ORDER in first.parts:
+        made[COLUMN_ORDER] = first.parts[COLUMN_ORDER]
     return QuantizedTensor(form, (rows, columns), made, group)
 
 
-def fits(weight: QuantizedTensor) -> bool:
+def can_interleave(weight: QuantizedTensor) -> bool:
     bits = {INT4: 4, INT8: 8}.get(weight.format)
     if bits is None:
-        return weight.format in GGUF_LANES
-    return lanes_group(weight.group, weight.shape[1], bits) is not None
+        return weight.format in GGUF_INTERLEAVED_BYTES
+    return interleaved_group(weight.group, weight.shape[1], bits) is not None
 
 
-def alike(first: QuantizedTensor, other: QuantizedTensor) -> bool:
+def same_format(first: QuantizedTensor, other: QuantizedTensor) -> bool:
     """May they be parts of one weight?"""
     kinds = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
     same = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
-    return same and next(kinds) == next(kinds) and ORDER not in first.parts
+    return same and next(kinds) == next(kinds) and COLUMN_ORDER not in first.parts
 
 
-Piece = tuple[str, int, dict[str, Tensor]]  # format, group, parts
+InterleavedRows = tuple[str, int, dict[str, Tensor]]  # format, group, parts
 
 
-def gguf_piece(weight: QuantizedTensor, rows: slice) -> Piece:
-    columns, packed = weight.shape[1], weight.parts[gguf.PART][rows]
-    blocks = packed.unflatten(1, (-1, gguf.BY_NAME[weight.format].block_bytes))
-    apart = gguf.TAKE_APART[weight.format](blocks.flatten(0, 1))
+def interleave_gguf(weight: QuantizedTensor, rows: slice) -> InterleavedRows:
+    columns, packed = weight.shape[1], weight.parts[gguf.BLOCKS_PART][rows]
+    blocks = packed.unflatten(1, (-1, gguf.BLOCK_TYPE_BY_NAME[weight.format].block_bytes))
+    apart = gguf.UNPACKERS[weight.format](blocks.flatten(0, 1))
     count = len(packed)
-    form = INT4_LANES if weight.format in FOUR_BITS else INT8_LANES
+    form = INT4_INTERLEAVED if weight.format in FOUR_BIT_GGUF else INT8_INTERLEAVED
     codes = apart.codes.reshape(count, columns)
-    if form == INT8_LANES:
+    if form == INT8_INTERLEAVED:
         codes = codes.to(torch.int8)
     elif apart.minimum is None:
-        codes = (codes + int4.MIDDLE).to(torch.uint8)
+        codes = (codes + int4.INT4_ZERO_POINT).to(torch.uint8)
     found = {"scale": apart.scale, "minimum": apart.minimum}
     if apart.factor is not None:
         found = {"scale": apart.factor, "minimum": apart.minimum_factor, "block_scale": apart.scale}
         found["block_minimum"] = apart.minimum
-    parts = {name: by_lane(part.reshape(count, -1)) for name, part in found.items() if part is not None}
-    return form, columns // parts["scale"].shape[1], {"q": laned(codes, form), **parts}
+    parts = {name: interleave_scales(part.reshape(count, -1)) for name, part in found.items() if part is not None}
+    return form, columns // parts["scale"].shape[1], {"q": interleave_codes(codes, form), **parts}
 
 
-def integer_piece(weight: QuantizedTensor, rows: slice) -> Piece:
-    columns, form = weight.shape[1], INT4_LANES if weight.format == INT4 else INT8_LANES
-    group = lanes_group(weight.group, columns, 4 if form == INT4_LANES else 8)
+def interleave_integers(weight: QuantizedTensor, rows: slice) -> InterleavedRows:
+    columns, form = weight.shape[1], INT4_INTERLEAVED if weight.format == INT4 else INT8_INTERLEAVED
+    group = interleaved_group(weight.group, columns, 4 if form == INT4_INTERLEAVED else 8)
     assert group is not None
     codes = weight.parts["q"][rows]
-    if form == INT4_LANES:
-        codes = int4.unpack(codes, columns)
-    stored = lanes_columns(group, columns)
+    if form == INT4_INTERLEAVED:
+        codes = int4.unpack_int4(codes, columns)
+    stored = interleaved_columns(group, columns)
     groups, codes = stored // group, F.pad(codes, (0, stored - columns))
     numbers = {name: weight.parts[name][rows] for name in ("scale", "zero") if name in weight.parts}
     wide = weight.group or columns
     again = -(-wide // group)  # how many parts a group is cut into
     cut = {name: part.repeat_interleave(again, 1)[:, :groups] for name, part in numbers.items()}
     cut = {name: F.pad(part, (0, groups - part.shape[1])) for name, part in cut.items()}
-    return form, group, {"q": laned(codes, form), **{name: by_lane(part) for name, part in cut.items()}}
+    return (
+        form,
+        group,
+        {"q": interleave_codes(codes, form), **{name: interleave_scales(part) for name, part in cut.items()}},
+    )
 
 
-def laned(codes: Tensor, form: str) -> Tensor:
+def interleave_codes(codes: Tensor, form: str) -> Tensor:
     """[rows, K], int8 or uint8 of 0 to 15 -> q"""
-    if form == INT8_LANES:
-        return side_by_side(codes)
-    low, high = codes.unflatten(1, (-1, 2, HALF)).unbind(2)
-    return side_by_side((low | (high << 4)).flatten(1))
+    if form == INT8_INTERLEAVED:
+        return interleave_bytes(codes)
+    low, high = codes.unflatten(1, (-1, 2, HALF_COLUMNS)).unbind(2)
+    return interleave_bytes((low | (high << 4)).flatten(1))
 
 
-def side_by_side(rows: Tensor) -> Tensor:
+def interleave_bytes(rows: Tensor) -> Tensor:
     """Bytes [rows, n] -> [tiles, n / 4, 16, 4]"""
-    words = filled(rows.contiguous()).view(torch.int32)
-    return words.unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous().view(rows.dtype).unflatten(-1, (ROWS, 4))
+    words = pad_rows(rows.contiguous()).view(torch.int32)
+    return (
+        words.unflatten(0, (-1, TILE_ROWS))
+        .transpose(1, 2)
+        .contiguous()
+        .view(rows.dtype)
+        .unflatten(-1, (TILE_ROWS, 4))
+    )
 
 
-def by_lane(part: Tensor) -> Tensor:
+def interleave_scales(part: Tensor) -> Tensor:
     """[rows, groups] -> [tiles, groups, 16]"""
-    return filled(part).unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous()
+    return pad_rows(part).unflatten(0, (-1, TILE_ROWS)).transpose(1, 2).contiguous()
 
 
-def filled(rows: Tensor) -> Tensor:
-    missing = -len(rows) % ROWS
+def pad_rows(rows: Tensor) -> Tensor:
+    missing = -len(rows) % TILE_ROWS
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-def by_row(part: Tensor) -> Tensor:
+def deinterleave_scales(part: Tensor) -> Tensor:
     """[tiles, groups, 16] -> [rows, groups] float32"""
     return part.transpose(1, 2).flatten(0, 1).float()
 
@@ -152,24 +171,24 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     parts, (rows, columns) = weight.parts, weight.shape
     flat = parts["q"].transpose(1, 2).flatten(2).flatten(0, 1)  # [out, bytes]
     stored = flat.shape[1]
-    if weight.format == INT4_LANES:
-        flat = torch.stack((flat & 15, flat >> 4), 1).unflatten(2, (-1, HALF)).transpose(1, 2).flatten(1)
+    if weight.format == INT4_INTERLEAVED:
+        flat = torch.stack((flat & 15, flat >> 4), 1).unflatten(2, (-1, HALF_COLUMNS)).transpose(1, 2).flatten(1)
         stored *= 2
-    scale = by_row(parts["scale"])
+    scale = deinterleave_scales(parts["scale"])
     group = stored // scale.shape[1]
     if "block_scale" in parts:
         wide = stored // parts["block_scale"].shape[1] // group
-        scale = spread(by_row(parts["block_scale"]), wide, scale.shape[1]) * scale
-    middle = int4.MIDDLE if weight.format == INT4_LANES and "minimum" not in parts else 0
-    zero = spread(by_row(parts["zero"]), group, stored) if "zero" in parts else middle
-    found = (flat.float() - zero) * spread(scale, group, stored)
+        scale = expand_groups(deinterleave_scales(parts["block_scale"]), wide, scale.shape[1]) * scale
+    middle = int4.INT4_ZERO_POINT if weight.format == INT4_INTERLEAVED and "minimum" not in parts else 0
+    zero = expand_groups(deinterleave_scales(parts["zero"]), group, stored) if "zero" in parts else middle
+    found = (flat.float() - zero) * expand_groups(scale, group, stored)
     if "minimum" in parts:
-        minimum = by_row(parts["minimum"])
+        minimum = deinterleave_scales(parts["minimum"])
         if "block_minimum" in parts:
             wide = stored // parts["block_minimum"].shape[1] // group
-            minimum = spread(by_row(parts["block_minimum"]), wide, minimum.shape[1]) * minimum
-        found -= spread(minimum, group, stored)
+            minimum = expand_groups(deinterleave_scales(parts["block_minimum"]), wide, minimum.shape[1]) * minimum
+        found -= expand_groups(minimum, group, stored)
     found = found[:rows, :columns]
-    if ORDER in parts:
-        found = torch.empty_like(found).index_copy_(1, parts[ORDER], found)
+    if COLUMN_ORDER in parts:
+        found = torch.empty_like(found).index_copy_(1, parts[COLUMN_ORDER], found)
     return found.to(dtype)

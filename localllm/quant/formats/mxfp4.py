@@ -10,16 +10,16 @@ from torch import Tensor
 from localllm.quant.packing import MXFP4
 from localllm.quant.tensor import QuantizedTensor
 
-FORMAT = MXFP4
-GROUP = 32
-NAN = 255  # as a scale
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4_FORMAT = MXFP4
+MXFP4_GROUP = 32
+MXFP4_NAN_SCALE = 255  # as a scale
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+def dequantize_mxfp4(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """[out, in] in `dtype`."""
     q, scale = weight.parts["q"], weight.parts["scale"]
-    table = torch.tensor((*VALUES, *(-value for value in VALUES)), device=q.device)
+    table = torch.tensor((*E2M1_VALUES, *(-value for value in E2M1_VALUES)), device=q.device)
     values = table[torch.stack((q & 15, q >> 4), -1).long()].flatten(-2)  # [out, in / 32, 32]
     scaled = torch.ldexp(values, (scale.int() - 127)[..., None])
     return scaled.flatten(1)[:, : weight.shape[1]].to(dtype)

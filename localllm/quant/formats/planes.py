@@ -24,15 +24,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.quant.formats import int4
-from localllm.quant.formats.groups import spread
-from localllm.quant.packing import INT4_PLANES, INT8_PLANES, PLANES, planes_columns, planes_words
-from localllm.quant.tensor import ORDER, QuantizedTensor
+from localllm.quant.formats.groups import expand_groups
+from localllm.quant.packing import (
+    INT4_GPU_PACKED,
+    INT8_GPU_PACKED,
+    PLANES_PER_WORD,
+    chunk_words,
+    gpu_packed_columns,
+)
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
-ROWS = 16  # of a tile of tensor cores
-MIDDLE = {INT4_PLANES: int4.MIDDLE, INT8_PLANES: 0}
+TILE_ROWS = 16  # of a tile of tensor cores
+ZERO_POINT = {INT4_GPU_PACKED: int4.INT4_ZERO_POINT, INT8_GPU_PACKED: 0}
 
 
-def planes_of(
+def pack_codes(
     codes: Tensor,
     group: int | None,
     bits: int,
@@ -48,48 +54,50 @@ def planes_of(
     group: columns that share a scale, whole 16s; None: all.
     """
     rows, columns = codes.shape
-    form = INT4_PLANES if bits == 4 else INT8_PLANES
-    words = planes_words(group, columns, bits)
+    form = INT4_GPU_PACKED if bits == 4 else INT8_GPU_PACKED
+    words = chunk_words(group, columns, bits)
     assert words, f"groups of {group} columns"
-    stored = planes_columns(words, columns, bits)
+    stored = gpu_packed_columns(words, columns, bits)
     group = group if group and group < columns else None
     groups = -(-stored // group) if group else 1
     filled = F.pad(
-        codes.to(torch.uint8) if bits == 4 else codes.to(torch.int8), (0, stored - columns, 0, -rows % ROWS)
+        codes.to(torch.uint8) if bits == 4 else codes.to(torch.int8), (0, stored - columns, 0, -rows % TILE_ROWS)
     )
     numbers = {"scale": scale, "zero": zero, "minimum": minimum}
-    parts = {name: by_group(part, groups) for name, part in numbers.items() if part is not None}
+    parts = {name: transpose_scales(part, groups) for name, part in numbers.items() if part is not None}
     blocks = {"block_scale": block_scale, "block_minimum": block_minimum}
     if block_scale is not None:
         assert stored == columns, f"blocks of {columns} columns"
-    parts |= {name: by_group(part, part.shape[1]) for name, part in blocks.items() if part is not None}
-    return QuantizedTensor(form, (rows, columns), {"q": in_planes(filled, words, bits), **parts}, group)
+    parts |= {name: transpose_scales(part, part.shape[1]) for name, part in blocks.items() if part is not None}
+    return QuantizedTensor(form, (rows, columns), {"q": pack_words(filled, words, bits), **parts}, group)
 
 
-def in_planes(codes: Tensor, words: int, bits: int) -> Tensor:
+def pack_words(codes: Tensor, words: int, bits: int) -> Tensor:
     """uint8 or int8 [rows, K] -> q"""
     planes = codes.view(torch.uint8).unflatten(1, (-1, 16 // bits, words)).unbind(2)  # [rows, chunks, words] each
     low = planes[0] | (planes[1] << 4) if bits == 4 else planes[0]
     high = planes[2] | (planes[3] << 4) if bits == 4 else planes[1]
     q = torch.stack((low, high), -1).view(torch.int16).squeeze(-1)  # the low byte first
-    return q.unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous()
+    return q.unflatten(0, (-1, TILE_ROWS)).transpose(1, 2).contiguous()
 
 
-def by_group(part: Tensor, groups: int) -> Tensor:
+def transpose_scales(part: Tensor, groups: int) -> Tensor:
     """[out, n] -> [groups, rows]"""
-    return F.pad(part, (0, groups - part.shape[1], 0, -len(part) % ROWS)).T.contiguous()
+    return F.pad(part, (0, groups - part.shape[1], 0, -len(part) % TILE_ROWS)).T.contiguous()
 
 
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """[out, in] in `dtype`, computed in float32."""
     parts, (rows, columns) = weight.parts, weight.shape
     q = parts["q"].transpose(1, 2).flatten(0, 1).unsqueeze(-1).view(torch.uint8)  # [rows, chunks, words, 2]
-    halves = torch.stack((q & 15, q >> 4), -1).flatten(-2) if weight.format == INT4_PLANES else q.view(torch.int8)
+    halves = (
+        torch.stack((q & 15, q >> 4), -1).flatten(-2) if weight.format == INT4_GPU_PACKED else q.view(torch.int8)
+    )
     found = halves.transpose(2, 3).flatten(1).float()  # [rows, K]
     stored = found.shape[1]
 
     def of_columns(name: str, wide: int | None) -> Tensor:
-        return spread(parts[name].T.float(), wide or stored, stored)
+        return expand_groups(parts[name].T.float(), wide or stored, stored)
 
     def number(name: str) -> Tensor:
         """`scale` or `minimum`, [rows, K]"""
@@ -101,17 +109,17 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     if "zero" in parts:
         found -= of_columns("zero", weight.group)
     elif "minimum" not in parts:
-        found -= MIDDLE[weight.format]
+        found -= ZERO_POINT[weight.format]
     found *= number("scale")
     if "minimum" in parts:
         found -= number("minimum")
     found = found[:rows, :columns]
-    if ORDER in parts:
-        found = torch.empty_like(found).index_copy_(1, parts[ORDER], found)
+    if COLUMN_ORDER in parts:
+        found = torch.empty_like(found).index_copy_(1, parts[COLUMN_ORDER], found)
     return found.to(dtype)
 
 
-def planes_a_scale(weight: QuantizedTensor) -> int:
+def planes_per_scale(weight: QuantizedTensor) -> int:
     """How many planes of a chunk share a scale; all where chunks do."""
-    words, planes = weight.parts["q"].shape[3], PLANES[weight.format]
+    words, planes = weight.parts["q"].shape[3], PLANES_PER_WORD[weight.format]
     return gcd(weight.group // words, planes) if weight.group else planes

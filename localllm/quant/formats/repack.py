@@ -8,102 +8,111 @@ import torch
 from torch import Tensor
 
 from localllm.quant.formats import gguf, int4
-from localllm.quant.formats.float_planes import float_planes_of
-from localllm.quant.formats.planes import ROWS, planes_of
-from localllm.quant.packing import FP8, FP8_PLANES, GGUF_PLANES, INT4, INT8, MXFP4, MXFP4_PLANES, planes_words
-from localllm.quant.tensor import ORDER, QuantizedTensor
+from localllm.quant.formats.float_planes import pack_float_codes
+from localllm.quant.formats.planes import TILE_ROWS, pack_codes
+from localllm.quant.packing import (
+    FP8,
+    FP8_GPU_PACKED,
+    GGUF_GPU_PACKED,
+    INT4,
+    INT8,
+    MXFP4,
+    MXFP4_GPU_PACKED,
+    chunk_words,
+)
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
-WEIGHTS_AT_ONCE = 2**21  # unpacked on the way: formats of 2 to 6 bits take up to 30 bytes each
+CHUNK_ELEMENTS = 2**21  # unpacked on the way: formats of 2 to 6 bits take up to 30 bytes each
 
 
-def nothing() -> None:
+def no_op() -> None:
     pass
 
 
-def repacked(*weights: QuantizedTensor, between: Callable[[], None] = nothing) -> QuantizedTensor | None:
+def repack(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:
     """The same numbers, one weight below the other; None where their groups are no whole 16s of columns, or where
     they do not go together.
 
-    between: called each time that some of what the weights hold has been read.
+    on_read: called each time that some of what the weights hold has been read.
     """
     first = weights[0]
-    if not fits(first) or not all(alike(first, weight) for weight in weights[1:]):
+    if not can_repack(first) or not all(same_format(first, weight) for weight in weights[1:]):
         return None
-    if any(weight.shape[0] % ROWS for weight in weights[:-1]):
+    if any(weight.shape[0] % TILE_ROWS for weight in weights[:-1]):
         return None
     rows = sum(weight.shape[0] for weight in weights)
-    most = max(1, WEIGHTS_AT_ONCE // first.shape[1] // ROWS) * ROWS
+    most = max(1, CHUNK_ELEMENTS // first.shape[1] // TILE_ROWS) * TILE_ROWS
     made: dict[str, Tensor] = {}
     form, group, begin = "", None, 0
     for weight in weights:
         for at in range(0, weight.shape[0], most):
-            some = piece(weight, slice(at, at + most))
+            some = repack_rows(weight, slice(at, at + most))
             form, group = some.format, some.group
-            put(some.parts, made, begin, -(-rows // ROWS) * ROWS)
+            write_rows(some.parts, made, begin, -(-rows // TILE_ROWS) * TILE_ROWS)
             begin += some.shape[0]
-        between()
-    if ORDER in first.parts:
-        made[ORDER] = first.parts[ORDER]
+        on_read()
+    if COLUMN_ORDER in first.parts:
+        made[COLUMN_ORDER] = first.parts[COLUMN_ORDER]
     return QuantizedTensor(form, (rows, first.shape[1]), made, group)
 
 
-def put(parts: dict[str, Tensor], made: dict[str, Tensor], begin: int, rows: int) -> None:
+def write_rows(parts: dict[str, Tensor], made: dict[str, Tensor], begin: int, rows: int) -> None:
     """Some rows, from `begin` on, to their place among all that will be there."""
     for name, part in parts.items():
         if name == "q":
-            whole = made.setdefault(name, part.new_empty(rows // ROWS, *part.shape[1:]))
-            whole[begin // ROWS : begin // ROWS + len(part)] = part
+            whole = made.setdefault(name, part.new_empty(rows // TILE_ROWS, *part.shape[1:]))
+            whole[begin // TILE_ROWS : begin // TILE_ROWS + len(part)] = part
         else:
             whole = made.setdefault(name, part.new_empty(len(part), rows))
             whole[:, begin : begin + part.shape[1]] = part
 
 
-def fits(weight: QuantizedTensor) -> bool:
+def can_repack(weight: QuantizedTensor) -> bool:
     bits = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}.get(weight.format)
     if bits is None:
-        return weight.format in GGUF_PLANES
-    return planes_words(weight.group, weight.shape[1], bits) is not None
+        return weight.format in GGUF_GPU_PACKED
+    return chunk_words(weight.group, weight.shape[1], bits) is not None
 
 
-def alike(first: QuantizedTensor, other: QuantizedTensor) -> bool:
+def same_format(first: QuantizedTensor, other: QuantizedTensor) -> bool:
     """May they be parts of one weight?"""
     kinds = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
     same = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
-    return same and next(kinds) == next(kinds) and ORDER not in first.parts
+    return same and next(kinds) == next(kinds) and COLUMN_ORDER not in first.parts
 
 
-def piece(weight: QuantizedTensor, rows: slice) -> QuantizedTensor:
+def repack_rows(weight: QuantizedTensor, rows: slice) -> QuantizedTensor:
     """Some rows, in planes."""
-    parts = {name: part[rows] for name, part in weight.parts.items() if name != ORDER}
+    parts = {name: part[rows] for name, part in weight.parts.items() if name != COLUMN_ORDER}
     columns = weight.shape[1]
     match weight.format:
         case "int4":
-            return planes_of(int4.unpack(parts.pop("q"), columns), weight.group, 4, **parts)
+            return pack_codes(int4.unpack_int4(parts.pop("q"), columns), weight.group, 4, **parts)
         case "int8":
-            return planes_of(parts.pop("q"), weight.group, 8, **parts)
+            return pack_codes(parts.pop("q"), weight.group, 8, **parts)
         case "fp8":
-            return float_planes_of(FP8_PLANES, parts["q"].view(torch.int8), weight.group, parts["scale"])
+            return pack_float_codes(FP8_GPU_PACKED, parts["q"].view(torch.int8), weight.group, parts["scale"])
         case "mxfp4":
-            codes = int4.unpack(parts["q"].flatten(1), columns)
-            return float_planes_of(MXFP4_PLANES, codes, 32, parts["scale"])
+            codes = int4.unpack_int4(parts["q"].flatten(1), columns)
+            return pack_float_codes(MXFP4_GPU_PACKED, codes, 32, parts["scale"])
         case form:
-            return of_blocks(parts[gguf.PART], form, columns)
+            return repack_gguf(parts[gguf.BLOCKS_PART], form, columns)
 
 
-def of_blocks(rows: Tensor, form: str, columns: int) -> QuantizedTensor:
+def repack_gguf(rows: Tensor, form: str, columns: int) -> QuantizedTensor:
     """rows: uint8 [n, bytes of a row]"""
-    blocks = rows.unflatten(1, (-1, gguf.BY_NAME[form].block_bytes)).flatten(0, 1)
+    blocks = rows.unflatten(1, (-1, gguf.BLOCK_TYPE_BY_NAME[form].block_bytes)).flatten(0, 1)
     count = len(rows)
     if form == "mxfp4_gguf":
         codes, exponents = gguf.nibbles(blocks[:, 1:]).flatten(1), blocks[:, 0]
-        return float_planes_of(MXFP4_PLANES, codes.reshape(count, columns), 32, exponents.reshape(count, -1))
-    apart = gguf.TAKE_APART[form](blocks)
-    bits, codes = GGUF_PLANES[form][0], apart.codes.reshape(count, columns)
+        return pack_float_codes(MXFP4_GPU_PACKED, codes.reshape(count, columns), 32, exponents.reshape(count, -1))
+    apart = gguf.UNPACKERS[form](blocks)
+    bits, codes = GGUF_GPU_PACKED[form][0], apart.codes.reshape(count, columns)
     if bits == 4 and apart.minimum is None:
-        codes = codes + int4.MIDDLE
+        codes = codes + int4.INT4_ZERO_POINT
     numbers = {"scale": apart.scale, "minimum": apart.minimum}
     if apart.factor is not None:
         numbers = {"scale": apart.factor, "minimum": apart.minimum_factor, "block_scale": apart.scale}
         numbers["block_minimum"] = apart.minimum
     parts = {name: part.reshape(count, -1) for name, part in numbers.items() if part is not None}
-    return planes_of(codes, columns // parts["scale"].shape[1], bits, **parts)
+    return pack_codes(codes, columns // parts["scale"].shape[1], bits, **parts)

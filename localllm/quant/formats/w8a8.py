@@ -6,22 +6,22 @@ Parts: q [out, in] int8, scale [out, 1]. y[t, o] = x_scale[t] * scale[o] * sum_i
 import torch
 from torch import Tensor
 
-from localllm.quant.formats.groups import scaled
-from localllm.quant.formats.int8 import LARGEST
+from localllm.quant.formats.groups import apply_scales
+from localllm.quant.formats.int8 import INT8_MAX
 from localllm.quant.packing import W8A8
 from localllm.quant.tensor import QuantizedTensor
 
-FORMAT = W8A8
+W8A8_FORMAT = W8A8
 
 
-def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+def dequantize_w8a8(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """The weights alone, [out, in] in `dtype`."""
-    return scaled(weight.parts["q"], weight, 0, dtype)
+    return apply_scales(weight.parts["q"], weight, 0, dtype)
 
 
-def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     """x: [..., in] -> whole numbers of -127 to 127 in float32 [..., in], and float32 scales [..., 1] that map each
     token's largest magnitude to 127."""
     x = x.float()
-    scale = (x.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = (x.abs().amax(-1, keepdim=True) / INT8_MAX).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scale).round(), scale

@@ -5,59 +5,59 @@ import os
 
 import torch
 
-from localllm.runtime.kernels.add_normed import add_normed
+from localllm.runtime.kernels.add_normed import add_norm
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
 from localllm.runtime.kernels.elementwise import (
-    angles,
-    gated,
+    gated_activation,
     gated_rms_norm,
+    l2_normalize,
     layer_norm,
     rms_norm,
+    rope_angles,
     rotate,
     sigmoid,
     softplus,
     tanh,
-    unit,
 )
-from localllm.runtime.kernels.experts import experts, takes_stacked
+from localllm.runtime.kernels.experts import experts, supports_stacked
 from localllm.runtime.kernels.fused import fused_linear
 from localllm.runtime.kernels.latent import latent_attention
-from localllm.runtime.kernels.linear import linear, prepared
+from localllm.runtime.kernels.linear import linear, prepare_weights
 from localllm.runtime.kernels.registry import explain
 from localllm.runtime.kernels.rope_append import rope_append
 
 __all__ = [
-    "add_normed",
-    "angles",
+    "add_norm",
     "attention",
     "causal_conv",
     "delta_net",
     "experts",
     "explain",
     "fused_linear",
-    "gated",
+    "gated_activation",
     "gated_rms_norm",
+    "l2_normalize",
     "latent_attention",
     "layer_norm",
     "linear",
-    "prepared",
+    "prepare_weights",
     "rms_norm",
+    "rope_angles",
     "rope_append",
     "rotate",
     "sigmoid",
     "softplus",
-    "takes_stacked",
+    "supports_stacked",
     "tanh",
     "triton_runs_on",
-    "unit",
 ]
 
 # Where nothing can run them they are not loaded: Triton alone takes a third of a second. Where it is not installed
 # torch's own kernels do all, and `localllm doctor` says what is missing.
-wanted = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-triton_loaded = wanted and importlib.util.find_spec("triton") is not None
+triton_usable = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+triton_loaded = triton_usable and importlib.util.find_spec("triton") is not None
 if triton_loaded:
     importlib.import_module("localllm.runtime.kernels.gpu.register")
 
@@ -67,4 +67,4 @@ def triton_runs_on(device: torch.device) -> bool:
     if not triton_loaded:
         return False
     launch = importlib.import_module("localllm.runtime.kernels.gpu.launch")
-    return launch.needs_gpu(torch.empty(0, device=device)) is None
+    return launch.gpu_unsupported(torch.empty(0, device=device)) is None

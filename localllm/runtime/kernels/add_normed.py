@@ -3,15 +3,15 @@
 from torch import Tensor
 
 from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.kernels.registry import kernel, run
+from localllm.runtime.kernels.registry import dispatch, kernel
 
 
-def add_normed(residual: Tensor, x: Tensor, norm: Norm, scale: float = 1.0) -> Tensor:
+def add_norm(residual: Tensor, x: Tensor, norm: Norm, scale: float = 1.0) -> Tensor:
     """residual, x: [T, hidden] -> their shape"""
-    return run("add_normed", residual, x, norm, scale)
+    return dispatch("add_normed", residual, x, norm, scale)
 
 
 @kernel("add_normed", "reference")
-def add_normed_reference(residual: Tensor, x: Tensor, norm: Norm, scale: float) -> Tensor:
+def add_norm_reference(residual: Tensor, x: Tensor, norm: Norm, scale: float) -> Tensor:
     normed = norm(x)
     return residual + (normed if scale == 1.0 else normed * scale)

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
-from localllm.quant.vectors import dequantize, widened
-from localllm.runtime.batch import Batch, Span
-from localllm.runtime.cache import KVCache, bits_of
+from localllm.quant.vectors import dequantize_vectors, to_float32
+from localllm.runtime.batch import Batch, SequenceSpan
+from localllm.runtime.cache import KVCache, as_bits
 from localllm.runtime.kernels.cpu import attention as own
 from localllm.runtime.kernels.registry import choose, kernel
-from localllm.runtime.kernels.threads import in_parts
+from localllm.runtime.kernels.threads import run_in_parts
 
-SCORES_AT_ONCE = 2**23  # 32 MB in float32
+MAX_SCORES = 2**23  # 32 MB in float32
 TILE_ELEMENTS = 2**18  # numbers of keys that are widened at once: 1 MB of float32, in a core's own cache
 
 
@@ -31,32 +31,32 @@ def attention(
     return choose("attention", q, cache, batch, config, sinks).run(q, cache, batch, config, sinks)
 
 
-def few_tokens(
+def cpu_tokens_unsupported(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> str | None:
-    if reason := own.refuses(q, cache.k):
+    if reason := own.unsupported(q, cache.k):
         return reason
-    return None if own.few(batch, own.most_tokens()) else "every sequence brings many tokens"
+    return None if own.short_sequences(batch, own.max_short_tokens()) else "every sequence brings many tokens"
 
 
-@kernel("attention", "cpu-tokens", few_tokens)
+@kernel("attention", "cpu-tokens", cpu_tokens_unsupported)
 def attention_tokens(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> Tensor:
     """Sequences that bring a few tokens token by token, so that a token's result does not depend on those that
     came with it; the others as elsewhere."""
-    c, most, out = config, own.most_tokens(), q.new_empty(q.shape)
-    several = attend_written_out if plain_softmax(q, cache, batch, config, sinks) else attend_fused
+    c, most, out = config, own.max_short_tokens(), q.new_empty(q.shape)
+    several = attend_matmul if sdpa_unsupported(q, cache, batch, config, sinks) else attend_sdpa
     for i, span in enumerate(batch.spans):
         if most is not None and span.count > most:
             several(out, q, cache, batch, i, config, sinks)
     scales = None if cache.k_scale is None or cache.v_scale is None else (cache.k_scale, cache.v_scale)
     cap = c.softcap or None
-    own.write(out, q, cache.k, cache.v, scales, batch, most, c.scale, window=c.window, softcap=cap, sinks=sinks)
+    own.attend(out, q, cache.k, cache.v, scales, batch, most, c.scale, window=c.window, softcap=cap, sinks=sinks)
     return out
 
 
-def eight_bits_on_cpu(
+def cpu_8bit_unsupported(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> str | None:
     if cache.k_scale is None:
@@ -66,26 +66,26 @@ def eight_bits_on_cpu(
     return None if any(span.count == 1 for span in batch.spans) else "no sequence brings a single token"
 
 
-@kernel("attention", "8-bit-tiles", eight_bits_on_cpu)
-def attention_tiles(
+@kernel("attention", "8-bit-tiles", cpu_8bit_unsupported)
+def attention_8bit_tiles(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> Tensor:
     """Single tokens over tiles that are widened, used and forgotten in a core's own cache; several tokens of a
     sequence over all that they see, dequantized once."""
     out = torch.empty_like(q)
-    several = attend_written_out if plain_softmax(q, cache, batch, config, sinks) else attend_fused
+    several = attend_matmul if sdpa_unsupported(q, cache, batch, config, sinks) else attend_sdpa
     for i, span in enumerate(batch.spans):
-        (attend_in_tiles if span.count == 1 else several)(out, q, cache, batch, i, config, sinks)
+        (attend_tiles if span.count == 1 else several)(out, q, cache, batch, i, config, sinks)
     return out
 
 
-def attend_in_tiles(
+def attend_tiles(
     out: Tensor, q: Tensor, cache: KVCache, batch: Batch, index: int, c: AttentionConfig, sinks: Tensor | None
 ) -> None:
     """One query, with a running softmax in float32 (Milakov and Gimelshein 2018). Scales go to scores and weights,
     which are fewer than keys and values; each thread has its own heads."""
     span = batch.spans[index]
-    first = first_visible(span, c.window)
+    first = first_visible_position(span, c.window)
     grouped = q[span.start].float().view(c.kv_heads, -1, c.head_dim) * c.scale
     written = out[span.start].view_as(grouped)
     tile = max(1, TILE_ELEMENTS // (c.kv_heads * c.head_dim))  # tokens
@@ -101,11 +101,11 @@ def attend_in_tiles(
         mixed = torch.zeros_like(query)
         for begin in range(first, span.context_len, tile):
             k, v, k_scale, v_scale = (
-                rows_of(rows, batch, index, begin, min(begin + tile, span.context_len))[:, mine]
+                read_positions(rows, batch, index, begin, min(begin + tile, span.context_len))[:, mine]
                 for rows in (cache.k, cache.v, cache.k_scale, cache.v_scale)
                 if rows is not None
             )
-            score = (query @ widened(k).permute(1, 2, 0)).mul_(k_scale.float().t()[:, None])
+            score = (query @ to_float32(k).permute(1, 2, 0)).mul_(k_scale.float().t()[:, None])
             if c.softcap:
                 score = score.div_(c.softcap).tanh_().mul_(c.softcap)
             largest = score.amax(-1, keepdim=True)
@@ -115,16 +115,16 @@ def attend_in_tiles(
                 total, mixed = total * fading, mixed.mul_(fading)
             weight, most = score.sub_(largest).exp_(), largest
             total = total + weight.sum(-1, keepdim=True)
-            mixed.baddbmm_(weight.mul_(v_scale.float().t()[:, None]), widened(v).transpose(0, 1))
+            mixed.baddbmm_(weight.mul_(v_scale.float().t()[:, None]), to_float32(v).transpose(0, 1))
         written[mine] = (mixed / total).to(out.dtype)
 
     if span.context_len - first <= tile:
         some(0, 1)  # sooner done than shared out
     else:
-        in_parts(some)
+        run_in_parts(some)
 
 
-def plain_softmax(
+def sdpa_unsupported(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> str | None:
     if sinks is not None:
@@ -132,24 +132,24 @@ def plain_softmax(
     return "its scores are capped" if config.softcap else None
 
 
-@kernel("attention", "torch-sdpa", plain_softmax)
+@kernel("attention", "torch-sdpa", sdpa_unsupported)
 def attention_sdpa(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: None) -> Tensor:
     """torch's fused attention, sequence by sequence, on slices of the cache where the blocks are neighbours."""
     out = torch.empty_like(q)
     for i in range(len(batch.spans)):
-        attend_fused(out, q, cache, batch, i, config, None)
+        attend_sdpa(out, q, cache, batch, i, config, None)
     return out
 
 
-def attend_fused(
+def attend_sdpa(
     out: Tensor, q: Tensor, cache: KVCache, batch: Batch, index: int, c: AttentionConfig, _: Tensor | None
 ) -> None:
     """Writes the results of one sequence, which has no sinks."""
     span = batch.spans[index]
     mine = slice(span.start, span.start + span.count)
-    first = first_visible(span, c.window)
+    first = first_visible_position(span, c.window)
     k, v = (
-        rows.transpose(0, 1)[None] for rows in visible(cache, batch, index, first, q.dtype)
+        rows.transpose(0, 1)[None] for rows in read_keys_values(cache, batch, index, first, q.dtype)
     )  # [1, heads, n, d]
     if span.count == 1:
         # The query heads of a group as rows of one product: 12x faster than enable_gqa at 512 tokens.
@@ -157,7 +157,7 @@ def attend_fused(
         out[mine] = F.scaled_dot_product_attention(grouped, k, v, scale=c.scale).view_as(q[mine])
         return
     whole = span.count == span.context_len <= (c.window or span.context_len)
-    mask = None if whole else visibility(batch, span, first, c.window)
+    mask = None if whole else attention_mask(batch, span, first, c.window)
     out[mine] = F.scaled_dot_product_attention(
         q[mine].transpose(0, 1)[None], k, v, mask, is_causal=whole, scale=c.scale, enable_gqa=True
     )[0].transpose(0, 1)
@@ -170,26 +170,28 @@ def attention_matmul(
     """Scores written out, a few queries at a time so that they stay small."""
     out = torch.empty_like(q)
     for i in range(len(batch.spans)):
-        attend_written_out(out, q, cache, batch, i, config, sinks)
+        attend_matmul(out, q, cache, batch, i, config, sinks)
     return out
 
 
-def attend_written_out(
+def attend_matmul(
     out: Tensor, q: Tensor, cache: KVCache, batch: Batch, index: int, c: AttentionConfig, sinks: Tensor | None
 ) -> None:
     """Writes the results of one sequence."""
     span = batch.spans[index]
-    first = first_visible(span, c.window)
-    k, v = (rows.transpose(0, 1) for rows in visible(cache, batch, index, first, q.dtype))  # [kv_heads, n, d]
-    mask = visibility(batch, span, first, c.window)
-    most = max(1, SCORES_AT_ONCE // (c.heads * k.shape[1]))
+    first = first_visible_position(span, c.window)
+    k, v = (
+        rows.transpose(0, 1) for rows in read_keys_values(cache, batch, index, first, q.dtype)
+    )  # [kv_heads, n, d]
+    mask = attention_mask(batch, span, first, c.window)
+    most = max(1, MAX_SCORES // (c.heads * k.shape[1]))
     for begin in range(0, span.count, most):
         end = min(begin + most, span.count)
         mine = slice(span.start + begin, span.start + end)
-        out[mine] = mixed(q[mine], k, v, mask[begin:end], c.scale, c.softcap, sinks)
+        out[mine] = masked_attention(q[mine], k, v, mask[begin:end], c.scale, c.softcap, sinks)
 
 
-def mixed(
+def masked_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -218,22 +220,27 @@ def softmax(score: Tensor, sinks: Tensor | None) -> Tensor:
     return widened.softmax(-1)[..., :-1]
 
 
-def first_visible(span: Span, window: int | None) -> int:
+def first_visible_position(span: SequenceSpan, window: int | None) -> int:
     """The first position that any of the span's tokens sees."""
     return max(0, span.context_len - span.count + 1 - window) if window else 0
 
 
-def visible(cache: KVCache, batch: Batch, index: int, first: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def read_keys_values(
+    cache: KVCache, batch: Batch, index: int, first: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Keys and values of positions first .. context_len - 1: [n, kv_heads, head_dim] each; in `dtype` if they
     are kept in 8 bits."""
-    k, v = rows_of(cache.k, batch, index, first), rows_of(cache.v, batch, index, first)
+    k, v = read_positions(cache.k, batch, index, first), read_positions(cache.v, batch, index, first)
     if cache.k_scale is None or cache.v_scale is None:
         return k, v
-    scales = (rows_of(cache.k_scale, batch, index, first), rows_of(cache.v_scale, batch, index, first))
-    return dequantize(k, scales[0], dtype), dequantize(v, scales[1], dtype)
+    scales = (
+        read_positions(cache.k_scale, batch, index, first),
+        read_positions(cache.v_scale, batch, index, first),
+    )
+    return dequantize_vectors(k, scales[0], dtype), dequantize_vectors(v, scales[1], dtype)
 
 
-def rows_of(stored: Tensor, batch: Batch, index: int, first: int, end: int | None = None) -> Tensor:
+def read_positions(stored: Tensor, batch: Batch, index: int, first: int, end: int | None = None) -> Tensor:
     """stored: [slots, ...] -> [n, ...] of positions first .. end - 1, or of all from first on; a view where its
     blocks are neighbours."""
     span = batch.spans[index]
@@ -243,19 +250,19 @@ def rows_of(stored: Tensor, batch: Batch, index: int, first: int, end: int | Non
     size = batch.block_size
     blocks = batch.block_table[index, first // size : -(-end // size)]
     # Whole blocks are copied, several times faster than single slots.
-    gathered = bits_of(stored).unflatten(0, (-1, size)).index_select(0, blocks).view(stored.dtype).flatten(0, 1)
+    gathered = as_bits(stored).unflatten(0, (-1, size)).index_select(0, blocks).view(stored.dtype).flatten(0, 1)
     return gathered[first % size : first % size + end - first]
 
 
-def visibility(batch: Batch, span: Span, first: int, window: int | None) -> Tensor:
+def attention_mask(batch: Batch, span: SequenceSpan, first: int, window: int | None) -> Tensor:
     """[count, context_len - first] bool: may the query see the key? Made once a step for all layers."""
     key = (span.start, window)
-    if key not in batch.masks:
+    if key not in batch.attention_masks:
         positions = batch.positions[span.start : span.start + span.count, None]
         keys = torch.arange(first, span.context_len, device=positions.device)
         seen = positions >= keys
-        batch.masks[key] = seen & (positions - window < keys) if window else seen
-    return batch.masks[key]
+        batch.attention_masks[key] = seen & (positions - window < keys) if window else seen
+    return batch.attention_masks[key]
 
 
 @kernel("attention", "reference")
@@ -288,5 +295,5 @@ def attention_reference(
 
 
 def read_slots(stored: Tensor, scale: Tensor | None, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    rows = bits_of(stored)[slots].view(stored.dtype)
-    return rows if scale is None else dequantize(rows, scale[slots], dtype)
+    rows = as_bits(stored)[slots].view(stored.dtype)
+    return rows if scale is None else dequantize_vectors(rows, scale[slots], dtype)

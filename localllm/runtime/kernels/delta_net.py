@@ -18,7 +18,7 @@ from localllm.runtime.kernels.cpu import recurrence
 from localllm.runtime.kernels.registry import choose, kernel
 
 # 512 tokens, 32 heads of 128 x 128, one thread, best of 9: 351 ms in 16, 330 in 32, 277 in 64, 344 in 128.
-CHUNK = 64
+CHUNK_TOKENS = 64
 
 
 def delta_net(
@@ -29,17 +29,17 @@ def delta_net(
     return choose("delta_net", *arguments).run(*arguments)
 
 
-def compiled(
+def cpu_tokens_unsupported(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, cache: RecurrentCache, batch: Batch
 ) -> str | None:
-    return recurrence.refuses(q, k, v, decay, beta, cache.matrix)
+    return recurrence.unsupported(q, k, v, decay, beta, cache.matrix)
 
 
-@kernel("delta_net", "cpu-tokens", compiled)
+@kernel("delta_net", "cpu-tokens", cpu_tokens_unsupported)
 def delta_net_tokens(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, cache: RecurrentCache, batch: Batch
 ) -> Tensor:
-    return recurrence.recurrence(q, k, v, decay, beta, cache.matrix, batch)
+    return recurrence.gated_delta_rule(q, k, v, decay, beta, cache.matrix, batch)
 
 
 @kernel("delta_net", "torch-chunks")
@@ -52,27 +52,27 @@ def delta_net_chunks(
     q, k = q[:, :, None], k[:, :, None]  # [T, key_heads, 1 or shares, ...], like all that follow
     v, decay, beta = (x.unflatten(1, (-1, shares)) for x in (v, decay, beta))
     q, k, v, decay, beta = (x.to(cache.matrix.dtype) for x in (q, k, v, decay, beta))
-    if singles := batch.singles:
-        state, at = singles.read(cache.matrix), singles.tokens
-        got = step(q[at], k[at], v[at], decay[at], beta[at], state.unflatten(1, (-1, shares)))
+    if singles := batch.single_token_spans:
+        state, at = singles.gather(cache.matrix), singles.token_index
+        got = step_tokens(q[at], k[at], v[at], decay[at], beta[at], state.unflatten(1, (-1, shares)))
         out[at] = got.flatten(1, 2).to(out.dtype)
-        singles.write(cache.matrix, state)
+        singles.scatter(cache.matrix, state)
     for span in batch.spans:
         if span.count == 1:
             continue
-        state = cache.matrix[span.row].unflatten(0, (-1, shares))
-        for piece, row in span.pieces():
-            whole = piece.stop - (piece.stop - piece.start) % CHUNK
-            for begin, end, size in ((piece.start, whole, CHUNK), (whole, piece.stop, piece.stop - whole)):
+        state = cache.matrix[span.state_slot].unflatten(0, (-1, shares))
+        for piece, row in span.split_at_saves():
+            whole = piece.stop - (piece.stop - piece.start) % CHUNK_TOKENS
+            for begin, end, size in ((piece.start, whole, CHUNK_TOKENS), (whole, piece.stop, piece.stop - whole)):
                 if begin < end:
                     at = slice(begin, end)
-                    got, state = chunks(q[at], k[at], v[at], decay[at], beta[at], state, size)
+                    got, state = step_chunks(q[at], k[at], v[at], decay[at], beta[at], state, size)
                     out[at] = got.flatten(1, 2).to(out.dtype)
             cache.matrix[row] = state.flatten(0, 1)
     return out
 
 
-def step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+def step_tokens(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
     """One token of each of S sequences; changes `state`, [S, key_heads, shares, key_dim, value_dim], in place.
 
     The matrix is read once for q and k together: out = exp(decay) S^T q + (q k) delta.
@@ -85,7 +85,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Te
     return fade * from_query + (query * k).sum(-1, keepdim=True) * delta
 
 
-def chunks(
+def step_chunks(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
     """One sequence's tokens, a multiple of `size`, from `state` [key_heads, shares, key_dim, value_dim].
@@ -130,8 +130,8 @@ def delta_net_reference(
     q, k = (x.repeat_interleave(shares, 1) for x in (q, k))
     q, k, v, decay, beta = (x.to(cache.matrix.dtype) for x in (q, k, v, decay, beta))
     for span in batch.spans:
-        state = cache.matrix[span.row].clone()  # [value_heads, key_dim, value_dim]
-        for piece, row in span.pieces():
+        state = cache.matrix[span.state_slot].clone()  # [value_heads, key_dim, value_dim]
+        for piece, row in span.split_at_saves():
             for t in range(piece.start, piece.stop):
                 state = state * decay[t].exp()[:, None, None]
                 delta = beta[t][:, None] * (v[t] - torch.einsum("hkv,hk->hv", state, k[t]))

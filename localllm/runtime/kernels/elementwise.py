@@ -8,85 +8,85 @@ from torch import Tensor
 
 from localllm.arch.config import Activation
 from localllm.runtime.kernels.cpu import activations, norm
-from localllm.runtime.kernels.cpu.activations import CLAMP, SHARPNESS
-from localllm.runtime.kernels.registry import kernel, run
+from localllm.runtime.kernels.cpu.activations import SWIGLU_ALPHA, SWIGLU_LIMIT
+from localllm.runtime.kernels.registry import dispatch, kernel
 
-NUMBERS_AT_ONCE = 2**14  # fewer than torch shares out among threads
-VECTOR = 64  # numbers that torch takes at a time, at most
+CHUNK_ELEMENTS = 2**14  # fewer than torch shares out among threads
+MAX_VECTOR_ELEMENTS = 64  # numbers that torch takes at a time, at most
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). weight: float32, or
     None for one"""
-    if norm.takes(x, weight):
+    if norm.supports_rms_norm(x, weight):
         return norm.rms_norm(x, weight, eps)
-    return run("rms_norm", x, weight, eps)
+    return dispatch("rms_norm", x, weight, eps)
 
 
 @kernel("rms_norm", "reference")
 def rms_norm_reference(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return F.rms_norm(wide(x), (x.shape[-1],), weight, eps).to(x.dtype)
+    return F.rms_norm(at_least_float32(x), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight (Ba et al. 2016, without a bias). weight: float32"""
-    return run("layer_norm", x, weight, eps)
+    return dispatch("layer_norm", x, weight, eps)
 
 
 @kernel("layer_norm", "reference")
 def layer_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(wide(x), (x.shape[-1],), weight, None, eps).to(x.dtype)
+    return F.layer_norm(at_least_float32(x), (x.shape[-1],), weight, None, eps).to(x.dtype)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """rms_norm(x) * silu(gate). weight: float32"""
-    return run("gated_rms_norm", x, gate, weight, eps)
+    return dispatch("gated_rms_norm", x, gate, weight, eps)
 
 
 @kernel("gated_rms_norm", "reference")
 def gated_rms_norm_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return (rms_norm(wide(x), weight, eps) * silu(wide(gate))).to(x.dtype)
+    return (rms_norm(at_least_float32(x), weight, eps) * silu(at_least_float32(gate))).to(x.dtype)
 
 
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x)"""
-    return activations.mapped(x, "silu") if activations.takes(x) else F.silu(x)
+    return activations.map_elements(x, "silu") if activations.supports(x) else F.silu(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    return activations.mapped(x, "sigmoid") if activations.takes(x) else torch.sigmoid(x)
+    return activations.map_elements(x, "sigmoid") if activations.supports(x) else torch.sigmoid(x)
 
 
 def tanh(x: Tensor) -> Tensor:
-    return activations.mapped(x, "tanh") if activations.takes(x) else torch.tanh(x)
+    return activations.map_elements(x, "tanh") if activations.supports(x) else torch.tanh(x)
 
 
 def softplus(x: Tensor) -> Tensor:
-    return in_vectors(F.softplus, x)
+    return map_in_vectors(F.softplus, x)
 
 
-def in_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def map_in_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A function of each number, by torch. On a CPU in whole vectors and one thread: behind the last whole vector
     torch gives a number other bits than inside one, so that they would depend on how many numbers there are."""
     count = x.numel()
-    if not x.is_cpu or (count % VECTOR == 0 and count <= NUMBERS_AT_ONCE):
+    if not x.is_cpu or (count % MAX_VECTOR_ELEMENTS == 0 and count <= CHUNK_ELEMENTS):
         return function(x)
-    filled = F.pad(x.flatten(), (0, -count % VECTOR))
-    return torch.cat([function(some) for some in filled.split(NUMBERS_AT_ONCE)])[:count].view(x.shape)
+    filled = F.pad(x.flatten(), (0, -count % MAX_VECTOR_ELEMENTS))
+    return torch.cat([function(some) for some in filled.split(CHUNK_ELEMENTS)])[:count].view(x.shape)
 
 
-def unit(x: Tensor) -> Tensor:
+def l2_normalize(x: Tensor) -> Tensor:
     """x / sqrt(sum(x^2) + 1e-6) over the last dimension, in float32."""
-    return run("unit", x)
+    return dispatch("unit", x)
 
 
 @kernel("unit", "reference")
-def unit_reference(x: Tensor) -> Tensor:
-    return wide(x) * torch.rsqrt(wide(x).square().sum(-1, keepdim=True) + 1e-6)
+def l2_normalize_reference(x: Tensor) -> Tensor:
+    return at_least_float32(x) * torch.rsqrt(at_least_float32(x).square().sum(-1, keepdim=True) + 1e-6)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
@@ -103,38 +103,38 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     return joined if whole else torch.cat((joined, x[..., width:]), -1)
 
 
-def angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+def rope_angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
     """positions: [T] int64; frequencies: [dim / 2] float32, radians per position -> cos and sin of their products
     times the magnitude, [T, 1, dim / 2] float32 each"""
-    return run("angles", positions, frequencies, magnitude)
+    return dispatch("angles", positions, frequencies, magnitude)
 
 
 @kernel("angles", "reference")
-def angles_reference(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+def rope_angles_reference(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
     angle = positions[:, None, None] * frequencies
-    return in_vectors(torch.cos, angle) * magnitude, in_vectors(torch.sin, angle) * magnitude
+    return map_in_vectors(torch.cos, angle) * magnitude, map_in_vectors(torch.sin, angle) * magnitude
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     """activation(gate) * up, where gate_up: [T, 2 * n] holds gate first -> [T, n]"""
-    return run("gated", gate_up, activation)
+    return dispatch("gated", gate_up, activation)
 
 
-def compiled(gate_up: Tensor, activation: Activation) -> str | None:
-    return None if activations.takes(gate_up) else "no kernel is compiled for it"
+def gated_activation_cpu_unsupported(gate_up: Tensor, activation: Activation) -> str | None:
+    return None if activations.supports(gate_up) else "no kernel is compiled for it"
 
 
-@kernel("gated", "cpu-numbers", compiled)
-def gated_numbers(gate_up: Tensor, activation: Activation) -> Tensor:
-    return activations.gated(gate_up, activation)
+@kernel("gated", "cpu-numbers", gated_activation_cpu_unsupported)
+def gated_activation_cpu(gate_up: Tensor, activation: Activation) -> Tensor:
+    return activations.gated_activation(gate_up, activation)
 
 
 @kernel("gated", "reference")
-def gated_reference(gate_up: Tensor, activation: Activation) -> Tensor:
+def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     if activation == "silu":
         return F.silu(gate) * up
     if activation == "swiglu_clamped":
-        gate = gate.clamp(max=CLAMP)
-        return gate * torch.sigmoid(SHARPNESS * gate) * (up.clamp(-CLAMP, CLAMP) + 1)
+        gate = gate.clamp(max=SWIGLU_LIMIT)
+        return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1)
     return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up

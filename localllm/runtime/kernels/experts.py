@@ -18,12 +18,12 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.elementwise import gated
+from localllm.runtime.kernels.elementwise import gated_activation
 from localllm.runtime.kernels.registry import choose, find, kernel
 
 
 @dataclass(frozen=True)
-class Stacked:
+class StackedExperts:
     """The MLPs of a layer's experts, one below the other: down(gated(gate_up(x))), n of them. Those in planes
     begin at whole 16s of rows."""
 
@@ -34,7 +34,7 @@ class Stacked:
     activation: Activation
     count: int  # of experts
 
-    def mlps(self, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
+    def expert_mlps(self, dtype: torch.dtype) -> list[Callable[[Tensor], Tensor]]:
         """Each as a function of its own, its weights dequantized."""
 
         def of_each(weight: Tensor | QuantizedTensor, rows: int) -> Tensor:
@@ -50,7 +50,7 @@ class Stacked:
 
         def mlp(expert: int) -> Callable[[Tensor], Tensor]:
             def run(x: Tensor) -> Tensor:
-                h = gated(F.linear(x, gate_up[expert], gate_up_bias[expert]), self.activation)
+                h = gated_activation(F.linear(x, gate_up[expert], gate_up_bias[expert]), self.activation)
                 return F.linear(h, down[expert], down_bias[expert])
 
             return run
@@ -58,28 +58,29 @@ class Stacked:
         return [mlp(expert) for expert in range(self.count)]
 
 
-Experts = Sequence[Callable[[Tensor], Tensor]] | Stacked
+Experts = Sequence[Callable[[Tensor], Tensor]] | StackedExperts
 
 
-def experts(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts) -> Tensor:
-    """x: [T, hidden]; chosen: [T, k] int64, a token's all different; weight: [T, k] float32; mlps: one an expert,
+def experts(x: Tensor, expert_ids: Tensor, weight: Tensor, mlps: Experts) -> Tensor:
+    """x: [T, hidden]; expert_ids: [T, k] int64, a token's all different; weight: [T, k] float32; mlps: one an
+    expert,
     or all stacked -> [T, hidden]"""
-    return choose("experts", x, chosen, weight, mlps).run(x, chosen, weight, mlps)
+    return choose("experts", x, expert_ids, weight, mlps).run(x, expert_ids, weight, mlps)
 
 
-def takes_stacked(x: Tensor, one: Stacked) -> bool:
+def supports_stacked(x: Tensor, stacked: StackedExperts) -> bool:
     """Is there a kernel for such experts, when they are stacked?"""
-    return find("experts", x, None, None, one).run is not experts_reference
+    return find("experts", x, None, None, stacked).run is not experts_reference
 
 
 @kernel("experts", "reference")
-def experts_reference(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts) -> Tensor:
-    if isinstance(mlps, Stacked):
-        mlps = mlps.mlps(x.dtype)
+def experts_reference(x: Tensor, expert_ids: Tensor, weight: Tensor, mlps: Experts) -> Tensor:
+    if isinstance(mlps, StackedExperts):
+        mlps = mlps.expert_mlps(x.dtype)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    order = chosen.flatten().argsort(stable=True)  # pairs of token and expert, by expert
-    token, share = order // chosen.shape[1], weight.flatten()[order]
-    found, counts = chosen.unique(return_counts=True)
+    order = expert_ids.flatten().argsort(stable=True)  # pairs of token and expert, by expert
+    token, share = order // expert_ids.shape[1], weight.flatten()[order]
+    found, counts = expert_ids.unique(return_counts=True)
     begin = 0
     for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
         mine = slice(begin, begin + count)

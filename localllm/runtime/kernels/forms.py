@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-BY_ROW_ALONE: ContextVar[bool] = ContextVar("by_row_alone", default=False)
+BATCH_INVARIANT: ContextVar[bool] = ContextVar("by_row_alone", default=False)
 
 
-def by_row_alone() -> bool:
+def batch_invariant() -> bool:
     """Must each row have the bits that it has alone, however many there are?"""
-    return BY_ROW_ALONE.get()
+    return BATCH_INVARIANT.get()
 
 
 @contextmanager
-def each_row_alone(wanted: bool) -> Iterator[None]:
+def batch_invariance(enabled: bool) -> Iterator[None]:
     """Of all that is computed meanwhile in this thread."""
-    before = BY_ROW_ALONE.set(wanted)
+    before = BATCH_INVARIANT.set(enabled)
     try:
         yield
     finally:
-        BY_ROW_ALONE.reset(before)
+        BATCH_INVARIANT.reset(before)

@@ -10,30 +10,30 @@ from torch import Tensor
 
 from localllm.arch.config import Activation
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.elementwise import gated
+from localllm.runtime.kernels.elementwise import gated_activation
 from localllm.runtime.kernels.linear import linear
 from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.kernels.registry import kernel, run
+from localllm.runtime.kernels.registry import dispatch, kernel
 
-Weights = tuple[Tensor | QuantizedTensor, ...]
+Matrices = tuple[Tensor | QuantizedTensor, ...]
 
 
 def fused_linear(
     x: Tensor,
-    weights: Weights,
+    weights: Matrices,
     bias: Tensor | None = None,
     norm: Norm | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
     """bias: [out]; residual: the shape of the result -> [T, out], or [T, out / 2] with an activation"""
-    return run("fused_linear", x, weights, bias, norm, activation, residual)
+    return dispatch("fused_linear", x, weights, bias, norm, activation, residual)
 
 
 @kernel("fused_linear", "reference")
 def fused_linear_reference(
     x: Tensor,
-    weights: Weights,
+    weights: Matrices,
     bias: Tensor | None,
     norm: Norm | None,
     activation: Activation | None,
@@ -48,5 +48,5 @@ def fused_linear_reference(
         y = torch.cat([linear(x, weight) for weight in weights], -1)
         y = y if bias is None else y + bias
     if activation:
-        y = gated(y, activation)
+        y = gated_activation(y, activation)
     return y if residual is None else residual + y

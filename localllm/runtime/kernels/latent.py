@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import LatentConfig
-from localllm.quant.vectors import dequantize
-from localllm.runtime.batch import Batch, Span
-from localllm.runtime.cache import LatentCache, bits_of
-from localllm.runtime.kernels.attention import SCORES_AT_ONCE, mixed, rows_of, visibility
+from localllm.quant.vectors import dequantize_vectors
+from localllm.runtime.batch import Batch, SequenceSpan
+from localllm.runtime.cache import LatentCache, as_bits
+from localllm.runtime.kernels.attention import MAX_SCORES, attention_mask, masked_attention, read_positions
 from localllm.runtime.kernels.cpu import attention as own
 from localllm.runtime.kernels.registry import choose, kernel
 
-EXPANDED_AT_ONCE = 2**25  # numbers in the keys of so many heads: 128 MB in float32
+MAX_EXPANDED_ELEMENTS = 2**25  # numbers in the keys of so many heads: 128 MB in float32
 
 
 def latent_attention(
@@ -34,7 +34,7 @@ def latent_attention(
     return chosen.run(q, cache, batch, config, k_b, v_b)
 
 
-def absorbs(span: Span, c: LatentConfig) -> bool:
+def absorbed_is_cheaper(span: SequenceSpan, c: LatentConfig) -> bool:
     """Has the absorbed form fewer multiplications?
 
     Measured at 47 shapes on one core (20 and 128 heads, float32 and bfloat16), this named the faster form at 42;
@@ -47,49 +47,49 @@ def absorbs(span: Span, c: LatentConfig) -> bool:
     return absorbed <= expanded
 
 
-def few_tokens(
+def cpu_tokens_unsupported(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> str | None:
-    if reason := own.refuses(q, cache.rows):
+    if reason := own.unsupported(q, cache.latents):
         return reason
     if cache.scale is not None:
         return "latents are kept in 8 bits"
-    return None if own.few(batch, own.most_tokens()) else "every sequence brings many tokens"
+    return None if own.short_sequences(batch, own.max_short_tokens()) else "every sequence brings many tokens"
 
 
-@kernel("latent_attention", "cpu-tokens", few_tokens)
+@kernel("latent_attention", "cpu-tokens", cpu_tokens_unsupported)
 def latent_attention_tokens(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
     """Sequences that bring a few tokens absorbed, token by token, so that a token's result does not depend on
     those that came with it; the others as elsewhere."""
-    c, most = config, own.most_tokens()
+    c, most = config, own.max_short_tokens()
     out = q.new_empty(*q.shape[:2], c.value_dim)
-    few = own.few(batch, most)
+    few = own.short_sequences(batch, most)
     tokens = [t for i in few for t in range(batch.spans[i].start, batch.spans[i].start + batch.spans[i].count)]
     wide = q.new_empty(*q.shape[:2], c.kv_lora_rank + c.rope_dim)
     mixture = q.new_empty(*q.shape[:2], c.kv_lora_rank)
     for t in tokens:
         wide[t, :, : c.kv_lora_rank] = (q[t, :, None, : c.nope_dim] @ k_b)[:, 0]
         wide[t, :, c.kv_lora_rank :] = q[t, :, c.nope_dim :]
-    rows = cache.rows[:, None]  # as of one head of keys
-    own.write(mixture, wide, rows, rows[..., : c.kv_lora_rank], None, batch, most, c.scale)
+    rows = cache.latents[:, None]  # as of one head of keys
+    own.attend(mixture, wide, rows, rows[..., : c.kv_lora_rank], None, batch, most, c.scale)
     for t in tokens:
         out[t] = (mixture[t, :, None] @ v_b.transpose(1, 2))[:, 0]
-    in_two_forms(out, q, [i for i in range(len(batch.spans)) if i not in few], cache, batch, c, k_b, v_b)
+    attend_cheaper_form(out, q, [i for i in range(len(batch.spans)) if i not in few], cache, batch, c, k_b, v_b)
     return out
 
 
 @kernel("latent_attention", "torch-two-forms")
-def latent_attention_torch(
+def latent_attention_two_forms(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
     out = q.new_empty(*q.shape[:2], config.value_dim)
-    in_two_forms(out, q, list(range(len(batch.spans))), cache, batch, config, k_b, v_b)
+    attend_cheaper_form(out, q, list(range(len(batch.spans))), cache, batch, config, k_b, v_b)
     return out
 
 
-def in_two_forms(
+def attend_cheaper_form(
     out: Tensor,
     q: Tensor,
     some: list[int],
@@ -100,17 +100,17 @@ def in_two_forms(
     v_b: Tensor,
 ) -> None:
     """Writes the results of some sequences, of each in the form that is cheaper for it."""
-    few = [i for i in some if absorbs(batch.spans[i], c)]
+    few = [i for i in some if absorbed_is_cheaper(batch.spans[i], c)]
     if few:
-        absorbed(out, q, few, cache, batch, c, k_b, v_b)
+        attend_absorbed(out, q, few, cache, batch, c, k_b, v_b)
     for i in some:
         if i not in few:
             span = batch.spans[i]
             mine = slice(span.start, span.start + span.count)
-            out[mine] = expanded(q[mine], cache, batch, i, c, k_b, v_b)
+            out[mine] = attend_expanded(q[mine], cache, batch, i, c, k_b, v_b)
 
 
-def absorbed(
+def attend_absorbed(
     out: Tensor,
     q: Tensor,
     few: list[int],
@@ -127,26 +127,26 @@ def absorbed(
     wide = torch.cat(((nope.transpose(0, 1) @ k_b).transpose(0, 1), turned), -1)  # [t, heads, rank + rope_dim]
     mixtures = []
     for i, span, mine in zip(few, spans, wide.split([s.count for s in spans]), strict=True):
-        k = visible_latents(cache, batch, i, q.dtype)[None]  # [1, n, rank + rope_dim]
+        k = read_latents(cache, batch, i, q.dtype)[None]  # [1, n, rank + rope_dim]
         v = k[..., : c.kv_lora_rank]
-        mask = visibility(batch, span, 0, None)
-        most = max(1, SCORES_AT_ONCE // (c.heads * span.context_len))
+        mask = attention_mask(batch, span, 0, None)
+        most = max(1, MAX_SCORES // (c.heads * span.context_len))
         for part, sees in zip(mine.split(most), mask.split(most), strict=True):
-            mixtures.append(mixed(part, k, v, sees, c.scale))
+            mixtures.append(masked_attention(part, k, v, sees, c.scale))
     latent = torch.cat(mixtures).transpose(0, 1)  # [heads, t, rank]
     out[tokens] = (latent @ v_b.transpose(1, 2)).transpose(0, 1)
 
 
-def expanded(
+def attend_expanded(
     q: Tensor, cache: LatentCache, batch: Batch, index: int, c: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
     """Of one sequence, some heads at a time so that their keys stay small. q: [q, heads, nope_dim + rope_dim]"""
     span = batch.spans[index]
-    latent, shared = visible_latents(cache, batch, index, q.dtype).split((c.kv_lora_rank, c.rope_dim), -1)
+    latent, shared = read_latents(cache, batch, index, q.dtype).split((c.kv_lora_rank, c.rope_dim), -1)
     whole = span.count == span.context_len
-    mask = None if whole else visibility(batch, span, 0, None)
+    mask = None if whole else attention_mask(batch, span, 0, None)
     width = max(q.shape[-1], c.value_dim)  # torch's fused attention wants keys and values of one size
-    most = max(1, EXPANDED_AT_ONCE // (span.context_len * width))
+    most = max(1, MAX_EXPANDED_ELEMENTS // (span.context_len * width))
     out = []
     parts = zip(q.transpose(0, 1).split(most), k_b.split(most), v_b.split(most), strict=True)
     for heads, keys, values in parts:
@@ -161,18 +161,18 @@ def expanded(
     return torch.cat(out).transpose(0, 1)
 
 
-def visible_latents(cache: LatentCache, batch: Batch, index: int, dtype: torch.dtype) -> Tensor:
+def read_latents(cache: LatentCache, batch: Batch, index: int, dtype: torch.dtype) -> Tensor:
     """[n, rank + rope_dim] of all positions of a sequence, in `dtype` if they are kept in 8 bits."""
-    scale = None if cache.scale is None else rows_of(cache.scale, batch, index, 0)
-    return latents(rows_of(cache.rows, batch, index, 0), scale, cache.widths, dtype)
+    scale = None if cache.scale is None else read_positions(cache.scale, batch, index, 0)
+    return dequantize_latents(read_positions(cache.latents, batch, index, 0), scale, cache.latent_widths, dtype)
 
 
-def latents(rows: Tensor, scale: Tensor | None, widths: tuple[int, int], dtype: torch.dtype) -> Tensor:
+def dequantize_latents(rows: Tensor, scale: Tensor | None, widths: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """rows: [n, rank + rope_dim]; scale: [n, 2], of the latent and of the key."""
     if scale is None:
         return rows
     parts = zip(rows.split(widths, -1), scale.unbind(-1), strict=True)
-    return torch.cat([dequantize(part, one, dtype) for part, one in parts], -1)
+    return torch.cat([dequantize_vectors(part, one, dtype) for part, one in parts], -1)
 
 
 @kernel("latent_attention", "reference")
@@ -185,10 +185,10 @@ def latent_attention_reference(
     for i, length in enumerate(context):
         mine = slice(start[i], start[i + 1])
         slots = (batch.block_table[i][:, None] * size + torch.arange(size, device=q.device)).flatten()[:length]
-        rows = latents(
-            bits_of(cache.rows)[slots].view(cache.rows.dtype),
+        rows = dequantize_latents(
+            as_bits(cache.latents)[slots].view(cache.latents.dtype),
             None if cache.scale is None else cache.scale[slots],
-            cache.widths,
+            cache.latent_widths,
             q.dtype,
         )
         latent, shared = rows.split((config.kv_lora_rank, config.rope_dim), -1)

@@ -14,14 +14,14 @@ from torch import Tensor
 from localllm.device import dtype_name
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf, lanes, w8a8
-from localllm.quant.packing import LANES_BITS
+from localllm.quant.packing import INTERLEAVED_BITS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import forms
 from localllm.runtime.kernels.cpu import plain, products
-from localllm.runtime.kernels.cpu.compile import runs_here
-from localllm.runtime.kernels.cpu.laying import laid
+from localllm.runtime.kernels.cpu.compile import cpu_supported
+from localllm.runtime.kernels.cpu.laying import interleave_weights
 from localllm.runtime.kernels.registry import choose, kernel
-from localllm.runtime.kernels.threads import in_parts
+from localllm.runtime.kernels.threads import run_in_parts
 
 TILE_ELEMENTS = 2**18  # 1 MB of float32 in L2; q4_k, one row of x: 2**16 63 ms, 2**18 30, whole 88 (4096 x 4096)
 
@@ -33,85 +33,85 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
     return choose("linear", x, weight, bias).run(x, weight, bias)
 
 
-def prepared(
+def prepare_weights(
     *weights: Tensor | QuantizedTensor,
     dtype: torch.dtype | None = None,
-    between: Callable[[], None] = lanes.nothing,
+    on_read: Callable[[], None] = lanes.no_op,
 ) -> tuple[Tensor | QuantizedTensor, ...]:
     """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
-    as can be. dtype: of x, where it is known: its kernels are compiled meanwhile. between: as in `to_lanes`."""
+    as can be. dtype: of x, where it is known: its kernels are compiled meanwhile. on_read: as in `to_lanes`."""
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor)]
-    whole = laid_out(packed, dtype, between) if packed and len(packed) == len(weights) else None
-    found = (whole,) if whole is not None else tuple(for_device(weight, dtype, between) for weight in weights)
+    whole = apply_layout(packed, dtype, on_read) if packed and len(packed) == len(weights) else None
+    found = (whole,) if whole is not None else tuple(prepare_weight(weight, dtype, on_read) for weight in weights)
     for weight in found:
-        if dtype and isinstance(weight, QuantizedTensor) and weight.format in LANES_BITS:
+        if dtype and isinstance(weight, QuantizedTensor) and weight.format in INTERLEAVED_BITS:
             products.compile_ahead(weight, dtype)
     return found
 
 
-def for_device(
+def prepare_weight(
     weight: Tensor | QuantizedTensor, dtype: torch.dtype | None, between: Callable[[], None]
 ) -> Tensor | QuantizedTensor:
     if isinstance(weight, Tensor):
         return weight.contiguous() if weight.is_cpu else weight  # experts may be stored column by column
-    found = laid_out([weight], dtype, between)
+    found = apply_layout([weight], dtype, between)
     return weight if found is None else found
 
 
-def laid_out(
+def apply_layout(
     weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]
 ) -> Tensor | QuantizedTensor | None:
     """One below the other, as a kernel here reads them; None where it reads them as they are, or not together."""
     return choose("layout", weights[0]).run(weights, dtype, between)
 
 
-def compiles_for(weight: QuantizedTensor) -> str | None:
-    return None if runs_here() and on_cpu(weight) else "no kernel is compiled for it"
+def interleave_unsupported(weight: QuantizedTensor) -> str | None:
+    return None if cpu_supported() and is_on_cpu(weight) else "no kernel is compiled for it"
 
 
-@kernel("layout", "cpu-lanes", compiles_for)
-def lay_in_lanes(
+@kernel("layout", "cpu-lanes", interleave_unsupported)
+def interleave_layout(
     weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]
 ) -> QuantizedTensor | None:
-    return laid(*weights, between=between)
+    return interleave_weights(*weights, on_read=between)
 
 
 @kernel("layout", "as stored")
-def leave(weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]) -> None:
+def keep_layout(weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]) -> None:
     """Where none is read otherwise."""
 
 
-def on_cpu(weight: QuantizedTensor) -> bool:
+def is_on_cpu(weight: QuantizedTensor) -> bool:
     return all(part.device.type == "cpu" for part in weight.parts.values())
 
 
-def in_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    if weight.format not in LANES_BITS:
+def interleaved_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if weight.format not in INTERLEAVED_BITS:
         return f"the weight is {weight.format}"
     if x.device.type != "cpu":
         return f"x is on {x.device}"
-    return None if x.dtype in products.PLANES else f"x is {dtype_name(x.dtype)}"
+    return None if x.dtype in products.PLANES_BY_DTYPE else f"x is {dtype_name(x.dtype)}"
 
 
-def few_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    if reason := in_lanes(x, weight, bias):
+def interleaved_small_m_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if reason := interleaved_unsupported(x, weight, bias):
         return reason
     rows = x.shape[:-1].numel()
-    few = rows <= products.MOST_ROWS or forms.by_row_alone()
+    few = rows <= products.MAX_ROWS or forms.batch_invariant()
     return None if few else f"{rows} rows: dequantizing first is faster"
 
 
-@kernel("linear", "cpu-lanes", few_rows)
-def linear_lanes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    return of_rows(products.few_rows, x, weight, bias)
+@kernel("linear", "cpu-lanes", interleaved_small_m_unsupported)
+def linear_interleaved(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    return flatten_rows(products.matmul_small_m, x, weight, bias)
 
 
-@kernel("linear", "cpu-lanes-dequantized", in_lanes)
-def linear_lanes_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    return of_rows(products.many_rows, x, weight, bias)
+@kernel("linear", "cpu-lanes-dequantized", interleaved_unsupported)
+def linear_interleaved_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    return flatten_rows(products.matmul_dequantized, x, weight, bias)
 
 
-def of_rows(
+def flatten_rows(
     product: Callable[[Tensor, QuantizedTensor], Tensor], x: Tensor, weight: QuantizedTensor, bias: Tensor | None
 ) -> Tensor:
     """A product that takes x as [M, in], whatever dimensions it has."""
@@ -120,16 +120,16 @@ def of_rows(
     return y if bias is None else y + bias
 
 
-def packed_in_blocks(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+def gguf_tiles_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if x.device.type != "cpu":
         return "the device has no cache to be spared"
     return None if weight.format in gguf.FORMATS else f"the weight is {weight.format}"
 
 
-@kernel("linear", "gguf-tiles", packed_in_blocks)
+@kernel("linear", "gguf-tiles", gguf_tiles_unsupported)
 def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """A few rows of W at a time, so that what was dequantized is used before it leaves the cache."""
-    rows, count = weight.parts[gguf.PART], weight.shape[0]
+    rows, count = weight.parts[gguf.BLOCKS_PART], weight.shape[0]
     tile = max(1, TILE_ELEMENTS // weight.shape[1])
     y = x.new_empty(*x.shape[:-1], count)
 
@@ -138,49 +138,49 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
             w = gguf.dequantize_rows(rows[begin : begin + tile], weight.format, x.dtype)
             y[..., begin : begin + tile] = linear(x, w)
 
-    in_parts(some)
+    run_in_parts(some)
     return y if bias is None else y + bias
 
 
-def eight_bit_products(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    return None if weight.format == w8a8.FORMAT else f"the weight is {weight.format}"
+def w8a8_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    return None if weight.format == w8a8.W8A8_FORMAT else f"the weight is {weight.format}"
 
 
-def eight_bit_products_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+def w8a8_cpu_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     # On GPUs torch's product wants more than 16 rows, and multiples of 8.
-    return eight_bit_products(x, weight, bias) or (None if on_cpu(weight) else "the weight is on a GPU")
+    return w8a8_unsupported(x, weight, bias) or (None if is_on_cpu(weight) else "the weight is on a GPU")
 
 
-@kernel("linear", "cpu-w8a8", eight_bit_products_on_cpu)
+@kernel("linear", "cpu-w8a8", w8a8_cpu_unsupported)
 def linear_w8a8(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """Whole numbers, and therefore what the reference gives: 4096 x 4096, 1 row 2.4 ms and 24 so, 512 rows 10 and
     99."""
-    return of_rows(products_of_bytes, x, weight, bias)
+    return flatten_rows(int8_matmul, x, weight, bias)
 
 
-def products_of_bytes(x: Tensor, weight: QuantizedTensor) -> Tensor:
+def int8_matmul(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """x: [M, in] -> [M, out]"""
-    tokens, scale = w8a8.quantize_tokens(x)
+    tokens, scale = w8a8.quantize_activations(x)
     whole = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
     return (whole * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
 
 
-@kernel("linear", "w8a8-reference", eight_bit_products)
+@kernel("linear", "w8a8-reference", w8a8_unsupported)
 def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    tokens, scale = w8a8.quantize_tokens(x)
+    tokens, scale = w8a8.quantize_activations(x)
     products = F.linear(tokens, weight.parts["q"].float())  # of whole numbers
     y = (products * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
     return y if bias is None else y + bias
 
 
-def dequantized_on_cpu(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    if not (x.is_cpu and runs_here()):
+def cpu_dequantized_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if not (x.is_cpu and cpu_supported()):
         return "no kernel is compiled for it"
-    own = weight.format in LANES_BITS or weight.format in gguf.FORMATS or weight.format == w8a8.FORMAT
+    own = weight.format in INTERLEAVED_BITS or weight.format in gguf.FORMATS or weight.format == w8a8.W8A8_FORMAT
     return f"the weight is {weight.format}" if own else None
 
 
-@kernel("linear", "cpu-dequantized", dequantized_on_cpu)
+@kernel("linear", "cpu-dequantized", cpu_dequantized_unsupported)
 def linear_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """As with plain weights: each row of a few as if it were alone."""
     return linear(x, dequantize(weight, x.dtype), bias)
@@ -191,21 +191,21 @@ def linear_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) ->
     return F.linear(x, dequantize(weight, x.dtype), bias)
 
 
-def plain_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    if reason := plain.refuses(x, weight):
+def dense_rows_unsupported(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    if reason := plain.unsupported(x, weight):
         return reason
     rows = x.numel() // weight.shape[1]
-    few = rows <= plain.MOST_ROWS or forms.by_row_alone()
+    few = rows <= plain.MAX_ROWS or forms.batch_invariant()
     return None if few else f"{rows} rows: torch's own product is faster"
 
 
-@kernel("plain_linear", "cpu-rows", plain_rows)
-def plain_linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = plain.product(x, weight)
+@kernel("plain_linear", "cpu-rows", dense_rows_unsupported)
+def dense_linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y = plain.matmul(x, weight)
     return y if bias is None else y + bias
 
 
 @kernel("plain_linear", "reference")
-def plain_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def dense_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """With numbers that are not packed."""
     return F.linear(x, weight, bias)

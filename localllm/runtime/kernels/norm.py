@@ -12,10 +12,10 @@ from localllm.runtime.kernels.elementwise import layer_norm, rms_norm
 class Norm:
     weight: Tensor | None  # [size] float32; None: one
     eps: float
-    kind: Literal["rms", "layer"] = "rms"
+    norm_type: Literal["rms", "layer"] = "rms"
 
     def __call__(self, x: Tensor) -> Tensor:
         """Over the last dimension -> the shape of x, in its dtype"""
-        if self.kind == "rms" or self.weight is None:
+        if self.norm_type == "rms" or self.weight is None:
             return rms_norm(x, self.weight, self.eps)
         return layer_norm(x, self.weight, self.eps)

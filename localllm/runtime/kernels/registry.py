@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def always(*_: Any) -> None:
+def always_supported(*_: Any) -> None:
     """Accepts every call."""
 
 
@@ -20,7 +20,7 @@ def always(*_: Any) -> None:
 class Kernel:
     operation: str
     name: str
-    when: Callable[..., str | None]  # the call's arguments -> None to accept, or the reason why not
+    unsupported: Callable[..., str | None]  # the call's arguments -> None to accept, or the reason why not
     run: Callable[..., Any]
 
 
@@ -29,7 +29,7 @@ _used: set[Kernel] = set()
 
 
 def kernel(
-    operation: str, name: str, when: Callable[..., str | None] = always, *, first: bool = False
+    operation: str, name: str, unsupported: Callable[..., str | None] = always_supported, *, first: bool = False
 ) -> Callable[[F], F]:
     """Registers a function; those of one operation stand in one file, the fastest first, the reference last.
 
@@ -37,7 +37,9 @@ def kernel(
     """
 
     def register(run: F) -> F:
-        KERNELS[operation].insert(0 if first else len(KERNELS[operation]), Kernel(operation, name, when, run))
+        KERNELS[operation].insert(
+            0 if first else len(KERNELS[operation]), Kernel(operation, name, unsupported, run)
+        )
         return run
 
     return register
@@ -46,7 +48,7 @@ def kernel(
 def find(operation: str, *arguments: Any) -> Kernel:
     # A loop: a generator would take half as long again, some sixty times a step.
     for k in KERNELS[operation]:
-        if k.when is always or k.when(*arguments) is None:
+        if k.unsupported is always_supported or k.unsupported(*arguments) is None:
             return k
     raise LookupError(f"no kernel for {operation}")
 
@@ -58,13 +60,13 @@ def choose(operation: str, *arguments: Any) -> Kernel:
     return found
 
 
-def used() -> dict[str, tuple[str, ...]]:
+def used_kernels() -> dict[str, tuple[str, ...]]:
     """The kernels that this process has called so far, by operation, in the order in which they are asked."""
     names = {name: tuple(k.name for k in kernels if k in _used) for name, kernels in sorted(KERNELS.items())}
     return {operation: found for operation, found in names.items() if found}
 
 
-def run(operation: str, *arguments: Any) -> Any:
+def dispatch(operation: str, *arguments: Any) -> Any:
     """Of operations that a CPU does often: where only the reference is registered it is called without a question,
     which would take 0.9 us (a norm of a row of 2,048 takes 5.7)."""
     kernels = KERNELS[operation]
@@ -76,4 +78,4 @@ def run(operation: str, *arguments: Any) -> Any:
 
 def explain(operation: str, *arguments: Any) -> list[tuple[str, str]]:
     """Every kernel's name with `ok` or its reason to decline; the first `ok` is the one that runs."""
-    return [(k.name, k.when(*arguments) or "ok") for k in KERNELS[operation]]
+    return [(k.name, k.unsupported(*arguments) or "ok") for k in KERNELS[operation]]

@@ -9,10 +9,10 @@ product, there is no v.
 import torch
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, QueryGrowth
+from localllm.arch.config import AttentionConfig, QueryScaling
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
-from localllm.runtime.kernels.elementwise import in_vectors, rms_norm, rotate
+from localllm.runtime.kernels.elementwise import map_in_vectors, rms_norm, rotate
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import choose, kernel
 
@@ -65,12 +65,12 @@ def rope_append_reference(
         qk = rotate(qk, *angles, c.rope.interleaved)
     q, k = qk.split((c.heads, own), 1)
     if c.query_growth:
-        q = q * growth(c.query_growth, batch.positions)[:, None, None].to(q.dtype)
+        q = q * query_growth(c.query_growth, batch.positions)[:, None, None].to(q.dtype)
     if own:
-        cache.append(k, rms_norm(v, None, eps) if c.value_norm else v, batch.slot)
+        cache.append(k, rms_norm(v, None, eps) if c.value_norm else v, batch.slot_mapping)
     return q, gate
 
 
-def growth(config: QueryGrowth, positions: Tensor) -> Tensor:
+def query_growth(config: QueryScaling, positions: Tensor) -> Tensor:
     """positions: [T] -> [T] float32"""
-    return 1 + config.beta * in_vectors(torch.log, 1 + torch.floor(positions / config.original_context))
+    return 1 + config.beta * map_in_vectors(torch.log, 1 + torch.floor(positions / config.original_context))

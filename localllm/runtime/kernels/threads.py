@@ -15,17 +15,17 @@ import torch
 SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than they help (docs/lab-log.md)
 
 
-def threads_for(weight_bytes: int, asked: int | None) -> int:
+def threads_for(weight_bytes: int, requested: int | None) -> int:
     """How many threads the products of a model with so many bytes of weights get."""
-    return asked or (1 if weight_bytes < SMALL_MODEL_BYTES else torch.get_num_threads())
+    return requested or (1 if weight_bytes < SMALL_MODEL_BYTES else torch.get_num_threads())
 
 
 @functools.cache
-def pool() -> ThreadPoolExecutor:
+def thread_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), "localllm-part", initializer=torch.set_num_threads, initargs=(1,))
 
 
-def in_parts(work: Callable[[int, int], None]) -> None:
+def run_in_parts(work: Callable[[int, int], None]) -> None:
     """Calls `work(part, parts)` for each of as many parts as the calling thread may use threads, with its context
     variables."""
     parts = torch.get_num_threads()
@@ -37,5 +37,5 @@ def in_parts(work: Callable[[int, int], None]) -> None:
         with torch.inference_mode():  # a setting of each thread
             work(part, parts)
 
-    for done in [pool().submit(copy_context().run, run, part) for part in range(parts)]:
+    for done in [thread_pool().submit(copy_context().run, run, part) for part in range(parts)]:
         done.result()

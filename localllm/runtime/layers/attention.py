@@ -9,11 +9,11 @@ from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 
 class Attention:
-    def __init__(self, config: AttentionConfig, model: ModelConfig, source: Source):
+    def __init__(self, config: AttentionConfig, model: ModelConfig, source: WeightSource):
         self.config = c = config
         self.eps = model.norm_eps
         own = c.kv_heads if c.kv_source is None else 0  # heads of keys that are made here
@@ -39,7 +39,7 @@ class Attention:
     ) -> Tensor:
         """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
         c = self.config
-        angles = batch.angles[c.rope] if c.rope else None
+        angles = batch.rope_angles[c.rope] if c.rope else None
         q, gate = kernels.rope_append(
             self.qkv(x, norm=norm), cache, batch, c, angles, self.q_norm, self.k_norm, self.eps
         )

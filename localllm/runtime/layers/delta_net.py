@@ -11,32 +11,38 @@ from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 
 class DeltaNet:
-    def __init__(self, config: DeltaNetConfig, model: ModelConfig, source: Source):
+    def __init__(self, config: DeltaNetConfig, model: ModelConfig, source: WeightSource):
         self.config = c = config
         self.eps = model.norm_eps
         hidden, values = model.hidden_size, c.value_heads * c.value_dim
         shares = c.value_heads // c.key_heads
         if source.has_matrix("in_proj_qkvz"):
             order = partial(
-                by_kind, c.key_heads, [c.key_dim, c.key_dim, shares * c.value_dim, shares * c.value_dim]
+                rows_by_part, c.key_heads, [c.key_dim, c.key_dim, shares * c.value_dim, shares * c.value_dim]
             )
             self.qkvz = Linear.load(source, {"in_proj_qkvz": c.channels + values}, hidden, False, order)
         else:
             self.qkvz = Linear.load(source, {"in_proj_qkv": c.channels, "in_proj_z": values}, hidden, False)
         if source.has_matrix("in_proj_ba"):
-            order = partial(by_kind, c.key_heads, [shares, shares])
+            order = partial(rows_by_part, c.key_heads, [shares, shares])
             self.ba = Linear.load(source, {"in_proj_ba": 2 * c.value_heads}, hidden, False, order)
         else:
             self.ba = Linear.load(source, {"in_proj_b": c.value_heads, "in_proj_a": c.value_heads}, hidden, False)
-        self.taps = source.exact("conv1d.weight", c.channels, 1, c.kernel)[:, 0].T.contiguous()
+        self.conv_weight = source.float32_tensor("conv1d.weight", c.channels, 1, c.kernel_size)[
+            :, 0
+        ].T.contiguous()
         known = source.weights.has("A")  # GGUF
-        self.rate = source.exact("A", c.value_heads) if known else -source.exact("A_log", c.value_heads).exp()
-        self.dt_bias = source.exact("dt_bias", c.value_heads)
-        self.norm = source.exact("norm.weight", c.value_dim)
+        self.decay_rate = (
+            source.float32_tensor("A", c.value_heads)
+            if known
+            else -source.float32_tensor("A_log", c.value_heads).exp()
+        )
+        self.dt_bias = source.float32_tensor("dt_bias", c.value_heads)
+        self.norm = source.float32_tensor("norm.weight", c.value_dim)
         self.out = Linear.load(source, {"out_proj": hidden}, values, bias=False)
 
     def __call__(
@@ -52,25 +58,25 @@ class DeltaNet:
         x = norm(x) if norm else x  # for two products
         qkv, z = self.qkvz(x).split((c.channels, c.value_heads * c.value_dim), -1)
         b, a = self.ba(x).float().chunk(2, -1)  # [T, value_heads]
-        qkv = kernels.causal_conv(qkv, self.taps, cache, batch, silu=True)
+        qkv = kernels.causal_conv(qkv, self.conv_weight, cache, batch, silu=True)
         qk, v = qkv.split((2 * c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
-        q, k = kernels.unit(qk.unflatten(-1, (-1, c.key_dim))).chunk(2, 1)
+        q, k = kernels.l2_normalize(qk.unflatten(-1, (-1, c.key_dim))).chunk(2, 1)
         v, z = (each.unflatten(-1, (-1, c.value_dim)) for each in (v, z))
-        decay, beta = self.rate * kernels.softplus(a + self.dt_bias), kernels.sigmoid(b)
+        decay, beta = self.decay_rate * kernels.softplus(a + self.dt_bias), kernels.sigmoid(b)
         if c.tiled:
-            v, decay, beta = (regrouped(each, c.key_heads) for each in (v, decay, beta))
+            v, decay, beta = (regroup_heads(each, c.key_heads) for each in (v, decay, beta))
         mixed = kernels.delta_net(q, k, v, decay, beta, cache, batch)
         if c.tiled:
-            mixed = regrouped(mixed, c.value_heads // c.key_heads)
+            mixed = regroup_heads(mixed, c.value_heads // c.key_heads)
         return self.out(kernels.gated_rms_norm(mixed, z, self.norm, self.eps).flatten(1), residual=residual)
 
 
-def regrouped(x: Tensor, heads: int) -> Tensor:
+def regroup_heads(x: Tensor, heads: int) -> Tensor:
     """[T, n * heads, ...], heads running faster -> the same with n running faster."""
     return x.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1, 2)
 
 
-def by_kind(heads: int, sizes: list[int]) -> Tensor:
+def rows_by_part(heads: int, sizes: list[int]) -> Tensor:
     """The order of rows that brings those of one kind together, of a stack where each head has all kinds (q, k, v,
     z) one after another."""
     kinds = torch.arange(heads * sum(sizes)).view(heads, -1).split(sizes, 1)

@@ -3,18 +3,18 @@
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 
 class Embedding:
     """`as_stored`: rows are converted when they are looked up, not all of them when they are loaded."""
 
-    def __init__(self, source: Source, name: str, rows: int, columns: int, as_stored: bool = False):
-        self.weight = source.table(name, rows, columns) if as_stored else source.matrix(name, rows, columns)
+    def __init__(self, source: WeightSource, name: str, rows: int, columns: int, as_stored: bool = False):
+        self.weight = source.lookup_table(name, rows, columns) if as_stored else source.matrix(name, rows, columns)
         self.dtype = source.dtype
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids: [T] int64 -> [T, columns] in the model's dtype"""
         if isinstance(self.weight, Tensor):
             return self.weight[ids].to(self.dtype)
-        return dequantize(self.weight.rows(ids), self.dtype)
+        return dequantize(self.weight.select_rows(ids), self.dtype)

@@ -7,17 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import Activation, MLPConfig, ModelConfig, MoEConfig, RouterConfig
-from localllm.quant.tensor import below
+from localllm.quant.tensor import concat_matrices
 from localllm.runtime import kernels
-from localllm.runtime.kernels.experts import Stacked
+from localllm.runtime.kernels.experts import StackedExperts
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import identity, load_norm
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 
 class MLP:
-    def __init__(self, config: MLPConfig, hidden: int, source: Source):
+    def __init__(self, config: MLPConfig, hidden: int, source: WeightSource):
         self.activation: Activation = config.activation
         n = config.intermediate_size
         fused = source.has_matrix("gate_up_proj")
@@ -30,27 +30,27 @@ class MLP:
         return self.down(self.gate_up(x, norm=norm, activation=self.activation), residual=residual)
 
 
-class PlainMLP:
+class UngatedMLP:
     """Without a gate, as the first transformers had it."""
 
-    def __init__(self, config: MLPConfig, hidden: int, source: Source):
+    def __init__(self, config: MLPConfig, hidden: int, source: WeightSource):
         self.activation: Activation = config.activation
         self.up = Linear.load(source, {"up_proj": config.intermediate_size}, hidden, config.bias)
         self.down = Linear.load(source, {"down_proj": hidden}, config.intermediate_size, config.bias)
 
     def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
         """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
-        return self.down(bent(self.up(x, norm=norm), self.activation), residual=residual)
+        return self.down(apply_activation(self.up(x, norm=norm), self.activation), residual=residual)
 
 
-def bent(x: Tensor, activation: Activation) -> Tensor:
+def apply_activation(x: Tensor, activation: Activation) -> Tensor:
     if activation == "silu":
         return F.silu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class MoE:
-    def __init__(self, config: MoEConfig, model: ModelConfig, source: Source):
+    def __init__(self, config: MoEConfig, model: ModelConfig, source: WeightSource):
         def norm(name: str) -> Callable[[Tensor], Tensor]:
             return load_norm(source, name, hidden, model) if config.apart else identity
 
@@ -60,11 +60,15 @@ class MoE:
         self.before_router = router_norm(source, model) if config.router.normed else identity
         self.router = Linear.load(source, {"router": config.experts}, hidden, config.router.bias)
         # In float32, as it was trained: it is small, and decides between experts that are close.
-        self.correction = source.exact("correction_bias", config.experts) if config.router.correction else None
-        self.expert_scale = source.exact("expert_scale", config.experts) if config.router.expert_scale else None
+        self.score_correction = (
+            source.float32_tensor("correction_bias", config.experts) if config.router.correction else None
+        )
+        self.expert_scale = (
+            source.float32_tensor("expert_scale", config.experts) if config.router.expert_scale else None
+        )
         experts = [MLP(config.expert, hidden, source.under(f"experts.{e}")) for e in range(config.experts)]
         self.experts = (
-            stacked(experts, torch.empty(0, hidden, dtype=source.dtype, device=source.device)) or experts
+            stack_experts(experts, torch.empty(0, hidden, dtype=source.dtype, device=source.device)) or experts
         )
         self.shared = MLP(config.shared, hidden, source.under("shared")) if config.shared else None
         self.shared_gate = (
@@ -73,11 +77,11 @@ class MoE:
 
     def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
         """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
-        out = self.mixture(norm(x) if norm else x)
+        out = self.mix_experts(norm(x) if norm else x)
         return out if residual is None else residual + out
 
-    def mixture(self, x: Tensor) -> Tensor:
-        chosen, weight = route(self.router(self.before_router(x)).float(), self.correction, self.config)
+    def mix_experts(self, x: Tensor) -> Tensor:
+        chosen, weight = route(self.router(self.before_router(x)).float(), self.score_correction, self.config)
         if self.expert_scale is not None:
             weight = weight * self.expert_scale[chosen]
         out = self.after_experts(kernels.experts(self.before_experts(x), chosen, weight, self.experts))
@@ -87,22 +91,22 @@ class MoE:
         return out + (kernels.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
 
 
-def stacked(mlps: list[MLP], x: Tensor) -> Stacked | None:
+def stack_experts(mlps: list[MLP], x: Tensor) -> StackedExperts | None:
     """The same experts, for the kernel that takes them stacked; None where there is none for x, or where an
     expert's matrices differ from another's."""
     if any(len(linear.weights) > 1 for mlp in mlps for linear in (mlp.gate_up, mlp.down)):
         return None
     first = mlps[0]
-    one = Stacked(first.gate_up.weights[0], first.down.weights[0], None, None, first.activation, 1)
-    if not kernels.takes_stacked(x, one):
+    one = StackedExperts(first.gate_up.weights[0], first.down.weights[0], None, None, first.activation, 1)
+    if not kernels.supports_stacked(x, one):
         return None
     of_all = [mlp.gate_up for mlp in mlps], [mlp.down for mlp in mlps]
-    gate_up, down = (below([linear.weights[0] for linear in of]) for of in of_all)
+    gate_up, down = (concat_matrices([linear.weights[0] for linear in of]) for of in of_all)
     if gate_up is None or down is None:
         return None
     biases = ([linear.bias for linear in of if linear.bias is not None] for of in of_all)
     gate_up_bias, down_bias = (torch.cat(of) if of else None for of in biases)
-    return Stacked(gate_up, down, gate_up_bias, down_bias, first.activation, len(mlps))
+    return StackedExperts(gate_up, down, gate_up_bias, down_bias, first.activation, len(mlps))
 
 
 def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple[Tensor, Tensor]:
@@ -111,7 +115,7 @@ def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple
     score = logits.softmax(-1) if router.score == "softmax" else kernels.sigmoid(logits)
     ranked = score if correction is None else score + correction
     if router.groups > 1:
-        ranked = best_groups(ranked, router)
+        ranked = mask_other_groups(ranked, router)
     chosen = ranked.topk(config.experts_per_token, -1).indices
     weight = score.gather(-1, chosen)
     if router.normalize:
@@ -119,7 +123,7 @@ def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple
     return chosen, weight * router.scale
 
 
-def best_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
+def mask_other_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
     """Scores outside the best groups become -inf (DeepSeek-V3, section 2.1.2)."""
     grouped = ranked.unflatten(-1, (router.groups, -1))  # [T, groups, experts / groups]
     best = (
@@ -132,12 +136,12 @@ def best_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
     return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(1)
 
 
-def router_norm(source: Source, model: ModelConfig) -> Norm:
-    weight = source.norm("before_router.weight", model.hidden_size) * model.hidden_size**-0.5
+def router_norm(source: WeightSource, model: ModelConfig) -> Norm:
+    weight = source.norm_weight("before_router.weight", model.hidden_size) * model.hidden_size**-0.5
     return Norm(weight, model.norm_eps)
 
 
-def load_ffn(config: MLPConfig | MoEConfig, model: ModelConfig, source: Source) -> MLP | PlainMLP | MoE:
+def load_ffn(config: MLPConfig | MoEConfig, model: ModelConfig, source: WeightSource) -> MLP | UngatedMLP | MoE:
     if isinstance(config, MoEConfig):
         return MoE(config, model, source)
-    return (MLP if config.gated else PlainMLP)(config, model.hidden_size, source)
+    return (MLP if config.gated else UngatedMLP)(config, model.hidden_size, source)

@@ -10,11 +10,11 @@ from localllm.runtime.cache import LatentCache
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 
 class LatentAttention:
-    def __init__(self, config: LatentConfig, model: ModelConfig, source: Source):
+    def __init__(self, config: LatentConfig, model: ModelConfig, source: WeightSource):
         self.config = c = config
         hidden, queries = model.hidden_size, {"q_proj": c.heads * (c.nope_dim + c.rope_dim)}
         if c.q_lora_rank is None:
@@ -38,16 +38,18 @@ class LatentAttention:
         q = (self.q(self.q_a(x), norm=self.q_norm) if self.q_a else self.q(x)).unflatten(-1, (c.heads, -1))
         nope, turning = q.split((c.nope_dim, c.rope_dim), -1)
         latent, key = self.kv_a(x).split((c.kv_lora_rank, c.rope_dim), -1)
-        turned = kernels.rotate(torch.cat((turning, key[:, None]), 1), *batch.angles[c.rope], c.rope.interleaved)
+        turned = kernels.rotate(
+            torch.cat((turning, key[:, None]), 1), *batch.rope_angles[c.rope], c.rope.interleaved
+        )
         turned, key = turned.split((c.heads, 1), 1)
-        cache.append(torch.cat((self.kv_norm(latent), key[:, 0]), -1), batch.slot)
+        cache.append(torch.cat((self.kv_norm(latent), key[:, 0]), -1), batch.slot_mapping)
         q = torch.cat((nope, turned), -1)
         return self.out(
             kernels.latent_attention(q, cache, batch, c, self.k_b, self.v_b).flatten(1), residual=residual
         )
 
 
-def load_kv_b(c: LatentConfig, source: Source) -> tuple[Tensor, Tensor]:
+def load_kv_b(c: LatentConfig, source: WeightSource) -> tuple[Tensor, Tensor]:
     """What makes each head's keys and values from the latent: [heads, nope_dim, rank], [heads, value_dim, rank].
 
     Stored as one matrix `kv_b_proj` with a head's rows after another's, or apart and the keys' transposed (GGUF):
@@ -56,9 +58,15 @@ def load_kv_b(c: LatentConfig, source: Source) -> tuple[Tensor, Tensor]:
     """
     heads, rank = c.heads, c.kv_lora_rank
     if source.has_matrix("k_b_proj"):
-        k_b = source.plain("k_b_proj", heads * rank, c.nope_dim).view(heads, rank, c.nope_dim).transpose(1, 2)
-        v_b = source.plain("v_b_proj", heads * c.value_dim, rank).view(heads, c.value_dim, rank)
+        k_b = (
+            source.dequantized_matrix("k_b_proj", heads * rank, c.nope_dim)
+            .view(heads, rank, c.nope_dim)
+            .transpose(1, 2)
+        )
+        v_b = source.dequantized_matrix("v_b_proj", heads * c.value_dim, rank).view(heads, c.value_dim, rank)
     else:
-        whole = source.plain("kv_b_proj", heads * (c.nope_dim + c.value_dim), rank).view(heads, -1, rank)
+        whole = source.dequantized_matrix("kv_b_proj", heads * (c.nope_dim + c.value_dim), rank).view(
+            heads, -1, rank
+        )
         k_b, v_b = whole.split((c.nope_dim, c.value_dim), 1)
     return k_b.contiguous(), v_b.contiguous()

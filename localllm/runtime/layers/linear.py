@@ -9,7 +9,7 @@ from localllm.arch.config import Activation
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime import kernels
 from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 
 class Linear:
@@ -20,16 +20,16 @@ class Linear:
         *weights: Tensor | QuantizedTensor,
         bias: Tensor | None = None,
         dtype: torch.dtype | None = None,
-        between: Callable[[], None] = lambda: None,
+        on_read: Callable[[], None] = lambda: None,
     ):
-        """dtype: of x; between: called each time that some of the weights has been read."""
-        self.weights = kernels.prepared(*weights, dtype=dtype, between=between)
+        """dtype: of x; on_read: called each time that some of the weights has been read."""
+        self.weights = kernels.prepare_weights(*weights, dtype=dtype, on_read=on_read)
         self.bias = bias  # [out]
 
     @classmethod
     def load(
         cls,
-        source: Source,
+        source: WeightSource,
         names: dict[str, int],
         columns: int,
         bias: bool,
@@ -37,9 +37,9 @@ class Linear:
     ) -> "Linear":
         """One matrix of the named ones (name -> rows), stacked by rows. `order`: as in `Source.matrices`."""
         weights = source.matrices(names, columns, order)
-        vector = source.vectors(names, "bias") if bias else None
+        vector = source.concatenated_vectors(names, "bias") if bias else None
         with source.phases("repack"):
-            return cls(*weights, bias=vector, dtype=source.dtype, between=source.weights.let_go)
+            return cls(*weights, bias=vector, dtype=source.dtype, on_read=source.weights.release)
 
     def __call__(
         self,

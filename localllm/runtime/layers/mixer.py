@@ -16,16 +16,16 @@ from localllm.runtime.layers.attention import Attention
 from localllm.runtime.layers.delta_net import DeltaNet
 from localllm.runtime.layers.latent import LatentAttention
 from localllm.runtime.layers.short_conv import ShortConv
-from localllm.runtime.layers.within import AttentionWithin
-from localllm.runtime.load import Source
+from localllm.runtime.layers.within import EncoderAttention
+from localllm.runtime.load import WeightSource
 
 
-def load_mixer(config: Mixer, model: ModelConfig, source: Source) -> Callable[..., Tensor]:
+def load_mixer(config: Mixer, model: ModelConfig, source: WeightSource) -> Callable[..., Tensor]:
     """From the place that its kind has in a checkpoint; called with x [T, hidden], the batch, its cache, and maybe
     the norm before it and the residual that it is added to."""
     match config:
         case AttentionConfig():
-            kind = AttentionWithin if model.encoder else Attention
+            kind = EncoderAttention if model.encoder else Attention
             return kind(config, model, source.under("self_attn"))
         case LatentConfig():
             return LatentAttention(config, model, source.under("self_attn"))

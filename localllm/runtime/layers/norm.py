@@ -7,19 +7,19 @@ from torch import Tensor
 
 from localllm.arch.config import ModelConfig
 from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 
-def load_norm(source: Source, name: str, size: int, model: ModelConfig, eps: float | None = None) -> Norm:
+def load_norm(source: WeightSource, name: str, size: int, model: ModelConfig, eps: float | None = None) -> Norm:
     kind = "layer" if model.norm == "layer" else "rms"
-    weight, eps = source.norm(f"{name}.weight", size), eps or model.norm_eps
+    weight, eps = source.norm_weight(f"{name}.weight", size), eps or model.norm_eps
     if model.encoder and model.encoder.norm_bias:
-        return BiasedNorm(weight, eps, kind, bias=source.exact(f"{name}.bias", size))
+        return BiasedLayerNorm(weight, eps, kind, bias=source.float32_tensor(f"{name}.bias", size))
     return Norm(weight, eps, kind)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BiasedNorm(Norm):
+class BiasedLayerNorm(Norm):
     """Layer normalization with its bias, as encoders have it; never inside a product."""
 
     bias: Tensor  # [size] float32

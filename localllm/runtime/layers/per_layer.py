@@ -4,20 +4,20 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation, ModelConfig, PerLayerConfig
-from localllm.arch.layout import TABLE
+from localllm.arch.layout import PER_LAYER_TABLE
 from localllm.runtime import kernels
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
-from localllm.runtime.load import Source
+from localllm.runtime.load import WeightSource
 
 
 class PerLayerInputs:
     """(table[token] * sqrt(dim) + norm(W x / sqrt(hidden))) / sqrt(2), for all layers at once."""
 
-    def __init__(self, config: PerLayerConfig, model: ModelConfig, source: Source):
-        self.layers, width = len(model.layers), len(model.layers) * config.dim
-        self.table = Embedding(source, TABLE, config.vocab_size, width, as_stored=True)
+    def __init__(self, config: PerLayerConfig, model: ModelConfig, source: WeightSource):
+        self.layer_count, width = len(model.layers), len(model.layers) * config.dim
+        self.table = Embedding(source, PER_LAYER_TABLE, config.vocab_size, width, as_stored=True)
         # In the model's dtype, as it was trained.
         self.table_scale = torch.tensor(config.dim**0.5, dtype=source.dtype).item()
         self.projection = Linear.load(source, {"per_layer_model_projection": width}, model.hidden_size, bias=False)
@@ -26,15 +26,15 @@ class PerLayerInputs:
 
     def __call__(self, token_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         """token_ids: [T]; x: [T, hidden], their embeddings -> [T, dim] for each layer"""
-        of_token = self.table(token_ids).unflatten(-1, (self.layers, -1)) * self.table_scale
-        of_x = self.norm((self.projection(x) * self.projection_scale).unflatten(-1, (self.layers, -1)))
+        of_token = self.table(token_ids).unflatten(-1, (self.layer_count, -1)) * self.table_scale
+        of_x = self.norm((self.projection(x) * self.projection_scale).unflatten(-1, (self.layer_count, -1)))
         return ((of_x + of_token) * 2**-0.5).unbind(1)
 
 
 class PerLayerGate:
     """norm(V (activation(U x) * input))"""
 
-    def __init__(self, config: PerLayerConfig, model: ModelConfig, source: Source):
+    def __init__(self, config: PerLayerConfig, model: ModelConfig, source: WeightSource):
         self.activation: Activation = config.activation
         self.gate = Linear.load(source, {"per_layer_input_gate": config.dim}, model.hidden_size, bias=False)
         self.projection = Linear.load(source, {"per_layer_projection": model.hidden_size}, config.dim, bias=False)
@@ -43,5 +43,5 @@ class PerLayerGate:
     def __call__(self, x: Tensor, token_input: Tensor) -> Tensor:
         """x: [T, hidden]; token_input: [T, dim] -> [T, hidden]"""
         return self.norm(
-            self.projection(kernels.gated(torch.cat((self.gate(x), token_input), -1), self.activation))
+            self.projection(kernels.gated_activation(torch.cat((self.gate(x), token_input), -1), self.activation))
         )

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import (
-    DividedScaling,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
-    PartialScaling,
+    PerFrequencyScaling,
+    ProportionalScaling,
     RopeConfig,
     YarnScaling,
 )
@@ -19,10 +19,10 @@ from localllm.runtime import kernels
 Angles = tuple[Tensor, Tensor]
 
 
-def inverse_frequencies(config: RopeConfig, context: int) -> tuple[Tensor, float]:
+def inverse_frequencies(config: RopeConfig, max_len: int) -> tuple[Tensor, float]:
     """[dim / 2] float32, radians per position; and the magnitude of cos and sin.
 
-    `context`: the longest that a sequence may become, which decides between LongRoPE's two sets.
+    `max_len`: the longest that a sequence may become, which decides between LongRoPE's two sets.
     """
     frequency = 1.0 / config.theta ** (torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim)
     match config.scaling:
@@ -34,11 +34,11 @@ def inverse_frequencies(config: RopeConfig, context: int) -> tuple[Tensor, float
             return torch.lerp(frequency / factor, frequency, smooth.clamp(0, 1)), 1.0
         case YarnScaling() as yarn:
             return torch.lerp(frequency, frequency / yarn.factor, yarn_ramp(config, yarn)), yarn.magnitude
-        case DividedScaling(divisors):
+        case PerFrequencyScaling(divisors):
             return frequency / torch.tensor(divisors), 1.0
         case LongScaling(short, long, original, magnitude):
-            return frequency / torch.tensor(long if context > original else short), magnitude
-        case PartialScaling(rotated, factor):
+            return frequency / torch.tensor(long if max_len > original else short), magnitude
+        case ProportionalScaling(rotated, factor):
             return torch.where(torch.arange(config.dim // 2) < rotated, frequency / factor, 0.0), 1.0
         case None:
             return frequency, 1.0
@@ -60,10 +60,10 @@ def yarn_ramp(config: RopeConfig, yarn: YarnScaling) -> Tensor:
 
 
 class Rope:
-    def __init__(self, config: RopeConfig, context: int, device: torch.device):
-        frequencies, self.magnitude = inverse_frequencies(config, context)
+    def __init__(self, config: RopeConfig, max_len: int, device: torch.device):
+        frequencies, self.magnitude = inverse_frequencies(config, max_len)
         self.frequencies = frequencies.to(device)
 
     def angles(self, positions: Tensor) -> Angles:
         """positions: [T] -> cos and sin, [T, 1, dim / 2] float32 each."""
-        return kernels.angles(positions, self.frequencies, self.magnitude)
+        return kernels.rope_angles(positions, self.frequencies, self.magnitude)

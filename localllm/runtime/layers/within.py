@@ -8,19 +8,19 @@ from localllm.arch.config import AttentionConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.attention import Attention
-from localllm.runtime.load import Source
-from localllm.runtime.texts import Texts
+from localllm.runtime.load import WeightSource
+from localllm.runtime.texts import EncoderBatch
 
 
-class AttentionWithin(Attention):
+class EncoderAttention(Attention):
     """With the weights of the attention that has a cache."""
 
-    def __init__(self, config: AttentionConfig, model: ModelConfig, source: Source):
+    def __init__(self, config: AttentionConfig, model: ModelConfig, source: WeightSource):
         super().__init__(config, model, source)
         self.causal = model.encoder is not None and model.encoder.causal
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] - the texts take the batch's place
-        self, x: Tensor, texts: Texts, _: None, norm: Norm | None = None, residual: Tensor | None = None
+        self, x: Tensor, batch: EncoderBatch, _: None, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
         c = self.config
@@ -32,18 +32,20 @@ class AttentionWithin(Attention):
             q, k = (n(each.flatten(1) if whole else each) for n, each in ((self.q_norm, q), (self.k_norm, k)))
             q, k = (each.unflatten(-1, (-1, c.head_dim)) if whole else each for each in (q, k))
         if c.rope:
-            q, k = (kernels.rotate(each, *texts.angles[c.rope], c.rope.interleaved) for each in (q, k))
-        parted = zip(texts.parted(q), texts.parted(k), texts.parted(v), strict=True)
-        mixed = torch.cat([self.mixed(*each) for each in parted])
+            q, k = (kernels.rotate(each, *batch.rope_angles[c.rope], c.rope.interleaved) for each in (q, k))
+        parted = zip(batch.split_by_length(q), batch.split_by_length(k), batch.split_by_length(v), strict=True)
+        mixed = torch.cat([self.attend(*each) for each in parted])
         return self.out(mixed, residual=residual)
 
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q, k, v: [texts, length, their heads, head_dim] -> [texts * length, heads * head_dim]"""
         c, length = self.config, q.shape[1]
         windowed = c.window is not None and c.window < length
         found = F.scaled_dot_product_attention(
             *(each.transpose(1, 2) for each in (q, k, v)),
-            attn_mask=within(length, c.window, q.device, causal=self.causal) if windowed and c.window else None,
+            attn_mask=window_mask(length, c.window, q.device, causal=self.causal)
+            if windowed and c.window
+            else None,
             is_causal=self.causal and not windowed,
             scale=c.scale,
             enable_gqa=c.heads != c.kv_heads,
@@ -51,7 +53,7 @@ class AttentionWithin(Attention):
         return found.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
-def within(length: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
+def window_mask(length: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
     """[length, length], true where a query sees a key: less than `window` before it, or around it."""
     place = torch.arange(length, device=device)
     before = place[:, None] - place

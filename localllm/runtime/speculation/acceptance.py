@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 
-def verified(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
+def rejection_weights(target: Tensor, draft_probs: Tensor, draft_ids: Tensor, points: Tensor) -> Tensor:
     """What to draw from instead of the target where drafts stand: each draft alone, or the residual.
 
-    target, proposal: [N, vocab], in proportion to p and q; drafts: [N] int64; points: [N] in [0, 1), independent
+    target, draft_probs: [N, vocab], in proportion to p and q; draft_ids: [N] int64; points: [N] in [0, 1),
+    independent
     of those that drafts were drawn and residuals are drawn by. Returns [N, vocab] in target's dtype, in proportion
     to probabilities.
     """
-    p, q = (weights.double() / weights.double().sum(-1, keepdim=True) for weights in (target, proposal))
-    at = drafts[:, None]
+    p, q = (weights.double() / weights.double().sum(-1, keepdim=True) for weights in (target, draft_probs))
+    at = draft_ids[:, None]
     accepted = points[:, None] * q.gather(-1, at) < p.gather(-1, at)
     residual = (p - q).clamp(min=0)
     # Where rounding alone tells p from q nothing may be left of the residual.

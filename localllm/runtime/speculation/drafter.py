@@ -7,7 +7,7 @@ from localllm.runtime.sequence import Sequence
 
 
 class Drafter(Protocol):
-    def wants(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         """Might it draft behind a token that is being computed? Then that is read before the next step begins."""
         ...
 
@@ -15,11 +15,11 @@ class Drafter(Protocol):
         """Set the drafts of some: at most `room` tokens each. None has an unread token."""
         ...
 
-    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """A step has brought 1 + accepted tokens, of which one was computed for each of `drafted` guesses."""
         ...
 
-    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
         """So long after the step before it a step was done in which each brought one token and its drafts."""
         ...
 

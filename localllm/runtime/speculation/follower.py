@@ -6,56 +6,58 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from localllm.runtime.sampler import Row
+from localllm.runtime.sampler import SamplingSpec
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.speculation.pace import Chance
+from localllm.runtime.speculation.pace import AcceptanceRate
 from localllm.runtime.state import BlockPool, SequenceState
 
 
 @dataclass(eq=False)
-class Follower:
+class DraftSequence:
     """`guesses` stand behind the first `begun` tokens until it is told by `catch_up` how the sequence went on."""
 
     sequence: Sequence
     pool: BlockPool
-    chance: Chance = field(default_factory=Chance)
+    acceptance: AcceptanceRate = field(default_factory=AcceptanceRate)
     state: SequenceState | None = None  # None: nothing is computed
-    begun: int = 0
-    guesses: list[int] = field(default_factory=list)
-    proposals: list[Tensor] = field(default_factory=list)  # [vocab] each, what drawn guesses were drawn from
-    most: int = 0  # guesses that are wanted now
-    reach: float = 1.0  # the chance that all of them are right, as the model sees it
+    verified_len: int = 0
+    draft_ids: list[int] = field(default_factory=list)
+    draft_probs: list[Tensor] = field(default_factory=list)  # [vocab] each, what drawn guesses were drawn from
+    max_drafts: int = 0  # guesses that are wanted now
+    joint_chance: float = 1.0  # the chance that all of them are right, as the model sees it
 
     @property
     def pending(self) -> int:
         computed = self.state.length if self.state else 0
-        return len(self.sequence.token_ids) + len(self.guesses) - computed
+        return len(self.sequence.token_ids) + len(self.draft_ids) - computed
 
     @property
-    def is_coupled(self) -> bool:
+    def shares_seed(self) -> bool:
         """Are its guesses made with the very numbers that the target draws by, so that a seed gives one text
         whatever is guessed, at the price of fewer that are right?"""
         return self.sequence.request.params.seed is not None
 
     @property
-    def is_drawn(self) -> bool:
+    def is_sampled(self) -> bool:
         """Are guesses drawn, to be verified against what they were drawn from?"""
-        return self.sequence.request.params.temperature > 0 and not self.is_coupled
+        return self.sequence.request.params.temperature > 0 and not self.shares_seed
 
-    def catch_up(self, most: int) -> None:
-        """Forget what was guessed and did not come, and begin to guess up to `most` tokens."""
+    def sync(self, max_drafts: int) -> None:
+        """Forget what was guessed and did not come, and begin to guess up to `max_drafts` tokens."""
         tokens = self.sequence.token_ids
         if self.state is None:
             self.state = SequenceState(self.pool, tokens)
         stands = len(tokens) - 1  # the newest is computed for what comes next
-        if self.guesses:
-            came = zip(self.guesses, tokens[self.begun :], strict=False)
-            right = next((i for i, (guess, token) in enumerate(came) if guess != token), len(tokens) - self.begun)
-            stands = min(stands, self.begun + right)
+        if self.draft_ids:
+            came = zip(self.draft_ids, tokens[self.verified_len :], strict=False)
+            right = next(
+                (i for i, (guess, token) in enumerate(came) if guess != token), len(tokens) - self.verified_len
+            )
+            stands = min(stands, self.verified_len + right)
         self.state.rollback(min(self.state.length, stands))
-        self.state.remember(tokens)
-        self.begun, self.guesses, self.proposals = len(tokens), [], []
-        self.most, self.reach = most, 1.0
+        self.state.cache_full_blocks(tokens)
+        self.verified_len, self.draft_ids, self.draft_probs = len(tokens), [], []
+        self.max_drafts, self.joint_chance = max_drafts, 1.0
 
     def extend(self, count: int) -> list[int]:
         """Make room for the next `count` tokens that are not computed: which they are. Raises OutOfBlocks.
@@ -65,45 +67,45 @@ class Follower:
         assert self.state
         begin, state = self.state.length, self.state
         state.extend(count)
-        guessing = state.length >= self.begun  # behind these tokens
-        state.save_steps(count, self.sequence.prompt_length, (state.length,) if guessing else ())
-        guessed = self.guesses[max(0, begin - self.begun) :]
+        guessing = state.length >= self.verified_len  # behind these tokens
+        state.plan_saves(count, self.sequence.prompt_len, (state.length,) if guessing else ())
+        guessed = self.draft_ids[max(0, begin - self.verified_len) :]
         return [*self.sequence.token_ids[begin : state.length], *guessed]
 
-    def row(self) -> Row:
+    def sampling_spec(self) -> SamplingSpec:
         """What the next guess is drawn by, as if those before it stood."""
         s, params = self.sequence, self.sequence.request.params
         tokens, counts = s.token_ids, s.output_counts
-        if params.counts_tokens and self.guesses:
-            tokens, counts = [*tokens, *self.guesses], counts + Counter(self.guesses)
-        return Row(params, s.seed, self.begun + len(self.guesses), tokens, counts)
+        if params.uses_penalties and self.draft_ids:
+            tokens, counts = [*tokens, *self.draft_ids], counts + Counter(self.draft_ids)
+        return SamplingSpec(params, s.seed, self.verified_len + len(self.draft_ids), tokens, counts)
 
-    def propose(self, token: int | None, weights: Tensor) -> None:
+    def add_sampled(self, token: int | None, weights: Tensor) -> None:
         """The next guess and what it was drawn from, [vocab]; None: there was nothing to draw from."""
         if token is None:
-            self.most = len(self.guesses)
+            self.max_drafts = len(self.draft_ids)
         else:
-            self.guesses.append(token)
-            self.proposals.append(weights)
+            self.draft_ids.append(token)
+            self.draft_probs.append(weights)
 
-    def suggest(self, token: int, chance: float, verified: float, made: float) -> None:
+    def add_greedy(self, token: int, chance: float, verify_cost: float, extend_cost: float) -> None:
         """The next guess, if it is one, and worth being verified. chance: as the model sees it; in plain steps,
-        verified: what that costs, made: and to have made one more, too."""
+        verify_cost: what that costs, extend_cost: and to have made one more, too."""
         is_sampled = self.sequence.request.params.temperature > 0  # then likely tokens are not all that comes
-        self.reach *= 1.0 if is_sampled else chance
-        worth = token >= 0 and self.reach >= verified
+        self.joint_chance *= 1.0 if is_sampled else chance
+        worth = token >= 0 and self.joint_chance >= verify_cost
         if worth:
-            self.guesses.append(token)
-        if not worth or self.reach < made:
-            self.most = len(self.guesses)
+            self.draft_ids.append(token)
+        if not worth or self.joint_chance < extend_cost:
+            self.max_drafts = len(self.draft_ids)
 
-    def hand_over(self) -> None:
+    def publish_drafts(self) -> None:
         """The sequence drafts what was guessed."""
-        self.sequence.drafts = list(self.guesses)
-        self.sequence.proposals = torch.stack(self.proposals) if self.proposals else None
+        self.sequence.draft_ids = list(self.draft_ids)
+        self.sequence.draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
 
     def free(self) -> None:
         if self.state:
             self.state.free()
             self.state = None
-        self.guesses, self.proposals = [], []
+        self.draft_ids, self.draft_probs = [], []

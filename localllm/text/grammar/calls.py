@@ -12,160 +12,173 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.request import Grammar, GrammarKind
-from localllm.text.grammar.functions import Calling, Function
-from localllm.text.grammar.parameters import parameters_of
+from localllm.text.grammar.functions import ToolConstraint, ToolFunction
+from localllm.text.grammar.parameters import parse_parameters
 from localllm.text.grammar.schema import check_schema
-from localllm.text.grammar.source import BODY, checked
-from localllm.text.grammar.spelled import Speller, quoted
-from localllm.text.grammar.thoughts import Frame
-from localllm.text.output.blocks import ToolFormat
+from localllm.text.grammar.source import BODY_RULE, compile_source
+from localllm.text.grammar.spelled import MarkupWriter, quote
+from localllm.text.grammar.thoughts import ReasoningGrammar
+from localllm.text.output.blocks import ToolCallFormat
 from localllm.text.output.channels import CHANNEL, MESSAGE, START, ChannelFormat
-from localllm.text.output.formats import BARE, HARMONY, OutputFormat
-from localllm.text.output.spelling import ID, KEY, NAME, Parameters
+from localllm.text.output.formats import BARE_JSON, HARMONY, OutputFormat
+from localllm.text.output.spelling import ID_SLOT, KEY_SLOT, NAME_SLOT, ParameterSyntax
 
 ANY_OBJECT = '{"type": "object"}'
 TERMINALS = "ANY: /(?s:.*)/\nSOME: /(?s:.+)/\nKEY: /[a-zA-Z_][a-zA-Z0-9_]*/"
 
 
-class CallGrammar:
+class ToolCallGrammar:
     """Writes it for one answer of one model."""
 
     def __init__(
-        self, output: OutputFormat, frame: Frame, token_of: Callable[[str], int | None], calling: Calling
+        self,
+        output: OutputFormat,
+        frame: ReasoningGrammar,
+        token_of: Callable[[str], int | None],
+        calling: ToolConstraint,
     ):
         """`token_of`: the control token that is written so, if there is one. Raises UsageError for what cannot be
         kept to."""
-        self.output = output
-        self.frame = frame
-        self.calling = calling
-        self.form = output.tools or BARE
-        self.spelling = output.channels.spelling if output.channels else self.form.spelling
+        self.output_format = output
+        self.reasoning = frame
+        self.constraint = calling
+        self.tool_format = output.tools or BARE_JSON
+        self.syntax = output.channels.syntax if output.channels else self.tool_format.syntax
         self.markup = output.markup(with_tools=True)
-        self.speller = Speller(self.markup, token_of)
+        self.writer = MarkupWriter(self.markup, token_of)
         self.rules: list[str] = []
         self.grammars: list[dict[str, Any]] = []
-        self.arguments = [self.arguments_of(*numbered) for numbered in enumerate(calling.functions)]
-        self.write()
+        self.arguments = [self.arguments_rule(*numbered) for numbered in enumerate(calling.functions)]
+        self.write_rules()
 
-    def parts(self) -> list[dict[str, Any]]:
+    def grammar_parts(self) -> list[dict[str, Any]]:
         """Grammars in llguidance's JSON, BODY the first."""
-        return [{"name": BODY, "lark_grammar": "\n".join([*self.rules, TERMINALS])}, *self.grammars]
+        return [{"name": BODY_RULE, "lark_grammar": "\n".join([*self.rules, TERMINALS])}, *self.grammars]
 
-    def write(self) -> None:
-        literal, spelling, use = self.speller.literal, self.spelling, self.calling.use
-        several = use.parallel and spelling.between is not None
-        more = f"({literal(spelling.between or '')} call)*" if several else ""
-        rest = f"{more} {literal(spelling.end)}"
-        self.rules += [f"call: {self.options()}", f"calls: {literal(spelling.begin)} call {rest}"]
-        if spelling.id:
-            self.rules.append(f"ID: /{spelling.id}/")
+    def write_rules(self) -> None:
+        literal, spelling, use = self.writer.literal, self.syntax, self.constraint.tool_use
+        several = use.parallel and spelling.separator is not None
+        more = f"({literal(spelling.separator or '')} call)*" if several else ""
+        rest = f"{more} {literal(spelling.calls_end)}"
+        self.rules += [f"call: {self.call_options()}", f"calls: {literal(spelling.calls_begin)} call {rest}"]
+        if spelling.id_pattern:
+            self.rules.append(f"ID: /{spelling.id_pattern}/")
         if use.must_call:
             self.rules.append("start: calls")
-        elif self.output.channels:
-            self.write_messages(self.output.channels)
-        elif self.output.tools is None:
-            if any(map(self.calling.is_strict, self.calling.functions)):
+        elif self.output_format.channels:
+            self.write_messages(self.output_format.channels)
+        elif self.output_format.tools is None:
+            if any(map(self.constraint.is_strict, self.constraint.functions)):
                 remedy = "require a call, or leave out strict"
                 raise UsageError("this model has no markup that tells a call from text", remedy)
             self.rules.append("start: ANY")
-        elif self.form.bare:  # an answer that begins otherwise is no call for routers either
-            self.rules += ["start: TEXT | calls", f"TEXT: /(\\s*([^\\s{self.form.bare}](?s:.*))?)?/"]
+        elif self.tool_format.bare_begin:  # an answer that begins otherwise is no call for routers either
+            self.rules += ["start: TEXT | calls", f"TEXT: /(\\s*([^\\s{self.tool_format.bare_begin}](?s:.*))?)?/"]
         else:
-            self.write_text_before(self.form, rest)
+            self.write_text_before(self.tool_format, rest)
 
     def write_messages(self, form: ChannelFormat) -> None:
         """A call, or a message to the user; gpt-oss may announce calls."""
-        literal = self.speller.literal
+        literal = self.writer.literal
         if form != HARMONY:
             self.rules.append(f"start: calls | {literal(MESSAGE)} ANY")
             return
         self.rules += [
             "start: announced* (calls | final)",
             f'announced: {literal(CHANNEL)} "commentary" {literal(MESSAGE)} said',
-            *self.speller.until("said", "SPOKEN", form.ends[0] + START + "assistant"),
-            f"SPOKEN: ANY & ~(ANY {quoted(form.ends[0])} ANY)",
+            *self.writer.text_until("said", "SPOKEN", form.message_ends[0] + START + "assistant"),
+            f"SPOKEN: ANY & ~(ANY {quote(form.message_ends[0])} ANY)",
             f'final: {literal(CHANNEL)} "final" {literal(MESSAGE)} ANY',
         ]
 
-    def write_text_before(self, form: ToolFormat, rest: str) -> None:
+    def write_text_before(self, form: ToolCallFormat, rest: str) -> None:
         """Text, up to where a call begins, if one does."""
         mark = form.begin[0]
         self.rules += [
-            f"start: {self.frame.content('TEXT')} | head ({self.options(self.spelling.begin, mark)}) {rest}",
-            *self.speller.until("head", "TEXT", mark),
-            f"TEXT: ANY & ~(ANY {quoted(mark)} ANY)",
+            f"start: {self.reasoning.content_rule('TEXT')} | head "
+            f"({self.call_options(self.syntax.calls_begin, mark)}) {rest}",
+            *self.writer.text_until("head", "TEXT", mark),
+            f"TEXT: ANY & ~(ANY {quote(mark)} ANY)",
         ]
 
-    def options(self, before: str = "", without: str = "") -> str:
+    def call_options(self, before: str = "", without: str = "") -> str:
         """A call of any of the functions; `before` it, but for what is `without`."""
         opened = (
-            (before + self.spelling.open).replace(NAME, function.name).removeprefix(without)
-            for function in self.calling.functions
+            (before + self.syntax.call_begin).replace(NAME_SLOT, function.name).removeprefix(without)
+            for function in self.constraint.functions
         )
         return " | ".join(
-            f"{self.literal(text)} {rest}" for text, rest in zip(opened, self.arguments, strict=True)
+            f"{self.literal_with_id(text)} {rest}" for text, rest in zip(opened, self.arguments, strict=True)
         )
 
-    def literal(self, text: str) -> str:
+    def literal_with_id(self, text: str) -> str:
         """Of a text that may have an ID in it."""
-        return " ID ".join(self.speller.literal(part) for part in text.split(ID))
+        return " ID ".join(self.writer.literal(part) for part in text.split(ID_SLOT))
 
-    def arguments_of(self, place: int, function: Function) -> str:
+    def arguments_rule(self, place: int, function: ToolFunction) -> str:
         """The arguments of a call, and what closes it."""
-        close = self.literal(self.spelling.close)
-        strict = self.calling.is_strict(function)
-        form = self.spelling.parameters
-        with _blaming(function):
+        close = self.literal_with_id(self.syntax.call_end)
+        strict = self.constraint.is_strict(function)
+        form = self.syntax.parameters
+        with _name_function_in_errors(function):
             if form is None:
-                return f"{self.json(f'arguments_{place}', function.schema if strict else ANY_OBJECT)} {close}"
+                return f"{self.json_rule(f'arguments_{place}', function.schema if strict else ANY_OBJECT)} {close}"
             if strict:
-                return f"{self.one_by_one(place, function, form)} {close}"
-        if form.text is None:
-            pair = f"{self.speller.literal(form.before.removeprefix(KEY))} {self.json('anything', 'true')}"
-            return f"(KEY {pair} ({quoted(form.between)} KEY {pair})*)? {close}"
-        inside = self.speller.tokens((*self.form.inside, self.form.quote))
+                return f"{self.parameter_rules(place, function, form)} {close}"
+        if form.text_before is None:
+            pair = (
+                f"{self.writer.literal(form.before.removeprefix(KEY_SLOT))} {self.json_rule('anything', 'true')}"
+            )
+            return f"(KEY {pair} ({quote(form.separator)} KEY {pair})*)? {close}"
+        inside = self.writer.control_tokens((*self.tool_format.inner_markup, self.tool_format.string_quote))
         between = f"({' | '.join(('SOME', *inside))})* " if inside else ""
         self.rules += [f"any_{place}: {between}rest_{place}"]
-        self.rules += self.speller.until(f"rest_{place}", "ANY", self.spelling.close)
+        self.rules += self.writer.text_until(f"rest_{place}", "ANY", self.syntax.call_end)
         return f"any_{place}"
 
-    def json(self, name: str, schema: str) -> str:
+    def json_rule(self, name: str, schema: str) -> str:
         """A value of this schema."""
         if all(part["name"] != name for part in self.grammars):
-            self.grammars.append({**json.loads(checked(Grammar(GrammarKind.JSON_SCHEMA, schema))), "name": name})
+            self.grammars.append(
+                {**json.loads(compile_source(Grammar(GrammarKind.JSON_SCHEMA, schema))), "name": name}
+            )
         return f"@{name}"
 
-    def one_by_one(self, place: int, function: Function, form: Parameters) -> str:
+    def parameter_rules(self, place: int, function: ToolFunction, form: ParameterSyntax) -> str:
         """Each parameter after the other; those that are required first where something stands between them."""
         schema = json.loads(function.schema)
         check_schema(schema)
-        parameters = parameters_of(schema, form)
-        if form.between:
+        parameters = parse_parameters(schema, form)
+        if form.separator:
             parameters.sort(key=lambda parameter: not parameter.required)
         for number, parameter in enumerate(parameters):
             name, options = f"p_{place}_{number}", list[str]()
-            if parameter.text is not None and form.text is not None:
+            if parameter.text_pattern is not None and form.text_before is not None:
                 after = form.text_after or form.after
                 self.rules += [
-                    f"B_{place}_{number}: ({parameter.text}) & ~(ANY ({self.never_in_a_text(after)}) ANY)",
-                    *self.speller.until(f"t_{place}_{number}", f"B_{place}_{number}", after),
+                    f"B_{place}_{number}: ({parameter.text_pattern}) & ~(ANY ({self.forbidden_texts(after)}) ANY)",
+                    *self.writer.text_until(f"t_{place}_{number}", f"B_{place}_{number}", after),
                 ]
-                options.append(f"{self.speller.literal(form.text.replace(KEY, parameter.key))} t_{place}_{number}")
-            if parameter.schema is not None:
-                before = self.speller.literal(form.before.replace(KEY, parameter.key))
-                after = self.speller.literal(form.after)
-                options.append(f"{before} {self.json(f'value_{place}_{number}', parameter.schema)} {after}")
+                options.append(
+                    f"{self.writer.literal(form.text_before.replace(KEY_SLOT, parameter.name))} t_{place}_{number}"
+                )
+            if parameter.json_schema is not None:
+                before = self.writer.literal(form.before.replace(KEY_SLOT, parameter.name))
+                after = self.writer.literal(form.after)
+                options.append(
+                    f"{before} {self.json_rule(f'value_{place}_{number}', parameter.json_schema)} {after}"
+                )
             self.rules.append(f"{name}: {' | '.join(options)}")
         names = [(f"p_{place}_{number}", parameter.required) for number, parameter in enumerate(parameters)]
-        return sequence(names, quoted(form.between) if form.between else "")
+        return parameter_sequence(names, quote(form.separator) if form.separator else "")
 
-    def never_in_a_text(self, after: str) -> str:
+    def forbidden_texts(self, after: str) -> str:
         """What a router would take for the end of something."""
-        ends = {after.strip(), self.spelling.close.strip(), *self.markup} - {""}
-        return " | ".join(quoted(end) for end in sorted(ends))
+        ends = {after.strip(), self.syntax.call_end.strip(), *self.markup} - {""}
+        return " | ".join(quote(end) for end in sorted(ends))
 
 
-def sequence(names: list[tuple[str, bool]], between: str) -> str:
+def parameter_sequence(names: list[tuple[str, bool]], between: str) -> str:
     """Rules one after the other, those not required maybe; something between each two."""
     if not between:
         return " ".join(name if required else f"{name}?" for name, required in names)
@@ -181,7 +194,7 @@ def sequence(names: list[tuple[str, bool]], between: str) -> str:
 
 
 @contextmanager
-def _blaming(function: Function) -> Iterator[None]:
+def _name_function_in_errors(function: ToolFunction) -> Iterator[None]:
     try:
         yield
     except UsageError as error:

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import unquote
 
 
-def endless(schema: Mapping[str, Any]) -> str | None:
+def find_endless_reference(schema: Mapping[str, Any]) -> str | None:
     """The first reference whose schema has no finite value, as a JSON pointer; None where all have one.
 
     The least fixed point: a schema is finite once all that it requires is. What a pointer does not lead to counts
@@ -17,7 +17,7 @@ def endless(schema: Mapping[str, Any]) -> str | None:
     while grown:
         before = len(finite)
         for pointer in waiting:
-            if _is_finite(target(schema, pointer), finite):
+            if _is_finite(resolve_pointer(schema, pointer), finite):
                 finite.add(pointer)
         grown = len(finite) > before
         # Chains of references are as often written forwards as backwards.
@@ -33,7 +33,7 @@ def _references(part: Any) -> set[str]:
     return set[str]().union(*map(_references, part)) if isinstance(part, list) else set()
 
 
-def target(schema: Any, pointer: str) -> Any:
+def resolve_pointer(schema: Any, pointer: str) -> Any:
     """What a local pointer leads to; True where that is nothing."""
     if pointer != "#" and not pointer.startswith("#/"):
         return True

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
 
-Mask = NDArray[np.int32]
-WORD = 32  # bits
+TokenMask = NDArray[np.int32]
+WORD_BITS = 32  # bits
 
 
 class GrammarFollower:
@@ -22,12 +22,14 @@ class GrammarFollower:
     def __init__(self, matcher: LLMatcher, vocabulary: int, size: int, threads: Executor):
         """`matcher`: of this answer alone; `vocabulary`: its tokens; `size`: how many of them the model has."""
         self._matcher = matcher
-        self._all_words = -(-vocabulary // WORD)
-        self._words = -(-size // WORD)
-        known = np.uint32(2 ** (size % WORD or WORD) - 1)  # of the last word, the tokens that the model has
+        self._all_words = -(-vocabulary // WORD_BITS)
+        self._words = -(-size // WORD_BITS)
+        known = np.uint32(
+            2 ** (size % WORD_BITS or WORD_BITS) - 1
+        )  # of the last word, the tokens that the model has
         self._last = known.view(np.int32)
         self._threads = threads
-        self._under_way: Future[list[Mask | None]] | None = None
+        self._under_way: Future[list[TokenMask | None]] | None = None
 
     @property
     def finished(self) -> bool:
@@ -43,7 +45,7 @@ class GrammarFollower:
         remedy = "make the schema or the grammar simpler"
         return LocalLLMError(f"the grammar cannot be followed further: {reason.splitlines()[0]}", remedy)
 
-    def begin(self, drafts: Sequence[int]) -> Callable[[], list[Mask | None]]:
+    def begin(self, drafts: Sequence[int]) -> Callable[[], list[TokenMask | None]]:
         """Begin to find the masks of the 1 + len(drafts) next positions, int32 [ceil(size / 32)] each: bit t % 32
         of word t // 32 is set if the token t may come. None behind a draft that may not."""
         self._settled()
@@ -69,9 +71,9 @@ class GrammarFollower:
             self._under_way.result()
         return self._matcher
 
-    def _masks(self, drafts: list[int]) -> list[Mask | None]:
+    def _masks(self, drafts: list[int]) -> list[TokenMask | None]:
         masks = np.zeros((1 + len(drafts), self._all_words), np.int32)
-        found: list[Mask | None] = []
+        found: list[TokenMask | None] = []
         consumed = 0
         for mask, draft in zip(masks, [*drafts, -1], strict=True):
             fill_next_token_bitmask(self._matcher, mask[None])
@@ -79,7 +81,7 @@ class GrammarFollower:
                 return [np.zeros_like(mask[: self._words])] * len(masks)
             mask[self._words - 1] &= self._last
             found.append(mask[: self._words])
-            if draft < 0 or not mask[draft // WORD] >> draft % WORD & 1:
+            if draft < 0 or not mask[draft // WORD_BITS] >> draft % WORD_BITS & 1:
                 break
             self._matcher.consume_token(draft)
             consumed += 1

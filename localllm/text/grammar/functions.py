@@ -7,32 +7,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.request import SCHEMA_LIMIT, Request, ToolUse
+from localllm.request import MAX_SCHEMA_LEN, Request, ToolUse
 
-NAME = re.compile(r"[\w.\-]{1,256}")
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+FUNCTION_NAME = re.compile(r"[\w.\-]{1,256}")
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
-class Function:
+class ToolFunction:
     name: str
     schema: str  # of its arguments, JSON text
     strict: bool = False
 
 
 @dataclass(frozen=True)
-class Calling:
+class ToolConstraint:
     """Functions that may be called, and what is asked."""
 
-    functions: tuple[Function, ...]
-    use: ToolUse
+    functions: tuple[ToolFunction, ...]
+    tool_use: ToolUse
 
-    def is_strict(self, function: Function) -> bool:
+    def is_strict(self, function: ToolFunction) -> bool:
         """Do its arguments keep to their schema? Those of a call that is required do."""
-        return function.strict or self.use.must_call
+        return function.strict or self.tool_use.must_call
 
 
-def calling(tools: Iterable[Mapping[str, Any]], use: ToolUse) -> Calling | None:
+def build_tool_constraint(tools: Iterable[Mapping[str, Any]], use: ToolUse) -> ToolConstraint | None:
     """What a model must be held to; None: to nothing. A function without parameters takes none.
 
     Raises UsageError for one without a name that can be read back, one whose parameters are no object's schema,
@@ -52,14 +52,14 @@ def calling(tools: Iterable[Mapping[str, Any]], use: ToolUse) -> Calling | None:
     asked = (use.name,) if use.name is not None else use.allowed
     if missing := next((name for name in asked if name not in names), None):
         raise UsageError(f"the function {missing!r} is to be called, and is not among the tools", "send it, too")
-    if sum(len(function.schema) for function in found) > SCHEMA_LIMIT:
-        raise UsageError(f"the tools have more than {SCHEMA_LIMIT:,} characters", "send fewer")
-    return Calling(tuple(function for function in found if not asked or function.name in asked), use)
+    if sum(len(function.schema) for function in found) > MAX_SCHEMA_LEN:
+        raise UsageError(f"the tools have more than {MAX_SCHEMA_LEN:,} characters", "send fewer")
+    return ToolConstraint(tuple(function for function in found if not asked or function.name in asked), use)
 
 
-def calling_of(request: Request) -> Calling | None:
+def request_tool_constraint(request: Request) -> ToolConstraint | None:
     """What its answer is held to."""
-    return calling(request.tools, request.tool_use)
+    return build_tool_constraint(request.tools, request.tool_use)
 
 
 def without_strict(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -75,11 +75,11 @@ def _part(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _function(part: Mapping[str, Any]) -> Function:
+def _function(part: Mapping[str, Any]) -> ToolFunction:
     name, schema = part.get("name"), part.get("parameters")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise UsageError(f"a function has the name {name!r}", "use letters, digits, _, - and .")
-    schema = NOTHING if schema is None else schema
+    schema = NO_PARAMETERS if schema is None else schema
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise UsageError(f"the parameters of {name} are no object's schema", 'send {"type": "object", ...}')
-    return Function(name, json.dumps({"type": "object", **schema}), part.get("strict") is True)
+    return ToolFunction(name, json.dumps({"type": "object", **schema}), part.get("strict") is True)

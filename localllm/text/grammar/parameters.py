@@ -11,74 +11,88 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.text.grammar.endless import target
-from localllm.text.grammar.functions import NAME
-from localllm.text.grammar.schema import ANNOTATIONS
-from localllm.text.grammar.spelled import quoted
-from localllm.text.output.spelling import Parameters
-from localllm.text.output.values import typed
+from localllm.text.grammar.endless import resolve_pointer
+from localllm.text.grammar.functions import FUNCTION_NAME
+from localllm.text.grammar.schema import ANNOTATION_KEYWORDS
+from localllm.text.grammar.spelled import quote
+from localllm.text.output.spelling import ParameterSyntax
+from localllm.text.output.values import parse_typed
 
-SCALARS = frozenset(("boolean", "integer", "number", "null"))
-KINDS = SCALARS | {"string", "array", "object"}
-OF_ROOT = ("type", "properties", "required", "additionalProperties", "$defs", "definitions", *ANNOTATIONS)
-OF_TEXT = ("type", "minLength", "maxLength", *ANNOTATIONS)
-REMEDY = "make it simpler, or leave it to the model to call"
+SCALAR_TYPES = frozenset(("boolean", "integer", "number", "null"))
+JSON_TYPES = SCALAR_TYPES | {"string", "array", "object"}
+ROOT_KEYWORDS = (
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+    *ANNOTATION_KEYWORDS,
+)
+STRING_KEYWORDS = ("type", "minLength", "maxLength", *ANNOTATION_KEYWORDS)
+SIMPLER_SCHEMA = "make it simpler, or leave it to the model to call"
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ToolParameter:
     """One of them. At least one of `text` and `schema` is there."""
 
-    key: str
+    name: str
     required: bool
-    text: str | None
+    text_pattern: str | None
     """What a text that stands as it is may be, in Lark, for a terminal; None: it may be none."""
 
-    schema: str | None
+    json_schema: str | None
     """Of a value that is written as JSON; None: it may not be."""
 
 
-def parameters_of(schema: Mapping[str, Any], form: Parameters) -> list[Parameter]:
+def parse_parameters(schema: Mapping[str, Any], form: ParameterSyntax) -> list[ToolParameter]:
     """Of a function, in the order of its schema. Further ones that the schema allows are not written.
 
     Raises UsageError, with the parameter, for what this markup cannot say or a router would read as another value.
     """
-    if odd := next((word for word in schema if word not in OF_ROOT and not word.startswith("x-")), None):
-        raise UsageError(f"the schema's {odd} at # is not supported in the markup of this model's calls", REMEDY)
+    if odd := next((word for word in schema if word not in ROOT_KEYWORDS and not word.startswith("x-")), None):
+        raise UsageError(
+            f"the schema's {odd} at # is not supported in the markup of this model's calls", SIMPLER_SCHEMA
+        )
     properties, required = schema.get("properties", {}), schema.get("required", ())
     if missing := next((key for key in required if key not in properties), None):
         raise UsageError(f"the parameter {missing} is required, and is not among the properties", "add it")
-    if odd := next((key for key in properties if not NAME.fullmatch(key)), None):
+    if odd := next((key for key in properties if not FUNCTION_NAME.fullmatch(key)), None):
         raise UsageError(f"the parameter {odd!r} cannot be written in this model's markup", "give it another name")
     return [_parameter(key, part, schema, form, required=key in required) for key, part in properties.items()]
 
 
-def _parameter(key: str, part: Any, root: Mapping[str, Any], form: Parameters, *, required: bool) -> Parameter:
+def _parameter(
+    key: str, part: Any, root: Mapping[str, Any], form: ParameterSyntax, *, required: bool
+) -> ToolParameter:
     whole = _resolved(part, root)
     kinds = _kinds(whole, root)
-    if form.text is None or "string" not in kinds:
-        if form.flat and not kinds <= SCALARS:
+    if form.text_before is None or "string" not in kinds:
+        if form.scalars_only and not kinds <= SCALAR_TYPES:
             raise _refusal(key, "a list or an object")
-        as_python = form.text is not None and not form.told_apart and whole == {**whole, "type": "boolean"}
+        as_python = form.text_before is not None and not form.marks_text and whole == {**whole, "type": "boolean"}
         text = '"True" | "False"' if as_python and _words(whole) == {"type"} else None
-        return Parameter(key, required, text, _alone(part, root))
+        return ToolParameter(key, required, text, _alone(part, root))
     text = _text(key, part, whole, kinds, form)
-    both = form.told_apart and "null" in kinds
-    return Parameter(key, required, text, '{"type": "null"}' if both else None)
+    both = form.marks_text and "null" in kinds
+    return ToolParameter(key, required, text, '{"type": "null"}' if both else None)
 
 
-def _text(key: str, part: Any, whole: Any, kinds: frozenset[str], form: Parameters) -> str:
+def _text(key: str, part: Any, whole: Any, kinds: frozenset[str], form: ParameterSyntax) -> str:
     """What the text of such a parameter may be."""
     words = _words(whole)
     if not words:
         return "ANY"
     literals = whole.get("enum", [whole["const"]] if "const" in whole else [])
     if literals and all(isinstance(text, str) for text in literals):
-        if not form.told_apart and (wrong := next((text for text in literals if typed(text, part) != text), None)):
+        if not form.marks_text and (
+            wrong := next((text for text in literals if parse_typed(text, part) != text), None)
+        ):
             raise _refusal(key, f"the text {wrong!r}, which reads as another value")
-        return " | ".join(quoted(text) if text else "/(?s:.{0})/" for text in literals)
-    if whole.get("type") == "string" and words <= {*OF_TEXT} and (form.told_apart or whole is part):
+        return " | ".join(quote(text) if text else "/(?s:.{0})/" for text in literals)
+    if whole.get("type") == "string" and words <= {*STRING_KEYWORDS} and (form.marks_text or whole is part):
         low, high = whole.get("minLength", 0), whole.get("maxLength", "")
         return "ANY" if words == {"type"} else f"/(?s:.{{{low},{high}}})/"
     members = [whole, *whole.get("anyOf", ())]
@@ -90,11 +104,13 @@ def _text(key: str, part: Any, whole: Any, kinds: frozenset[str], form: Paramete
 def _words(schema: Any) -> set[str]:
     """Keywords that restrict something."""
     found = schema if isinstance(schema, Mapping) else {}
-    return {word for word in found if word not in ANNOTATIONS and not word.startswith("x-")}
+    return {word for word in found if word not in ANNOTATION_KEYWORDS and not word.startswith("x-")}
 
 
 def _refusal(key: str, what: str) -> UsageError:
-    return UsageError(f"the parameter {key} may be {what}, which this model's markup cannot say surely", REMEDY)
+    return UsageError(
+        f"the parameter {key} may be {what}, which this model's markup cannot say surely", SIMPLER_SCHEMA
+    )
 
 
 def _alone(part: Any, root: Mapping[str, Any]) -> str:
@@ -111,7 +127,7 @@ def _resolved(part: Any, root: Mapping[str, Any]) -> Any:
         if pointer in seen:
             break
         seen.add(pointer)
-        part = target(root, pointer)
+        part = resolve_pointer(root, pointer)
     return part
 
 
@@ -119,8 +135,8 @@ def _kinds(part: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]
     """The types that a value may have, or more than those."""
     part = _resolved(part, root)
     if not isinstance(part, Mapping) or depth > 8:
-        return KINDS
-    named = part.get("type", list(KINDS))
+        return JSON_TYPES
+    named = part.get("type", list(JSON_TYPES))
     found = frozenset([named] if isinstance(named, str) else named)
     for word in ("anyOf", "oneOf"):
         if word in part:

@@ -9,50 +9,50 @@ import llguidance
 
 from localllm.errors import OutputInvalid
 from localllm.request import Completion, FinishReason, Grammar, GrammarKind, Request, ToolCall
-from localllm.text.grammar.functions import Calling, calling_of
-from localllm.text.grammar.source import LIMITS, checked, on_deep_stack
+from localllm.text.grammar.functions import ToolConstraint, request_tool_constraint
+from localllm.text.grammar.source import PARSER_LIMITS, compile_source, run_on_deep_stack
 
-DIGITS = 5000  # of a number that must be a multiple of another
+DECIMAL_DIGITS = 5000  # of a number that must be a multiple of another
 
 
-def check_answer(request: Request, done: Completion, *, of_stranger: bool = False) -> None:
+def check_answer(request: Request, completion: Completion, *, untrusted: bool = False) -> None:
     """`check_finished`, and of its calls `check_calls`."""
-    check_finished(request.params.grammar, done, of_stranger=of_stranger)
-    calling = calling_of(request)
-    if calling and done.finish_reason is not FinishReason.LENGTH:
-        check_calls(calling, done.tool_calls, with_patterns=not of_stranger)
+    check_completion(request.params.grammar, completion, untrusted=untrusted)
+    calling = request_tool_constraint(request)
+    if calling and completion.finish_reason is not FinishReason.LENGTH:
+        check_tool_calls(calling, completion.tool_calls, check_patterns=not untrusted)
 
 
-def check_finished(grammar: Grammar | None, done: Completion, *, of_stranger: bool = False) -> None:
+def check_completion(grammar: Grammar | None, completion: Completion, *, untrusted: bool = False) -> None:
     """Raises OutputInvalid as `check`. What a limit has cut says so itself, by its finish_reason.
 
-    of_stranger: by the grammar alone, in time that grows with the text. Python may take for ever to match a
+    untrusted: by the grammar alone, in time that grows with the text. Python may take for ever to match a
     pattern, and lets no other thread run meanwhile.
     """
-    if grammar and done.finish_reason is not FinishReason.LENGTH:
-        (_check_text if of_stranger else check)(grammar, done.text)
+    if grammar and completion.finish_reason is not FinishReason.LENGTH:
+        (_check_text if untrusted else check_content)(grammar, completion.text)
 
 
-def check_calls(calling: Calling, calls: Sequence[ToolCall], *, with_patterns: bool = True) -> None:
-    """Raises OutputInvalid where the calls are not what was asked for. with_patterns: also of functions whose
+def check_tool_calls(calling: ToolConstraint, calls: Sequence[ToolCall], *, check_patterns: bool = True) -> None:
+    """Raises OutputInvalid where the calls are not what was asked for. check_patterns: also of functions whose
     schema has patterns, for which the mask has to do otherwise."""
-    if calling.use.must_call and not calls:
+    if calling.tool_use.must_call and not calls:
         raise OutputInvalid("the answer calls no function")
-    if len(calls) > 1 and not calling.use.parallel:
+    if len(calls) > 1 and not calling.tool_use.parallel:
         raise OutputInvalid(f"the answer has {len(calls)} calls instead of one")
     functions = {function.name: function for function in calling.functions}
     for call in calls:
         function = functions.get(call.name)
         if function is None:
             raise OutputInvalid(f"the answer calls {call.name}, which is no function that it may call")
-        if calling.is_strict(function) and (with_patterns or '"pattern' not in function.schema):
+        if calling.is_strict(function) and (check_patterns or '"pattern' not in function.schema):
             try:
                 _check_json(call.arguments, json.loads(function.schema))
             except OutputInvalid as error:
                 raise OutputInvalid(f"in the call of {call.name} {error.message}") from None
 
 
-def check(grammar: Grammar, content: str) -> None:
+def check_content(grammar: Grammar, content: str) -> None:
     """Raises OutputInvalid where the content is not what the grammar asks for, and says where."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
@@ -71,15 +71,15 @@ def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
     from referencing import Registry
 
     try:
-        value = json.loads(content, parse_float=exact, parse_constant=_refuse)
+        value = json.loads(content, parse_float=parse_exact_number, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise OutputInvalid(f"the answer is not JSON ({error})") from None
-    schema = json.loads(json.dumps(schema), parse_float=exact)
+    schema = json.loads(json.dumps(schema), parse_float=parse_exact_number)
     kind = validators.validator_for(schema, default=Draft202012Validator)
     # An empty registry: nothing is fetched, whatever a reference names.
     validator = kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
     try:
-        with localcontext(prec=DIGITS):
+        with localcontext(prec=DECIMAL_DIGITS):
             error = exceptions.best_match(validator.iter_errors(value))
     except RecursionError:
         raise OutputInvalid("the answer is nested too deeply to be checked") from None
@@ -89,7 +89,7 @@ def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
         raise OutputInvalid(f"the answer breaks the schema at {error.json_path}: {error.message[:200]}")
 
 
-def exact(number: str) -> Decimal | float:
+def parse_exact_number(number: str) -> Decimal | float:
     """As a decimal: whether 0.3 is a multiple of 0.1 is no matter of binary fractions. 1e-99999999999999999999 is
     none, and 0."""
     try:
@@ -105,8 +105,8 @@ def _refuse(constant: str) -> None:
 def _check_text(grammar: Grammar, content: str) -> None:
     """By the same grammar over bytes instead of a model's tokens. One that names tokens says nothing of a text."""
     tokenizer = llguidance.LLTokenizer("byte")
-    text = f'{{"grammars": [{checked(grammar)}]}}'
-    matcher = on_deep_stack(lambda: llguidance.LLMatcher(tokenizer, text, log_level=0, limits=LIMITS))
+    text = f'{{"grammars": [{compile_source(grammar)}]}}'
+    matcher = run_on_deep_stack(lambda: llguidance.LLMatcher(tokenizer, text, log_level=0, limits=PARSER_LIMITS))
     if matcher.is_error():
         return
     said = content.encode()

@@ -8,25 +8,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.text.grammar.endless import endless
+from localllm.text.grammar.endless import find_endless_reference
 
 DRAFTS = ("draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
-LARGEST_WHOLE = 2**53  # of a bound: up to here neighbouring whole numbers are different floats
+MAX_EXACT_INTEGER = 2**53  # of a bound: up to here neighbouring whole numbers are different floats
 
-ONE = ("items", "additionalItems", "additionalProperties")  # keywords whose value is a schema,
-LISTS = ("items", "prefixItems", "anyOf", "oneOf", "allOf")  # or a list of them,
-MAPS = ("properties", "patternProperties", "$defs", "definitions")  # or an object of them
-VALUES = (
+SCHEMA_KEYWORDS = ("items", "additionalItems", "additionalProperties")  # keywords whose value is a schema,
+SCHEMA_LIST_KEYWORDS = ("items", "prefixItems", "anyOf", "oneOf", "allOf")  # or a list of them,
+SCHEMA_MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")  # or an object of them
+VALUE_KEYWORDS = (
     *("$ref", "const", "enum", "type", "minItems", "maxItems", "required", "minProperties", "maxProperties"),
     *("minLength", "maxLength", "pattern", "format"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 )
 # Keywords that restrict nothing; `discriminator` is OpenAPI's hint at what `oneOf` says anyway.
-ANNOTATIONS = (
+ANNOTATION_KEYWORDS = (
     *("$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "examples", "example"),
     *("deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator"),
 )
-KNOWN = frozenset((*ONE, *LISTS, *MAPS, *VALUES, *ANNOTATIONS))
+SUPPORTED_KEYWORDS = frozenset(
+    (*SCHEMA_KEYWORDS, *SCHEMA_LIST_KEYWORDS, *SCHEMA_MAP_KEYWORDS, *VALUE_KEYWORDS, *ANNOTATION_KEYWORDS)
+)
 REMEDIES = {
     "nullable": 'write "type": [..., "null"]',
     "x-guidance": "localllm sets its options itself",
@@ -46,7 +48,7 @@ def check_schema(schema: dict[str, Any] | bool) -> None:
     _check_form(schema)
     try:
         _check_parts(schema)
-        place = endless(schema)
+        place = find_endless_reference(schema)
     except (TypeError, AttributeError) as error:  # a draft does not check what it has no word for: $defs in 4 to 7
         raise UsageError(f"the JSON schema has a value of the wrong type ({error})") from None
     if place:
@@ -55,27 +57,27 @@ def check_schema(schema: dict[str, Any] | bool) -> None:
 
 
 def _check_parts(schema: dict[str, Any]) -> None:
-    for place, part in walk(schema):
+    for place, part in walk_schema(schema):
         for keyword, value in part.items():
             if reason := _why_not(keyword, value, part, at_root=place == "#"):
                 remedy = REMEDIES.get(keyword, "leave it out, and check it afterwards")
                 raise UsageError(f"the schema's {keyword} at {place} {reason}", remedy)
 
 
-def walk(schema: Any, place: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
+def walk_schema(schema: Any, pointer: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every object of a schema that is itself a schema, with its JSON pointer."""
     if not isinstance(schema, dict):
         return
-    yield place, schema
+    yield pointer, schema
     for keyword, value in schema.items():
-        if keyword in MAPS and isinstance(value, dict):
+        if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
             for name, part in value.items():
-                yield from walk(part, f"{place}/{keyword}/{_escaped(name)}")
-        elif keyword in LISTS and isinstance(value, list):
+                yield from walk_schema(part, f"{pointer}/{keyword}/{_escaped(name)}")
+        elif keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
             for index, part in enumerate(value):
-                yield from walk(part, f"{place}/{keyword}/{index}")
-        elif keyword in ONE:
-            yield from walk(value, f"{place}/{keyword}")
+                yield from walk_schema(part, f"{pointer}/{keyword}/{index}")
+        elif keyword in SCHEMA_KEYWORDS:
+            yield from walk_schema(value, f"{pointer}/{keyword}")
 
 
 def _escaped(name: str) -> str:
@@ -96,7 +98,7 @@ def _check_form(schema: dict[str, Any]) -> None:
 
 def _why_not(keyword: str, value: Any, part: dict[str, Any], *, at_root: bool) -> str | None:
     """Why this keyword cannot be kept to, or None."""
-    if keyword not in KNOWN and (keyword == "x-guidance" or not keyword.startswith("x-")):
+    if keyword not in SUPPORTED_KEYWORDS and (keyword == "x-guidance" or not keyword.startswith("x-")):
         return "is not supported"
     if keyword == "$ref" and not value.startswith("#"):
         return f"names {value!r}: only references inside the schema are supported"
@@ -104,6 +106,9 @@ def _why_not(keyword: str, value: Any, part: dict[str, Any], *, at_root: bool) -
         return "is not supported: it changes what references mean"
     if keyword == "minProperties" and value - len(part.get("required", ())) > 1:
         return "asks for names that nobody can keep different"
-    if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") and abs(value) > LARGEST_WHOLE:
+    if (
+        keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        and abs(value) > MAX_EXACT_INTEGER
+    ):
         return f"is {value}: only numbers up to 2**53 are supported"
     return None

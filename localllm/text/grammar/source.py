@@ -15,12 +15,12 @@ import llguidance
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from localllm.errors import UsageError
-from localllm.request import CALLED, Grammar, GrammarKind
-from localllm.text.grammar.schema import check_schema, walk
+from localllm.request import GRAMMAR_NAMES, Grammar, GrammarKind
+from localllm.text.grammar.schema import check_schema, walk_schema
 
 T = TypeVar("T")
 
-LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)  # 2 kB a state
+PARSER_LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)  # 2 kB a state
 # Between the parts of JSON: nothing, a space, or a new line and its indentation; never space without an end.
 JSON_OPTIONS: Any = {
     "item_separator": ",",
@@ -30,33 +30,35 @@ JSON_OPTIONS: Any = {
     "coerce_one_of": False,
     "lenient": False,
 }
-DEEP_STACK = 2**29  # bytes of address space: a chain of 10,000 names takes a tenth
-OVERLAPPING = "options of oneOf may overlap; anyOf is supported, or a required string of its own const in each"
+DEEP_STACK_BYTES = 2**29  # bytes of address space: a chain of 10,000 names takes a tenth
+OVERLAPPING_OPTIONS = (
+    "options of oneOf may overlap; anyOf is supported, or a required string of its own const in each"
+)
 NEEDS_TOKENS = "no tokenizer"  # begins what it says of special tokens
-BODY = "body"
+BODY_RULE = "body"
 _UNSEEN = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
 _REGEX_ERROR = re.compile(r" error: (.*?)(?: 1 \||$)")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 
 
 @lru_cache(maxsize=64)
-def checked(grammar: Grammar) -> str:
+def compile_source(grammar: Grammar) -> str:
     """The grammar in llguidance's JSON, under the name BODY.
 
     Raises UsageError for what cannot be kept to: an unsupported keyword and its place, a schema that nothing
     satisfies, a syntax error.
     """
-    written = json.dumps({"name": BODY, **_written(grammar)})
+    written = json.dumps({"name": BODY_RULE, **_written(grammar)})
     if reason := _refusal(written):
-        raise UsageError(f"the {CALLED[grammar.kind]} cannot be kept to: {_reason(grammar, reason)}")
+        raise UsageError(f"the {GRAMMAR_NAMES[grammar.kind]} cannot be kept to: {_reason(grammar, reason)}")
     return written
 
 
-def on_deep_stack(function: Callable[[], T]) -> T:
+def run_on_deep_stack(function: Callable[[], T]) -> T:
     """What the function gives, run by a thread of its own: the compiler follows chains of names by recursion."""
     results: list[T] = []
     with _ONE_AT_A_TIME:
-        usual = threading.stack_size(DEEP_STACK)
+        usual = threading.stack_size(DEEP_STACK_BYTES)
         try:
             thread = threading.Thread(target=lambda: results.append(function()))
             thread.start()
@@ -126,15 +128,15 @@ def _unescaped(escape: re.Match[str]) -> str:
 def _refusal(written: str) -> str:
     """Why llguidance refuses a grammar, or passes over a part of it; "" where it does neither."""
     grammar = f'{{"grammars": [{written}]}}'
-    _, said = on_deep_stack(
-        lambda: llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
+    _, said = run_on_deep_stack(
+        lambda: llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=PARSER_LIMITS)
     )
     return next((words for words in said if not words.startswith(NEEDS_TOKENS)), "")
 
 
 def _reason(grammar: Grammar, reason: str) -> str:
     """In one line, with the place in a schema."""
-    line = OVERLAPPING if reason.startswith("oneOf") else " ".join(reason.split())[:300]
+    line = OVERLAPPING_OPTIONS if reason.startswith("oneOf") else " ".join(reason.split())[:300]
     if grammar.kind is GrammarKind.REGEX and (wrong := _REGEX_ERROR.search(line)):
         return wrong[1]
     if grammar.kind is not GrammarKind.JSON_SCHEMA or not isinstance(grammar.schema, dict):
@@ -147,8 +149,8 @@ def _place(schema: dict[str, Any], reason: str) -> str:
     shared = {name: schema[name] for name in ("$schema", "$defs", "definitions") if name in schema}
 
     def blamed() -> Iterator[str]:
-        for place, part in walk(schema):
-            if place == "#" or _refusal(json.dumps({"name": BODY, **_as_json({**shared, **part})})) == reason:
+        for place, part in walk_schema(schema):
+            if place == "#" or _refusal(json.dumps({"name": BODY_RULE, **_as_json({**shared, **part})})) == reason:
                 yield place
 
     return max(blamed(), key=lambda place: place.count("/"))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection
 
 
-class Speller:
+class MarkupWriter:
     """`literals`: markup that may be control tokens, or has some in it; `token_of`: the control token that is
     written so, if there is one."""
 
@@ -18,21 +18,21 @@ class Speller:
     def literal(self, text: str) -> str:
         """The text alone; nothing of an empty one."""
         parts = filter(None, self._parts.split(text))
-        return " ".join(f"<[{self._tokens[part]}]>" if part in self._tokens else quoted(part) for part in parts)
+        return " ".join(f"<[{self._tokens[part]}]>" if part in self._tokens else quote(part) for part in parts)
 
-    def tokens(self, literals: Collection[str]) -> list[str]:
+    def control_tokens(self, literals: Collection[str]) -> list[str]:
         """Those of them that are control tokens."""
         return [f"<[{self._tokens[literal]}]>" for literal in literals if literal in self._tokens]
 
-    def until(self, rule: str, body: str, text: str) -> list[str]:
+    def text_until(self, rule: str, body: str, text: str) -> list[str]:
         """Rules for whatever the terminal `body` matches, and the text behind it, where it comes first."""
         first, *rest = self._parts.split(text)
         if not rest:
-            return [f"{rule}[suffix={quoted(text)}]: {body}"]
+            return [f"{rule}[suffix={quote(text)}]: {body}"]
         # No letters can be a token, so the longest match ends right before it.
-        letters = f"{rule.upper()}: {body} {quoted(first)}" if first else f"{rule.upper()}: {body}"
+        letters = f"{rule.upper()}: {body} {quote(first)}" if first else f"{rule.upper()}: {body}"
         return [f"{rule}: {rule.upper()} {self.literal(''.join(rest))}", letters]
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

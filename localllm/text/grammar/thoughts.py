@@ -14,52 +14,54 @@ and the content; routers leave those out.
 import json
 from collections.abc import Callable
 
-from localllm.text.grammar.source import BODY
+from localllm.text.grammar.source import BODY_RULE
 from localllm.text.output.channels import CHANNEL, MESSAGE, START, ChannelFormat
 from localllm.text.output.formats import HARMONY, OutputFormat
-from localllm.text.output.tagged import Reasoning
+from localllm.text.output.tagged import ReasoningFormat
 
 RULES = f"""
-body: @{BODY}
+body: @{BODY_RULE}
 gap: /[ \\n]{{0,2}}/
 ANY: /(?s:.*)/
 """
-TO_ITSELF = ((CHANNEL, "analysis", MESSAGE), (" to=self", MESSAGE))  # of HARMONY, and of the others
-TO_THE_USER = ((CHANNEL, "final", MESSAGE), (MESSAGE,))
+REASONING_HEADERS = ((CHANNEL, "analysis", MESSAGE), (" to=self", MESSAGE))  # of HARMONY, and of the others
+ANSWER_HEADERS = ((CHANNEL, "final", MESSAGE), (MESSAGE,))
 
 
-class Frame:
+class ReasoningGrammar:
     """Writes it in Lark for one model. `token_of`: the control token that is written so, if there is one."""
 
     def __init__(self, output: OutputFormat, token_of: Callable[[str], int | None]):
         self._output = output
         self._token_of = token_of
 
-    def around(self, prompt: str, *, headed: bool = False) -> str | None:
+    def for_prompt(self, prompt: str, *, has_markup: bool = False) -> str | None:
         """For the answer to a chat whose prompt ends like this; None where it is the content alone.
 
-        headed: markup of its own stands before the content, which is more than that."""
+        has_markup: markup of its own stands before the content, which is more than that."""
         if self._output.channels:
-            return self._messages(self._output.channels, headed=headed)
+            return self._messages(self._output.channels, headed=has_markup)
         if self._output.reasoning is None:
             return None
-        return self._tagged(self._output.reasoning, prompt.rstrip(), "body" if headed else self.content("body"))
+        return self._tagged(
+            self._output.reasoning, prompt.rstrip(), "body" if has_markup else self.content_rule("body")
+        )
 
-    def content(self, rule: str) -> str:
+    def content_rule(self, rule: str) -> str:
         """The content, and control tokens that may stand around it."""
-        silent = self._output.reasoning.silent if self._output.reasoning else ()
+        silent = self._output.reasoning.content_markup if self._output.reasoning else ()
         *before, after = (self._spelled(token) for token in silent) if silent else ("",)
         around = [*(f"{token}? " for token in before), rule, f" {after}?"]
         return "".join(around) if after.startswith("<") else rule
 
     def _messages(self, form: ChannelFormat, *, headed: bool) -> str:
         kind = int(form != HARMONY)
-        end, start = self._spelled(form.ends[0]), self._spelled(START)
-        again = f'{self._spelled(*TO_ITSELF[kind])} thought {start} "assistant"'
-        head = "" if headed else self._spelled(*TO_THE_USER[kind])
-        return f"start: ({again})* {head} body\n{self._thought(form.ends[0], end)}"
+        end, start = self._spelled(form.message_ends[0]), self._spelled(START)
+        again = f'{self._spelled(*REASONING_HEADERS[kind])} thought {start} "assistant"'
+        head = "" if headed else self._spelled(*ANSWER_HEADERS[kind])
+        return f"start: ({again})* {head} body\n{self._thought(form.message_ends[0], end)}"
 
-    def _tagged(self, form: Reasoning, prompt: str, answer: str) -> str | None:
+    def _tagged(self, form: ReasoningFormat, prompt: str, answer: str) -> str | None:
         begin, end = self._spelled(*self._parts(form)), self._spelled(form.end)
         if prompt.endswith(form.begin):
             answer = f"thought gap {answer}"
@@ -67,9 +69,9 @@ class Frame:
             answer = f"({begin} thought gap)? {answer}"
         return None if answer == "body" else f"start: {answer}\n{self._thought(form.end, end)}"
 
-    def _parts(self, form: Reasoning) -> tuple[str, ...]:
+    def _parts(self, form: ReasoningFormat) -> tuple[str, ...]:
         """What stands before thoughts, cut behind a control token that it begins with."""
-        first = next((token for token in form.inside if form.begin.startswith(token)), form.begin)
+        first = next((token for token in form.inner_markup if form.begin.startswith(token)), form.begin)
         return tuple(filter(None, (first, form.begin.removeprefix(first))))
 
     def _thought(self, end: str, spelled: str) -> str:

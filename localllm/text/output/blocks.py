@@ -5,51 +5,51 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.request import ToolCall
-from localllm.text.output.calls import Read
-from localllm.text.output.markers import Markers
-from localllm.text.output.reader import Malformed, Reader
-from localllm.text.output.spelling import Spelling
+from localllm.text.output.calls import CallReader
+from localllm.text.output.markers import MarkupScanner
+from localllm.text.output.reader import MalformedCall, TextReader
+from localllm.text.output.spelling import ToolCallSyntax
 
 _TAIL = 80  # characters before an end that are looked at
 
 
 @dataclass(frozen=True)
-class ToolFormat:
+class ToolCallFormat:
     """How the tool calls of a model stand in its answers."""
 
-    read: Read
+    read: CallReader
     begin: tuple[str, ...]
     """Markup before calls."""
 
     end: str = ""
     """Markup after them; without it, calls are the last of an answer."""
 
-    quote: str = ""
+    string_quote: str = ""
     """What strings stand in; an end within a string is text."""
 
-    first: tuple[str, ...] = ()
+    expected_next: tuple[str, ...] = ()
     """What comes next after `begin`; anything else is no call, and the answer need not wait for the end."""
 
-    last: str = ""
+    expected_before_end: str = ""
     """What stands right before an end; anything else, and it is text."""
 
-    inside: tuple[str, ...] = ()
+    inner_markup: tuple[str, ...] = ()
     """Markup between `begin` and `end` that may be control tokens."""
 
-    bare: str = ""
+    bare_begin: str = ""
     """What an answer begins with that is a call without markup."""
 
-    spelling: Spelling = field(kw_only=True)
+    syntax: ToolCallSyntax = field(kw_only=True)
     """How such a model is made to write calls."""
 
 
-class Block:
+class ToolCallBlock:
     """One such stretch. After `push` gave a rest, or `finish`, either `calls` or `raw` is what it was."""
 
     calls: list[ToolCall]
-    raw: str
+    raw_text: str
 
-    def __init__(self, form: ToolFormat, begin: str, schemas: Mapping[str, Any]):
+    def __init__(self, form: ToolCallFormat, begin: str, schemas: Mapping[str, Any]):
         """`begin`: the markup that was found, "" for a bare call."""
         self._form = form
         self._begin = begin
@@ -57,13 +57,13 @@ class Block:
         self._pieces: list[str] = []
         self._tail = ""  # of what is in the pieces
         self._unread = ""
-        self._begun = not form.first
+        self._begun = not form.expected_next
         self._in_quotes = False
-        escapes = ("\\\\", '\\"') if form.quote == '"' else ()
+        escapes = ("\\\\", '\\"') if form.string_quote == '"' else ()
         # Where strings have no quotes, the beginning of a block may stand in one.
-        again = form.begin if form.quote else ()
-        self._markers = Markers((form.end, form.quote, *escapes, *again) if form.end else ())
-        self.calls, self.raw = [], ""
+        again = form.begin if form.string_quote else ()
+        self._markers = MarkupScanner((form.end, form.string_quote, *escapes, *again) if form.end else ())
+        self.calls, self.raw_text = [], ""
 
     def push(self, text: str) -> str | None:
         """What comes after the block; None while it goes on."""
@@ -80,11 +80,11 @@ class Block:
             if marker in self._form.begin and not self._in_quotes:
                 self._read("")  # its end was forgotten, or it was no call: the next one may be
                 return marker + self._unread
-            if marker == self._form.quote:
+            if marker == self._form.string_quote:
                 self._in_quotes = not self._in_quotes
             self._append(marker)
         if self._begun:
-            self._settle(len(self._unread) - self._markers.held(self._unread))
+            self._settle(len(self._unread) - self._markers.count_partial(self._unread))
         return None
 
     def finish(self) -> None:
@@ -95,15 +95,15 @@ class Block:
     def _begins(self) -> bool:
         """Can this still be a call?"""
         text = self._unread.lstrip()
-        self._begun = text.startswith(self._form.first)
-        return self._begun or any(first.startswith(text) for first in self._form.first)
+        self._begun = text.startswith(self._form.expected_next)
+        return self._begun or any(first.startswith(text) for first in self._form.expected_next)
 
     def _rejected(self) -> str:
-        self.raw = self._begin
+        self.raw_text = self._begin
         return self._unread
 
     def _may_end(self) -> bool:
-        return not self._form.last or self._tail.rstrip().endswith(self._form.last)
+        return not self._form.expected_before_end or self._tail.rstrip().endswith(self._form.expected_before_end)
 
     def _settle(self, length: int) -> None:
         self._append(self._unread[:length])
@@ -116,13 +116,13 @@ class Block:
 
     def _read(self, end: str) -> None:
         body = "".join(self._pieces)
-        reader = Reader(body, self._schemas)
+        reader = TextReader(body, self._schemas)
         try:
             calls = self._form.read(reader)
             if not reader.at_end():
-                raise Malformed("text after the calls")
+                raise MalformedCall("text after the calls")
             self.calls = calls
-        except (Malformed, RecursionError):
+        except (MalformedCall, RecursionError):
             pass
         if not self.calls:
-            self.raw = self._begin + body + end
+            self.raw_text = self._begin + body + end

@@ -8,164 +8,171 @@ from collections.abc import Callable
 from typing import Any
 
 from localllm.request import ToolCall
-from localllm.text.output.reader import Malformed, Reader
-from localllm.text.output.values import as_json, dump, gemma_string, python_string, typed, value
+from localllm.text.output.reader import MalformedCall, TextReader
+from localllm.text.output.values import (
+    dump_arguments,
+    parse_json_or_text,
+    parse_typed,
+    read_gemma_string,
+    read_python_string,
+    read_value,
+)
 
-Calls = list[ToolCall]
-Read = Callable[[Reader], Calls]
+ToolCalls = list[ToolCall]
+CallReader = Callable[[TextReader], ToolCalls]
 
 _NAME = re.compile(r"[\w.\-]+")
 
 
-def json_calls(reader: Reader) -> Calls:
+def read_json_calls(reader: TextReader) -> ToolCalls:
     """`{"name": ..., "arguments": {...}}`, a list of those, or several in a row."""
-    calls: Calls = []
+    calls: ToolCalls = []
     while not reader.at_end():
-        found = reader.json()
+        found = reader.read_json()
         calls += map(_from_json, found if isinstance(found, list) else [found])
-        reader.sees(";")
+        reader.accept(";")
     return calls
 
 
-def mistral(reader: Reader) -> Calls:
+def read_mistral(reader: TextReader) -> ToolCalls:
     """A list as above, or `name[CALL_ID]id[ARGS]{...}` again and again."""
-    if reader.sees("["):
-        reader.at -= 1
-        return json_calls(reader)
-    calls: Calls = []
+    if reader.accept("["):
+        reader.position -= 1
+        return read_json_calls(reader)
+    calls: ToolCalls = []
     while not reader.at_end():
         name = _name(reader)
-        call_id = _name(reader) if reader.sees("[CALL_ID]") else ""
-        reader.sees("[ARGS]")
-        calls.append(_call(name, reader.json(), call_id))
-        reader.sees("[TOOL_CALLS]")
+        call_id = _name(reader) if reader.accept("[CALL_ID]") else ""
+        reader.accept("[ARGS]")
+        calls.append(_call(name, reader.read_json(), call_id))
+        reader.accept("[TOOL_CALLS]")
     return calls
 
 
-def functions(reader: Reader) -> Calls:
+def read_qwen_functions(reader: TextReader) -> ToolCalls:
     """Qwen3-Coder: `<function=name><parameter=key>value</parameter></function>`, line ends around the value."""
-    calls: Calls = []
+    calls: ToolCalls = []
     while not reader.at_end():
-        reader.need("<function=")
-        name, arguments = reader.until(">"), {}
-        while reader.sees("<parameter="):
-            key = reader.until(">")
-            text = reader.until("</parameter>", before=("<parameter=", "</function>"))
+        reader.expect("<function=")
+        name, arguments = reader.read_until(">"), {}
+        while reader.accept("<parameter="):
+            key = reader.read_until(">")
+            text = reader.read_until("</parameter>", before=("<parameter=", "</function>"))
             arguments[key] = _typed(reader, name, key, text.removeprefix("\n").removesuffix("\n"))
-        reader.need("</function>")
+        reader.expect("</function>")
         calls.append(_call(name, arguments))
     return calls
 
 
-def function_json(reader: Reader) -> Calls:
+def read_functionary(reader: TextReader) -> ToolCalls:
     """Functionary 3.1: `name>{...}`."""
-    name = reader.until(">")
-    return [_call(name, reader.json())]
+    name = reader.read_until(">")
+    return [_call(name, reader.read_json())]
 
 
-def invocations(prefix: str) -> Read:
+def invocation_reader(prefix: str) -> CallReader:
     """`<invoke name="f"><parameter name="key" string="true">value</parameter></invoke>`, tags with this prefix."""
 
-    def read(reader: Reader) -> Calls:
-        calls: Calls = []
+    def read(reader: TextReader) -> ToolCalls:
+        calls: ToolCalls = []
         end = f"</{prefix}invoke>"
         while not reader.at_end():
-            reader.need(f'<{prefix}invoke name="')
-            name, arguments = reader.until('">'), {}
-            while reader.sees(f'<{prefix}parameter name="'):
-                key, _, string = reader.until('">').partition('" string="')
-                text = reader.until(f"</{prefix}parameter>", before=(f"<{prefix}parameter", end))
-                arguments[key] = {"true": text, "false": as_json(text)}.get(
+            reader.expect(f'<{prefix}invoke name="')
+            name, arguments = reader.read_until('">'), {}
+            while reader.accept(f'<{prefix}parameter name="'):
+                key, _, string = reader.read_until('">').partition('" string="')
+                text = reader.read_until(f"</{prefix}parameter>", before=(f"<{prefix}parameter", end))
+                arguments[key] = {"true": text, "false": parse_json_or_text(text)}.get(
                     string, _typed(reader, name, key, text)
                 )
-            reader.need(end)
+            reader.expect(end)
             calls.append(_call(name, arguments))
         return calls
 
     return read
 
 
-def glm(reader: Reader) -> Calls:
+def read_glm(reader: TextReader) -> ToolCalls:
     """`name<arg_key>key</arg_key><arg_value>value</arg_value>`"""
     name, arguments = _name(reader), {}
-    while reader.sees("<arg_key>"):
-        key = reader.until("</arg_key>")
-        reader.need("<arg_value>")
-        arguments[key] = _typed(reader, name, key, reader.until("</arg_value>", before=("<arg_key>",)))
+    while reader.accept("<arg_key>"):
+        key = reader.read_until("</arg_key>")
+        reader.expect("<arg_value>")
+        arguments[key] = _typed(reader, name, key, reader.read_until("</arg_value>", before=("<arg_key>",)))
     return [_call(name, arguments)]
 
 
-def deepseek(reader: Reader) -> Calls:
+def read_deepseek(reader: TextReader) -> ToolCalls:
     """V3: `function<｜tool▁sep｜>name`, then JSON in a code block; V3.1: `name<｜tool▁sep｜>` and bare JSON."""
-    calls: Calls = []
+    calls: ToolCalls = []
     while not reader.at_end():
-        reader.need("<｜tool▁call▁begin｜>")
-        name = reader.until("<｜tool▁sep｜>")
-        fenced = not reader.sees("{")
-        reader.at -= not fenced
-        name = reader.until("\n```json\n") if fenced else name
-        calls.append(_call(name, reader.json()))
+        reader.expect("<｜tool▁call▁begin｜>")
+        name = reader.read_until("<｜tool▁sep｜>")
+        fenced = not reader.accept("{")
+        reader.position -= not fenced
+        name = reader.read_until("\n```json\n") if fenced else name
+        calls.append(_call(name, reader.read_json()))
         if fenced:
-            reader.need("```")
-        reader.need("<｜tool▁call▁end｜>")
+            reader.expect("```")
+        reader.expect("<｜tool▁call▁end｜>")
     return calls
 
 
-def kimi(reader: Reader) -> Calls:
+def read_kimi(reader: TextReader) -> ToolCalls:
     """`functions.name:0<|tool_call_argument_begin|>{...}`; what stands before the JSON is the id, too."""
-    calls: Calls = []
+    calls: ToolCalls = []
     while not reader.at_end():
-        reader.need("<|tool_call_begin|>")
-        call_id = reader.until("<|tool_call_argument_begin|>").strip()
+        reader.expect("<|tool_call_begin|>")
+        call_id = reader.read_until("<|tool_call_argument_begin|>").strip()
         name = call_id.removeprefix("functions.").rpartition(":")[0]
-        calls.append(_call(name, reader.json(), call_id))
-        reader.need("<|tool_call_end|>")
+        calls.append(_call(name, reader.read_json(), call_id))
+        reader.expect("<|tool_call_end|>")
     return calls
 
 
-def gemma(reader: Reader) -> Calls:
+def read_gemma(reader: TextReader) -> ToolCalls:
     """`call:name{key:<|"|>text<|"|>,other:3}`"""
-    reader.need("call:")
-    return [_call(_name(reader), value(reader, gemma_string))]
+    reader.expect("call:")
+    return [_call(_name(reader), read_value(reader, read_gemma_string))]
 
 
-def pythonic(reader: Reader) -> Calls:
+def read_pythonic(reader: TextReader) -> ToolCalls:
     """`[name(key="text", other=3), name()]`"""
-    calls: Calls = []
-    reader.need("[")
-    while not reader.sees("]"):
+    calls: ToolCalls = []
+    reader.expect("[")
+    while not reader.accept("]"):
         name, arguments = _name(reader), {}
-        reader.need("(")
-        while not reader.sees(")"):
+        reader.expect("(")
+        while not reader.accept(")"):
             key = _name(reader)
-            reader.need("=")
-            arguments[key] = value(reader, python_string)
-            if not reader.sees(","):
-                reader.need(")")
+            reader.expect("=")
+            arguments[key] = read_value(reader, read_python_string)
+            if not reader.accept(","):
+                reader.expect(")")
                 break
         calls.append(_call(name, arguments))
-        if not reader.sees(","):
-            reader.need("]")
+        if not reader.accept(","):
+            reader.expect("]")
             break
     return calls
 
 
-def arguments_alone(name: str, reader: Reader) -> Calls:
+def read_harmony_arguments(name: str, reader: TextReader) -> ToolCalls:
     """The arguments as JSON, in a message to the function of this name."""
-    return _only(reader, [_call(name, reader.json())])
+    return _only(reader, [_call(name, reader.read_json())])
 
 
-def glimmer(name: str, reader: Reader) -> Calls:
+def read_glimmer(name: str, reader: TextReader) -> ToolCalls:
     """Invocations between tags of their own, in a message to the function that they name as well."""
-    reader.need("<atem:function_calls>")
-    inner = reader.until("</atem:function_calls>")
-    return _only(reader, invocations("atem:")(Reader(inner, reader.schemas)))
+    reader.expect("<atem:function_calls>")
+    inner = reader.read_until("</atem:function_calls>")
+    return _only(reader, invocation_reader("atem:")(TextReader(inner, reader.schemas)))
 
 
 def _from_json(found: Any) -> ToolCall:
     function = found.get("function", found) if isinstance(found, dict) else None
     if not isinstance(function, dict) or not isinstance(found, dict):
-        raise Malformed("a call is no object")
+        raise MalformedCall("a call is no object")
     name = function.get("name", function.get("tool_name"))
     call_id = found.get("id", found.get("tool_call_id", ""))
     arguments = function.get("arguments", function.get("parameters"))
@@ -174,25 +181,25 @@ def _from_json(found: Any) -> ToolCall:
 
 def _call(name: Any, arguments: Any, call_id: str = "") -> ToolCall:
     if isinstance(arguments, str):
-        arguments = as_json(arguments)  # some models write the JSON into a string
+        arguments = parse_json_or_text(arguments)  # some models write the JSON into a string
     arguments = {} if arguments is None else arguments
     if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(arguments, dict):
-        raise Malformed("no name of a function, or arguments without names")
-    return ToolCall(name, dump(arguments), call_id)
+        raise MalformedCall("no name of a function, or arguments without names")
+    return ToolCall(name, dump_arguments(arguments), call_id)
 
 
-def _only(reader: Reader, calls: Calls) -> Calls:
+def _only(reader: TextReader, calls: ToolCalls) -> ToolCalls:
     if not reader.at_end():
-        raise Malformed("text after the calls")
+        raise MalformedCall("text after the calls")
     return calls
 
 
-def _typed(reader: Reader, name: str, key: str, text: str) -> Any:
-    return typed(text, reader.schemas.get(name, {}).get(key))
+def _typed(reader: TextReader, name: str, key: str, text: str) -> Any:
+    return parse_typed(text, reader.schemas.get(name, {}).get(key))
 
 
-def _name(reader: Reader) -> str:
-    name = reader.match(_NAME)
+def _name(reader: TextReader) -> str:
+    name = reader.read_match(_NAME)
     if name is None:
-        raise Malformed(f"no name at {reader.at}")
+        raise MalformedCall(f"no name at {reader.position}")
     return name

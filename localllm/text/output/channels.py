@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.request import Kind, ToolCall
-from localllm.text.output.delta import Delta
-from localllm.text.output.markers import Markers
-from localllm.text.output.reader import Malformed, Reader
-from localllm.text.output.spelling import Spelling
+from localllm.request import EventType, ToolCall
+from localllm.text.output.delta import OutputDelta
+from localllm.text.output.markers import MarkupScanner
+from localllm.text.output.reader import MalformedCall, TextReader
+from localllm.text.output.spelling import ToolCallSyntax
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN = "<|constrain|>"
-HEADER_LIMIT = 300  # characters; what goes on for longer is no header
-TO_NO_FUNCTION = ("", "user", "self", "all")
+MAX_HEADER_CHARACTERS = 300  # characters; what goes on for longer is no header
+NON_FUNCTION_RECIPIENTS = ("", "user", "self", "all")
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
@@ -28,16 +28,16 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 class ChannelFormat:
     """How such messages end, and how a message to a function of this name is read."""
 
-    ends: tuple[str, ...]
-    read: Callable[[str, Reader], list[ToolCall]]
-    spelling: Spelling
+    message_ends: tuple[str, ...]
+    read_calls: Callable[[str, TextReader], list[ToolCall]]
+    syntax: ToolCallSyntax
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return (START, CHANNEL, CONSTRAIN, MESSAGE, *self.ends)
+        return (START, CHANNEL, CONSTRAIN, MESSAGE, *self.message_ends)
 
 
-class ChannelRouter:
+class ChannelParser:
     """A `Router`. Reasoning is what goes to the channel `analysis` or to the model itself; a message to a function
     is a call, if there are any functions; everything else is content, as is text that is no message. A header that
     was cut off says nothing.
@@ -47,33 +47,33 @@ class ChannelRouter:
         """`schemas` as in `Reader`, empty without functions. The prompt has begun the first header."""
         self._form = form
         self._schemas = schemas
-        self._markers = Markers(form.markers)
+        self._markers = MarkupScanner(form.markers)
         self._header: str | None = ""  # so far; None in the body of a message
-        self._kind = Kind.CONTENT
+        self._kind = EventType.CONTENT
         self._function = ""
         self._call: list[str] = []  # the message to the function, so far
         self._unread = ""
 
-    def push(self, text: str) -> list[Delta]:
+    def push(self, text: str) -> list[OutputDelta]:
         self._unread += text
-        deltas: list[Delta] = []
+        deltas: list[OutputDelta] = []
         while True:
             found = self._markers.search(self._unread)
-            settled = found.start() if found else len(self._unread) - self._markers.held(self._unread)
+            settled = found.start() if found else len(self._unread) - self._markers.count_partial(self._unread)
             text, self._unread = self._unread[:settled], self._unread[found.end() if found else settled :]
             self._take(text, deltas)
             if found is None:
                 return deltas
             self._meet(found.group(), deltas)
 
-    def finish(self) -> list[Delta]:
-        deltas: list[Delta] = []
+    def finish(self) -> list[OutputDelta]:
+        deltas: list[OutputDelta] = []
         self._take(self._unread, deltas)
         self._unread = ""
         self._end_message(deltas)
         return deltas
 
-    def _take(self, text: str, deltas: list[Delta]) -> None:
+    def _take(self, text: str, deltas: list[OutputDelta]) -> None:
         """Text of a header or a message."""
         if not text:
             return
@@ -84,12 +84,12 @@ class ChannelRouter:
         elif self._function:
             self._call.append(text)
         else:
-            deltas.append(Delta(self._kind, text))
+            deltas.append(OutputDelta(self._kind, text))
 
-    def _meet(self, marker: str, deltas: list[Delta]) -> None:
-        if marker in self._form.ends or (self._header is None and marker in (START, CHANNEL)):
+    def _meet(self, marker: str, deltas: list[OutputDelta]) -> None:
+        if marker in self._form.message_ends or (self._header is None and marker in (START, CHANNEL)):
             self._end_message(deltas)
-            self._header = "" if marker in self._form.ends else marker
+            self._header = "" if marker in self._form.message_ends else marker
         elif self._header is None or marker != MESSAGE:
             self._take(marker, deltas)
         else:
@@ -99,30 +99,32 @@ class ChannelRouter:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         receiver = recipient[1] if recipient else ""
         thinks = receiver == "self" or (channel is not None and channel[1] == "analysis")
-        is_call = bool(self._schemas) and receiver not in TO_NO_FUNCTION
+        is_call = bool(self._schemas) and receiver not in NON_FUNCTION_RECIPIENTS
         self._function = receiver.removeprefix("functions.") if is_call else ""
-        self._kind = Kind.REASONING if thinks else Kind.CONTENT
+        self._kind = EventType.REASONING if thinks else EventType.CONTENT
         self._header = None
 
-    def _end_message(self, deltas: list[Delta]) -> None:
+    def _end_message(self, deltas: list[OutputDelta]) -> None:
         if self._header and not self._header.startswith((START, CHANNEL)):
             self._no_header(deltas)
         if self._function:
             text = "".join(self._call)
             try:
                 deltas += [
-                    Delta(Kind.TOOL_CALL, call=call)
-                    for call in self._form.read(self._function, Reader(text, self._schemas))
+                    OutputDelta(EventType.TOOL_CALL, call=call)
+                    for call in self._form.read_calls(self._function, TextReader(text, self._schemas))
                 ]
-            except (Malformed, RecursionError):
-                deltas += [Delta(Kind.CONTENT, text)] if text else []
+            except (MalformedCall, RecursionError):
+                deltas += [OutputDelta(EventType.CONTENT, text)] if text else []
         self._function = ""
         self._call.clear()
 
-    def _no_header(self, deltas: list[Delta]) -> None:
-        deltas.append(Delta(Kind.CONTENT, self._header or ""))
-        self._header, self._kind = None, Kind.CONTENT
+    def _no_header(self, deltas: list[OutputDelta]) -> None:
+        deltas.append(OutputDelta(EventType.CONTENT, self._header or ""))
+        self._header, self._kind = None, EventType.CONTENT
 
 
 def _may_be_header(text: str) -> bool:
-    return len(text) < HEADER_LIMIT and (text.startswith((START, CHANNEL)) or "to=".startswith(text.lstrip()[:3]))
+    return len(text) < MAX_HEADER_CHARACTERS and (
+        text.startswith((START, CHANNEL)) or "to=".startswith(text.lstrip()[:3])
+    )

@@ -2,144 +2,164 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from localllm.text.output import calls, spelling
-from localllm.text.output.blocks import ToolFormat
-from localllm.text.output.channels import ChannelFormat, ChannelRouter
-from localllm.text.output.delta import PlainRouter, Router
-from localllm.text.output.tagged import Reasoning, TaggedRouter
+from localllm.text.output.blocks import ToolCallFormat
+from localllm.text.output.channels import ChannelFormat, ChannelParser
+from localllm.text.output.delta import OutputParser, PlainParser
+from localllm.text.output.tagged import ReasoningFormat, TaggedParser
 
 THINK = ("<think>", "</think>")
-JSON = {"read": calls.json_calls, "quote": '"', "first": ("{", "[")}
+JSON_CALLS = {"read": calls.read_json_calls, "string_quote": '"', "expected_next": ("{", "[")}
 
 
-class Row(NamedTuple):
-    """A format, and what the template or the tokens of a model that has it contain, all of it."""
-
-    form: Any
-    signs: tuple[str, ...]
+Format = TypeVar("Format")
 
 
-HARMONY = ChannelFormat(("<|end|>", "<|return|>", "<|call|>"), calls.arguments_alone, spelling.HARMONY)
-GLIMMER = ChannelFormat(("<|eom|>", "<|eot|>"), calls.glimmer, spelling.GLIMMER)
-CHANNELS = (
-    Row(HARMONY, ("<|channel|>", "<|message|>")),
-    Row(GLIMMER, ("<|message|>", "<atem:function_calls>")),
+class FormatRule(NamedTuple, Generic[Format]):
+    """A format, and the markers that the template or the added tokens of its models contain, all of them."""
+
+    format: Format
+    markers: tuple[str, ...]
+
+
+HARMONY = ChannelFormat(("<|end|>", "<|return|>", "<|call|>"), calls.read_harmony_arguments, spelling.HARMONY)
+GLIMMER = ChannelFormat(("<|eom|>", "<|eot|>"), calls.read_glimmer, spelling.GLIMMER)
+CHANNEL_RULES = (
+    FormatRule(HARMONY, ("<|channel|>", "<|message|>")),
+    FormatRule(GLIMMER, ("<|message|>", "<atem:function_calls>")),
 )
 
-MINISTRAL = Reasoning("[THINK]", "[/THINK]", anywhere=True)
-GEMMA_THOUGHT = Reasoning("<|channel>thought", "<channel|>", anywhere=True, inside=("<|channel>",))
-COHERE = Reasoning(
-    "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True, silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+MINISTRAL = ReasoningFormat("[THINK]", "[/THINK]", anywhere=True)
+GEMMA_THOUGHT = ReasoningFormat("<|channel>thought", "<channel|>", anywhere=True, inner_markup=("<|channel>",))
+COHERE = ReasoningFormat(
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+    anywhere=True,
+    content_markup=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
 )
-APRIEL = Reasoning("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", silent=("[END FINAL RESPONSE]",))
-GRANITE = Reasoning(*THINK, silent=("<response>", "</response>"))
-REASONING = (
-    Row(MINISTRAL, ("[THINK]",)),
-    Row(GEMMA_THOUGHT, ("<|channel>",)),
-    Row(COHERE, ("<|START_THINKING|>",)),
-    Row(APRIEL, ("[BEGIN FINAL RESPONSE]",)),
-    Row(GRANITE, ("<think>", "<response>")),
-    Row(Reasoning(*THINK), ("<think>",)),
-    Row(Reasoning(*THINK), ("</think>",)),
+APRIEL = ReasoningFormat(
+    "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", content_markup=("[END FINAL RESPONSE]",)
+)
+GRANITE = ReasoningFormat(*THINK, content_markup=("<response>", "</response>"))
+REASONING_RULES = (
+    FormatRule(MINISTRAL, ("[THINK]",)),
+    FormatRule(GEMMA_THOUGHT, ("<|channel>",)),
+    FormatRule(COHERE, ("<|START_THINKING|>",)),
+    FormatRule(APRIEL, ("[BEGIN FINAL RESPONSE]",)),
+    FormatRule(GRANITE, ("<think>", "<response>")),
+    FormatRule(ReasoningFormat(*THINK), ("<think>",)),
+    FormatRule(ReasoningFormat(*THINK), ("</think>",)),
 )
 
-DEEPSEEK = ToolFormat(
-    calls.deepseek,
+DEEPSEEK = ToolCallFormat(
+    calls.read_deepseek,
     ("<｜tool▁calls▁begin｜>",),
     "<｜tool▁calls▁end｜>",
-    quote='"',
-    inside=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    spelling=spelling.DEEPSEEK,
+    string_quote='"',
+    inner_markup=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    syntax=spelling.DEEPSEEK,
 )
-DEEPSEEK_MARKUP = ToolFormat(
-    calls.invocations("｜DSML｜"),
+DEEPSEEK_MARKUP = ToolCallFormat(
+    calls.invocation_reader("｜DSML｜"),
     ("<｜DSML｜function_calls>",),
     "</｜DSML｜function_calls>",
-    last="</｜DSML｜invoke>",
-    inside=("｜DSML｜",),
-    spelling=spelling.DEEPSEEK_MARKUP,
+    expected_before_end="</｜DSML｜invoke>",
+    inner_markup=("｜DSML｜",),
+    syntax=spelling.DEEPSEEK_MARKUP,
 )
-KIMI = ToolFormat(
-    calls.kimi,
+KIMI = ToolCallFormat(
+    calls.read_kimi,
     ("<|tool_calls_section_begin|>",),
     "<|tool_calls_section_end|>",
-    quote='"',
-    inside=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-    spelling=spelling.KIMI,
+    string_quote='"',
+    inner_markup=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    syntax=spelling.KIMI,
 )
-GEMMA = ToolFormat(calls.gemma, ("<|tool_call>",), "<tool_call|>", quote='<|"|>', spelling=spelling.GEMMA)
-MISTRAL = ToolFormat(
-    calls.mistral, ("[TOOL_CALLS]",), inside=("[CALL_ID]", "[ARGS]"), spelling=spelling.MISTRAL_LIST
+GEMMA = ToolCallFormat(
+    calls.read_gemma, ("<|tool_call>",), "<tool_call|>", string_quote='<|"|>', syntax=spelling.GEMMA
 )
-PYTHONIC = ToolFormat(
-    calls.pythonic,
+MISTRAL = ToolCallFormat(
+    calls.read_mistral, ("[TOOL_CALLS]",), inner_markup=("[CALL_ID]", "[ARGS]"), syntax=spelling.MISTRAL_LIST
+)
+PYTHONIC = ToolCallFormat(
+    calls.read_pythonic,
     ("<|tool_call_start|>",),
     "<|tool_call_end|>",
-    first=("[",),
-    last="]",
-    spelling=spelling.PYTHONIC,
+    expected_next=("[",),
+    expected_before_end="]",
+    syntax=spelling.PYTHONIC,
 )
-ACTION = ToolFormat(begin=("<|START_ACTION|>",), end="<|END_ACTION|>", spelling=spelling.ACTION, **JSON)
-GLM = ToolFormat(
-    calls.glm,
+ACTION = ToolCallFormat(begin=("<|START_ACTION|>",), end="<|END_ACTION|>", syntax=spelling.ACTION, **JSON_CALLS)
+GLM = ToolCallFormat(
+    calls.read_glm,
     ("<tool_call>",),
     "</tool_call>",
-    inside=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    spelling=spelling.GLM,
+    inner_markup=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    syntax=spelling.GLM,
 )
-QWEN_MARKUP = ToolFormat(
-    calls.functions,
+QWEN_MARKUP = ToolCallFormat(
+    calls.read_qwen_functions,
     ("<tool_call>",),
     "</tool_call>",
-    first=("<function=",),
-    last="</function>",
-    spelling=spelling.QWEN_MARKUP,
+    expected_next=("<function=",),
+    expected_before_end="</function>",
+    syntax=spelling.QWEN_MARKUP,
 )
-HERMES = ToolFormat(begin=("<tool_call>",), end="</tool_call>", spelling=spelling.HERMES, **JSON)
-FUNCTIONARY = ToolFormat(
-    calls.function_json, ("<function=",), "</function>", quote='"', spelling=spelling.FUNCTIONARY
+HERMES = ToolCallFormat(begin=("<tool_call>",), end="</tool_call>", syntax=spelling.HERMES, **JSON_CALLS)
+FUNCTIONARY = ToolCallFormat(
+    calls.read_functionary, ("<function=",), "</function>", string_quote='"', syntax=spelling.FUNCTIONARY
 )
-LLAMA = ToolFormat(begin=("<|python_tag|>",), bare="{", spelling=spelling.LLAMA, **JSON)
-NEMOTRON = ToolFormat(
-    begin=("<TOOLCALL>",), end="</TOOLCALL>", spelling=spelling.listed("<TOOLCALL>", "</TOOLCALL>"), **JSON
+LLAMA = ToolCallFormat(begin=("<|python_tag|>",), bare_begin="{", syntax=spelling.LLAMA, **JSON_CALLS)
+NEMOTRON = ToolCallFormat(
+    begin=("<TOOLCALL>",),
+    end="</TOOLCALL>",
+    syntax=spelling.json_list_syntax("<TOOLCALL>", "</TOOLCALL>"),
+    **JSON_CALLS,
 )
-APRIEL_CALLS = ToolFormat(
-    begin=("<tool_calls>",), end="</tool_calls>", spelling=spelling.listed("<tool_calls>", "</tool_calls>"), **JSON
+APRIEL_CALLS = ToolCallFormat(
+    begin=("<tool_calls>",),
+    end="</tool_calls>",
+    syntax=spelling.json_list_syntax("<tool_calls>", "</tool_calls>"),
+    **JSON_CALLS,
 )
-GIGACHAT = ToolFormat(begin=("<|function_call|>",), spelling=spelling.alone("<|function_call|>"), **JSON)
-GIGACHAT_ROLE = ToolFormat(
+GIGACHAT = ToolCallFormat(
+    begin=("<|function_call|>",), syntax=spelling.json_object_syntax("<|function_call|>"), **JSON_CALLS
+)
+GIGACHAT_ROLE = ToolCallFormat(
     begin=("function call<|role_sep|>",),
-    inside=("<|role_sep|>",),
-    spelling=spelling.alone("function call<|role_sep|>\n"),
-    **JSON,
+    inner_markup=("<|role_sep|>",),
+    syntax=spelling.json_object_syntax("function call<|role_sep|>\n"),
+    **JSON_CALLS,
 )
-GRANITE_CALLS = ToolFormat(begin=("<|tool_call|>",), spelling=spelling.listed("<|tool_call|>", ""), **JSON)
-BARE = ToolFormat(begin=(), bare="{", spelling=spelling.BARE, **JSON)
+GRANITE_CALLS = ToolCallFormat(
+    begin=("<|tool_call|>",), syntax=spelling.json_list_syntax("<|tool_call|>", ""), **JSON_CALLS
+)
+BARE_JSON = ToolCallFormat(begin=(), bare_begin="{", syntax=spelling.BARE, **JSON_CALLS)
 """Of a model that has no format of its own, where it is made to call a function."""
 
-TOOLS = (
-    Row(replace(DEEPSEEK, spelling=spelling.DEEPSEEK_FENCED), ("<｜tool▁calls▁begin｜>", "```json")),
-    Row(DEEPSEEK, ("<｜tool▁calls▁begin｜>",)),
-    Row(DEEPSEEK_MARKUP, ("｜DSML｜",)),
-    Row(KIMI, ("<|tool_calls_section_begin|>",)),
-    Row(GEMMA, ("<tool_call|>",)),
-    Row(replace(MISTRAL, spelling=spelling.MISTRAL_IDS), ("[TOOL_CALLS]", "[CALL_ID]")),
-    Row(replace(MISTRAL, spelling=spelling.MISTRAL), ("[TOOL_CALLS]", "[ARGS]")),
-    Row(MISTRAL, ("[TOOL_CALLS]",)),
-    Row(PYTHONIC, ("<|tool_call_start|>",)),
-    Row(ACTION, ("<|START_ACTION|>",)),
-    Row(NEMOTRON, ("<TOOLCALL>",)),
-    Row(APRIEL_CALLS, ("<tool_calls>",)),
-    Row(GIGACHAT, ("<|function_call|>",)),
-    Row(GIGACHAT_ROLE, ("<|role_sep|>",)),
-    Row(GRANITE_CALLS, ("<|tool_call|>",)),
-    Row(GLM, ("<tool_call>", "<arg_key>")),
-    Row(QWEN_MARKUP, ("<tool_call>", "<function=")),
-    Row(HERMES, ("<tool_call>",)),
-    Row(FUNCTIONARY, ("<function=",)),
-    Row(LLAMA, ('{"name": "', '"parameters": ')),
+TOOL_RULES = (
+    FormatRule(replace(DEEPSEEK, syntax=spelling.DEEPSEEK_FENCED), ("<｜tool▁calls▁begin｜>", "```json")),
+    FormatRule(DEEPSEEK, ("<｜tool▁calls▁begin｜>",)),
+    FormatRule(DEEPSEEK_MARKUP, ("｜DSML｜",)),
+    FormatRule(KIMI, ("<|tool_calls_section_begin|>",)),
+    FormatRule(GEMMA, ("<tool_call|>",)),
+    FormatRule(replace(MISTRAL, syntax=spelling.MISTRAL_IDS), ("[TOOL_CALLS]", "[CALL_ID]")),
+    FormatRule(replace(MISTRAL, syntax=spelling.MISTRAL), ("[TOOL_CALLS]", "[ARGS]")),
+    FormatRule(MISTRAL, ("[TOOL_CALLS]",)),
+    FormatRule(PYTHONIC, ("<|tool_call_start|>",)),
+    FormatRule(ACTION, ("<|START_ACTION|>",)),
+    FormatRule(NEMOTRON, ("<TOOLCALL>",)),
+    FormatRule(APRIEL_CALLS, ("<tool_calls>",)),
+    FormatRule(GIGACHAT, ("<|function_call|>",)),
+    FormatRule(GIGACHAT_ROLE, ("<|role_sep|>",)),
+    FormatRule(GRANITE_CALLS, ("<|tool_call|>",)),
+    FormatRule(GLM, ("<tool_call>", "<arg_key>")),
+    FormatRule(QWEN_MARKUP, ("<tool_call>", "<function=")),
+    FormatRule(HERMES, ("<tool_call>",)),
+    FormatRule(FUNCTIONARY, ("<function=",)),
+    FormatRule(LLAMA, ('{"name": "', '"parameters": ')),
 )
 
 
@@ -148,52 +168,52 @@ class OutputFormat:
     """What the answers of a model are made of."""
 
     channels: ChannelFormat | None = None
-    reasoning: Reasoning | None = None
-    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    tools: ToolCallFormat | None = None
 
     @classmethod
-    def of(cls, templates: Mapping[str, str], tokens: Collection[str]) -> "OutputFormat":
+    def detect(cls, templates: Mapping[str, str], tokens: Collection[str]) -> "OutputFormat":
         """By a model's chat templates, and where these do not say, by its added tokens."""
         source, known = "\n".join(templates.values()), frozenset(tokens)
-        if channels := _choose(CHANNELS, source):
+        if channels := _choose(CHANNEL_RULES, source):
             return cls(channels=channels)
         return cls(
-            reasoning=_choose(REASONING, source) or _choose(REASONING, known),
-            tools=_choose(TOOLS, source) or _choose(TOOLS, known),
+            reasoning=_choose(REASONING_RULES, source) or _choose(REASONING_RULES, known),
+            tools=_choose(TOOL_RULES, source) or _choose(TOOL_RULES, known),
         )
 
     @property
-    def thinks(self) -> bool:
+    def can_reason(self) -> bool:
         """May an answer hold what the model thinks?"""
         return bool(self.channels or self.reasoning)
 
-    def router(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> Router:
+    def make_parser(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> OutputParser:
         """For the answer to a prompt that ends like this. Without tools, nothing is taken for a call of one."""
         schemas = dict(map(_parameters, tools))
         if self.channels:
-            return ChannelRouter(self.channels, schemas)
+            return ChannelParser(self.channels, schemas)
         if not self.reasoning and not (self.tools and tools):
-            return PlainRouter()
+            return PlainParser()
         thinking = bool(self.reasoning and prompt.rstrip().endswith(self.reasoning.begin))
-        return TaggedRouter(self.reasoning, self.tools if tools else None, schemas, thinking=thinking)
+        return TaggedParser(self.reasoning, self.tools if tools else None, schemas, thinking=thinking)
 
-    def calling(self) -> "OutputFormat":
+    def for_required_call(self) -> "OutputFormat":
         """The same of a model that is made to call a function: one without markup for it writes a JSON object."""
-        return self if self.channels or self.tools else replace(self, tools=BARE)
+        return self if self.channels or self.tools else replace(self, tools=BARE_JSON)
 
     def markup(self, *, with_tools: bool) -> frozenset[str]:
         """The literals that a router must see, also where the tokenizer calls them special and no text."""
         found: list[str] = list(self.channels.markers) if self.channels else []
         if self.reasoning:
-            found += [*self.reasoning.markers, *self.reasoning.inside]
+            found += [*self.reasoning.markers, *self.reasoning.inner_markup]
         if self.tools and with_tools:
-            found += [*self.tools.begin, self.tools.end, self.tools.quote, *self.tools.inside]
+            found += [*self.tools.begin, self.tools.end, self.tools.string_quote, *self.tools.inner_markup]
         return frozenset(found)
 
 
-def _choose(rows: Iterable[Row], text: Collection[str]) -> Any:
-    """The first format all of whose signs are in the text, or among the tokens."""
-    return next((row.form for row in rows if all(sign in text for sign in row.signs)), None)
+def _choose(rules: Iterable[FormatRule[Format]], text: Collection[str]) -> Format | None:
+    """Return the first format all of whose markers are in `text`, a template or a set of added tokens."""
+    return next((rule.format for rule in rules if all(marker in text for marker in rule.markers)), None)
 
 
 def _parameters(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 
 
-class Markers:
+class MarkupScanner:
     """Finds the first of some literals, and tells where a text may be about to become one."""
 
     def __init__(self, literals: Collection[str]):
@@ -14,7 +14,7 @@ class Markers:
         self._begun = frozenset(text[:length] for text in longest_first for length in range(1, len(text)))
         self._longest = max(map(len, self._begun), default=0)
 
-    def held(self, text: str) -> int:
+    def count_partial(self, text: str) -> int:
         """How many of the last characters may be the beginning of a literal."""
         for length in range(min(self._longest, len(text)), 0, -1):
             if text[-length:] in self._begun:

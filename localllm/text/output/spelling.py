@@ -5,149 +5,164 @@ NAME, ID and KEY stand in these texts for the function's name, the call's id and
 
 from dataclasses import dataclass
 
-NAME, ID, KEY = "@name", "@id", "@key"
+NAME_SLOT, ID_SLOT, KEY_SLOT = "@name", "@id", "@key"
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterSyntax:
     """Arguments that are written one by one, in place of one JSON object."""
 
     before: str
     """What stands before a value that is written as JSON."""
 
     after: str
-    between: str = ""
-    text: str | None = None
+    separator: str = ""
+    text_before: str | None = None
     """What stands before a text that is written as it is; None: texts are JSON, too."""
 
     text_after: str | None = None
     """What stands after such a text, if something else than `after` does."""
 
-    told_apart: bool = False
+    marks_text: bool = False
     """By the markup one sees what is a text; else by its schema alone, as `values.typed` does."""
 
-    flat: bool = False
+    scalars_only: bool = False
     """Lists and objects are written in a way of their own, which is not known here."""
 
 
 @dataclass(frozen=True)
-class Spelling:
+class ToolCallSyntax:
     """`begin`, one call or several with something between them, `end`."""
 
-    open: str
+    call_begin: str
     """Before the arguments of a call, with its name."""
 
-    close: str
-    begin: str = ""
-    end: str = ""
-    between: str | None = None
+    call_end: str
+    calls_begin: str = ""
+    calls_end: str = ""
+    separator: str | None = None
     """Between two calls; None: such a model makes one call an answer."""
 
-    id: str = ""
+    id_pattern: str = ""
     """A regular expression for what stands at ID."""
 
-    parameters: Parameters | None = None
+    parameters: ParameterSyntax | None = None
 
 
-def listed(begin: str, end: str) -> Spelling:
+def json_list_syntax(begin: str, end: str) -> ToolCallSyntax:
     """All calls in one JSON list."""
-    return Spelling('{"name": "@name", "arguments": ', "}", f"{begin}[", f"]{end}", between=", ")
+    return ToolCallSyntax('{"name": "@name", "arguments": ', "}", f"{begin}[", f"]{end}", separator=", ")
 
 
-def alone(begin: str, key: str = "arguments") -> Spelling:
+def json_object_syntax(begin: str, key: str = "arguments") -> ToolCallSyntax:
     """One JSON object."""
-    return Spelling(f'{begin}{{"name": "@name", "{key}": ', "}")
+    return ToolCallSyntax(f'{begin}{{"name": "@name", "{key}": ', "}")
 
 
-BARE = alone("")
-LLAMA = alone("", "parameters")
-HERMES = Spelling('<tool_call>\n{"name": "@name", "arguments": ', "}\n</tool_call>", between="\n")
-ACTION = Spelling(
+BARE = json_object_syntax("")
+LLAMA = json_object_syntax("", "parameters")
+HERMES = ToolCallSyntax('<tool_call>\n{"name": "@name", "arguments": ', "}\n</tool_call>", separator="\n")
+ACTION = ToolCallSyntax(
     '{"tool_call_id": "@id", "tool_name": "@name", "parameters": ',
     "}",
     "<|START_ACTION|>[\n    ",
     "\n]<|END_ACTION|>",
-    between=",\n    ",
-    id="[0-9]",
+    separator=",\n    ",
+    id_pattern="[0-9]",
 )
-FUNCTIONARY = Spelling("<function=@name>", "</function>", between="")
-MISTRAL_LIST = Spelling(
-    '{"name": "@name", "arguments": ', ', "id": "@id"}', "[TOOL_CALLS][", "]", between=", ", id="[a-zA-Z0-9]{9}"
+FUNCTIONARY = ToolCallSyntax("<function=@name>", "</function>", separator="")
+MISTRAL_LIST = ToolCallSyntax(
+    '{"name": "@name", "arguments": ',
+    ', "id": "@id"}',
+    "[TOOL_CALLS][",
+    "]",
+    separator=", ",
+    id_pattern="[a-zA-Z0-9]{9}",
 )
-MISTRAL_IDS = Spelling("[TOOL_CALLS]@name[CALL_ID]@id[ARGS]", "", between="", id="[a-zA-Z0-9]{9}")
-MISTRAL = Spelling("[TOOL_CALLS]@name[ARGS]", "", between="")
-KIMI = Spelling(
+MISTRAL_IDS = ToolCallSyntax("[TOOL_CALLS]@name[CALL_ID]@id[ARGS]", "", separator="", id_pattern="[a-zA-Z0-9]{9}")
+MISTRAL = ToolCallSyntax("[TOOL_CALLS]@name[ARGS]", "", separator="")
+KIMI = ToolCallSyntax(
     "<|tool_call_begin|>functions.@name:@id<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
     "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>",
-    between="",
-    id="0|[1-9][0-9]?",
+    separator="",
+    id_pattern="0|[1-9][0-9]?",
 )
-DEEPSEEK_FENCED = Spelling(
+DEEPSEEK_FENCED = ToolCallSyntax(
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>@name\n```json\n",
     "\n```<｜tool▁call▁end｜>",
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
-    between="\n",
+    separator="\n",
 )
-DEEPSEEK = Spelling(
+DEEPSEEK = ToolCallSyntax(
     "<｜tool▁call▁begin｜>@name<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
-    between="",
+    separator="",
 )
-DEEPSEEK_MARKUP = Spelling(
+DEEPSEEK_MARKUP = ToolCallSyntax(
     '<｜DSML｜invoke name="@name">\n',
     "</｜DSML｜invoke>\n",
     "<｜DSML｜function_calls>\n",
     "</｜DSML｜function_calls>",
-    between="",
-    parameters=Parameters(
+    separator="",
+    parameters=ParameterSyntax(
         before='<｜DSML｜parameter name="@key" string="false">',
-        text='<｜DSML｜parameter name="@key" string="true">',
+        text_before='<｜DSML｜parameter name="@key" string="true">',
         after="</｜DSML｜parameter>\n",
-        told_apart=True,
+        marks_text=True,
     ),
 )
-QWEN_MARKUP = Spelling(
+QWEN_MARKUP = ToolCallSyntax(
     "<tool_call>\n<function=@name>\n",
     "</function>\n</tool_call>",
-    between="\n",
-    parameters=Parameters(before="<parameter=@key>\n", text="<parameter=@key>\n", after="\n</parameter>\n"),
+    separator="\n",
+    parameters=ParameterSyntax(
+        before="<parameter=@key>\n", text_before="<parameter=@key>\n", after="\n</parameter>\n"
+    ),
 )
-GLM = Spelling(
+GLM = ToolCallSyntax(
     "<tool_call>@name",
     "</tool_call>",
-    between="",
-    parameters=Parameters(
+    separator="",
+    parameters=ParameterSyntax(
         before="<arg_key>@key</arg_key><arg_value>",
-        text="<arg_key>@key</arg_key><arg_value>",
+        text_before="<arg_key>@key</arg_key><arg_value>",
         after="</arg_value>",
     ),
 )
-GEMMA = Spelling(
+GEMMA = ToolCallSyntax(
     "<|tool_call>call:@name{",
     "}<tool_call|>",
-    between="",
-    parameters=Parameters(
-        before="@key:", text='@key:<|"|>', after="", text_after='<|"|>', between=",", told_apart=True, flat=True
+    separator="",
+    parameters=ParameterSyntax(
+        before="@key:",
+        text_before='@key:<|"|>',
+        after="",
+        text_after='<|"|>',
+        separator=",",
+        marks_text=True,
+        scalars_only=True,
     ),
 )
-PYTHONIC = Spelling(
+PYTHONIC = ToolCallSyntax(
     "@name(",
     ")",
     "<|tool_call_start|>[",
     "]<|tool_call_end|>",
-    between=", ",
-    parameters=Parameters(before="@key=", after="", between=", "),
+    separator=", ",
+    parameters=ParameterSyntax(before="@key=", after="", separator=", "),
 )
-HARMONY = Spelling("<|channel|>commentary to=functions.@name <|constrain|>json<|message|>", "")
-GLIMMER = Spelling(
+HARMONY = ToolCallSyntax("<|channel|>commentary to=functions.@name <|constrain|>json<|message|>", "")
+GLIMMER = ToolCallSyntax(
     ' to=@name<|message|><atem:function_calls>\n<atem:invoke name="@name">\n',
     "</atem:invoke>\n</atem:function_calls>",
-    parameters=Parameters(
-        before='<atem:parameter name="@key">', text='<atem:parameter name="@key">', after="</atem:parameter>\n"
+    parameters=ParameterSyntax(
+        before='<atem:parameter name="@key">',
+        text_before='<atem:parameter name="@key">',
+        after="</atem:parameter>\n",
     ),
 )

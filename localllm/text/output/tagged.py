@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.request import Kind
-from localllm.text.output.blocks import Block, ToolFormat
-from localllm.text.output.delta import Delta
-from localllm.text.output.markers import Markers
+from localllm.request import EventType
+from localllm.text.output.blocks import ToolCallBlock, ToolCallFormat
+from localllm.text.output.delta import OutputDelta
+from localllm.text.output.markers import MarkupScanner
 
-MOST_SPACE = 16  # characters; models put one or two line ends beside markup
+MAX_HELD_SPACE = 16  # characters; models put one or two line ends beside markup
 
 
 @dataclass(frozen=True)
-class Reasoning:
+class ReasoningFormat:
     """What stands before and after a model's thoughts."""
 
     begin: str
@@ -21,71 +21,76 @@ class Reasoning:
     anywhere: bool = False
     """Thoughts may come after content, too: their markup is control tokens, so no text looks like it."""
 
-    silent: tuple[str, ...] = ()
+    content_markup: tuple[str, ...] = ()
     """Markup around the content that says nothing more; where it is no control tokens, only after thoughts."""
 
-    inside: tuple[str, ...] = ()
+    inner_markup: tuple[str, ...] = ()
     """Control tokens that `begin` is made of, where it is more than one."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return (self.begin, self.end, *self.silent)
+        return (self.begin, self.end, *self.content_markup)
 
 
-class TaggedRouter:
+class TaggedParser:
     """A `Router`. White space beside markup belongs to it, so it is held back until what follows is known, but no
     more than MOST_SPACE: a model that says line ends for ever is to be heard, by stop strings too.
     """
 
     def __init__(
-        self, reasoning: Reasoning | None, tools: ToolFormat | None, schemas: Mapping[str, Any], *, thinking: bool
+        self,
+        reasoning: ReasoningFormat | None,
+        tools: ToolCallFormat | None,
+        schemas: Mapping[str, Any],
+        *,
+        thinking: bool,
     ):
         """`thinking`: the prompt ended amid thoughts. `schemas` as in `Reader`."""
         self._reasoning = reasoning
         self._tools = tools
         self._schemas = schemas
-        self._kind = Kind.REASONING if thinking else Kind.CONTENT
+        self._kind = EventType.REASONING if thinking else EventType.CONTENT
         self._said = False  # content has begun
         self._thought = thinking
         self._after_markup = thinking
         self._space = ""  # at the end of what was said
         self._unread = ""
-        self._block: Block | None = None
-        thoughts = (reasoning.begin, *reasoning.silent) if reasoning else ()
-        self._in_content = Markers((*thoughts, *(tools.begin if tools else ())))
+        self._block: ToolCallBlock | None = None
+        thoughts = (reasoning.begin, *reasoning.content_markup) if reasoning else ()
+        self._in_content = MarkupScanner((*thoughts, *(tools.begin if tools else ())))
         # Else, once content has begun, there is nothing to wait for.
-        self._more_markup = bool(tools or (reasoning and (reasoning.anywhere or reasoning.silent)))
-        self._in_reasoning = Markers([reasoning.end] if reasoning else [])
+        self._more_markup = bool(tools or (reasoning and (reasoning.anywhere or reasoning.content_markup)))
+        self._in_reasoning = MarkupScanner([reasoning.end] if reasoning else [])
 
-    def push(self, text: str) -> list[Delta]:
+    def push(self, text: str) -> list[OutputDelta]:
         self._unread += text
-        deltas: list[Delta] = []
+        deltas: list[OutputDelta] = []
         while self._go_on(deltas):
             pass
         return deltas
 
-    def finish(self) -> list[Delta]:
-        deltas: list[Delta] = []
+    def finish(self) -> list[OutputDelta]:
+        deltas: list[OutputDelta] = []
         if self._block:
             self._block.finish()
             self._close(self._block, deltas)
         self._say(self._unread, deltas)
         if self._space:
-            deltas.append(Delta(self._kind, self._space))
+            deltas.append(OutputDelta(self._kind, self._space))
         self._unread = self._space = ""
         return deltas
 
-    def _go_on(self, deltas: list[Delta]) -> bool:
+    def _go_on(self, deltas: list[OutputDelta]) -> bool:
         """Read up to the next markup and over it. False: there is none yet."""
         if self._block:
             return self._read_block(self._block, deltas)
-        if self._tools and self._may_be_bare() and self._unread.lstrip().startswith(self._tools.bare):
-            self._block = Block(self._tools, "", self._schemas)
+        if self._tools and self._may_be_bare() and self._unread.lstrip().startswith(self._tools.bare_begin):
+            self._block = ToolCallBlock(self._tools, "", self._schemas)
             return True
-        markers = self._in_reasoning if self._kind is Kind.REASONING else self._in_content
+        markers = self._in_reasoning if self._kind is EventType.REASONING else self._in_content
         found = markers.search(self._unread)
         if found is None:
-            settled = len(self._unread) - markers.held(self._unread)
+            settled = len(self._unread) - markers.count_partial(self._unread)
             self._say(self._unread[:settled], deltas)
             self._unread = self._unread[settled:]
             return False
@@ -95,58 +100,60 @@ class TaggedRouter:
         return True
 
     def _may_be_bare(self) -> bool:
-        return bool(self._tools and self._tools.bare) and self._kind is Kind.CONTENT and not self._said
+        return bool(self._tools and self._tools.bare_begin) and self._kind is EventType.CONTENT and not self._said
 
-    def _meet(self, marker: str, deltas: list[Delta]) -> None:
+    def _meet(self, marker: str, deltas: list[OutputDelta]) -> None:
         if self._tools and marker in self._tools.begin:
-            self._block = Block(self._tools, marker, self._schemas)
+            self._block = ToolCallBlock(self._tools, marker, self._schemas)
         elif self._reasoning and self._is_text(marker, self._reasoning):
             self._say(marker, deltas)
         else:
-            if self._reasoning and marker not in self._reasoning.silent:
-                self._kind = Kind.REASONING if self._kind is Kind.CONTENT else Kind.CONTENT
+            if self._reasoning and marker not in self._reasoning.content_markup:
+                self._kind = EventType.REASONING if self._kind is EventType.CONTENT else EventType.CONTENT
                 self._thought = True
             self._forget_space()
 
-    def _is_text(self, marker: str, reasoning: Reasoning) -> bool:
+    def _is_text(self, marker: str, reasoning: ReasoningFormat) -> bool:
         """Is this where the markup of thoughts is not expected, and anybody may have written it?"""
         if reasoning.anywhere:
             return False
-        return (marker == reasoning.begin and self._said) or (marker in reasoning.silent and not self._thought)
+        return (marker == reasoning.begin and self._said) or (
+            marker in reasoning.content_markup and not self._thought
+        )
 
-    def _read_block(self, block: Block, deltas: list[Delta]) -> bool:
+    def _read_block(self, block: ToolCallBlock, deltas: list[OutputDelta]) -> bool:
         rest = block.push(self._unread)
         self._unread = rest or ""
         if rest is not None:
             self._close(block, deltas)
         return rest is not None
 
-    def _close(self, block: Block, deltas: list[Delta]) -> None:
+    def _close(self, block: ToolCallBlock, deltas: list[OutputDelta]) -> None:
         self._block = None
         if block.calls:
-            deltas += [Delta(Kind.TOOL_CALL, call=call) for call in block.calls]
+            deltas += [OutputDelta(EventType.TOOL_CALL, call=call) for call in block.calls]
             self._forget_space()
         else:
-            self._say(block.raw, deltas)
+            self._say(block.raw_text, deltas)
             self._said = True
 
     def _forget_space(self) -> None:
         self._space = ""
         self._after_markup = True
 
-    def _say(self, text: str, deltas: list[Delta]) -> None:
+    def _say(self, text: str, deltas: list[OutputDelta]) -> None:
         text = text.lstrip() if self._after_markup else text
         if not text:
             return
         self._after_markup = False
         text = self._space + text
         said = text.rstrip()
-        if len(text) - len(said) > MOST_SPACE:
-            said = text[:-MOST_SPACE]
-        if self._kind is Kind.CONTENT and (self._said or said.strip()):
+        if len(text) - len(said) > MAX_HELD_SPACE:
+            said = text[:-MAX_HELD_SPACE]
+        if self._kind is EventType.CONTENT and (self._said or said.strip()):
             self._said = True
             if not self._more_markup:
-                said, self._in_content = text, Markers(())
+                said, self._in_content = text, MarkupScanner(())
         self._space = text[len(said) :]
         if said:
-            deltas.append(Delta(self._kind, said))
+            deltas.append(OutputDelta(self._kind, said))

@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from localllm.text.output.reader import Malformed, Reader
+from localllm.text.output.reader import MalformedCall, TextReader
 
-String = Callable[[Reader], str | None]
+StringReader = Callable[[TextReader], str | None]
 
 _CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _WORD = re.compile(r"[^\s,:=(){}\[\]]+")
@@ -17,37 +17,37 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\
 _TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
 
 
-def python_string(reader: Reader) -> str | None:
+def read_python_string(reader: TextReader) -> str | None:
     """A string in single or double quotes, if one comes next. An escape that Python does not know stays."""
-    quoted = reader.match(_QUOTED)
+    quoted = reader.read_match(_QUOTED)
     return None if quoted is None else _ESCAPE.sub(_unescape, quoted[1:-1])
 
 
-def gemma_string(reader: Reader) -> str | None:
+def read_gemma_string(reader: TextReader) -> str | None:
     """A string between two tokens of its own, if one comes next. Nothing in it is escaped."""
-    return reader.until('<|"|>') if reader.sees('<|"|>') else None
+    return reader.read_until('<|"|>') if reader.accept('<|"|>') else None
 
 
-def value(reader: Reader, string: String) -> Any:
+def read_value(reader: TextReader, string: StringReader) -> Any:
     """A value as Python or Gemma writes it, with strings of one of the two kinds above. Raises Malformed."""
     text = string(reader)
     if text is not None:
         return text
-    if reader.sees("{"):
+    if reader.accept("{"):
         return _pairs(reader, string)
     for opening, closing in ("[]", "()"):
-        if reader.sees(opening):
+        if reader.accept(opening):
             return _items(reader, string, closing)
     word = _word(reader)
     if word in _CONSTANTS:
         return _CONSTANTS[word]
-    number = as_json(word)
+    number = parse_json_or_text(word)
     if isinstance(number, int | float):
         return number
-    raise Malformed(f"{word} is no value")
+    raise MalformedCall(f"{word} is no value")
 
 
-def typed(text: str, schema: Any) -> Any:
+def parse_typed(text: str, schema: Any) -> Any:
     """The value that a parameter written as bare text has by its schema; without one, JSON where it reads so.
 
     A text that does not fit its schema stays text: it is the caller of the function who can tell the model.
@@ -55,49 +55,49 @@ def typed(text: str, schema: Any) -> Any:
     types = _types(schema)
     if types == {"string"}:
         return text
-    parsed = _CONSTANTS[text] if text in _CONSTANTS else as_json(text)
+    parsed = _CONSTANTS[text] if text in _CONSTANTS else parse_json_or_text(text)
     kind = _TYPES.get(type(parsed), "string")
     fits = not types or kind in types or (kind == "integer" and "number" in types)
     return parsed if kind != "string" and fits else text
 
 
-def as_json(text: str) -> Any:
+def parse_json_or_text(text: str) -> Any:
     """The value, or the text itself where it is no JSON."""
-    reader = Reader(text)
+    reader = TextReader(text)
     try:
-        parsed = reader.json()
-    except Malformed:
+        parsed = reader.read_json()
+    except MalformedCall:
         return text
     return parsed if reader.at_end() else text
 
 
-def _pairs(reader: Reader, string: String) -> dict[str, Any]:
+def _pairs(reader: TextReader, string: StringReader) -> dict[str, Any]:
     pairs: dict[str, Any] = {}
-    while not reader.sees("}"):
+    while not reader.accept("}"):
         key = string(reader)
         key = _word(reader) if key is None else key
-        reader.need(":")
-        pairs[key] = value(reader, string)
-        if not reader.sees(","):
-            reader.need("}")
+        reader.expect(":")
+        pairs[key] = read_value(reader, string)
+        if not reader.accept(","):
+            reader.expect("}")
             break
     return pairs
 
 
-def _items(reader: Reader, string: String, closing: str) -> list[Any]:
+def _items(reader: TextReader, string: StringReader, closing: str) -> list[Any]:
     items: list[Any] = []
-    while not reader.sees(closing):
-        items.append(value(reader, string))
-        if not reader.sees(","):
-            reader.need(closing)
+    while not reader.accept(closing):
+        items.append(read_value(reader, string))
+        if not reader.accept(","):
+            reader.expect(closing)
             break
     return items
 
 
-def _word(reader: Reader) -> str:
-    word = reader.match(_WORD)
+def _word(reader: TextReader) -> str:
+    word = reader.read_match(_WORD)
     if word is None:
-        raise Malformed(f"no word at {reader.at}")
+        raise MalformedCall(f"no word at {reader.position}")
     return word
 
 
@@ -130,7 +130,7 @@ def _is_text(name: object) -> bool:
     return isinstance(name, str)
 
 
-def dump(arguments: dict[str, Any]) -> str:
+def dump_arguments(arguments: dict[str, Any]) -> str:
     """As JSON text. Half a surrogate pair, which JSON can name and Unicode cannot write, stays an escape."""
     text = json.dumps(arguments, ensure_ascii=False)
     try:

@@ -9,10 +9,10 @@ from textual.visual import Visual
 from textual.widget import Widget
 
 
-class Drawn(Widget):
+class LineWidget(Widget):
     """Every line by itself: together, lines of many colours take several times as long."""
 
-    DEFAULT_CSS = "Drawn { width: 1fr; height: 1fr; text-wrap: nowrap; text-overflow: clip; }"
+    DEFAULT_CSS = "LineWidget { width: 1fr; height: 1fr; text-wrap: nowrap; text-overflow: clip; }"
 
     @abstractmethod
     def lines(self) -> list[Content]:

@@ -7,45 +7,51 @@ from itertools import groupby
 
 from textual.content import Content
 
-from localllm.tui.inspector.record import Record, Step
-from localllm.tui.inspector.scale import Scale
-from localllm.tui.sparkline import columns
+from localllm.tui.inspector.record import AnswerRecord, StepRecord
+from localllm.tui.inspector.scale import TimeScale
+from localllm.tui.sparkline import vertical_bars
 
 Cell = tuple[str, str]  # a character and its style
-MARGIN = 8  # columns for the name of a row
-DIM = "$foreground-muted"
-PIECES, WRITES, RIGHT, WRONG, LONG = ("$secondary", "$primary"), "$accent", "$success", "$error", "$error"
+LABEL_CELLS = 8  # columns for the name of a row
+DIM_STYLE = "$foreground-muted"
+CHUNK_STYLES, DECODE_STYLE, ACCEPTED_STYLE, REJECTED_STYLE, SLOW_STYLE = (
+    ("$secondary", "$primary"),
+    "$accent",
+    "$success",
+    "$error",
+    "$error",
+)
 
 
-def painted(cells: Iterable[Cell]) -> Content:
+def paint_cells(cells: Iterable[Cell]) -> Content:
     """Neighbours of one style together."""
     runs = groupby(cells, key=lambda cell: cell[1])
     return Content.assemble(*(Content.styled("".join(text for text, _ in run), style) for style, run in runs))
 
 
-def named(name: str, cells: Iterable[Cell]) -> Content:
-    return Content.assemble(Content.styled(name.ljust(MARGIN), DIM), painted(cells))
+def labelled_row(name: str, cells: Iterable[Cell]) -> Content:
+    return Content.assemble(Content.styled(name.ljust(LABEL_CELLS), DIM_STYLE), paint_cells(cells))
 
 
-def prompt_row(record: Record, scale: Scale) -> list[Cell]:
+def prompt_cells(record: AnswerRecord, scale: TimeScale) -> list[Cell]:
     """The time in the queue, then each piece of the prompt with how many tokens it had, where there is room."""
     row: list[Cell] = [(" ", "")] * scale.width
-    begun = record.queue_s if record.pieces else record.ended_s
-    for column in scale.columns(0.0, begun) if begun else ():
-        row[column] = ("░", DIM)
-    for place, piece in enumerate(record.pieces):
-        covered = scale.columns(piece.report.began_s, piece.report.ended_s)
+    begun = record.queue_s if record.prefill_steps else record.ended_s
+    for column in scale.columns_between(0.0, begun) if begun else ():
+        row[column] = ("░", DIM_STYLE)
+    for place, piece in enumerate(record.prefill_steps):
+        covered = scale.columns_between(piece.report.began_s, piece.report.ended_s)
         told = f"{piece.report.tokens:,}"
         text = told.center(len(covered)) if len(covered) >= len(told) + 2 else " " * len(covered)
         for column, character in zip(covered, text, strict=True):
-            shade = PIECES[place % 2]
+            shade = CHUNK_STYLES[place % 2]
             is_number = character != " "
             row[column] = (character, f"$foreground on {shade}") if is_number else ("█▓"[place % 2], shade)
     return row
 
 
 @dataclass(frozen=True)
-class Bins:
+class StepColumns:
     """What the steps that ended in each column of time brought."""
 
     tokens: list[int]
@@ -53,12 +59,12 @@ class Bins:
     accepted: list[int]
 
     @classmethod
-    def of(cls, record: Record, scale: Scale) -> "Bins":
+    def from_record(cls, record: AnswerRecord, scale: TimeScale) -> "StepColumns":
         tokens, drafted, accepted = ([0] * scale.width for _ in range(3))
-        for step in [*within(record.pieces[-1:], scale), *within(record.steps, scale)]:
+        for step in [*visible_steps(record.prefill_steps[-1:], scale), *visible_steps(record.decode_steps, scale)]:
             report = step.report
             column = scale.column(report.ended_s)
-            tokens[column] += step.came
+            tokens[column] += step.token_count
             if report.drafts:
                 drafted[column] += len(report.drafts)
                 accepted[column] += report.accepted
@@ -66,37 +72,48 @@ class Bins:
 
     def step_rows(self, height: int) -> list[list[Cell]]:
         """A tick a step where steps lie apart, else as high as there were tokens."""
-        rows = columns(self.tokens, height, max(self.tokens, default=0) or 1)
+        rows = vertical_bars(self.tokens, height, max(self.tokens, default=0) or 1)
         counts = zip(self.drafted, self.accepted, strict=True)
-        styles = [RIGHT if accepted else WRONG if drafted else WRITES for drafted, accepted in counts]
+        styles = [
+            ACCEPTED_STYLE if accepted else REJECTED_STYLE if drafted else DECODE_STYLE
+            for drafted, accepted in counts
+        ]
         return [list(zip(row, styles, strict=True)) for row in rows]
 
     def draft_row(self) -> list[Cell]:
         """✓ where all drafts of a column were right, ✗ where none was, else ± ."""
-        return [verdict(*counts) for counts in zip(self.drafted, self.accepted, strict=True)]
+        return [draft_cell(*counts) for counts in zip(self.drafted, self.accepted, strict=True)]
 
 
-def within(steps: Sequence[Step], scale: Scale) -> Sequence[Step]:
+def visible_steps(steps: Sequence[StepRecord], scale: TimeScale) -> Sequence[StepRecord]:
     """Those that may be seen."""
     first = bisect_left(steps, scale.start_s, key=lambda step: step.report.ended_s)
     last = bisect_right(steps, scale.start_s + scale.span_s, key=lambda step: step.report.ended_s)
     return steps[first:last]
 
 
-def verdict(drafted: int, accepted: int) -> Cell:
+def draft_cell(drafted: int, accepted: int) -> Cell:
     if not drafted:
         return " ", ""
-    return ("✓", RIGHT) if accepted == drafted else ("±", RIGHT) if accepted else ("✗", WRONG)
+    return (
+        ("✓", ACCEPTED_STYLE)
+        if accepted == drafted
+        else ("±", ACCEPTED_STYLE)
+        if accepted
+        else ("✗", REJECTED_STYLE)
+    )
 
 
-def chart(steps: Sequence[Step], height: int, top: float, chosen: Step | None) -> list[list[Cell]]:
+def step_time_chart(
+    steps: Sequence[StepRecord], height: int, top: float, selected: StepRecord | None
+) -> list[list[Cell]]:
     """How long each step took, a column each."""
-    rows = columns([step.took_s for step in steps], height, top)
-    styles = [colour(step, top) + (" reverse" if step is chosen else "") for step in steps]
+    rows = vertical_bars([step.took_s for step in steps], height, top)
+    styles = [step_style(step, top) + (" reverse" if step is selected else "") for step in steps]
     return [list(zip(row, styles, strict=True)) for row in rows]
 
 
-def colour(step: Step, top: float) -> str:
-    if step.reads:
-        return PIECES[0]
-    return LONG if step.took_s > top else RIGHT if step.report.drafts else WRITES
+def step_style(step: StepRecord, top: float) -> str:
+    if step.is_prefill:
+        return CHUNK_STYLES[0]
+    return SLOW_STYLE if step.took_s > top else ACCEPTED_STYLE if step.report.drafts else DECODE_STYLE

@@ -12,16 +12,16 @@ from textual.widget import Widget
 from textual.widgets import ContentSwitcher, Static
 
 from localllm.model import Model
-from localllm.tui.answering import Came, Ended
+from localllm.tui.answering import AnswerEnd, TimedEvent
 from localllm.tui.inspector.blocks import Blocks
 from localllm.tui.inspector.candidates import Candidates
-from localllm.tui.inspector.record import Record
-from localllm.tui.inspector.timeline import TimeLine
+from localllm.tui.inspector.record import AnswerRecord
+from localllm.tui.inspector.timeline import Timeline
 from localllm.tui.inspector.tokens import Tokens
 
-CANDIDATES = 8  # of each token
+CANDIDATES_PER_TOKEN = 8  # of each token
 FRAME_S = 0.125
-ABOUT = Content.assemble(
+LEGEND = Content.assemble(
     "How likely each was: ",
     ("≥90%", "$text-success"),
     ("  ≥50%", "$text-warning"),
@@ -31,8 +31,8 @@ ABOUT = Content.assemble(
     ("<10%", "$text-error bold underline"),
     "  ✓ right draft  ✗ rejected",
 )
-NAMES = {"timeline": "Time line", "tokens": "Tokens", "blocks": "KV blocks"}
-VIEWS: dict[str, type[TimeLine | Tokens | Blocks]] = {"timeline": TimeLine, "tokens": Tokens, "blocks": Blocks}
+VIEW_TITLES = {"timeline": "Time line", "tokens": "Tokens", "blocks": "KV blocks"}
+VIEWS: dict[str, type[Timeline | Tokens | Blocks]] = {"timeline": Timeline, "tokens": Tokens, "blocks": Blocks}
 
 
 class Tab(Static):
@@ -46,7 +46,7 @@ class Tab(Static):
             self.view = view
 
     def __init__(self, number: int, view: str):
-        super().__init__(Content(f"{number} {NAMES[view]}"), id=f"tab-{view}")
+        super().__init__(Content(f"{number} {VIEW_TITLES[view]}"), id=f"tab-{view}")
         self.view = view
 
     def on_click(self) -> None:
@@ -74,28 +74,28 @@ class Inspector(Widget):
     def __init__(self, model: Model):
         super().__init__()
         self.model = model
-        self.record = Record(self.text_of, self.is_special)
-        self.stale = False
+        self.record = AnswerRecord(self.text_of, self.is_special)
+        self.needs_redraw = False
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="tabs"):
             yield from (Tab(number, view) for number, view in enumerate(VIEWS, 1))
         with ContentSwitcher(initial="timeline"):
-            yield TimeLine(self.record)
+            yield Timeline(self.record)
             with Vertical(id="tokens"):
-                yield Static(ABOUT, classes="about")
+                yield Static(LEGEND, classes="about")
                 yield Tokens(self.record)
                 yield Candidates(self.text_of)
             yield Blocks(self.record, self.model)
 
     def on_mount(self) -> None:
         self.set_interval(FRAME_S, self.draw)
-        self.mark()
+        self.highlight_tab()
 
     @property
     def inspect(self) -> int:
         """As `Request.inspect`."""
-        return CANDIDATES if self.display else 0
+        return CANDIDATES_PER_TOKEN if self.display else 0
 
     @property
     def view(self) -> str:
@@ -104,14 +104,14 @@ class Inspector(Widget):
     def toggle(self) -> None:
         """Open or close it; the keyboard stays where it is."""
         self.display = not self.display
-        self.stale = True
+        self.needs_redraw = True
         if self.display:
             self.draw()
 
     def action_view(self, view: str) -> None:
         self.query_one(ContentSwitcher).current = view
-        self.stale = True
-        self.mark()
+        self.needs_redraw = True
+        self.highlight_tab()
         self.draw()
         self.focus_view()
 
@@ -124,25 +124,25 @@ class Inspector(Widget):
     def focus_view(self) -> None:
         self.query_one(VIEWS[self.view]).focus(scroll_visible=False)
 
-    def mark(self) -> None:
+    def highlight_tab(self) -> None:
         for tab in self.query(Tab):
             tab.set_class(tab.view == self.view, "-chosen")
 
     def begin(self, began: float) -> None:
-        self.record = Record(self.text_of, self.is_special)
-        self.stale = True
+        self.record = AnswerRecord(self.text_of, self.is_special)
+        self.needs_redraw = True
 
-    def follow(self, came: Sequence[Came]) -> None:
-        self.record.follow(came)
-        self.stale = True
+    def follow(self, events: Sequence[TimedEvent]) -> None:
+        self.record.follow(events)
+        self.needs_redraw = True
 
-    def end(self, ended: Ended) -> None:
-        self.stale = True
+    def end(self, outcome: AnswerEnd) -> None:
+        self.needs_redraw = True
 
     def draw(self) -> None:
         """What is seen, if it is not as it was."""
-        if self.stale and self.display:
-            self.stale = False
+        if self.needs_redraw and self.display:
+            self.needs_redraw = False
             self.query_one(VIEWS[self.view]).show(self.record)
 
     def text_of(self, token: int) -> str:

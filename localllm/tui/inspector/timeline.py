@@ -8,30 +8,30 @@ from textual.content import Content
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 
 from localllm.metrics import percentile
-from localllm.tui.inspector.drawn import Drawn
-from localllm.tui.inspector.flow import MARKS, signs
+from localllm.tui.inspector.drawn import LineWidget
+from localllm.tui.inspector.flow import DRAFT_MARKS, printable
 from localllm.tui.inspector.lanes import (
-    DIM,
-    MARGIN,
-    RIGHT,
-    WRITES,
-    WRONG,
-    Bins,
-    chart,
-    named,
-    prompt_row,
+    ACCEPTED_STYLE,
+    DECODE_STYLE,
+    DIM_STYLE,
+    LABEL_CELLS,
+    REJECTED_STYLE,
+    StepColumns,
+    labelled_row,
+    prompt_cells,
+    step_time_chart,
 )
-from localllm.tui.inspector.record import Guess, Record, Step, Token
-from localllm.tui.inspector.scale import Scale
-from localllm.tui.sparkline import nice_top
-from localllm.units import rate, seconds
+from localllm.tui.inspector.record import AnswerRecord, AnswerToken, DraftStatus, StepRecord
+from localllm.tui.inspector.scale import TimeScale
+from localllm.tui.sparkline import round_up_scale
+from localllm.units import format_rate, format_seconds
 
-ABOUT = "Every step of the engine, and how long each took. ← → choose one, + - zoom."
-MOST_ZOOM = 16
-TYPICAL = 512  # steps that the scale of their times is by
+HEADING = "Every step of the engine, and how long each took. ← → choose one, + - zoom."
+MAX_ZOOM = 16
+TYPICAL_STEPS = 512  # steps that the scale of their times is by
 
 
-class TimeLine(Drawn, can_focus=True):
+class Timeline(LineWidget, can_focus=True):
     BINDINGS: ClassVar = [
         Binding("left", "move(-1)", "Step before", show=False),
         Binding("right", "move(1)", "Step after", show=False),
@@ -43,45 +43,45 @@ class TimeLine(Drawn, can_focus=True):
         Binding("minus", "zoom(-1)", "Farther", show=False),
     ]
 
-    def __init__(self, record: Record):
+    def __init__(self, record: AnswerRecord):
         super().__init__(id="timeline")
         self.record = record
         self.zoom = 0
-        self.chosen: int | None = None  # counted from the first step of all; None: the newest
+        self.selected: int | None = None  # counted from the first step of all; None: the newest
 
-    def show(self, record: Record) -> None:
+    def show(self, record: AnswerRecord) -> None:
         """Another answer, or more of the same."""
         if record is not self.record:
-            self.record, self.zoom, self.chosen = record, 0, None
+            self.record, self.zoom, self.selected = record, 0, None
         self.refresh()
 
     @property
-    def steps(self) -> list[Step]:
-        return [*self.record.pieces, *self.record.steps]
+    def steps(self) -> list[StepRecord]:
+        return [*self.record.prefill_steps, *self.record.decode_steps]
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """Of the step that is looked at, in `steps`; -1 where there is none."""
         last = len(self.steps) - 1
-        return last if self.chosen is None else max(0, min(self.chosen - self.record.gone_steps, last))
+        return last if self.selected is None else max(0, min(self.selected - self.record.dropped_steps, last))
 
     def action_move(self, by: int) -> None:
-        self.choose(self.place + by)
+        self.select(self.index + by)
 
-    def choose(self, place: int) -> None:
+    def select(self, place: int) -> None:
         place = max(place, 0)
         newest = place >= len(self.steps) - 1
-        self.chosen = None if newest else place + self.record.gone_steps
+        self.selected = None if newest else place + self.record.dropped_steps
         self.refresh()
 
     def action_first(self) -> None:
-        self.choose(0)
+        self.select(0)
 
     def action_newest(self) -> None:
-        self.choose(len(self.steps))
+        self.select(len(self.steps))
 
     def action_zoom(self, by: int) -> None:
-        self.zoom = max(0, min(self.zoom + by, MOST_ZOOM))
+        self.zoom = max(0, min(self.zoom + by, MAX_ZOOM))
         self.refresh()
 
     def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
@@ -94,27 +94,27 @@ class TimeLine(Drawn, can_focus=True):
 
     def on_click(self, event: Click) -> None:
         """The step that had ended last there; in the chart, the one whose column it is."""
-        column, line = event.x - MARGIN, event.y
+        column, line = event.x - LABEL_CELLS, event.y
         if column < 0 or not self.steps:
             return
         if line >= self.chart_line:
-            self.choose(min(self.first_charted + column, len(self.steps) - 1))
+            self.select(min(self.first_charted + column, len(self.steps) - 1))
             return
-        at = self.scale.second(column + 1)
-        self.choose(sum(step.report.ended_s <= at for step in self.steps) - 1)
+        at = self.scale.time_at(column + 1)
+        self.select(sum(step.report.ended_s <= at for step in self.steps) - 1)
 
     @property
-    def scale(self) -> Scale:
-        at = self.steps[self.place].report.ended_s if self.steps else 0.0
-        return Scale.of(self.record.ended_s, self.zoom, at, max(self.size.width - MARGIN, 1))
+    def scale(self) -> TimeScale:
+        at = self.steps[self.index].report.ended_s if self.steps else 0.0
+        return TimeScale.zoomed(self.record.ended_s, self.zoom, at, max(self.size.width - LABEL_CELLS, 1))
 
     @property
-    def lane_lines(self) -> int:
+    def token_row_lines(self) -> int:
         return 2 if self.size.height < 20 else 4
 
     @property
     def chart_line(self) -> int:
-        return 7 + self.lane_lines
+        return 7 + self.token_row_lines
 
     @property
     def chart_lines(self) -> int:
@@ -123,72 +123,80 @@ class TimeLine(Drawn, can_focus=True):
     @property
     def first_charted(self) -> int:
         """The chart ends with the newest step, or has the chosen one in its middle."""
-        width, count = max(self.size.width - MARGIN, 1), len(self.steps)
-        if self.chosen is None or count <= width:
+        width, count = max(self.size.width - LABEL_CELLS, 1), len(self.steps)
+        if self.selected is None or count <= width:
             return max(0, count - width)
-        return max(0, min(self.place - width // 2, count - width))
+        return max(0, min(self.index - width // 2, count - width))
 
     def lines(self) -> list[Content]:
-        record, steps, scale, place = self.record, self.steps, self.scale, self.place
+        record, steps, scale, place = self.record, self.steps, self.scale, self.index
         chosen = steps[place] if steps else None
-        lines = [Content.styled(ABOUT, DIM), self.summary()]
-        labels = scale.labels() if steps else ""
-        lines.append(named("", [(character, DIM) for character in labels]))
-        lines.append(named("prompt", prompt_row(record, scale)))
-        bins = Bins.of(record, scale)
-        rows = bins.step_rows(self.lane_lines)
-        lines += [named("" if n else "tokens", row) for n, row in enumerate(rows)]
-        lines += [named("drafts", bins.draft_row()), Content()]
-        width, first = max(self.size.width - MARGIN, 1), self.first_charted
-        typical = percentile([step.took_s for step in (record.steps or record.pieces)[-TYPICAL:]], 50)
-        top = nice_top(1.6 * typical)
-        charted = chart(steps[first : first + width], self.chart_lines, top, chosen)
-        names = [f"{seconds(top):>{MARGIN - 1}} " if steps else "", *[""] * (self.chart_lines - 2)]
-        lines += [named(name, row) for name, row in zip([*names, "each"], charted, strict=False)]
-        lines += self.table(self.size.height - len(lines))
+        lines = [Content.styled(HEADING, DIM_STYLE), self.summary()]
+        labels = scale.label_row() if steps else ""
+        lines.append(labelled_row("", [(character, DIM_STYLE) for character in labels]))
+        lines.append(labelled_row("prompt", prompt_cells(record, scale)))
+        bins = StepColumns.from_record(record, scale)
+        rows = bins.step_rows(self.token_row_lines)
+        lines += [labelled_row("" if n else "tokens", row) for n, row in enumerate(rows)]
+        lines += [labelled_row("drafts", bins.draft_row()), Content()]
+        width, first = max(self.size.width - LABEL_CELLS, 1), self.first_charted
+        typical = percentile(
+            [step.took_s for step in (record.decode_steps or record.prefill_steps)[-TYPICAL_STEPS:]], 50
+        )
+        top = round_up_scale(1.6 * typical)
+        charted = step_time_chart(steps[first : first + width], self.chart_lines, top, chosen)
+        names = [f"{format_seconds(top):>{LABEL_CELLS - 1}} " if steps else "", *[""] * (self.chart_lines - 2)]
+        lines += [labelled_row(name, row) for name, row in zip([*names, "each"], charted, strict=False)]
+        lines += self.step_table(self.size.height - len(lines))
         return lines
 
     def summary(self) -> Content:
         record, newest = self.record, self.record.newest
         if newest is None:
-            return Content.styled("Nothing was reported yet: ask something.", DIM)
-        if not record.pieces:
+            return Content.styled("Nothing was reported yet: ask something.", DIM_STYLE)
+        if not record.prefill_steps:
             return Content(f"waiting, {newest.waiting} more in the queue")
-        read_s = sum(piece.took_s for piece in record.pieces)
-        tokens = sum(piece.report.tokens for piece in record.pieces)
-        speed = rate(tokens / read_s if read_s > 0 else math.nan)
+        read_s = sum(piece.took_s for piece in record.prefill_steps)
+        tokens = sum(piece.report.tokens for piece in record.prefill_steps)
+        speed = format_rate(tokens / read_s if read_s > 0 else math.nan)
         prompt = f"prompt {newest.prompt:,}, {newest.found:,} cached, {speed}"
-        steps = record.gone_steps + len(record.steps)
-        return Content(f"queue {seconds(record.queue_s)}  {prompt}  {steps:,} steps, {record.output:,} tokens")
+        steps = record.dropped_steps + len(record.decode_steps)
+        return Content(
+            f"queue {format_seconds(record.queue_s)}  {prompt}  {steps:,} steps, {record.output_count:,} tokens"
+        )
 
-    def told(self, number: int, step: Step) -> Content:
+    def step_line(self, number: int, step: StepRecord) -> Content:
         """One step in a line: when, for how long, and what it brought."""
         report = step.report
-        ran = f"{seconds(report.began_s):>7} + {seconds(step.took_s):<7}  "
-        if step.reads:
-            brought = Content(f"read {report.tokens:,} tokens, {rate(report.tokens / step.took_s)}  ")
+        ran = f"{format_seconds(report.began_s):>7} + {format_seconds(step.took_s):<7}  "
+        if step.is_prefill:
+            brought = Content(f"read {report.tokens:,} tokens, {format_rate(report.tokens / step.took_s)}  ")
         else:
-            brought = Content(f"{step.came} token{'s'[: step.came != 1]}".ljust(10))
+            brought = Content(f"{step.token_count} token{'s'[: step.token_count != 1]}".ljust(10))
         drafts = f"  {report.accepted} of {len(report.drafts)} drafts right" if report.drafts else ""
         others = f"  {report.running - 1} other requests" if report.running > 1 else ""
         tokens = self.record.tokens_of(step)
-        texts = [spelled(token, before) for before, token in zip([None, *tokens], tokens, strict=False)]
-        return Content.assemble((f"{number:>{MARGIN - 1},} {ran}", DIM), brought, *texts, (drafts + others, DIM))
+        texts = [draft_styled(token, before) for before, token in zip([None, *tokens], tokens, strict=False)]
+        return Content.assemble(
+            (f"{number:>{LABEL_CELLS - 1},} {ran}", DIM_STYLE), brought, *texts, (drafts + others, DIM_STYLE)
+        )
 
-    def table(self, room: int) -> list[Content]:
+    def step_table(self, room: int) -> list[Content]:
         """The step that is looked at, and as many around it as there is room for."""
         steps, room = self.steps, max(room, 1)
-        first = max(0, min(self.place - room // 2, len(steps) - room))
-        pieces, gone = len(self.record.pieces), self.record.gone_steps
+        first = max(0, min(self.index - room // 2, len(steps) - room))
+        pieces, gone = len(self.record.prefill_steps), self.record.dropped_steps
         shown = enumerate(steps[first : first + room], first)
-        rows = [self.told(place + 1 + gone * (place >= pieces), step) for place, step in shown]
+        rows = [self.step_line(place + 1 + gone * (place >= pieces), step) for place, step in shown]
         if len(rows) > 1:
-            rows[self.place - first] = rows[self.place - first].stylize("reverse", 0, MARGIN)
+            rows[self.index - first] = rows[self.index - first].stylize("reverse", 0, LABEL_CELLS)
         return rows
 
 
-def spelled(token: Token, before: Token | None) -> Content:
+def draft_styled(token: AnswerToken, before: AnswerToken | None) -> Content:
     """As the view of tokens shows it: neighbours that were guessed alike have one mark together."""
-    style = {Guess.RIGHT: RIGHT, Guess.WRONG: f"{WRONG} strike"}.get(token.guess, WRITES)
-    mark = "" if before and before.guess is token.guess else MARKS[token.guess]
-    return Content.styled(mark + signs(token.text), style)
+    style = {DraftStatus.ACCEPTED: ACCEPTED_STYLE, DraftStatus.REJECTED: f"{REJECTED_STYLE} strike"}.get(
+        token.draft_status, DECODE_STYLE
+    )
+    mark = "" if before and before.draft_status is token.draft_status else DRAFT_MARKS[token.draft_status]
+    return Content.styled(mark + printable(token.text), style)

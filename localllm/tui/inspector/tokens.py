@@ -15,20 +15,20 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from localllm.tui.inspector.flow import Flow
-from localllm.tui.inspector.record import Guess, Record, Token
+from localllm.tui.inspector.flow import TokenFlow
+from localllm.tui.inspector.record import AnswerRecord, AnswerToken, DraftStatus
 
-BANDS = ((0.9, "sure"), (0.5, "likely"), (0.1, "unlikely"), (0.0, "rare"))  # from which probability on
+PROBABILITY_BANDS = ((0.9, "sure"), (0.5, "likely"), (0.1, "unlikely"), (0.0, "rare"))  # from which probability on
 
 
-def band(token: Token) -> str:
-    if token.guess is Guess.WRONG:
+def probability_band(token: AnswerToken) -> str:
+    if token.draft_status is DraftStatus.REJECTED:
         return "wrong"
     if token.special:
         return "special"
     if math.isnan(token.probability):
         return "unknown"
-    return next(name for least, name in BANDS if token.probability >= least)
+    return next(name for least, name in PROBABILITY_BANDS if token.probability >= least)
 
 
 class Tokens(ScrollView, can_focus=True):
@@ -45,7 +45,7 @@ class Tokens(ScrollView, can_focus=True):
     Tokens > .tokens--special { color: $text-secondary; text-style: bold italic; }
     """
     COMPONENT_CLASSES: ClassVar = {
-        *(f"tokens--{name}" for _, name in BANDS),
+        *(f"tokens--{name}" for _, name in PROBABILITY_BANDS),
         *(f"tokens--{name}" for name in ("unknown", "special", "wrong", "right")),
     }
     BINDINGS: ClassVar = [
@@ -62,39 +62,39 @@ class Tokens(ScrollView, can_focus=True):
     class Chosen(Message):
         """Another token is looked at, or the newest is a new one; None: there are none."""
 
-        def __init__(self, token: Token | None):
+        def __init__(self, token: AnswerToken | None):
             super().__init__()
             self.token = token
 
-    def __init__(self, record: Record):
+    def __init__(self, record: AnswerRecord):
         super().__init__(id="flow")
         self.record = record
-        self.flow = Flow(1)
+        self.flow = TokenFlow(1)
         self.laid_out = record.tokens  # in `flow`, as far as they were there
-        self.gone = 0  # tokens before these, which the record has let go of
-        self.chosen: int | None = None  # counted from the first of all; None: the newest
+        self.dropped = 0  # tokens before these, which the record has let go of
+        self.selected: int | None = None  # counted from the first of all; None: the newest
 
-    def show(self, record: Record) -> None:
+    def show(self, record: AnswerRecord) -> None:
         """Another answer, or more of the same."""
         if record is not self.record:
-            self.record, self.chosen = record, None
-        follows = self.chosen is None and (self.at_end or record.tokens is not self.laid_out)
+            self.record, self.selected = record, None
+        follows = self.selected is None and (self.is_at_end or record.tokens is not self.laid_out)
         if record.tokens is not self.laid_out:
             self.lay_out()
         self.draw(follows=follows)
 
     def on_resize(self, event: Resize) -> None:
         self.lay_out()
-        self.draw(follows=self.chosen is None)
+        self.draw(follows=self.selected is None)
 
     @property
-    def at_end(self) -> bool:
+    def is_at_end(self) -> bool:
         """Nobody has scrolled back."""
         return self.scroll_offset.y >= self.max_scroll_y
 
     def lay_out(self) -> None:
-        self.flow = Flow(self.scrollable_content_region.width)
-        self.laid_out, self.gone = self.record.tokens, self.record.gone_tokens
+        self.flow = TokenFlow(self.scrollable_content_region.width)
+        self.laid_out, self.dropped = self.record.tokens, self.record.dropped_tokens
 
     def draw(self, *, follows: bool) -> None:
         """follows: to the newest token."""
@@ -108,41 +108,41 @@ class Tokens(ScrollView, can_focus=True):
         self.post_message(self.Chosen(self.token))
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """Of the token that is looked at, in the record's; -1 where there is none."""
         last = len(self.flow.line_of) - 1
-        return last if self.chosen is None else max(0, min(self.chosen - self.gone, last))
+        return last if self.selected is None else max(0, min(self.selected - self.dropped, last))
 
     @property
-    def token(self) -> Token | None:
-        return self.laid_out[self.place] if self.place >= 0 else None
+    def token(self) -> AnswerToken | None:
+        return self.laid_out[self.index] if self.index >= 0 else None
 
-    def choose(self, place: int) -> None:
+    def select(self, place: int) -> None:
         if place >= len(self.flow.line_of) - 1:
-            self.chosen = None
+            self.selected = None
         else:
-            self.chosen = max(place, 0) + self.gone
+            self.selected = max(place, 0) + self.dropped
             line = self.flow.line_of[max(place, 0)]
             self.scroll_to_region(Region(0, line, 1, 1), animate=False, immediate=True)
-        self.draw(follows=self.chosen is None)
+        self.draw(follows=self.selected is None)
 
     def action_move(self, by: int) -> None:
-        self.choose(self.place + by)
+        self.select(self.index + by)
 
     def action_line(self, by: int) -> None:
-        if self.place >= 0:
-            self.choose(self.flow.near(self.place, by))
+        if self.index >= 0:
+            self.select(self.flow.token_lines_away(self.index, by))
 
     def action_first(self) -> None:
-        self.choose(0)
+        self.select(0)
 
     def action_newest(self) -> None:
-        self.choose(len(self.flow.line_of))
+        self.select(len(self.flow.line_of))
 
     def on_click(self, event: Click) -> None:
-        found = self.flow.at(event.y + self.scroll_offset.y, event.x)
+        found = self.flow.token_at(event.y + self.scroll_offset.y, event.x)
         if found is not None:
-            self.choose(found)
+            self.select(found)
 
     def render_line(self, y: int) -> Strip:
         line = y + self.scroll_offset.y
@@ -153,9 +153,9 @@ class Tokens(ScrollView, can_focus=True):
 
     def style_of(self, index: int) -> Style:
         token = self.laid_out[index]
-        style = self.get_component_rich_style(f"tokens--{band(token)}")
-        if token.guess is Guess.RIGHT:
+        style = self.get_component_rich_style(f"tokens--{probability_band(token)}")
+        if token.draft_status is DraftStatus.ACCEPTED:
             style += Style(bgcolor=self.get_component_rich_style("tokens--right").bgcolor)
-        if index == self.place:
+        if index == self.index:
             style += Style(reverse=True)
         return style

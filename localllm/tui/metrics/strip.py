@@ -9,9 +9,9 @@ from textual.timer import Timer
 from textual.widget import Widget
 
 from localllm.model import Model
-from localllm.tui.answering import Came, Ended
-from localllm.tui.metrics.cells import lines
-from localllm.tui.metrics.live import IDLE, Live, Numbers, Phase
+from localllm.tui.answering import AnswerEnd, TimedEvent
+from localllm.tui.metrics.cells import render_metrics
+from localllm.tui.metrics.live import IDLE_NUMBERS, AnswerPhase, LiveMetrics, LiveNumbers
 
 FRAME_S = 1 / 30
 
@@ -29,42 +29,42 @@ class MetricsStrip(Widget):
     }
     """
 
-    numbers: reactive[Numbers] = reactive(IDLE)
+    numbers: reactive[LiveNumbers] = reactive(IDLE_NUMBERS)
 
     def __init__(self, model: Model, clock: Callable[[], float] = time.perf_counter):
         """clock: what the times of events are by."""
         super().__init__(classes="-idle")
         self.model = model
         self.clock = clock
-        self.live: Live | None = None
+        self.live: LiveMetrics | None = None
         self.frames: Timer | None = None
 
     def on_mount(self) -> None:
-        self.frames = self.set_interval(FRAME_S, self.show, pause=self.live is None)
+        self.frames = self.set_interval(FRAME_S, self.update_numbers, pause=self.live is None)
 
     def begin(self, began: float) -> None:
-        self.live = Live(began, self.model.reads)
-        self.show()
+        self.live = LiveMetrics(began, self.model.reads)
+        self.update_numbers()
         if self.frames:
             self.frames.resume()
 
-    def follow(self, came: Sequence[Came]) -> None:
+    def follow(self, events: Sequence[TimedEvent]) -> None:
         if self.live:
-            self.live.follow(came)
+            self.live.follow(events)
 
-    def end(self, ended: Ended) -> None:
+    def end(self, outcome: AnswerEnd) -> None:
         if self.frames:
             self.frames.pause()
         if self.live:
             self.live.end()
-        self.show()
+        self.update_numbers()
 
-    def show(self) -> None:
+    def update_numbers(self) -> None:
         if self.live:
             self.numbers = self.live.numbers(self.clock())
 
-    def watch_numbers(self, before: Numbers, after: Numbers) -> None:
-        self.set_class(after.phase in (Phase.IDLE, Phase.ENDED), "-idle")
+    def watch_numbers(self, before: LiveNumbers, after: LiveNumbers) -> None:
+        self.set_class(after.phase in (AnswerPhase.IDLE, AnswerPhase.ENDED), "-idle")
 
     def render(self) -> Content:
-        return lines(self.numbers, self.model.context, self.size.width)
+        return render_metrics(self.numbers, self.model.context, self.size.width)

@@ -12,19 +12,19 @@ from textual.content import Content
 from textual.widgets import Footer, Static
 
 from localllm.errors import LocalLLMError
-from localllm.tui.sparkline import nice_top, sparkline
-from localllm.tui.themes import native_colors
+from localllm.tui.sparkline import round_up_scale, sparkline
+from localllm.tui.themes import use_ansi_colors
 from localllm.tui.top import board
-from localllm.tui.top.glance import Glance, Pace, Seen, pace
-from localllm.units import rate
+from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot, Throughput, throughput_between
+from localllm.units import format_rate
 from localllm.visible import one_line
 
-HISTORY = 512  # looks
-MOST_SLOTS = 12
-TICKS = 28  # of the speeds before, at 80 columns
-WIDE = 120
+MAX_HISTORY = 512  # looks
+MAX_SLOTS = 12
+SPARKLINE_CELLS = 28  # of the speeds before, at 80 columns
+WIDE_MIN_COLUMNS = 120
 
-Look = Callable[[], Glance]
+FetchSnapshot = Callable[[], ServerSnapshot]
 
 
 class ModelBoard(Static):
@@ -34,25 +34,33 @@ class ModelBoard(Static):
 
     def __init__(self) -> None:
         super().__init__(markup=False)
-        self.decode: deque[float] = deque(maxlen=HISTORY)
-        self.prefill: deque[float] = deque(maxlen=HISTORY)
+        self.decode: deque[float] = deque(maxlen=MAX_HISTORY)
+        self.prefill: deque[float] = deque(maxlen=MAX_HISTORY)
 
-    def follow(self, model: Seen, now: Pace | None) -> None:
+    def update_model(self, model: ModelSnapshot, now: Throughput | None) -> None:
         if now:
             self.decode.append(now.output_per_s)
             self.prefill.append(now.prefill_per_s)
-        title = Content.styled(board.title(model, time.time()), "bold")
-        slots = board.slots(model.slots, MOST_SLOTS)
-        rows = [title, *self.speeds(), board.load(model), *board.times(model), *board.cache(model), "", *slots]
+        title = Content.styled(board.model_line(model, time.time()), "bold")
+        slots = board.slot_lines(model.slots, MAX_SLOTS)
+        rows = [
+            title,
+            *self.speeds(),
+            board.load_line(model),
+            *board.latency_lines(model),
+            *board.cache_lines(model),
+            "",
+            *slots,
+        ]
         self.update(Content("\n").join([Content(row) if isinstance(row, str) else row for row in rows]))
 
     def speeds(self) -> list[Content]:
         lines: list[Content] = []
-        ticks = TICKS if self.app.size.width < WIDE else TICKS * 2
+        ticks = SPARKLINE_CELLS if self.app.size.width < WIDE_MIN_COLUMNS else SPARKLINE_CELLS * 2
         for name, values in (("decode", self.decode), ("prefill", self.prefill)):
             shown = list(values)[-ticks:]
-            now = rate(shown[-1]) if shown else "-"
-            drawn = sparkline(shown, ticks, top=nice_top(max(shown, default=0.0)), style="$accent")
+            now = format_rate(shown[-1]) if shown else "-"
+            drawn = sparkline(shown, ticks, top=round_up_scale(max(shown, default=0.0)), style="$accent")
             lines.append(Content.assemble(f"{name:<8}{now:<18}", drawn))
         return lines
 
@@ -73,12 +81,12 @@ class TopApp(App[int]):
     ENABLE_COMMAND_PALETTE = False
     FASTEST_S, SLOWEST_S = 0.25, 16.0
 
-    def __init__(self, look: Look, url: str, every: float = 1.0):
-        super().__init__(ansi_color=native_colors())
-        self.look = look
+    def __init__(self, look: FetchSnapshot, url: str, every: float = 1.0):
+        super().__init__(ansi_color=use_ansi_colors())
+        self.fetch_snapshot = look
         self.url = url
-        self.every = every
-        self.before: Glance | None = None
+        self.interval_s = every
+        self.previous: ServerSnapshot | None = None
         self.boards: dict[str, ModelBoard] = {}
         self.paused = False
 
@@ -90,32 +98,32 @@ class TopApp(App[int]):
 
     def on_mount(self) -> None:
         self.query_one("#trouble").display = False
-        self.again()
+        self.schedule_fetch()
 
-    def again(self) -> None:
+    def schedule_fetch(self) -> None:
         """One look at a time: a server that is slow to answer is not asked twice."""
-        self.run_worker(self.ask, thread=True)
+        self.run_worker(self.fetch, thread=True)
 
-    def ask(self) -> None:
+    def fetch(self) -> None:
         try:
-            glance = None if self.paused else self.look()
+            glance = None if self.paused else self.fetch_snapshot()
         except LocalLLMError as error:
-            self.call_from_thread(self.trouble, str(error))
+            self.call_from_thread(self.show_error, str(error))
         else:
             if glance:
-                self.call_from_thread(self.follow, glance)
-        self.call_from_thread(self.set_timer, self.every, self.again)
+                self.call_from_thread(self.show_snapshot, glance)
+        self.call_from_thread(self.set_timer, self.interval_s, self.schedule_fetch)
 
-    def trouble(self, text: str) -> None:
+    def show_error(self, text: str) -> None:
         """It is asked again: a server may come back."""
         shown = self.query_one("#trouble", Static)
         shown.update(one_line(text))
         shown.display = True
 
-    def follow(self, glance: Glance) -> None:
+    def show_snapshot(self, glance: ServerSnapshot) -> None:
         self.query_one("#trouble").display = False
         paused = "   paused" if self.paused else ""
-        self.query_one("#head", Static).update(board.head(glance, self.url) + paused)
+        self.query_one("#head", Static).update(board.server_line(glance, self.url) + paused)
         column = self.query_one("#boards")
         for gone in self.boards.keys() - {model.name for model in glance.models}:
             self.boards.pop(gone).remove()
@@ -123,25 +131,27 @@ class TopApp(App[int]):
             if model.name not in self.boards:
                 self.boards[model.name] = ModelBoard()
                 column.mount(self.boards[model.name])
-            self.boards[model.name].follow(model, pace(self.before, glance, model.name))
+            self.boards[model.name].update_model(model, throughput_between(self.previous, glance, model.name))
         if not glance.models:
             loading = ", ".join(glance.loading)
-            self.trouble(f"{loading} is being loaded" if loading else "no model is loaded: whoever asks loads one")
-        self.before = glance
+            self.show_error(
+                f"{loading} is being loaded" if loading else "no model is loaded: whoever asks loads one"
+            )
+        self.previous = glance
 
     def action_pause(self) -> None:
         self.paused = not self.paused
         self.notify("paused" if self.paused else "goes on", timeout=1)
 
     def action_faster(self) -> None:
-        self.pace_of_looks(self.every / 2)
+        self.set_interval_s(self.interval_s / 2)
 
     def action_slower(self) -> None:
-        self.pace_of_looks(self.every * 2)
+        self.set_interval_s(self.interval_s * 2)
 
-    def pace_of_looks(self, every: float) -> None:
-        self.every = min(max(every, self.FASTEST_S), self.SLOWEST_S)
-        self.notify(f"every {self.every:g} s", timeout=1)
+    def set_interval_s(self, every: float) -> None:
+        self.interval_s = min(max(every, self.FASTEST_S), self.SLOWEST_S)
+        self.notify(f"every {self.interval_s:g} s", timeout=1)
 
     async def action_quit(self) -> None:
         self.exit(0)

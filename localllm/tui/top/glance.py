@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.client.model import unknown
-from localllm.client.server import Server, checked
+from localllm.client.model import version_mismatch
+from localllm.client.server import ServerClient, check_server_name
 from localllm.inspection import Slot
 
 PERCENTS = (50, 95, 99)
 
 
 @dataclass(frozen=True)
-class Seen:
+class ModelSnapshot:
     """One model at one moment."""
 
     name: str
@@ -34,7 +34,7 @@ class Seen:
     slots: tuple[Slot, ...]
 
     @property
-    def used(self) -> float:
+    def used_fraction(self) -> float:
         """The share of the cache that answers use."""
         return self.used_blocks / self.blocks if self.blocks else 0.0
 
@@ -45,18 +45,18 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Glance:
+class ServerSnapshot:
     """A server at one moment."""
 
     version: str
     at: float  # seconds since 1970, by the server's clock
     free_bytes: Mapping[str, int]  # of each device
-    models: tuple[Seen, ...]
+    models: tuple[ModelSnapshot, ...]
     loading: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """What a model did between two moments; shares are None where nothing happened."""
 
     output_per_s: float
@@ -65,28 +65,28 @@ class Pace:
     accepted: float | None  # the share of draft tokens that was right
 
 
-def look(server: Server) -> Glance:
+def fetch_snapshot(server: ServerClient) -> ServerSnapshot:
     """Raises NoServer, OtherServer and what the server says; LocalLLMError for one of another version."""
-    found = checked(server.ask("/localllm/top"), server.url)
+    found = check_server_name(server.request_json("/localllm/top"), server.url)
     try:
-        return Glance(
+        return ServerSnapshot(
             str(found["version"]),
             float(found["at"]),
             {str(device): int(count) for device, count in found["free_bytes"].items()},
-            tuple(map(_seen, found["models"])),
+            tuple(map(_model_snapshot, found["models"])),
             tuple(map(str, found["loading"])),
         )
     except (LookupError, TypeError, ValueError, AttributeError):
-        raise unknown(server.url) from None
+        raise version_mismatch(server.url) from None
 
 
-def _seen(found: Mapping[str, Any]) -> Seen:
-    fields = {field.name: found[field.name] for field in dataclasses.fields(Seen)}
+def _model_snapshot(found: Mapping[str, Any]) -> ModelSnapshot:
+    fields = {field.name: found[field.name] for field in dataclasses.fields(ModelSnapshot)}
     fields["slots"] = tuple(Slot(**slot) for slot in found["slots"])
-    return Seen(**fields)
+    return ModelSnapshot(**fields)
 
 
-def pace(before: Glance | None, now: Glance, name: str) -> Pace | None:
+def throughput_between(before: ServerSnapshot | None, now: ServerSnapshot, name: str) -> Throughput | None:
     """None where there is nothing to compare with: a first look, or a model that was loaded meanwhile."""
     old = next((one for one in before.models if one.name == name), None) if before else None
     new = next(one for one in now.models if one.name == name)
@@ -100,13 +100,13 @@ def pace(before: Glance | None, now: Glance, name: str) -> Pace | None:
 
     seconds = now.at - before.at
     prompt, found = more("prompt_tokens"), more("cached_tokens")
-    return Pace(
+    return Throughput(
         more("output_tokens") / seconds,
         (prompt - found) / seconds,
-        _share(found, prompt),
-        _share(more("accepted_tokens"), more("draft_tokens")),
+        _fraction(found, prompt),
+        _fraction(more("accepted_tokens"), more("draft_tokens")),
     )
 
 
-def _share(part: float, whole: float) -> float | None:
+def _fraction(part: float, whole: float) -> float | None:
     return part / whole if whole else None

@@ -15,28 +15,28 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.visual import RenderOptions, Visual
 
-from localllm.tui.transcript.markdown import Form, Piece
+from localllm.tui.transcript.markdown import MarkdownPiece, PieceType
 
-COLOURED_CHARACTERS: Final = 40_000  # of code; colours of more take longer than they are worth
-COLOURED_WHILE_WRITTEN: Final = 2_000
+MAX_HIGHLIGHTED: Final = 40_000  # of code; colours of more take longer than they are worth
+MAX_HIGHLIGHTED_LIVE: Final = 2_000
 RULE_CELLS = 24
-HEAD, CHOSEN, CODE_GROUND, HEADING = "dim", "bold $primary", "on $surface", "bold"
+CODE_HEAD_STYLE, SELECTED_STYLE, CODE_BACKGROUND, HEADING_STYLE = "dim", "bold $primary", "on $surface", "bold"
 
 
 class Block:
     """place: of a block of code among those of its answer."""
 
-    def __init__(self, piece: Piece, place: int):
+    def __init__(self, piece: MarkdownPiece, place: int):
         self.piece = piece
-        self.place = place
-        self.is_chosen = False
-        self.content = self.coloured(COLOURED_WHILE_WRITTEN)
+        self.code_index = place
+        self.is_selected = False
+        self.content = self.highlighted(MAX_HIGHLIGHTED_LIVE)
         self.strips: list[Strip] = []
-        self.drawn_for: object = None  # what `strips` depend on besides the piece
+        self.render_key: object = None  # what `strips` depend on besides the piece
 
     @property
     def is_code(self) -> bool:
-        return self.piece.form == Form.CODE
+        return self.piece.piece_type == PieceType.CODE
 
     @property
     def text(self) -> str:
@@ -49,50 +49,53 @@ class Block:
 
     def settle(self) -> None:
         """It will not change any more: all of a block of code may take its colours."""
-        if self.is_code and len(self.piece.content) > COLOURED_WHILE_WRITTEN:
-            self.content, self.drawn_for = self.coloured(COLOURED_CHARACTERS), None
+        if self.is_code and len(self.piece.content) > MAX_HIGHLIGHTED_LIVE:
+            self.content, self.render_key = self.highlighted(MAX_HIGHLIGHTED), None
 
-    def coloured(self, most: int) -> Content:
+    def highlighted(self, max_characters: int) -> Content:
         code, language = self.piece.content.plain, self.piece.language
-        if not self.is_code or not language or len(code) > most:
+        if not self.is_code or not language or len(code) > max_characters:
             return self.piece.content
         return highlight(code, language=language)
 
-    def choose(self, is_chosen: bool) -> None:
-        self.is_chosen, self.drawn_for = is_chosen, None
+    def select(self, is_selected: bool) -> None:
+        self.is_selected, self.render_key = is_selected, None
 
-    def draw(
+    def render(
         self, width: int, style: Style, options: RenderOptions, line: int, table: Callable[[Table], Visual]
     ) -> list[Strip]:
         """line: the number of its first line in the text of the answer, by which what is selected is found."""
         piece = self.piece
-        if piece.form == Form.CODE:
-            return self.code(width, style, options, line)
+        if piece.piece_type == PieceType.CODE:
+            return self.render_code(width, style, options, line)
         left = max(1, width - len(piece.rest))
-        if piece.form == Form.TABLE:
-            strips = table(table_of(piece)).render_strips(left, None, style, options)
-        elif piece.form == Form.RULE:
+        if piece.piece_type == PieceType.TABLE:
+            strips = table(to_rich_table(piece)).render_strips(left, None, style, options)
+        elif piece.piece_type == PieceType.RULE:
             strips = [Strip([Segment("─" * min(RULE_CELLS, left), (style + options.get_style("dim")).rich_style)])]
         else:
-            shown = style + options.get_style(HEADING) if piece.form == Form.HEADING else style
-            strips = found(self.content.render_strips(left, None, shown, options), line)
+            shown = style + options.get_style(HEADING_STYLE) if piece.piece_type == PieceType.HEADING else style
+            strips = shift_offsets(self.content.render_strips(left, None, shown, options), line)
         before = [Segment(text, style.rich_style) for text in (piece.first, piece.rest)]
         return [Strip([before[y > 0], *strip]) for y, strip in enumerate(strips)]
 
-    def code(self, width: int, style: Style, options: RenderOptions, line: int) -> list[Strip]:
+    def render_code(self, width: int, style: Style, options: RenderOptions, line: int) -> list[Strip]:
         """What it is in and what can be done with it, then the code; lines that are too long go on in the next."""
         indent = Segment(" " * len(self.piece.rest), style.rich_style)
         left = max(4, width - len(self.piece.rest))
-        ground = style + options.get_style(CODE_GROUND)
+        ground = style + options.get_style(CODE_BACKGROUND)
         verbs = [
-            (verb, Style.from_meta({"@click": f"screen.{verb}_code({self.place})"})) for verb in ("copy", "save")
+            (verb, Style.from_meta({"@click": f"screen.{verb}_code({self.code_index})"}))
+            for verb in ("copy", "save")
         ]
         parts = [part for verb in verbs for part in ("  ", verb)]
-        head = Content.assemble(self.piece.language or "code", *parts).stylize(CHOSEN if self.is_chosen else HEAD)
+        head = Content.assemble(self.piece.language or "code", *parts).stylize(
+            SELECTED_STYLE if self.is_selected else CODE_HEAD_STYLE
+        )
         folded = replace(options, rules={"text_wrap": "nowrap", "text_overflow": "fold"})
         strips = [
             *head.render_strips(left - 2, 1, ground, replace(options, selection=None)),
-            *found(self.content.render_strips(left - 2, None, ground, folded), line),
+            *shift_offsets(self.content.render_strips(left - 2, None, ground, folded), line),
         ]
         margin = Segment(" ", ground.rich_style)
         return [
@@ -100,14 +103,14 @@ class Block:
         ]
 
 
-def found(strips: list[Strip], line: int) -> list[Strip]:
+def shift_offsets(strips: list[Strip], line: int) -> list[Strip]:
     """Lines that know where in the answer they stand, where they knew it of their piece."""
     if not line:
         return strips
-    return [Strip([_found(segment, line) for segment in strip], strip.cell_length) for strip in strips]
+    return [Strip([_shift_offset(segment, line) for segment in strip], strip.cell_length) for strip in strips]
 
 
-def _found(segment: Segment, line: int) -> Segment:
+def _shift_offset(segment: Segment, line: int) -> Segment:
     style = segment.style
     if style is None or "offset" not in (meta := style.meta):
         return segment
@@ -115,17 +118,17 @@ def _found(segment: Segment, line: int) -> Segment:
     return Segment(segment.text, style + RichStyle.from_meta({"offset": (x, y + line)}), segment.control)
 
 
-def table_of(piece: Piece) -> Table:
+def to_rich_table(piece: MarkdownPiece) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     heads, *rows = piece.rows
     for head in heads:
-        table.add_column(rich_text(head))
+        table.add_column(to_rich_text(head))
     for row in rows:
-        table.add_row(*map(rich_text, row))
+        table.add_row(*map(to_rich_text, row))
     return table
 
 
-def rich_text(content: Content) -> Text:
+def to_rich_text(content: Content) -> Text:
     """With the styles that Rich knows as well; colours of the theme and clicks are left out."""
     text = Text(content.plain)
     for start, end, style in content.spans:

@@ -8,7 +8,7 @@ from textual.style import Style
 from textual.visual import RenderOptions, Visual
 
 
-class Hanging(Visual):
+class HangingIndent(Visual):
     def __init__(self, content: Content, first: str, rest: str):
         self.content, self.first, self.rest = content, first, rest
 
@@ -16,12 +16,12 @@ class Hanging(Visual):
         return self.content.get_optimal_width(rules, container_width) + len(self.rest)
 
     def get_height(self, rules: RulesMap, width: int) -> int:
-        return self.content.get_height(rules, self.left(width))
+        return self.content.get_height(rules, self.text_width(width))
 
-    def left(self, width: int) -> int:
+    def text_width(self, width: int) -> int:
         return max(1, width - len(self.rest))
 
     def render_strips(self, width: int, height: int | None, style: Style, options: RenderOptions) -> list[Strip]:
-        strips = self.content.render_strips(self.left(width), height, style, options)
+        strips = self.content.render_strips(self.text_width(width), height, style, options)
         before = [Segment(text, style.rich_style) for text in (self.first, self.rest)]
         return [Strip([before[y > 0], *strip]) for y, strip in enumerate(strips)]

@@ -16,22 +16,24 @@ from markdown_it.token import Token
 from textual.content import Content, Span
 from textual.style import Style
 
-from localllm.visible import visible
+from localllm.visible import printable
 
 PARSER: Final = MarkdownIt("gfm-like", {"html": False})
 BULLETS = "•◦▪"
-QUOTE = "▎ "
-STYLES = {"em_open": "italic", "strong_open": "bold", "s_open": "strike"}
-CODE, LINK, ADDRESS = "$text-primary", "underline", "dim"
-WEB = ("http://", "https://")
-PARSED_CHARACTERS = 60_000  # of one block; a longer one is shown as it is, as parsing one may take its square
-PLAIN_CHARACTERS = 2_000  # of a piece of such text
-LINE: Final = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # as Markdown has them: str.splitlines ends more
+QUOTE_MARK = "▎ "
+EMPHASIS_STYLES = {"em_open": "italic", "strong_open": "bold", "s_open": "strike"}
+CODE_STYLE, LINK_STYLE, ADDRESS_STYLE = "$text-primary", "underline", "dim"
+URL_SCHEMES = ("http://", "https://")
+MAX_PARSED_CHARACTERS = 60_000  # of one block; a longer one is shown as it is, as parsing one may take its square
+PLAIN_CHUNK_CHARACTERS = 2_000  # of a piece of such text
+LINE_PATTERN: Final = re.compile(
+    r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+"
+)  # as Markdown has them: str.splitlines ends more
 
-NOTHING: Final = Content()
+EMPTY: Final = Content()
 
 
-class Form(StrEnum):
+class PieceType(StrEnum):
     TEXT = "text"
     HEADING = "heading"
     CODE = "code"
@@ -40,63 +42,72 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True)
-class Piece:
+class MarkdownPiece:
     """`first` and `rest` stand before its first line and before all others: bullets, quotes, indentation."""
 
-    form: Form
-    content: Content = NOTHING
+    piece_type: PieceType
+    content: Content = EMPTY
     first: str = ""
     rest: str = ""
     is_apart: bool = True  # a blank line stands above it
     language: str = ""  # of code, as the model named it
     rows: tuple[tuple[Content, ...], ...] = ()  # of a table, its heads first
 
-    def same(self, other: "Piece") -> bool:
+    def looks_like(self, other: "MarkdownPiece") -> bool:
         return _key(self) == _key(other)
 
 
-def _key(piece: Piece) -> tuple[object, ...]:
+def _key(piece: MarkdownPiece) -> tuple[object, ...]:
     """All that is seen of it; texts that differ in their spans alone are equal to Textual."""
     texts = [(text.plain, text.spans) for row in ((piece.content,), *piece.rows) for text in row]
-    return piece.form, piece.first, piece.rest, piece.is_apart, piece.language, [*map(len, piece.rows)], texts
+    return (
+        piece.piece_type,
+        piece.first,
+        piece.rest,
+        piece.is_apart,
+        piece.language,
+        [*map(len, piece.rows)],
+        texts,
+    )
 
 
-def pieces_of(source: str) -> tuple[list[Piece], int, int]:
+def split_markdown(source: str) -> tuple[list[MarkdownPiece], int, int]:
     """The pieces of a text; how many of them no later text can change, and how many characters of the text these
     are."""
-    if len(source) > PARSED_CHARACTERS:
-        return _as_it_is(source)
+    if len(source) > MAX_PARSED_CHARACTERS:
+        return _split_plain(source)
     tokens = PARSER.parse(source)
     starts = [token.map[0] for token in tokens if token.level == 0 and token.map]
     if not starts:
         return [], 0, 0
-    lines = LINE.findall(source)
+    lines = LINE_PATTERN.findall(source)
     last = starts[-1]
     place = next(i for i, token in enumerate(tokens) if token.level == 0 and token.map and token.map[0] == last)
-    settled = _Reader(tokens[:place]).pieces
-    return settled + _Reader(tokens[place:]).pieces, len(settled), sum(map(len, lines[:last]))
+    settled = _TokenReader(tokens[:place]).pieces
+    return settled + _TokenReader(tokens[place:]).pieces, len(settled), sum(map(len, lines[:last]))
 
 
-def _as_it_is(source: str) -> tuple[list[Piece], int, int]:
-    parts = re.findall(rf"(?s).{{1,{PLAIN_CHARACTERS}}}(?:\n|$)|.{{{PLAIN_CHARACTERS}}}|.+", source)
+def _split_plain(source: str) -> tuple[list[MarkdownPiece], int, int]:
+    parts = re.findall(rf"(?s).{{1,{PLAIN_CHUNK_CHARACTERS}}}(?:\n|$)|.{{{PLAIN_CHUNK_CHARACTERS}}}|.+", source)
     pieces = [
-        Piece(Form.TEXT, Content(visible(part).rstrip("\n")), is_apart=i == 0) for i, part in enumerate(parts)
+        MarkdownPiece(PieceType.TEXT, Content(printable(part).rstrip("\n")), is_apart=i == 0)
+        for i, part in enumerate(parts)
     ]
     return pieces, len(pieces) - 1, sum(map(len, parts[:-1]))
 
 
-class _Reader:
+class _TokenReader:
     """Walks along the tokens, and remembers what stands around the one that it is at."""
 
     def __init__(self, tokens: Iterable[Token]):
-        self.pieces: list[Piece] = []
-        self.around: list[str] = []  # what each quote and item puts before a line
+        self.pieces: list[MarkdownPiece] = []
+        self.prefixes: list[str] = []  # what each quote and item puts before a line
         self.bullet: str | None = None  # of an item whose first piece has not come
         self.counts: list[int | None] = []  # of the lists around: the next number, None where they have bullets
         self.is_new = False  # the list around has no piece yet
         self.tight = False
         self.rows: list[list[Content]] = []
-        self.form = Form.TEXT
+        self.piece_type = PieceType.TEXT
         for token in tokens:
             self.read(token)
 
@@ -112,37 +123,37 @@ class _Reader:
                 self.open_item()
             case "list_item_close":
                 if self.bullet is not None:  # an item of nothing
-                    self.add(Form.TEXT, NOTHING)
-                self.around.pop()
+                    self.add(PieceType.TEXT, EMPTY)
+                self.prefixes.pop()
             case "blockquote_open":
-                self.around.append(QUOTE)
+                self.prefixes.append(QUOTE_MARK)
             case "blockquote_close":
-                self.around.pop()
+                self.prefixes.pop()
             case "heading_open":
-                self.form = Form.HEADING
+                self.piece_type = PieceType.HEADING
             case "heading_close":
-                self.form = Form.TEXT
+                self.piece_type = PieceType.TEXT
             case "paragraph_open":
                 self.tight = token.hidden
             case "paragraph_close":
                 self.tight = False
             case "fence" | "code_block":
-                language = visible(token.info.split()[0]) if token.info.split() else ""
-                self.add(Form.CODE, Content(visible(token.content.rstrip("\n"))), language)
+                language = printable(token.info.split()[0]) if token.info.split() else ""
+                self.add(PieceType.CODE, Content(printable(token.content.rstrip("\n"))), language)
             case "hr":
-                self.add(Form.RULE, NOTHING)
+                self.add(PieceType.RULE, EMPTY)
             case "table_open":
                 self.rows = []
             case "tr_open":
                 self.rows.append([])
             case "table_close":
                 rows = tuple(map(tuple, self.rows))
-                self.pieces.append(Piece(Form.TABLE, rest="".join(self.around), rows=rows))
+                self.pieces.append(MarkdownPiece(PieceType.TABLE, rest="".join(self.prefixes), rows=rows))
                 self.rows = []
             case "inline" if self.rows:
-                self.rows[-1].append(inline(token.children or []))
+                self.rows[-1].append(inline_content(token.children or []))
             case "inline":
-                self.add(self.form, inline(token.children or []))
+                self.add(self.piece_type, inline_content(token.children or []))
 
     def open_item(self) -> None:
         count = self.counts[-1]
@@ -151,19 +162,19 @@ class _Reader:
         else:
             self.bullet = f"{count}. "
             self.counts[-1] = count + 1
-        self.around.append(" " * len(self.bullet))
+        self.prefixes.append(" " * len(self.bullet))
 
-    def add(self, form: Form, content: Content, language: str = "") -> None:
-        first = rest = "".join(self.around)
+    def add(self, form: PieceType, content: Content, language: str = "") -> None:
+        first = rest = "".join(self.prefixes)
         if self.bullet is not None:
             first = rest[: len(rest) - len(self.bullet)] + self.bullet
         # Items of a tight list stand line under line; above the list is a blank one.
         is_apart = self.is_new or not (self.tight and self.counts)
         self.bullet, self.is_new = None, False
-        self.pieces.append(Piece(form, content, first, rest, is_apart, language))
+        self.pieces.append(MarkdownPiece(form, content, first, rest, is_apart, language))
 
 
-def inline(tokens: Iterable[Token]) -> Content:
+def inline_content(tokens: Iterable[Token]) -> Content:
     """Text with emphasis, code and links; a link is followed by its address, where its text is not that."""
     text: list[str] = []
     spans: list[Span] = []
@@ -173,7 +184,7 @@ def inline(tokens: Iterable[Token]) -> Content:
 
     def write(words: str) -> None:
         nonlocal length
-        words = visible(words)
+        words = printable(words)
         text.append(words)
         length += len(words)
 
@@ -186,10 +197,10 @@ def inline(tokens: Iterable[Token]) -> Content:
             case "hardbreak":
                 write("\n")
             case "code_inline":
-                spans.append(Span(length, length + len(token.content), CODE))
+                spans.append(Span(length, length + len(token.content), CODE_STYLE))
                 write(token.content)
             case "em_open" | "strong_open" | "s_open":
-                opened.append((STYLES[token.type], length))
+                opened.append((EMPHASIS_STYLES[token.type], length))
             case "em_close" | "strong_close" | "s_close" if opened:
                 style, start = opened.pop()
                 spans.append(Span(start, length, style))
@@ -198,10 +209,14 @@ def inline(tokens: Iterable[Token]) -> Content:
             case "link_close":
                 href, start = link
                 said = "".join(text)[start:]
-                spans.append(Span(start, length, clickable(href)))
-                if said not in (href, href.removeprefix("mailto:"), *(href.removeprefix(web) for web in WEB)):
-                    shown = f" ({visible(href)})"
-                    spans.append(Span(length, length + len(shown), ADDRESS))
+                spans.append(Span(start, length, link_style(href)))
+                if said not in (
+                    href,
+                    href.removeprefix("mailto:"),
+                    *(href.removeprefix(web) for web in URL_SCHEMES),
+                ):
+                    shown = f" ({printable(href)})"
+                    spans.append(Span(length, length + len(shown), ADDRESS_STYLE))
                     write(shown)
             case "image":
                 write(f"[{token.content or 'image'}] ({token.attrs.get('src', '')})")
@@ -210,6 +225,10 @@ def inline(tokens: Iterable[Token]) -> Content:
     return Content("".join(text), spans)
 
 
-def clickable(href: str) -> Style | str:
+def link_style(href: str) -> Style | str:
     """A click copies the address, as the browser that it is for may run on another machine."""
-    return Style(underline=True) + Style.from_meta({"@click": f"screen.copy_address({href!r})"}) if href else LINK
+    return (
+        Style(underline=True) + Style.from_meta({"@click": f"screen.copy_address({href!r})"})
+        if href
+        else LINK_STYLE
+    )

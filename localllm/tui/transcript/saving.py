@@ -6,24 +6,24 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from localllm.errors import UsageError
-from localllm.paths import expanded
+from localllm.paths import expand_path
 
-TEXT = ".txt"
+TEXT_SUFFIX = ".txt"
 
 
-def name_for(language: str) -> str:
+def code_file_name(language: str) -> str:
     """A file's name as the language has it; language: as the model named it."""
     try:
         patterns = get_lexer_by_name(language).filenames
     except ClassNotFound:
-        return "code" + TEXT
+        return "code" + TEXT_SUFFIX
     ending = Path(patterns[0]).suffix if patterns else ""
-    return "code" + (ending if ending.removeprefix(".").isalnum() else TEXT)
+    return "code" + (ending if ending.removeprefix(".").isalnum() else TEXT_SUFFIX)
 
 
-def path_of(written: str) -> Path:
+def code_file_path(written: str) -> Path:
     """Raises UsageError for what is no place for a file."""
-    path = expanded(written.strip())
+    path = expand_path(written.strip())
     try:
         if path.is_dir():  # also no name at all: the folder that one is in
             raise UsageError(f"{path} is a folder", "name a file")

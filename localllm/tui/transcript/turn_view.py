@@ -9,8 +9,8 @@ from textual.widgets import Static
 from localllm.conversation.turn import Turn
 from localllm.tui.transcript.answer import Answer
 from localllm.tui.transcript.block import Block
-from localllm.tui.transcript.hanging import Hanging
-from localllm.visible import visible
+from localllm.tui.transcript.hanging import HangingIndent
+from localllm.visible import printable
 
 
 class TurnView(Vertical):
@@ -32,20 +32,20 @@ class TurnView(Vertical):
     }
     """
 
-    def __init__(self, question: str, turn: Turn | None, note: str = "", kind: str = ""):
+    def __init__(self, question: str, turn: Turn | None, note: str = "", severity: str = ""):
         super().__init__()
         self.turn = turn
-        self.question = Static(Hanging(Content(visible(question)), "> ", "  "), classes="question")
+        self.question = Static(HangingIndent(Content(printable(question)), "> ", "  "), classes="question")
         self.branch = Static(classes="branch")
         self.thoughts = Static(classes="thoughts")
         self.answer = Answer(turn.answer if turn else "")
         self.note = Static(classes="note")
         self.thoughts_open = False
-        self.chosen_code: int | None = None
+        self.selected_code: int | None = None
         self.answer.set_class(bool(self.answer.source), "shown")
-        self.say(note, kind)
+        self.set_note(note, severity)
         self.show_thoughts()
-        self.show_ways()
+        self.show_siblings()
 
     def compose(self) -> ComposeResult:
         yield Horizontal(self.question, self.branch, classes="asked")
@@ -53,30 +53,30 @@ class TurnView(Vertical):
         yield self.answer
         yield self.note
 
-    def grow(self) -> None:
+    def update_answer(self) -> None:
         """Show what of the answer has come since."""
         assert self.turn
         if len(self.turn.answer) > len(self.answer.source):
-            self.answer.grow(self.turn.answer)
+            self.answer.update_source(self.turn.answer)
             self.answer.add_class("shown")
         self.show_thoughts()
 
-    def finish(self, note: str, kind: str) -> None:
+    def finish(self, note: str, severity: str) -> None:
         if self.turn:
-            self.grow()
+            self.update_answer()
             self.answer.finish()
-        self.say(note, kind)
+        self.set_note(note, severity)
 
-    def say(self, note: str, kind: str = "") -> None:
-        """A remark below the answer; kind: `warning`, `error`, or nothing of both."""
+    def set_note(self, note: str, severity: str = "") -> None:
+        """A remark below the answer; severity: `warning`, `error`, or nothing of both."""
         self.note.set_class(bool(note), "shown")
-        self.note.set_class(kind == "warning", "warning")
-        self.note.set_class(kind == "error", "error")
-        self.note.update(Content(visible(note)))
+        self.note.set_class(severity == "warning", "warning")
+        self.note.set_class(severity == "error", "error")
+        self.note.update(Content(printable(note)))
 
-    def show_ways(self) -> None:
+    def show_siblings(self) -> None:
         """Which of the branches that part here this is."""
-        ways = self.turn.ways if self.turn else []
+        ways = self.turn.siblings if self.turn else []
         if not self.turn or len(ways) < 2 or self.turn not in ways:
             self.branch.remove_class("shown")
             return
@@ -92,7 +92,7 @@ class TurnView(Vertical):
             return
         fold = Style.from_meta({"@click": "screen.fold_thoughts"})
         if self.thoughts_open:
-            self.thoughts.update(Content.assemble(("▾ thoughts", fold), f"\n{visible(thoughts)}"))
+            self.thoughts.update(Content.assemble(("▾ thoughts", fold), f"\n{printable(thoughts)}"))
         else:
             count = len(thoughts.split())
             self.thoughts.update(Content.assemble((f"▸ thoughts, {count} word{'s' * (count != 1)}", fold)))
@@ -101,14 +101,14 @@ class TurnView(Vertical):
         self.thoughts_open = not self.thoughts_open
         self.show_thoughts()
 
-    def choose_code(self, step: int, place: int | None = None) -> Block | None:
-        """Go on to the next block of code or the one before; 0: the one that is chosen, else the last; place: this
+    def select_code(self, step: int, index: int | None = None) -> Block | None:
+        """Go on to the next block of code or the one before; 0: the one that is chosen, else the last; index: this
         one."""
-        codes = self.answer.codes
+        codes = self.answer.code_blocks
         if not codes:
             return None
-        if place is None:
-            place = len(codes) - 1 - max(step, 0) if self.chosen_code is None else self.chosen_code
-        self.chosen_code = (place + step) % len(codes)
-        self.answer.choose_code(self.chosen_code)
-        return codes[self.chosen_code]
+        if index is None:
+            index = len(codes) - 1 - max(step, 0) if self.selected_code is None else self.selected_code
+        self.selected_code = (index + step) % len(codes)
+        self.answer.select_code(self.selected_code)
+        return codes[self.selected_code]

@@ -15,17 +15,17 @@ from textual.events import Click, Focus, Resize
 from textual.widgets import Static
 
 from localllm.conversation.chat import Chat
-from localllm.conversation.limits import what_cut
+from localllm.conversation.limits import length_limit
 from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError
 from localllm.request import FinishReason
-from localllm.tui.answering import Came, Ended
+from localllm.tui.answering import AnswerEnd, TimedEvent
 from localllm.tui.transcript.turn_view import TurnView
-from localllm.visible import visible
+from localllm.visible import printable
 
 BATCH_CHARACTERS, BATCH_TURNS = 6_000, 12  # that become widgets together
-MOST_TURNS = 3 * BATCH_TURNS  # that are widgets
-REST = 3  # times that drawing a piece of an answer took are left to the keys after it
+MAX_TURNS = 3 * BATCH_TURNS  # that are widgets
+IDLE_RATIO = 3  # times that drawing a piece of an answer took are left to the keys after it
 
 
 class Transcript(VerticalScroll):
@@ -66,38 +66,38 @@ class Transcript(VerticalScroll):
         self.first = 0  # place of the first view's turn in the branch
         self.live: TurnView | None = None  # whose answer is under way
         self.failed: TurnView | None = None  # whose question got no answer
-        self.told: Static | None = None  # what a command had to say
-        self.before = chat.at  # when the question under way was asked
-        self.remarks: dict[Turn, tuple[str, str]] = {}
-        self.chosen: TurnView | None = None
-        self.may_draw_at = 0.0
-        self.is_waiting = self.is_moving = False
+        self.message: Static | None = None  # what a command had to say
+        self.before = chat.current  # when the question under way was asked
+        self.notes: dict[Turn, tuple[str, str]] = {}
+        self.selected: TurnView | None = None
+        self.next_draw_at = 0.0
+        self.draw_scheduled = self.is_loading = False
 
     def on_mount(self) -> None:
         self.show_end()
         self.anchor()
 
     def on_focus(self, event: Focus) -> None:
-        self.choose(self.chosen or (self.views[-1] if self.views else None))
+        self.select(self.selected or (self.views[-1] if self.views else None))
 
     def on_click(self, event: Click) -> None:
         widget = event.widget
         if widget:
-            self.choose(next((node for node in widget.ancestors_with_self if isinstance(node, TurnView)), None))
+            self.select(next((node for node in widget.ancestors_with_self if isinstance(node, TurnView)), None))
 
     # What is shown of the branch
 
     def show_end(self) -> None:
         """The newest turns, whatever was shown before."""
         turns = self.chat.turns
-        self.show(turns, _start(turns, len(turns)), len(turns))
+        self.show(turns, _batch_start(turns, len(turns)), len(turns))
         self.scroll_end(animate=False)
 
     def show_branch(self, chosen: Turn | None = None) -> None:
         """After the conversation went on from elsewhere; chosen: the turn that keys are to act on."""
-        self.settle()
+        self.clear_messages()
         self.refresh_branch()
-        self.choose(next((view for view in self.views if view.turn is chosen), None))
+        self.select(next((view for view in self.views if view.turn is chosen), None))
 
     def refresh_branch(self) -> None:
         """Turns that both branches have stay where they are."""
@@ -108,12 +108,12 @@ class Transcript(VerticalScroll):
                 break
             kept += 1
         last = len(turns)
-        if not kept or last - self.first > MOST_TURNS:
+        if not kept or last - self.first > MAX_TURNS:
             self.show_end()
         else:
             self.show(turns, self.first, last)
         for view in self.views:
-            view.show_ways()
+            view.show_siblings()
         self.anchor()
 
     def show(self, turns: Sequence[Turn], first: int, last: int) -> None:
@@ -123,8 +123,8 @@ class Transcript(VerticalScroll):
         for view in [*self.views]:
             if view not in views:
                 view.remove()
-                if view is self.chosen:
-                    self.chosen = None
+                if view is self.selected:
+                    self.selected = None
         new = [view for view in views if not view.is_attached]
         if new:
             # New ones stand on one side of those that stay, or there are none that stay.
@@ -132,27 +132,27 @@ class Transcript(VerticalScroll):
         self.views, self.first = views, first
 
     def view_of(self, turn: Turn) -> TurnView:
-        return TurnView(turn.question, turn, *self.remarks.get(turn, ("", "")))
+        return TurnView(turn.question, turn, *self.notes.get(turn, ("", "")))
 
-    def bring(self, before: bool) -> None:
+    def load_more(self, before: bool) -> None:
         """Turns before those that are shown, or after them; what can be seen stays where it is."""
         turns = self.chat.turns
         first, last = self.first, self.first + len(self.views)
-        if self.is_moving or (first == 0 if before else self.live or last >= len(turns)):
+        if self.is_loading or (first == 0 if before else self.live or last >= len(turns)):
             return
         if before:
-            first = _start(turns, first)
-            last = last if self.live else min(last, first + MOST_TURNS)
+            first = _batch_start(turns, first)
+            last = last if self.live else min(last, first + MAX_TURNS)
         else:
-            last = _end(turns, last)
-            first = max(first, last - MOST_TURNS)
+            last = _batch_end(turns, last)
+            first = max(first, last - MAX_TURNS)
         fixed = next((view for view in self.views if view.virtual_region.bottom > self.scroll_y), self.views[0])
         y = fixed.virtual_region.y - self.scroll_y
-        self.is_moving = True
+        self.is_loading = True
         self.show(turns, first, last)
 
         def stay() -> None:
-            self.is_moving = False
+            self.is_loading = False
             if fixed.is_attached:
                 self.scroll_to(y=fixed.virtual_region.y - y, animate=False, immediate=True)
 
@@ -161,21 +161,21 @@ class Transcript(VerticalScroll):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         if round(old_value) != round(new_value) and self.views:
-            self.look_around()
+            self.load_near_edges()
 
     def on_resize(self, event: Resize) -> None:
-        self.call_after_refresh(self.look_around)
+        self.call_after_refresh(self.load_near_edges)
 
-    def look_around(self) -> None:
+    def load_near_edges(self) -> None:
         if self.scroll_y < self.size.height:
-            self.bring(before=True)
+            self.load_more(before=True)
         elif self.scroll_y > self.max_scroll_y - self.size.height:
-            self.bring(before=False)
+            self.load_more(before=False)
 
     def action_first(self) -> None:
         if not self.live:
             turns = self.chat.turns
-            self.show(turns, 0, _end(turns, 0))
+            self.show(turns, 0, _batch_end(turns, 0))
         self.scroll_home(animate=False)
 
     def action_last(self) -> None:
@@ -185,29 +185,29 @@ class Transcript(VerticalScroll):
 
     # The turn that keys act on
 
-    def choose(self, view: TurnView | None) -> None:
-        if self.chosen:
-            self.chosen.remove_class("chosen")
-        self.chosen = view
+    def select(self, view: TurnView | None) -> None:
+        if self.selected:
+            self.selected.remove_class("chosen")
+        self.selected = view
         if view:
             view.add_class("chosen")
 
     def action_choose(self, step: int) -> None:
         if not self.views:
             return
-        place = self.views.index(self.chosen) + step if self.chosen in self.views else len(self.views) - 1
+        place = self.views.index(self.selected) + step if self.selected in self.views else len(self.views) - 1
         view = self.views[min(max(place, 0), len(self.views) - 1)]
-        self.choose(view)
+        self.select(view)
         self.scroll_to_widget(view, animate=False, top=view.region.height > self.size.height)
 
     # The answer under way
 
-    def ask(self, question: str, after: Turn) -> None:
+    def show_question(self, question: str, after: Turn) -> None:
         """Show a question whose answer is about to come, behind the turn that it follows."""
-        self.settle()
+        self.clear_messages()
         turns = after.path
-        self.show(turns, max(0, _start(turns, len(turns))), len(turns))
-        self.before = self.chat.at
+        self.show(turns, max(0, _batch_start(turns, len(turns))), len(turns))
+        self.before = self.chat.current
         self.live = TurnView(question, None, "…")
         self.turns.mount(self.live)
         self.anchor()
@@ -215,82 +215,85 @@ class Transcript(VerticalScroll):
     def begin(self, began: float) -> None:
         """Nothing comes of an answer that has not begun; `ask` has shown its question."""
 
-    def follow(self, came: Sequence[Came]) -> None:
-        if self.live and not self.is_waiting:
-            self.is_waiting = True
-            self.set_timer(max(0.001, self.may_draw_at - time.perf_counter()), self.draw)
+    def follow(self, events: Sequence[TimedEvent]) -> None:
+        if self.live and not self.draw_scheduled:
+            self.draw_scheduled = True
+            self.set_timer(max(0.001, self.next_draw_at - time.perf_counter()), self.draw)
 
     def draw(self) -> None:
         """Show what came since; the next time only after a while that the keys have to themselves."""
-        self.is_waiting = False
+        self.draw_scheduled = False
         if not self.live:
             return
-        if self.live.turn is None and self.chat.at is not self.before:
-            self.live.turn = self.chat.at
-            self.live.say("")
+        if self.live.turn is None and self.chat.current is not self.before:
+            self.live.turn = self.chat.current
+            self.live.set_note("")
         if self.live.turn is None:
             return
         began = time.perf_counter()
-        self.live.grow()
+        self.live.update_answer()
 
         def drawn() -> None:
             now = time.perf_counter()
-            self.may_draw_at = now + REST * (now - began)
+            self.next_draw_at = now + IDLE_RATIO * (now - began)
 
         self.call_after_refresh(drawn)
 
-    def end(self, ended: Ended) -> None:
+    def end(self, outcome: AnswerEnd) -> None:
         view, self.live = self.live, None
         if view is None:
             return
-        if self.chat.at is self.before:  # there was no answer
+        if self.chat.current is self.before:  # there was no answer
             self.failed = view
             view.turn = None
             view.show_thoughts()
-            view.finish(*_what_happened(ended))
+            view.finish(*_failure_note(outcome))
             self.refresh_branch()
             return
-        view.turn = turn = self.chat.at
+        view.turn = turn = self.chat.current
         self.views.append(view)
-        self.remarks[turn] = self.remark(turn, ended)
-        view.finish(*self.remarks[turn])
-        view.show_ways()
+        self.notes[turn] = self.note_for(turn, outcome)
+        view.finish(*self.notes[turn])
+        view.show_siblings()
 
-    def remark(self, turn: Turn, ended: Ended) -> tuple[str, str]:
+    def note_for(self, turn: Turn, outcome: AnswerEnd) -> tuple[str, str]:
         """What is to be said below an answer that has ended, and of which kind that is."""
-        if ended.error or turn.finish_reason is None:
-            return _what_happened(ended)
+        if outcome.error or turn.finish_reason is None:
+            return _failure_note(outcome)
         if turn.finish_reason == FinishReason.LENGTH:
             tokens = turn.metrics.output_tokens if turn.metrics else 0
-            limit, remedy = what_cut(self.chat.model, self.chat.params, tokens)
+            limit, remedy = length_limit(self.chat.model, self.chat.params, tokens)
             return f"cut by {limit}; {remedy}", "warning"
         return ("", "") if turn.answer else ("an answer of no words", "")
 
-    def tell(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """What a command has to say, until the next one or the next question."""
-        self.settle()
-        self.told = Static(Content(visible(text)), classes="told")
-        self.turns.mount(self.told)
+        self.clear_messages()
+        self.message = Static(Content(printable(text)), classes="told")
+        self.turns.mount(self.message)
         self.anchor()
 
-    def settle(self) -> None:
+    def clear_messages(self) -> None:
         """What was told goes, and so does a question that was not answered, as it stands in the prompt again."""
-        for widget in (self.failed, self.told):
+        for widget in (self.failed, self.message):
             if widget:
                 widget.remove()
-        self.failed = self.told = None
+        self.failed = self.message = None
 
 
-def _what_happened(ended: Ended) -> tuple[str, str]:
-    if isinstance(ended.error, LocalLLMError):
-        return f"error: {ended.error}", "error"
-    if ended.error:
-        name = type(ended.error).__name__
-        return f"error: {name}: {ended.error}; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where", "error"
+def _failure_note(outcome: AnswerEnd) -> tuple[str, str]:
+    if isinstance(outcome.error, LocalLLMError):
+        return f"error: {outcome.error}", "error"
+    if outcome.error:
+        name = type(outcome.error).__name__
+        return (
+            f"error: {name}: {outcome.error}; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where",
+            "error",
+        )
     return "stopped", ""
 
 
-def _start(turns: Sequence[Turn], last: int) -> int:
+def _batch_start(turns: Sequence[Turn], last: int) -> int:
     """Where to begin, so that a batch of turns ends before `last`."""
     first, characters = last, 0
     while first > 0 and last - first < BATCH_TURNS and characters < BATCH_CHARACTERS:
@@ -299,7 +302,7 @@ def _start(turns: Sequence[Turn], last: int) -> int:
     return first
 
 
-def _end(turns: Sequence[Turn], first: int) -> int:
+def _batch_end(turns: Sequence[Turn], first: int) -> int:
     """Where to end a batch of turns that begins at `first`."""
     last, characters = first, 0
     while last < len(turns) and last - first < BATCH_TURNS and characters < BATCH_CHARACTERS:

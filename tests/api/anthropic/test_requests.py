@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from localllm.api.anthropic.requests import read_count_request, read_message_request
+from localllm.api.anthropic.requests import parse_count_request, parse_message_request
 from localllm.api.body import BadField
 from localllm.errors import UsageError
 from localllm.request import SamplingParams, ToolUse
@@ -18,7 +18,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text
 
 
 def asked(**fields: Any) -> Any:
-    return read_message_request({"model": "m", "max_tokens": 9, "messages": HELLO, **fields}, DEFAULTS)
+    return parse_message_request({"model": "m", "max_tokens": 9, "messages": HELLO, **fields}, DEFAULTS)
 
 
 def read(*messages: dict[str, Any], **fields: Any) -> Any:
@@ -146,7 +146,7 @@ def test_thoughts_and_the_form_of_an_answer() -> None:
 
 
 def test_counting_asks_for_no_limit() -> None:
-    found = read_count_request({"model": "m", "messages": HELLO, "tools": [TOOL]}, DEFAULTS)
+    found = parse_count_request({"model": "m", "messages": HELLO, "tools": [TOOL]}, DEFAULTS)
     assert found.prompts == (HELLO,) and found.tools
     with pytest.raises(BadField, match="max_tokens is not a field"):
-        read_count_request({"model": "m", "messages": HELLO, "max_tokens": 5}, DEFAULTS)
+        parse_count_request({"model": "m", "messages": HELLO, "max_tokens": 5}, DEFAULTS)

@@ -13,10 +13,10 @@ import pytest
 
 import localllm
 from localllm import LLM
-from localllm.api.ollama.bodies import seconds
-from localllm.api.ollama.messages import read_messages
-from localllm.api.ollama.requests import OLLAMA_DEFAULTS, read_chat, read_generate
-from localllm.api.ollama.responses import Clock, Writer, nanoseconds, rfc3339, whole
+from localllm.api.ollama.bodies import parse_keep_alive
+from localllm.api.ollama.messages import parse_messages
+from localllm.api.ollama.requests import OLLAMA_DEFAULTS, parse_chat_request, parse_generate_request
+from localllm.api.ollama.responses import ChunkWriter, RequestTimes, format_rfc3339, merge_chunks, nanoseconds
 from localllm.api.tokens import TokenTexts
 from localllm.errors import UsageError
 from localllm.modelfile.edition import Edition
@@ -46,24 +46,24 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def chunks(llm: LLM, asked: Any) -> list[dict[str, Any]]:
     model, request = asked.prepare(llm)
     now = time.perf_counter()
-    writer = Writer(asked, request, TokenTexts(llm.tokenizer), Clock(now, now))
-    return [chunk for event in model.submit(request) for chunk in writer.push(event, time.perf_counter())]
+    writer = ChunkWriter(asked, request, TokenTexts(llm.tokenizer), RequestTimes(now, now))
+    return [chunk for event in model.submit(request) for chunk in writer.chunks_for(event, time.perf_counter())]
 
 
 def test_thoughts_have_a_field_of_their_own(thinker: LLM) -> None:
-    made = chunks(thinker, read_chat({"model": "m", "messages": WELL}))
+    made = chunks(thinker, parse_chat_request({"model": "m", "messages": WELL}))
     first = made[0]["message"]
     assert first == {"role": "assistant", "content": "", "thinking": "hm"}
-    read = ollama.ChatResponse(**whole(made))
+    read = ollama.ChatResponse(**merge_chunks(made))
     assert (read.message.thinking, read.message.content) == ("hm so", "Yes, it is")
-    made = chunks(thinker, read_generate({"model": "m", "prompt": "Well?"}))
-    told = ollama.GenerateResponse(**whole(made))
+    made = chunks(thinker, parse_generate_request({"model": "m", "prompt": "Well?"}))
+    told = ollama.GenerateResponse(**merge_chunks(made))
     assert (told.thinking, told.response) == ("hm so", "Yes, it is")
 
 
 @pytest.mark.parametrize("think", [True, "high", False])
 def test_thinking_is_said_in_the_templates_words(thinker: LLM, think: Any) -> None:
-    _, request = read_chat({"model": "m", "messages": WELL, "think": think}).prepare(thinker)
+    _, request = parse_chat_request({"model": "m", "messages": WELL, "think": think}).prepare(thinker)
     arguments = thinker.template_arguments({}, think=bool(think))
     assert request.prompt_ids == thinker.prepare(WELL, template_arguments=arguments).prompt_ids
 
@@ -71,17 +71,17 @@ def test_thinking_is_said_in_the_templates_words(thinker: LLM, think: Any) -> No
 def test_a_level_goes_to_a_template_that_knows_levels(tmp_path: Path) -> None:
     template = CHATML + "{{ reasoning_effort }}"
     with localllm.load(write_scripted(tmp_path / "m", THINKING, template=template)) as llm:
-        _, request = read_chat({"model": "m", "messages": WELL, "think": "high"}).prepare(llm)
+        _, request = parse_chat_request({"model": "m", "messages": WELL, "think": "high"}).prepare(llm)
         assert llm.tokenizer.decode(request.prompt_ids).endswith("high")
 
 
 def test_calls_have_objects_as_arguments(caller: LLM) -> None:
-    made = chunks(caller, read_chat({"model": "m", "messages": WELL, "tools": [TOOL]}))
-    read = ollama.ChatResponse(**whole(made))
+    made = chunks(caller, parse_chat_request({"model": "m", "messages": WELL, "tools": [TOOL]}))
+    read = ollama.ChatResponse(**merge_chunks(made))
     assert read.message.content == "I call"
     [call] = read.message.tool_calls or ()
     assert call.function.name == "f" and call.function.arguments == {"a": 1}
-    [raw] = whole(made)["message"]["tool_calls"]
+    [raw] = merge_chunks(made)["message"]["tool_calls"]
     assert raw["id"] and raw["function"]["index"] == 0
     assert read.done_reason == "stop"
 
@@ -96,7 +96,7 @@ def test_a_whole_conversation_with_a_call_goes_back_into_the_template(caller: LL
     )
     answer = {"role": "tool", "tool_name": "f", "content": "42"}
     said = [*WELL, made.model_dump(exclude_none=True), answer]
-    _, request = read_chat({"model": "m", "messages": said, "tools": [TOOL]}).prepare(llm)
+    _, request = parse_chat_request({"model": "m", "messages": said, "tools": [TOOL]}).prepare(llm)
     text = llm.tokenizer.decode(request.prompt_ids)
     assert '"arguments": {"a": {"b": [1]}}' in text and '"reasoning_content": "hm"' in text
     assert text.count('"call00000"') == 2, "the call and its answer"
@@ -106,16 +106,16 @@ def test_a_whole_conversation_with_a_call_goes_back_into_the_template(caller: LL
 def test_answers_find_their_calls_by_name_and_by_order() -> None:
     calls = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f")]
     tools = [{"role": "Tool", "content": str(n), "tool_name": name} for n, name in enumerate("gff")]
-    read = read_messages([{"role": "assistant", "tool_calls": calls}, *tools, {"role": "tool", "content": "x"}])
+    read = parse_messages([{"role": "assistant", "tool_calls": calls}, *tools, {"role": "tool", "content": "x"}])
     assert [message.get("tool_call_id") for message in read[1:]] == ["call00001", "call00000", "call00002", None]
 
 
 def test_a_model_that_recommends_nothing_is_drawn_from_as_ollama_does(caller: LLM, tmp_path: Path) -> None:
     with localllm.load(shared("stories260K")) as llm:
-        _, request = read_generate({"model": "m", "prompt": "a"}).prepare(llm)
+        _, request = parse_generate_request({"model": "m", "prompt": "a"}).prepare(llm)
         assert asdict(request.params) == asdict(SamplingParams(**OLLAMA_DEFAULTS))
         own = llm.edited(Edition("m", parameters={"temperature": 1, "stop": ["x"]}))
-        _, request = read_generate({"model": "m", "prompt": "a", "options": {"top_k": 3}}).prepare(own)
+        _, request = parse_generate_request({"model": "m", "prompt": "a", "options": {"top_k": 3}}).prepare(own)
         assert request.params == SamplingParams(temperature=1, top_k=3, top_p=0.9, stop=("x",))
 
 
@@ -135,7 +135,7 @@ def test_a_model_that_recommends_nothing_is_drawn_from_as_ollama_does(caller: LL
     ],
 )
 def test_options_are_what_they_are_called_here(caller: LLM, options: dict[str, Any], expected: Any) -> None:
-    _, request = read_generate({"model": "m", "prompt": "a", "options": options}).prepare(caller)
+    _, request = parse_generate_request({"model": "m", "prompt": "a", "options": options}).prepare(caller)
     assert {name: getattr(request.params, name) for name in expected} == expected
 
 
@@ -147,28 +147,28 @@ def test_options_are_what_they_are_called_here(caller: LLM, options: dict[str, A
     ],
 )
 def test_keep_alive_is_seconds_or_a_duration(given: Any, expected: float | None) -> None:
-    assert seconds(given) == expected
+    assert parse_keep_alive(given) == expected
 
 
 @pytest.mark.parametrize("given", ["300", "soon", "", True, [], "5 m", "1d"])
 def test_other_durations_are_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="keep_alive"):
-        seconds(given)
+        parse_keep_alive(given)
 
 
 def test_a_gap_is_filled_where_the_model_has_the_tokens_for_it(tmp_path: Path) -> None:
     marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     folder = write_scripted(tmp_path / "m", ("x", "y"), before="<|fim_middle|>", special=marks)
     with localllm.load(folder) as llm:
-        asked = read_generate({"model": "m", "prompt": "a", "suffix": "b"})
+        asked = parse_generate_request({"model": "m", "prompt": "a", "suffix": "b"})
         _, request = asked.prepare(llm)
         text = llm.tokenizer.decode(request.prompt_ids, skip_special=False)
         assert text == "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
-        assert whole(chunks(llm, asked))["response"] == "xy"
+        assert merge_chunks(chunks(llm, asked))["response"] == "xy"
 
 
 def test_times_are_those_of_the_standard() -> None:
-    assert rfc3339(0) == "1970-01-01T00:00:00.000000Z"
-    assert rfc3339(float("inf")).startswith("2255-")
+    assert format_rfc3339(0) == "1970-01-01T00:00:00.000000Z"
+    assert format_rfc3339(float("inf")).startswith("2255-")
     assert nanoseconds(1.5) == 1_500_000_000 and nanoseconds(float("nan")) == 0
-    json.dumps(rfc3339(time.time()))
+    json.dumps(format_rfc3339(time.time()))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from localllm.api.body import BadField, parse
-from localllm.api.openai.bodies import ONLY, REFUSED, WITHOUT_EFFECT
-from localllm.api.openai.requests import read_chat, read_completion
-from localllm.api.openai.responses_api.requests import read_response
+from localllm.api.body import BadField, parse_json_object
+from localllm.api.openai.bodies import FIXED_VALUES, IGNORED_FIELDS, UNSUPPORTED_FIELDS
+from localllm.api.openai.requests import parse_chat_request, parse_completion_request
+from localllm.api.openai.responses_api.requests import parse_response_request
 from localllm.errors import UsageError
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
@@ -18,11 +18,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 def chat(**fields: Any) -> Any:
-    return read_chat({"model": "demo", "messages": HELLO, **fields}, OWN)
+    return parse_chat_request({"model": "demo", "messages": HELLO, **fields}, OWN)
 
 
 def completion(**fields: Any) -> Any:
-    return read_completion({"model": "demo", "prompt": "Once", **fields}, OWN)
+    return parse_completion_request({"model": "demo", "prompt": "Once", **fields}, OWN)
 
 
 def test_what_a_body_leaves_out_is_as_the_model_recommends() -> None:
@@ -55,7 +55,7 @@ def test_the_two_names_of_the_limit_are_one() -> None:
     assert chat(max_tokens=0).params.max_tokens == 0
     with pytest.raises(BadField, match="max_tokens is 5 and max_completion_tokens 6"):
         chat(max_tokens=5, max_completion_tokens=6)
-    silent = read_completion({"model": "demo", "prompt": "x"}, SamplingParams(max_tokens=3))
+    silent = parse_completion_request({"model": "demo", "prompt": "x"}, SamplingParams(max_tokens=3))
     assert silent.params.max_tokens == 3
 
 
@@ -137,7 +137,7 @@ def test_prompts_of_all_four_shapes() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, {"x": 1}) for name in REFUSED),
+        *((name, {"x": 1}) for name in UNSUPPORTED_FIELDS),
         *(("n", wrong) for wrong in (0, 129, True, "1")),
         ("top_logprobs", 21),
         ("modalities", ["text", "audio"]),
@@ -158,8 +158,8 @@ def test_what_is_not_there_is_refused_by_its_name(name: str, value: Any) -> None
 
 def test_what_may_be_sent_without_effect() -> None:
     plain = chat()
-    assert chat(**ONLY) == plain
-    assert chat(**dict.fromkeys(WITHOUT_EFFECT, "x")) == plain
+    assert chat(**FIXED_VALUES) == plain
+    assert chat(**dict.fromkeys(IGNORED_FIELDS, "x")) == plain
     assert chat(temperature=None, tools=None, response_format=None, anything=None) == plain
 
 
@@ -199,7 +199,7 @@ def test_values_beyond_their_range_name_their_field_as_it_was_called() -> None:
             chat(**{name: -1})
         assert caught.value.param == name
     with pytest.raises(BadField) as caught:
-        read_response({"model": "demo", "input": "Hello", "max_output_tokens": -1}, OWN)
+        parse_response_request({"model": "demo", "input": "Hello", "max_output_tokens": -1}, OWN)
     assert caught.value.param == "max_output_tokens"
 
 
@@ -292,23 +292,23 @@ def test_streams() -> None:
 )
 def test_json_that_two_readers_would_understand_differently_is_refused(text: bytes) -> None:
     with pytest.raises(UsageError):
-        parse(text)
+        parse_json_object(text)
 
 
 @pytest.mark.parametrize("name", ["metadata", "stop", "chat_template_kwargs"])
 def test_what_is_nested_too_deeply_for_whoever_walks_it_later_is_refused(name: str) -> None:
-    parse(f'{{"{name}": {"[" * 200}{"]" * 200}}}')
+    parse_json_object(f'{{"{name}": {"[" * 200}{"]" * 200}}}')
     for deep in (300, 900, 100_000):
         with pytest.raises(UsageError, match=r"nested more than 256 deep|recursion"):
-            parse(f'{{"{name}": {"[" * deep}{"]" * deep}}}')
+            parse_json_object(f'{{"{name}": {"[" * deep}{"]" * deep}}}')
 
 
 def test_numbers_that_nothing_can_hold_are_refused() -> None:
     with pytest.raises(UsageError, match="1e999 is no number of JSON"):
-        parse('{"chat_template_kwargs": {"depth": 1e999}}')
+        parse_json_object('{"chat_template_kwargs": {"depth": 1e999}}')
     with pytest.raises(BadField, match="logit_bias names the token"):
         chat(logit_bias={"9" * 5000: 1})
 
 
 def test_characters_beyond_the_first_plane_are_no_surrogates() -> None:
-    assert parse(b'{"a": "\\ud83e\\udd8a"}') == {"a": "\U0001f98a"}
+    assert parse_json_object(b'{"a": "\\ud83e\\udd8a"}') == {"a": "\U0001f98a"}

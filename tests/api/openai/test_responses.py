@@ -14,17 +14,22 @@ from openai.types.shared import ErrorObject
 
 import localllm
 from localllm import LLM, errors
-from localllm.api.asked import Asked
-from localllm.api.openai.requests import read_chat, read_completion
-from localllm.api.openai.responses import Stamp, chat_completion, error_object, text_completion
+from localllm.api.asked import ParsedRequest
+from localllm.api.openai.requests import parse_chat_request, parse_completion_request
+from localllm.api.openai.responses import (
+    ResponseHeader,
+    chat_completion_object,
+    error_object,
+    text_completion_object,
+)
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.api.tokens import TokenTexts
-from localllm.llm import collect
+from localllm.llm import collect_completion
 from localllm.request import Completion, GenerationEvent, Request
 from tests.scripted import write_scripted
 from tests.shared import shared
 
-STAMP = Stamp("id-1", 1_700_000_000, "demo", "fp_1")
+STAMP = ResponseHeader("id-1", 1_700_000_000, "demo", "fp_1")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 THINKING = ("<think>", "hm", " so", "</think>", "Yes", ",", " it", " is")
 CALLING = ("I", " call", "<tool_call>", '{"name":', '"f","arguments":', '{"a": 1}', "}", "</tool_call>")
@@ -54,21 +59,21 @@ def opened(folder: Path) -> Iterator[LLM]:
 Answered = list[tuple[Request, list[GenerationEvent], Completion]]
 
 
-def answered(llm: LLM, asked: Asked) -> Answered:
+def answered(llm: LLM, asked: ParsedRequest) -> Answered:
     requests = asked.prepare(llm)
     events = [list(llm.submit(request)) for request in requests]
-    return [(r, pieces, collect(r, pieces)) for r, pieces in zip(requests, events, strict=True)]
+    return [(r, pieces, collect_completion(r, pieces)) for r, pieces in zip(requests, events, strict=True)]
 
 
 def chat(llm: LLM, body: dict[str, Any]) -> tuple[theirs.ChatCompletion, list[theirs.ChatCompletionChunk]]:
-    asked, texts = read_chat(body, llm.default_params), TokenTexts(llm.tokenizer)
+    asked, texts = parse_chat_request(body, llm.default_params), TokenTexts(llm.tokenizer)
     [(_, events, done)] = answered(llm, asked)
     stream = ChatStream(STAMP, asked, texts)
     chunks = [
-        *(chunk for event in events for chunk in stream.push(event)),
+        *(chunk for event in events for chunk in stream.chunks_for(event)),
         usage_chunk(STAMP, asked, [done.metrics]),
     ]
-    whole = json.loads(json.dumps(chat_completion(STAMP, asked, [done], texts), allow_nan=False))
+    whole = json.loads(json.dumps(chat_completion_object(STAMP, asked, [done], texts), allow_nan=False))
     return theirs.ChatCompletion.model_validate(whole), [
         theirs.ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk, allow_nan=False)))
         for chunk in chunks
@@ -121,7 +126,7 @@ def test_calls_of_functions(caller: LLM) -> None:
 def test_the_answer_of_an_assistant_can_be_sent_back(caller: LLM) -> None:
     whole, _ = chat(caller, QUESTION | {"tools": [TOOL], "seed": 1})
     said = whole.choices[0].message.model_dump()
-    read = read_chat({"model": "demo", "messages": [said]}, caller.default_params).prompts[0]
+    read = parse_chat_request({"model": "demo", "messages": [said]}, caller.default_params).prompts[0]
     assert read[0]["tool_calls"][0]["function"]["name"] == "f"  # type: ignore[index]
 
 
@@ -155,9 +160,9 @@ def validated(whole: dict[str, Any]) -> openai.types.Completion:
 
 def test_text_completions_with_echo(teller: LLM) -> None:
     body = {"model": "demo", "prompt": ["Once upon a time", "Lily ☃ saw"], "max_tokens": 5, "temperature": 0}
-    asked = read_completion(body | {"echo": True, "logprobs": 2}, teller.default_params)
+    asked = parse_completion_request(body | {"echo": True, "logprobs": 2}, teller.default_params)
     texts, parts = TokenTexts(teller.tokenizer), answered(teller, asked)
-    whole = validated(text_completion(STAMP, asked, [done for *_, done in parts], texts))
+    whole = validated(text_completion_object(STAMP, asked, [done for *_, done in parts], texts))
     assert [choice.index for choice in whole.choices] == [0, 1]
     for choice, prompt, (request, events, done) in zip(whole.choices, body["prompt"], parts, strict=True):
         assert choice.text == prompt + done.text and choice.finish_reason == "length"
@@ -172,7 +177,7 @@ def test_text_completions_with_echo(teller: LLM) -> None:
             for value, top in zip(told.token_logprobs[1:], told.top_logprobs[1:], strict=True)
         )
         stream = TextStream(STAMP, asked, request, texts, choice.index)
-        pieces = [validated(chunk).choices[0] for event in events for chunk in stream.push(event)]
+        pieces = [validated(chunk).choices[0] for event in events for chunk in stream.chunks_for(event)]
         assert "".join(piece.text for piece in pieces) == choice.text
         assert [t for piece in pieces if piece.logprobs for t in piece.logprobs.tokens or ()] == told.tokens
         assert [
@@ -183,11 +188,11 @@ def test_text_completions_with_echo(teller: LLM) -> None:
 
 
 def test_offsets_point_into_the_text(teller: LLM) -> None:
-    asked = read_completion(
+    asked = parse_completion_request(
         {"model": "demo", "prompt": "x", "max_tokens": 9, "logprobs": 0}, teller.default_params
     )
     texts, parts = TokenTexts(teller.tokenizer), answered(teller, asked)
-    [choice] = validated(text_completion(STAMP, asked, [done for *_, done in parts], texts)).choices
+    [choice] = validated(text_completion_object(STAMP, asked, [done for *_, done in parts], texts)).choices
     assert choice.logprobs and choice.logprobs.tokens and choice.logprobs.text_offset
     assert choice.logprobs.text_offset == [0, *accumulate(map(len, choice.logprobs.tokens))][:9]
     assert "".join(choice.logprobs.tokens) == choice.text

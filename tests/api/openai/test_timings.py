@@ -5,13 +5,13 @@ import pytest
 import localllm
 from localllm import LLM
 from localllm.api.body import BadField
-from localllm.api.openai.requests import read_chat
-from localllm.api.openai.responses import Object, Stamp
+from localllm.api.openai.requests import parse_chat_request
+from localllm.api.openai.responses import JsonObject, ResponseHeader
 from localllm.api.openai.streams import ChatStream
 from localllm.api.tokens import TokenTexts
 from localllm.request import GenerationEvent, SamplingParams
 
-STAMP = Stamp("chatcmpl-1", 0, "demo")
+STAMP = ResponseHeader("chatcmpl-1", 0, "demo")
 BODY = {
     "model": "demo",
     "messages": [{"role": "user", "content": "Say ding dong ding dong ding dong ding dong."}],
@@ -26,12 +26,12 @@ def demo():
         yield llm
 
 
-def told(llm: LLM, body: Object) -> tuple[list[GenerationEvent], list[Object]]:
+def told(llm: LLM, body: JsonObject) -> tuple[list[GenerationEvent], list[JsonObject]]:
     """The events of an answer, and its chunks."""
-    asked = read_chat(body, llm.default_params)
+    asked = parse_chat_request(body, llm.default_params)
     writer = ChatStream(STAMP, asked, TokenTexts(llm.tokenizer))
     events = list(llm.submit(asked.prepare(llm)[0]))
-    return events, [chunk for event in events for chunk in writer.push(event)]
+    return events, [chunk for event in events for chunk in writer.chunks_for(event)]
 
 
 def test_every_token_is_told_of_and_the_last_chunk_has_what_was_measured(demo):
@@ -58,4 +58,4 @@ def test_nothing_is_told_unasked(demo):
 
 def test_an_answer_that_is_no_stream_has_no_tokens_to_tell_of():
     with pytest.raises(BadField, match="send stream true"):
-        read_chat({**BODY, "stream": False, "timings_per_token": True}, SamplingParams())
+        parse_chat_request({**BODY, "stream": False, "timings_per_token": True}, SamplingParams())

@@ -9,35 +9,41 @@ import threading
 import httpx2
 import pytest
 
-from localllm.benchmark.load.client import Client, checked_url
-from localllm.benchmark.load.outcome import Outcome
-from localllm.benchmark.load.wire import WIRES, Ask
+from localllm.benchmark.load.client import LoadClient, normalize_url
+from localllm.benchmark.load.outcome import RequestOutcome
+from localllm.benchmark.load.wire import SERVER_APIS, LoadRequest
 from localllm.errors import NetworkError, UsageError
 from tests.benchmark.load.scripted_server import DONE, Reply, ScriptedServer, completions, event, text, usage
 
-ASK = Ask("one two", output=5)
+ASK = LoadRequest("one two", max_tokens=5)
 
 
-def ask(url: str, api: str = "completions", timeout_s: float = 5, wanted: Ask = ASK) -> Outcome:
+def ask(url: str, api: str = "completions", timeout_s: float = 5, wanted: LoadRequest = ASK) -> RequestOutcome:
     """By a clock that ticks whenever it is read: at sending, then at each message."""
     ticks = itertools.count(100)
 
-    async def once() -> Outcome:
-        async with Client(url, timeout_s, clock=lambda: float(next(ticks))) as client:
-            return await client.ask(WIRES[api], "m", wanted, arrival=99.0)
+    async def once() -> RequestOutcome:
+        async with LoadClient(url, timeout_s, clock=lambda: float(next(ticks))) as client:
+            return await client.send(SERVER_APIS[api], "m", wanted, arrival=99.0)
 
     return asyncio.run(once())
 
 
-def answered(*parts: bytes, api: str = "completions", **reply) -> Outcome:
+def answered(*parts: bytes, api: str = "completions", **reply) -> RequestOutcome:
     with ScriptedServer(lambda path, body: Reply(parts, **reply)) as server:
         return ask(server.url, api)
 
 
 def test_times_are_those_of_pieces_with_text_and_counts_are_the_servers():
     said = answered(text(""), text("a b"), text("c"), text("", "stop"), usage(7, 4), DONE)
-    assert said == Outcome(
-        arrival=99, sent=100, pieces=(102, 103), ended=104, prompt_tokens=7, output_tokens=4, counted_by="usage"
+    assert said == RequestOutcome(
+        arrival=99,
+        sent_at=100,
+        piece_times=(102, 103),
+        ended_at=104,
+        prompt_tokens=7,
+        output_tokens=4,
+        counted_by="usage",
     )
     assert (said.late_s, said.ttft_s, said.itl_s, said.e2e_s) == (1, 3, [1], 5)
     assert said.tpot_s == pytest.approx(2 / 3) and said.tokens_per_s == pytest.approx(1.5)
@@ -72,7 +78,7 @@ def test_a_chat_brings_thoughts_content_and_calls():
         *(delta(tool_calls=call), end, usage(2, 3), DONE),
         api="chat",
     )
-    assert (said.pieces, said.ended, said.output_tokens) == ((102, 103, 104), 105, 3)
+    assert (said.piece_times, said.ended_at, said.output_tokens) == ((102, 103, 104), 105, 3)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -85,7 +91,7 @@ def test_ollama_sends_lines_wherever_they_are_cut(size):
     whole = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
     parts = [whole[start : start + size] for start in range(0, len(whole), size)]
     said = answered(*parts, api="ollama-generate", kind="application/x-ndjson")
-    assert said == Outcome(99, 100, (101, 102), 103, 4, 9, "usage")
+    assert said == RequestOutcome(99, 100, (101, 102), 103, 4, 9, "usage")
 
 
 def test_ollama_chats_bring_messages():
@@ -94,7 +100,7 @@ def test_ollama_chats_bring_messages():
         {"message": {"content": ""}, "done": True, "eval_count": 1},
     ]
     said = answered(*(json.dumps(line).encode() + b"\n" for line in lines), api="ollama-chat")
-    assert (said.pieces, said.ended, said.output_tokens) == ((101,), 102, 1)
+    assert (said.piece_times, said.ended_at, said.output_tokens) == ((101,), 102, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,7 @@ def test_a_server_that_falls_silent_is_left():
     with ScriptedServer(lambda path, body: Reply(parts())) as server:
         said = ask(server.url, timeout_s=0.3)
         silence.set()
-    assert said.error == "time-out" and len(said.pieces) == 1
+    assert said.error == "time-out" and len(said.piece_times) == 1
 
 
 def test_nobody_there_is_told():
@@ -140,7 +146,7 @@ def test_nobody_there_is_told():
 
 
 def test_what_is_asked_of_each_api():
-    bodies = {api: wire.body("m", ASK) for api, wire in WIRES.items()}
+    bodies = {api: wire.make_body("m", ASK) for api, wire in SERVER_APIS.items()}
     assert bodies["completions"] == {
         "model": "m",
         "prompt": "one two",
@@ -158,7 +164,7 @@ def test_what_is_asked_of_each_api():
         "options": {"num_predict": 5, "temperature": 0},
     }
     assert bodies["ollama-chat"]["messages"] == bodies["chat"]["messages"]
-    assert WIRES["chat"].body("m", Ask("x", 1, ignore_eos=True))["ignore_eos"] is True
+    assert SERVER_APIS["chat"].make_body("m", LoadRequest("x", 1, ignore_eos=True))["ignore_eos"] is True
 
 
 @pytest.mark.parametrize(
@@ -173,9 +179,9 @@ def test_what_a_server_is_and_runs_is_found_out(path, listing, api, model):
         return Reply([json.dumps(listing).encode()], 200 if at == path else 404, "application/json")
 
     async def meet(url):
-        async with Client(url, 5) as client:
-            found = await client.api()
-            return found, await client.model(WIRES[found])
+        async with LoadClient(url, 5) as client:
+            found = await client.detect_api()
+            return found, await client.first_model(SERVER_APIS[found])
 
     with ScriptedServer(answer) as server:
         assert asyncio.run(meet(server.url)) == (api, model)
@@ -183,8 +189,8 @@ def test_what_a_server_is_and_runs_is_found_out(path, listing, api, model):
 
 def test_a_server_of_another_kind_is_told():
     async def meet(url):
-        async with Client(url, 5) as client:
-            await client.api()
+        async with LoadClient(url, 5) as client:
+            await client.detect_api()
 
     with (
         ScriptedServer(lambda path, body: Reply([b"hello"], kind="text/html")) as server,
@@ -204,9 +210,9 @@ def test_proxies_of_the_environment_are_passed_by(monkeypatch):
 )
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(UsageError, match="no address of a server"):
-        checked_url(url)
+        normalize_url(url)
 
 
 def test_an_address_may_end_as_openai_clients_write_it():
-    assert checked_url("http://x:1/v1/") == checked_url("http://x:1") == "http://x:1"
-    assert httpx2.URL(checked_url("http://[::1]:8")).port == 8
+    assert normalize_url("http://x:1/v1/") == normalize_url("http://x:1") == "http://x:1"
+    assert httpx2.URL(normalize_url("http://[::1]:8")).port == 8

@@ -15,11 +15,11 @@ import threading
 import pytest
 
 from localllm.benchmark.load import report
-from localllm.benchmark.load.drive import Load, Round, arrivals, drive
-from localllm.benchmark.load.outcome import Outcome
-from localllm.benchmark.load.prompts import prompts
-from localllm.benchmark.load.run import Plan, measure
-from localllm.benchmark.load.wire import Ask
+from localllm.benchmark.load.drive import Load, LoadRound, generate_load, poisson_arrivals
+from localllm.benchmark.load.outcome import RequestOutcome
+from localllm.benchmark.load.prompts import generate_prompts
+from localllm.benchmark.load.run import LoadPlan, measure_servers
+from localllm.benchmark.load.wire import LoadRequest
 from localllm.cli.app import main
 from localllm.errors import UsageError
 from tests.benchmark.load.scripted_server import Reply, ScriptedServer, completions
@@ -35,34 +35,34 @@ def quietly(text: str) -> None:
 
 
 def test_arrivals_are_a_poisson_process_of_their_rate_and_the_same_for_the_same_seed():
-    times = list(itertools.islice(arrivals(7, 50.0), 20_000))
+    times = list(itertools.islice(poisson_arrivals(7, 50.0), 20_000))
     gaps = [b - a for a, b in itertools.pairwise([0.0, *times])]
     assert statistics.fmean(gaps) == pytest.approx(0.02, rel=0.03)
     assert statistics.stdev(gaps) == pytest.approx(0.02, rel=0.03)  # of an exponential, the mean
     assert sum(gap > 0.02 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), abs=0.02)
-    assert times == list(itertools.islice(arrivals(7, 50.0), 20_000))
-    assert times[:5] != list(itertools.islice(arrivals(8, 50.0), 5))
+    assert times == list(itertools.islice(poisson_arrivals(7, 50.0), 20_000))
+    assert times[:5] != list(itertools.islice(poisson_arrivals(8, 50.0), 5))
 
 
 def test_open_arrivals_come_when_they_are_due_and_wait_for_no_answer():
     now, sent = 0.0, []
 
-    async def load() -> Round:
-        round, all_sent = Round(0.0), asyncio.Event()
+    async def load() -> LoadRound:
+        round, all_sent = LoadRound(0.0), asyncio.Event()
 
-        async def send(ask: Ask, arrival: float) -> Outcome:
+        async def send(ask: LoadRequest, arrival: float) -> RequestOutcome:
             sent.append(arrival)
             if len(sent) == 30:
                 all_sent.set()
             await all_sent.wait()  # no answer before the last request
-            return Outcome(arrival, arrival, ended=arrival)
+            return RequestOutcome(arrival, arrival, ended_at=arrival)
 
-        asks = (Ask("x", 1) for _ in itertools.count())
-        await asyncio.wait_for(drive(round, Load(30, rate=1e6), asks, send, 3, lambda: now), 5)
+        asks = (LoadRequest("x", 1) for _ in itertools.count())
+        await asyncio.wait_for(generate_load(round, Load(30, rate=1e6), asks, send, 3, lambda: now), 5)
         return round
 
     round = asyncio.run(load())
-    assert sent == list(itertools.islice(arrivals(3, 1e6), 30))
+    assert sent == list(itertools.islice(poisson_arrivals(3, 1e6), 30))
     assert round.in_flight == list(range(30))
     assert round.unanswered == 0
 
@@ -76,24 +76,24 @@ def test_a_closed_loop_has_so_many_users_and_no_more():
         return completions(path, body)
 
     with ScriptedServer(answer) as server:
-        result = measure(Plan(Load(12, concurrency=4), rounds=1), [server.url], None, None, quietly)
+        result = measure_servers(LoadPlan(Load(12, concurrency=4), rounds=1), [server.url], None, None, quietly)
     assert server.most_under_way == 4
-    measured = result.measured(result.targets[0])
-    assert (len(measured.answers), measured.most_in_flight) == (12, 4)
+    measured = result.measures(result.targets[0])
+    assert (len(measured.answered), measured.max_in_flight) == (12, 4)
 
 
 def test_a_duration_ends_the_arrivals_and_not_the_answers():
     now = itertools.count(0.0, 0.1)
 
-    async def load() -> Round:
-        round = Round(0.0)
+    async def load() -> LoadRound:
+        round = LoadRound(0.0)
 
-        async def send(ask: Ask, arrival: float) -> Outcome:
+        async def send(ask: LoadRequest, arrival: float) -> RequestOutcome:
             await asyncio.sleep(0)
-            return Outcome(arrival, arrival, ended=arrival + 5)
+            return RequestOutcome(arrival, arrival, ended_at=arrival + 5)
 
-        asks = (Ask("x", 1) for _ in itertools.count())
-        await drive(round, Load(None, 1.0, concurrency=2), asks, send, 0, lambda: next(now))
+        asks = (LoadRequest("x", 1) for _ in itertools.count())
+        await generate_load(round, Load(None, 1.0, concurrency=2), asks, send, 0, lambda: next(now))
         return round
 
     round = asyncio.run(load())
@@ -113,8 +113,8 @@ def test_servers_get_the_same_requests_in_turn_and_others_in_each_round():
         return answer
 
     with ScriptedServer(noting("a")) as a, ScriptedServer(noting("b")) as b:
-        plan = Plan(Load(3), prompt=20, output=3, rounds=3)
-        result = measure(plan, [a.url, b.url], None, None, quietly)
+        plan = LoadPlan(Load(3), prompt=20, output=3, rounds=3)
+        result = measure_servers(plan, [a.url, b.url], None, None, quietly)
     assert [key for key, _ in itertools.groupby(order)] == ["a", "b", "a", "b"]
     assert words_of(a) == words_of(b)
     assert len(set(words_of(a))) == 9
@@ -137,7 +137,9 @@ def test_prompts_have_the_tokens_that_the_server_counts():
         return reply
 
     with ScriptedServer(four_a_word) as server:
-        measure(Plan(Load(2), prompt=100, shared_prefix=40, rounds=2), [server.url], None, None, quietly)
+        measure_servers(
+            LoadPlan(Load(2), prompt=100, shared_prefix=40, rounds=2), [server.url], None, None, quietly
+        )
     told = [prompt.split() for prompt in words_of(server)]
     assert {len(words) for words in told} == {25}
     assert len({" ".join(words[:10]) for words in told}) == 1
@@ -146,7 +148,7 @@ def test_prompts_have_the_tokens_that_the_server_counts():
 
 def test_prompts_from_a_text_are_pieces_of_it_with_beginnings_of_their_own():
     text = [f"w{place}" for place in range(50)]
-    first, second = itertools.islice(prompts(1, 12, text), 2)
+    first, second = itertools.islice(generate_prompts(1, 12, text), 2)
     start = text.index(first.split()[4])
     assert first.split()[4:] == [text[(start + place) % 50] for place in range(8)]
     assert first.split()[:4] != second.split()[:4]
@@ -154,8 +156,8 @@ def test_prompts_from_a_text_are_pieces_of_it_with_beginnings_of_their_own():
 
 def test_our_server_is_measured_with_its_own_counts(stories):  # noqa: F811
     with serving(stories) as url:
-        plan = Plan(Load(6, concurrency=3), prompt=40, output=10, rounds=1, ignore_eos=True)
-        result = measure(plan, [url], None, None, quietly)
+        plan = LoadPlan(Load(6, concurrency=3), prompt=40, output=10, rounds=1, ignore_eos=True)
+        result = measure_servers(plan, [url], None, None, quietly)
     (server,) = report.as_dict(result)["servers"]
     assert (server["model"], server["api"], server["answers"]) == ("stories260K", "completions", 6)
     assert server["output_tokens"] == 60 and server["uncounted"] == server["counted_by_limit"] == 0

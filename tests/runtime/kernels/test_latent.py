@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from localllm.arch.config import LatentConfig, RopeConfig
-from localllm.quant.vectors import FORMS
-from localllm.runtime.batch import Batch, Span
+from localllm.quant.vectors import KV_DTYPES
+from localllm.runtime.batch import Batch, SequenceSpan
 from localllm.runtime.cache import LatentCache
-from localllm.runtime.kernels.latent import absorbs
-from tests.runtime.kernels.harness import check
+from localllm.runtime.kernels.latent import absorbed_is_cheaper
+from tests.runtime.kernels.harness import COMPILED, check
 from tests.runtime.kernels.test_attention import BLOCKS, SIZE, step
 from tests.tiny import CPU
 
@@ -25,7 +25,7 @@ def config(heads: int, nope: int, value: int) -> LatentConfig:
     [[(1, 1)], [(33, 1)], [(40, 40)], [(40, 12)], [(64, 33), (17, 1), (9, 9), (64, 5), (3, 1)]],
     ids=str,
 )
-@pytest.mark.parametrize("form", [None, *FORMS.values()])
+@pytest.mark.parametrize("form", [None, *KV_DTYPES.values()])
 def test_latent_attention(
     form: torch.dtype | None,
     spans: list[tuple[int, int]],
@@ -56,12 +56,14 @@ def test_latent_attention(
         return q.to(d), cache, batch, c, k_b.to(d), v_b.to(d)
 
     few = form is None and any(count <= 16 for _, count in spans)
-    assert check("latent_attention", make, dtype) == ["cpu-tokens"] * few + ["torch-two-forms"]
+    assert check("latent_attention", make, dtype, terms=RANK) == ["cpu-tokens"] * (few and COMPILED) + [
+        "torch-two-forms"
+    ]
 
 
 def test_few_queries_are_absorbed_and_whole_prompts_expanded() -> None:
     flash = LatentConfig(20, 768, 512, 192, 64, 256, RopeConfig(1e6, 64), 1 / 16, 1e-6)  # GLM-4.7-Flash
     absorbed = [(1, 2), (1, 100_000), (16, 512), (64, 512)]
     whole = [(8, 8), (512, 512), (512, 4096), (512, 100_000)]
-    assert all(absorbs(Span(0, count, context, 0), flash) for count, context in absorbed)
-    assert not any(absorbs(Span(0, count, context, 0), flash) for count, context in whole)
+    assert all(absorbed_is_cheaper(SequenceSpan(0, count, context, 0), flash) for count, context in absorbed)
+    assert not any(absorbed_is_cheaper(SequenceSpan(0, count, context, 0), flash) for count, context in whole)

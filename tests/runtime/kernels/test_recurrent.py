@@ -10,7 +10,7 @@ from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels import causal_conv
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.state import BlockPool, SequenceState
-from tests.runtime.kernels.harness import check
+from tests.runtime.kernels.harness import COMPILED, check
 from tests.tiny import CPU
 
 ROWS = 12
@@ -18,15 +18,17 @@ SPANS = [[(1, 1)], [(90, 1)], [(64, 64)], [(130, 130)], [(150, 83)], [(7, 1), (1
 
 
 def step(spans: list[tuple[int, int]], saved: bool) -> Batch:
-    """One sequence a span of (context, tokens that it brings), each saved twice inside its span if asked to."""
+    """One sequence a span of (context, tokens that it brings), each saved at two lengths inside its span if asked
+    to, at the first of them twice."""
     pool = BlockPool(60, 8, ROWS)
     states = [SequenceState(pool) for _ in spans]
     for state, (context, count) in zip(states, spans, strict=True):
         state.extend(context)
         if saved and count > 2:
-            state.save(context - count // 2)
-            state.save(context - count + 1)
-    return Batch.of(states, [[0] * count for _, count in spans], [], CPU)
+            state.plan_save(context - count // 2)
+            state.plan_save(context - count // 2)
+            state.plan_save(context - count + 1)
+    return Batch.from_states(states, [[0] * count for _, count in spans], [], CPU)
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -41,13 +43,13 @@ def numbers(*shape: int) -> torch.Tensor:
 def test_delta_net(
     spans: list[tuple[int, int]], fading: float, shares: int, saved: bool, dtype: torch.dtype
 ) -> None:
-    config = DeltaNetConfig(key_heads=2, value_heads=2 * shares, key_dim=8, value_dim=12, kernel=4)
+    config = DeltaNetConfig(key_heads=2, value_heads=2 * shares, key_dim=8, value_dim=12, kernel_size=4)
     batch, tokens = step(spans, saved), sum(count for _, count in spans)
     q, k = (torch.nn.functional.normalize(numbers(tokens, 2, 8 + i).float()[..., :8], dim=-1) for i in range(2))
     v = numbers(tokens, 2 * shares, 12)
     decay = -fading * numbers(tokens, 2 * shares).double().square()
     beta = numbers(tokens, 2 * shares, 1)[..., 0].double().sigmoid()
-    matrix = numbers(ROWS, *config.matrix)
+    matrix = numbers(ROWS, *config.state_shape)
 
     def make(d: torch.dtype) -> tuple[torch.Tensor | RecurrentCache | Batch, ...]:
         exact = d if d == torch.float64 else torch.float32
@@ -55,7 +57,7 @@ def test_delta_net(
         cache.matrix = matrix.to(exact)
         return q.to(exact), k.to(exact), v.to(d), decay.to(exact), beta.to(exact), cache, batch
 
-    assert check("delta_net", make, dtype) == ["cpu-tokens", "torch-chunks"]
+    assert check("delta_net", make, dtype) == ["cpu-tokens"] * COMPILED + ["torch-chunks"]
     kept = []
     for kernel in KERNELS["delta_net"]:
         arguments = make(torch.float32)
@@ -77,9 +79,9 @@ def test_causal_conv(spans: list[tuple[int, int]], saved: bool, kernel: int) -> 
     expected, kept = torch.empty_like(x), before.clone()
     for span in batch.spans:
         mine = slice(span.start, span.start + span.count)
-        inputs = torch.cat((before[span.row], x[mine]))
+        inputs = torch.cat((before[span.state_slot], x[mine]))
         expected[mine] = torch.conv1d(inputs.T, taps.T[:, None], groups=config.channels).T
-        for piece, row in span.pieces():
+        for piece, row in span.split_at_saves():
             end = piece.stop - span.start
             kept[row] = inputs[end : end + kernel - 1]
     torch.testing.assert_close(causal_conv(x, taps, cache, batch), expected)
@@ -91,10 +93,10 @@ def test_singles_on_scattered_rows_are_read_and_written_back() -> None:
     states = [SequenceState(pool) for _ in range(3)]
     for state in (states[2], states[0], states[1]):
         state.extend(1)
-    singles = Batch.of(states, [[0]] * 3, [], CPU).singles
-    assert singles and singles.first_row is None
+    singles = Batch.from_states(states, [[0]] * 3, [], CPU).single_token_spans
+    assert singles and singles.first_state_slot is None
     cache = torch.arange(4.0)
-    got = singles.read(cache)
+    got = singles.gather(cache)
     assert got.tolist() == [1, 2, 0]
-    singles.write(cache, got + 10)
+    singles.scatter(cache, got + 10)
     assert cache.tolist() == [10, 11, 12, 3]

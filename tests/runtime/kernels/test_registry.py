@@ -1,7 +1,7 @@
 import pytest
 
 from localllm.runtime.kernels import registry
-from localllm.runtime.kernels.registry import choose, find, kernel, run, used
+from localllm.runtime.kernels.registry import choose, dispatch, find, kernel, used_kernels
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def test_only_kernels_that_were_called_are_used(fresh: None) -> None:
         return -a
 
     assert (find("add", 1, 2).name, find("add", 20, 2).name) == ("small", "any")
-    assert used() == {}  # a question is no call
-    assert run("negate", 3) == -3
-    assert used() == {"negate": ("reference",)}
+    assert used_kernels() == {}  # a question is no call
+    assert dispatch("negate", 3) == -3
+    assert used_kernels() == {"negate": ("reference",)}
     assert choose("add", 20, 2).run(20, 2) == 22
-    assert used() == {"add": ("any",), "negate": ("reference",)}
-    assert run("add", 1, 2) == 3
-    assert used()["add"] == ("small", "any")
+    assert used_kernels() == {"add": ("any",), "negate": ("reference",)}
+    assert dispatch("add", 1, 2) == 3
+    assert used_kernels()["add"] == ("small", "any")

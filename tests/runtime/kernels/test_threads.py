@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from localllm.quant.formats import gguf
-from localllm.quant.formats.gguf_types import BY_NAME
+from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import linear
-from localllm.runtime.kernels.forms import by_row_alone, each_row_alone
-from localllm.runtime.kernels.threads import in_parts
+from localllm.runtime.kernels.forms import batch_invariance, batch_invariant
+from localllm.runtime.kernels.threads import run_in_parts
+from tests.runtime.kernels.harness import needs_compiled
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +25,19 @@ def two_threads() -> Iterator[None]:
 def test_each_part_knows_whether_rows_stand_alone() -> None:
     for wanted in (True, False):
         seen: list[bool] = []
-        with each_row_alone(wanted):
-            in_parts(lambda part, parts, seen=seen: seen.append(by_row_alone()))
+        with batch_invariance(wanted):
+            run_in_parts(lambda part, parts, seen=seen: seen.append(batch_invariant()))
         assert seen == [wanted] * 2
 
 
+@needs_compiled
 def test_rows_beside_many_others_have_the_bits_that_each_has_alone_in_blocks_of_gguf() -> None:
     generator = torch.Generator().manual_seed(0)
     rows, columns = 1100, 512
     # Bytes below 60 make scales that are small and finite.
-    packed = torch.randint(0, 60, (rows, BY_NAME["q8_0"].row_bytes(columns)), generator=generator).byte()
-    weight, x = QuantizedTensor("q8_0", (rows, columns), {gguf.PART: packed}), torch.randn(40, columns)
-    with each_row_alone(True):
+    packed = torch.randint(
+        0, 60, (rows, BLOCK_TYPE_BY_NAME["q8_0"].row_bytes(columns)), generator=generator
+    ).byte()
+    weight, x = QuantizedTensor("q8_0", (rows, columns), {gguf.BLOCKS_PART: packed}), torch.randn(40, columns)
+    with batch_invariance(True):
         assert torch.equal(linear(x, weight), torch.cat([linear(row[None], weight) for row in x]))

@@ -7,7 +7,7 @@ import torch
 
 from localllm.runtime.engine import Engine
 from localllm.runtime.speculation.draft_model import DraftModel
-from localllm.runtime.speculation.pace import MOST, Pace
+from localllm.runtime.speculation.pace import MAX_MODEL_DRAFTS, DraftModelCost
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine, weights_of
 
@@ -23,13 +23,13 @@ def make_pair(folder: Path, family: str, noise: float, **changes: Any) -> tuple[
     return folder / "target", folder / "draft"
 
 
-class Free(Pace):
+class Free(DraftModelCost):
     """Guesses cost nothing, and to verify them neither."""
 
     def costs(self, sequences: int) -> list[float]:
-        return [1.0] * (1 + MOST)
+        return [1.0] * (1 + MAX_MODEL_DRAFTS)
 
-    def price(self, sequences: int) -> float:
+    def pass_cost(self, sequences: int) -> float:
         return 0.0
 
 

@@ -13,8 +13,15 @@ from torch import Tensor
 
 from localllm.request import SamplingParams
 from localllm.runtime import sampler
-from localllm.runtime.sampler import Row, adjust, distribution, forbid, propose, sample
-from localllm.runtime.speculation.acceptance import verified
+from localllm.runtime.sampler import (
+    SamplingSpec,
+    apply_grammar,
+    apply_penalties,
+    filtered_probabilities,
+    sample,
+    sample_drafts,
+)
+from localllm.runtime.speculation.acceptance import rejection_weights
 
 VOCABULARY, COUNT = 12, 20_000
 SURE = 1e-4  # a right rule is refused once in 10,000 tests, and random numbers here are always the same
@@ -50,19 +57,19 @@ def drawn(allowed: int | None = None, count: int = COUNT, **params: Any) -> floa
     target, other = scores(1), scores(1) * 0.5 + scores(2)
     said, given = [1, 2, 2, 7], SamplingParams(**params)
     masks = allowed and (lambda: [np.array([allowed], dtype=np.int32)])
-    plain = Row(given, 0, 4, said, Counter(said), masks=masks or None)
+    plain = SamplingSpec(given, 0, 4, said, Counter(said), masks=masks or None)
     rows = [replace(plain, seed=seed) for seed in range(count)]
-    drafts, proposals = propose(other.expand(count, -1).clone(), rows)
+    drafts, proposals = sample_drafts(other.expand(count, -1).clone(), rows)
     proposed = [
         # What a grammar forbids is no draft.
-        replace(row, proposal=(draft, proposal)) if allowed is None or allowed >> draft & 1 else row
+        replace(row, draft_and_probs=(draft, proposal)) if allowed is None or allowed >> draft & 1 else row
         for row, draft, proposal in zip(rows, drafts.tolist(), proposals, strict=True)
     ]
     choices = sample(target.expand(count, -1).clone(), proposed)
     alone = target[None].clone()
-    forbid(alone, rows[:1])
-    adjust(alone, rows[:1])
-    [p] = distribution(alone, rows[:1])
+    apply_grammar(alone, rows[:1])
+    apply_penalties(alone, rows[:1])
+    [p] = filtered_probabilities(alone, rows[:1])
     return chance(torch.bincount(choices, minlength=VOCABULARY), p / p.sum() * count)
 
 
@@ -81,19 +88,19 @@ def always(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> 
 
 def by_target(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
     """Accepts with p(d), as if the draft were no random one."""
-    return verified(target, (torch.ones_like(proposal)), drafts, points)
+    return rejection_weights(target, (torch.ones_like(proposal)), drafts, points)
 
 
 def redrawn(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
     """Draws from the target itself where a draft is refused."""
-    right = verified(target, proposal, drafts, points)
+    right = rejection_weights(target, proposal, drafts, points)
     stands = right.gather(-1, drafts[:, None]) > 0
     return torch.where(stands, right, target)
 
 
 def turned(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
     """Draws from max(q - p, 0)."""
-    right = verified(target, proposal, drafts, points)
+    right = rejection_weights(target, proposal, drafts, points)
     stands = right.gather(-1, drafts[:, None]) > 0
     return torch.where(stands, right, (proposal - target).clamp(min=0))
 
@@ -103,5 +110,5 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @pytest.mark.parametrize("wrong", [always, by_target, redrawn, turned], ids=lambda rule: rule.__name__)
 def test_a_wrong_rule_is_found_out(wrong: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "verified", wrong)
+    monkeypatch.setattr(sampler, "rejection_weights", wrong)
     assert drawn() < 1e-12

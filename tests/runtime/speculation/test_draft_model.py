@@ -48,8 +48,8 @@ def test_greedy_answers_are_the_same_and_take_fewer_steps(pair: Pair, asynchrono
     drafted = sum(e.drafted for answer in answers.values() for e in answer)
     accepted = sum(e.accepted for answer in answers.values() for e in answer)
     assert 0.2 < accepted / drafted < 1
-    model.pool.check_idle()
-    assert not model.followers
+    model.pool.check_all_free()
+    assert not model.draft_sequences
 
 
 def test_a_model_that_guesses_for_itself_is_always_right(pair: Pair) -> None:
@@ -105,14 +105,14 @@ def test_any_mix_leaves_greedy_answers_and_both_pools_as_they_were(pair: Pair, s
     model.token_budget = rng.choice([1, 7, 512])
     engine.runner.asynchronous = seed % 2 == 1
     cancelled = sequence([5, 6, 7], temperature=1.0, max_tokens=50)
-    engine.submit(cancelled)
+    engine.add_sequence(cancelled)
     for _ in range(3):
         engine.step()
     engine.cancel(cancelled)
     got = run(engine, together := fresh())
     assert [tokens(got[s.request.id]) for s in together] == alone
-    model.pool.check_idle()
-    assert not model.followers
+    model.pool.check_all_free()
+    assert not model.draft_sequences
 
 
 def test_a_smaller_and_a_larger_vocabulary_are_cut_and_filled(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_second_turn_is_found_in_the_drafters_cache(pair: Pair) -> None:
     engine, model = drafting(pair[0], pair[0], rows=200)
     first = sequence(list(range(3, 40)), temperature=0, max_tokens=9)
     answer = tokens(run(engine, [first])[first.request.id])
-    found = model.pool.longest_prefix([*range(3, 40), *answer, 7, 8])
+    found = model.pool.find_longest_prefix([*range(3, 40), *answer, 7, 8])
     assert len(found[0]) * model.pool.block_size >= 32
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from localllm.request import SamplingParams
 from localllm.runtime import runner, sampler
 from localllm.runtime.engine import Engine
-from localllm.runtime.sampler import Row, adjust, distribution, sample
+from localllm.runtime.sampler import SamplingSpec, apply_penalties, filtered_probabilities, sample
 from localllm.runtime.sequence import Sequence
 from tests.runtime.speculation.pairs import draft_model, make_pair
 from tests.runtime.speculation.test_distribution import SURE, always, by_target, chance, redrawn
@@ -31,17 +31,17 @@ LEAST = 5  # answers that a cell of the test expects; rarer ones share a cell
 class Guess:
     """Guesses the same two tokens wherever it is."""
 
-    def wants(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         return True
 
     def draft(self, sequences: list[Sequence]) -> None:
         for s in sequences:
-            s.drafts = [5, 2][: s.room]
+            s.draft_ids = [5, 2][: s.max_drafts]
 
-    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         pass
 
-    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
         pass
 
     def forget(self, sequence: Sequence) -> None:
@@ -61,9 +61,9 @@ def expected(pair: tuple[Path, Path]) -> Tensor:
     for length in range(LENGTH):
         for said in product(range(VOCABULARY), repeat=length):
             logits = engine.logits([*PROMPT, *said])[-1:].float().clone()
-            rows = [Row(params, 0, 0, [*PROMPT, *said], Counter(said))]
-            adjust(logits, rows)
-            [p] = distribution(logits, rows).double()
+            rows = [SamplingSpec(params, 0, 0, [*PROMPT, *said], Counter(said))]
+            apply_penalties(logits, rows)
+            [p] = filtered_probabilities(logits, rows).double()
             shape = [VOCABULARY] + [1] * (LENGTH - length - 1)
             found[said] *= (p / p.sum()).view(shape)
     return found
@@ -102,23 +102,23 @@ def test_answers_have_the_distribution_of_the_target(
 def test_a_wrong_rule_for_a_model_is_found_out(
     pair: tuple[Path, Path], expected: Tensor, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "verified", wrong)
+    monkeypatch.setattr(sampler, "rejection_weights", wrong)
     assert agreement(engine_with(pair, "model"), expected) < 1e-9
 
 
-def guessed(rows: list[Row]) -> dict[int, int]:
+def guessed(rows: list[SamplingSpec]) -> dict[int, int]:
     """Rows at which a guess stands, and the guess: counts make the row behind it know all tokens before."""
-    return {i: after.token_ids[-1] for i, after in enumerate(rows[1:]) if after.place}
+    return {i: after.token_ids[-1] for i, after in enumerate(rows[1:]) if after.draft_index}
 
 
-def takes_all(logits: Tensor, rows: list[Row]) -> Tensor:
+def takes_all(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
     choices = sample(logits, rows)
     for i, token in guessed(rows).items():
         choices[i] = token
     return choices
 
 
-def draws_again(logits: Tensor, rows: list[Row]) -> Tensor:
+def draws_again(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
     """A second draw where the first was not the guess, which may be the guess."""
     again = sample(logits.clone(), [replace(row, seed=row.seed + ANSWERS) for row in rows])
     choices = sample(logits, rows)

@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from localllm.runtime.speculation.gate import BEGIN, INCOME, LEAST_GAIN, Gate, share, widest
+from localllm.runtime.speculation.gate import (
+    INCOME_PER_TOKEN,
+    INITIAL_BALANCE,
+    MIN_GAIN,
+    DraftBudget,
+    choose_draft_counts,
+    choose_width,
+)
 
 MOST = 15
 CHEAP = [1 + 0.02 * drafts for drafts in range(MOST + 1)]
@@ -15,18 +22,18 @@ STEEP = [1 + 0.9 * drafts for drafts in range(MOST + 1)]
 def simulate(accepts: float, prices: list[float], tokens: int, seed: int = 0) -> float:
     """Plain steps that so many tokens take, where something always matches and each draft token is right with the
     chance `accepts`."""
-    rng, gate = random.Random(seed), Gate()
+    rng, gate = random.Random(seed), DraftBudget()
     said, took, length = 0, 0.0, 3
     while said < tokens:
         costs = [price - 1 for price in prices]
-        chances = gate.chances(length, gate.limit(costs))
-        [count], gain = share([chances], prices)
-        if gain < LEAST_GAIN:
-            count = int(bool(chances) and gate.tries)
+        chances = gate.chances(length, gate.affordable_drafts(costs))
+        [count], gain = choose_draft_counts([chances], prices)
+        if gain < MIN_GAIN:
+            count = int(bool(chances) and gate.should_probe)
         right = next((place for place in range(count) if rng.random() >= accepts), count)
         if count:
-            gate.verified(length, count, right, costs[count])
-        gate.brought(1 + right)
+            gate.record_verified(length, count, right, costs[count])
+        gate.add_income(1 + right)
         length = length + right + 1 if right == count else 3
         said += 1 + right
         took += prices[count]
@@ -50,7 +57,7 @@ def test_it_comes_near_the_best_fixed_length(accepts: float, prices: list[float]
 @pytest.mark.parametrize("tokens", [100, 1000])
 def test_what_is_never_right_costs_less_than_its_bound(tokens: int, prices: list[float]) -> None:
     lost = simulate(0.0, prices, tokens) - tokens
-    assert lost <= BEGIN + INCOME * tokens
+    assert lost <= INITIAL_BALANCE + INCOME_PER_TOKEN * tokens
     assert lost <= 0.03 * tokens or tokens == 100
     late = simulate(0.0, prices, 10 * tokens) - 10 * tokens
     assert late - lost <= 0.01 * 9 * tokens  # and less and less is tried
@@ -58,16 +65,16 @@ def test_what_is_never_right_costs_less_than_its_bound(tokens: int, prices: list
 
 def test_the_most_promising_drafts_of_a_batch_come_first() -> None:
     # 2 + 0.9 + 0.8 tokens for 1.2 steps of two; one more that is seldom right is not worth its price.
-    assert share([[0.9, 0.8], [0.1]], [1, 1.1, 1.2, 1.3]) == ([2, 0], pytest.approx(3.7 / 2 / 1.2))
-    assert share([[0.9, 0.8], [0.85]], [1, 1.1, 1.2, 1.3])[0] == [2, 1]
-    assert share([[0.9], [0.9]], [1, 2, 3])[0] == [0, 0]
-    assert share([[], []], [1]) == ([0, 0], 1)
+    assert choose_draft_counts([[0.9, 0.8], [0.1]], [1, 1.1, 1.2, 1.3]) == ([2, 0], pytest.approx(3.7 / 2 / 1.2))
+    assert choose_draft_counts([[0.9, 0.8], [0.85]], [1, 1.1, 1.2, 1.3])[0] == [2, 1]
+    assert choose_draft_counts([[0.9], [0.9]], [1, 2, 3])[0] == [0, 0]
+    assert choose_draft_counts([[], []], [1]) == ([0, 0], 1)
 
 
 def test_of_widths_that_all_share_the_best_is_taken() -> None:
     sure = [0.95**n for n in range(1, 16)]
     flat = [1 + 0.001 * drafts for drafts in range(64)]
-    assert widest([sure], (1, 4, 8, 16), flat)[0] == 16
-    assert widest([sure, []], (1, 4, 8, 16), [1 + 0.5 * drafts for drafts in range(64)])[0] == 1
-    assert widest([sure, []], (1, 4, 8, 16), [1, *([1.3] * 6), *([9.0] * 57)])[0] == 4
-    assert widest([[]], (), flat) == (1, 1.0)
+    assert choose_width([sure], (1, 4, 8, 16), flat)[0] == 16
+    assert choose_width([sure, []], (1, 4, 8, 16), [1 + 0.5 * drafts for drafts in range(64)])[0] == 1
+    assert choose_width([sure, []], (1, 4, 8, 16), [1, *([1.3] * 6), *([9.0] * 57)])[0] == 4
+    assert choose_width([[]], (), flat) == (1, 1.0)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.runtime.speculation.lookup import LEAST, LONGEST, PIECE, Lookup
+from localllm.runtime.speculation.lookup import INDEX_CHUNK_TOKENS, MAX_MATCH_LEN, MIN_MATCH_LEN, PromptLookup
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -21,44 +21,44 @@ def longest(tokens: list[int]) -> int:
 @given(TEXTS, st.integers(0, 60))
 def test_the_longest_match_is_found_wherever_one_begins_to_look(tokens: list[int], known: int) -> None:
     growing = tokens[:known]
-    lookup = Lookup(growing)
+    lookup = PromptLookup(growing)
     for token in [*tokens[known:], None]:
         expected = longest(growing)
-        if expected < LEAST:
+        if expected < MIN_MATCH_LEN:
             assert lookup.match() == 0 and lookup.continuation(4) == []
         else:
             # A search compares so many, and only the newest of frequent runs; what is followed may be longer.
             assert lookup.match() <= expected
-            assert lookup.length >= min(expected, LONGEST)
-            before = growing[: lookup.source]
-            assert before[-lookup.length :] == growing[-lookup.length :]
+            assert lookup.match_len >= min(expected, MAX_MATCH_LEN)
+            before = growing[: lookup.continuation_start]
+            assert before[-lookup.match_len :] == growing[-lookup.match_len :]
         if token is not None:
             growing.append(token)
 
 
 @given(TEXTS)
 def test_of_two_longest_the_later_is_taken(tokens: list[int]) -> None:
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     if length := lookup.match():
         ends = [
             place for place in range(length, len(tokens)) if tokens[place - length : place] == tokens[-length:]
         ]
-        assert lookup.source == max(ends)
+        assert lookup.continuation_start == max(ends)
 
 
 @given(TEXTS, st.integers(1, 20))
 def test_what_came_behind_it_is_told_and_a_loop_goes_on(tokens: list[int], most: int) -> None:
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     lookup.match()
     told = lookup.continuation(most)
-    assert len(told) == (most if lookup.length else 0)
+    assert len(told) == (most if lookup.match_len else 0)
     for place, token in enumerate(told):
-        assert token == [*tokens, *told][lookup.source + place]
+        assert token == [*tokens, *told][lookup.continuation_start + place]
 
 
 def test_a_long_prompt_is_taken_up_in_pieces() -> None:
-    tokens = [n % 1000 for n in range(3 * PIECE)]
-    lookup = Lookup(tokens)
+    tokens = [n % 1000 for n in range(3 * INDEX_CHUNK_TOKENS)]
+    lookup = PromptLookup(tokens)
     found = [lookup.match() for _ in range(3)]
-    assert found[:2] == [0, 0] and found[2] >= LONGEST
+    assert found[:2] == [0, 0] and found[2] >= MAX_MATCH_LEN
     assert lookup.continuation(3) == [144, 145, 146]

@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from localllm.runtime.constraint import Masks
+from localllm.runtime.constraint import MaskProvider
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.speculation.policy import MOST_DRAFTS, Speculation
-from localllm.runtime.speculation.price import Price
+from localllm.runtime.speculation.policy import MAX_DRAFTS, SpeculativeDrafter
+from localllm.runtime.speculation.price import StepCost
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import Answers, run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
@@ -28,18 +28,18 @@ def cheap(rows: int) -> float:
     return 1 + 0.02 * (rows - 1)
 
 
-class Guessing(Speculation):
+class Guessing(SpeculativeDrafter):
     """Whatever the machine is busy with, steps seem to take what was guessed; it counts what it verifies."""
 
     def __init__(self, widths: Iterable[int] = ()):
-        super().__init__(Price(cheap), ROWS, lambda _: tuple(widths))
+        super().__init__(StepCost(cheap), ROWS, lambda _: tuple(widths))
         self.drafted = self.accepted = 0
 
-    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
         assert drafts < ROWS and seconds > 0  # others may have been admitted to the step
 
-    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        super().verified(sequence, drafted, accepted)
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        super().on_verified(sequence, drafted, accepted)
         self.drafted += drafted
         self.accepted += accepted
 
@@ -161,7 +161,7 @@ class Chain:
     def finished(self) -> bool:
         return self.at == len(self.sentence)
 
-    def begin(self, drafts: list[int]) -> Masks:
+    def begin(self, drafts: list[int]) -> MaskProvider:
         def masks() -> list[NDArray[np.int32] | None]:
             found = []
             for token in (self.sentence + [0] * 32)[self.at : self.at + 1 + len(drafts)]:
@@ -204,7 +204,7 @@ def test_a_long_prompt_is_known_when_its_answer_begins(llama: Path) -> None:
     asked = sequence([7] * 120, temperature=0, max_tokens=40, logit_bias={7: 60.0})
     [events] = run(engine, [asked]).values()
     steps = len(tokens(events)) - guessing.accepted
-    assert steps <= 8 and guessing.drafted <= MOST_DRAFTS * steps
+    assert steps <= 8 and guessing.drafted <= MAX_DRAFTS * steps
 
 
 def test_where_nothing_matches_nothing_is_waited_for(llama: Path) -> None:
@@ -213,8 +213,8 @@ def test_where_nothing_matches_nothing_is_waited_for(llama: Path) -> None:
     again = sequence([*range(3, 60), 3, 4, 5, 6, 7, 8], temperature=0)
     for known in (rising, again):
         guessing.track(known)
-    assert not guessing.wants(rising)
-    assert guessing.wants(again)
+    assert not guessing.may_draft(rising)
+    assert guessing.may_draft(again)
 
 
 def test_what_was_verified_may_be_cancelled_meanwhile(llama: Path) -> None:
@@ -222,33 +222,33 @@ def test_what_was_verified_may_be_cancelled_meanwhile(llama: Path) -> None:
     engine.drafter = guessing
     engine.runner.asynchronous = True
     gone, stays = (sequence([7] * 9, temperature=0, max_tokens=40, logit_bias={7: 60.0}) for _ in range(2))
-    engine.submit(gone)
-    engine.submit(stays)
-    while not gone.drafts:
+    engine.add_sequence(gone)
+    engine.add_sequence(stays)
+    while not gone.draft_ids:
         engine.step()
     assert engine.in_flight
     engine.cancel(gone)
     said = []
-    while engine.busy:
+    while engine.has_unfinished_requests:
         said += [e.token_id for e in engine.step() if e.sequence is stays]
     assert len(stays.token_ids) == 49 and set(said) == {7}
     assert torch.isfinite(engine.logits([7, 7])).all()
-    engine.pool.check_idle()
+    engine.pool.check_all_free()
 
 
 class Slow:
     """A model that has no guess, and takes its time to say so."""
 
-    def wants(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         return True
 
     def draft(self, sequences: list[Sequence]) -> None:
         time.sleep(0.01)
 
-    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         pass
 
-    def stepped(self, sequences: int, drafts: int, seconds: float) -> None:
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
         assert seconds > 0
 
     def forget(self, sequence: Sequence) -> None:
@@ -257,14 +257,14 @@ class Slow:
 
 def test_what_a_model_took_before_another_step_is_not_taken_off_this_one(llama: Path) -> None:
     """Of a step that had a prompt beside it no time is told."""
-    engine, guessing = make_engine(llama), Speculation(Price(cheap), ROWS, model=Slow())
+    engine, guessing = make_engine(llama), SpeculativeDrafter(StepCost(cheap), ROWS, draft_model=Slow())
     engine.drafter = guessing
     first, late = (sequence([3, 4, 5], temperature=0, max_tokens=9) for _ in range(2))
-    engine.submit(first)
+    engine.add_sequence(first)
     for _ in range(2):
         engine.step()
-    engine.submit(late)
+    engine.add_sequence(late)
     engine.step()
     engine.cancel(late)
     guessing.draft([])
-    guessing.stepped(1, 0, 1e-3)
+    guessing.on_step(1, 0, 1e-3)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from localllm.runtime.speculation.price import Price
+from localllm.runtime.speculation.price import StepCost
 
 
 def guess(rows: int) -> float:
@@ -12,17 +12,17 @@ def guess(rows: int) -> float:
 
 
 def test_nothing_measured_is_the_guess() -> None:
-    assert Price(guess).table(1, 3) == pytest.approx([1, 1.27, 1.54, 1.81])
-    assert Price(guess).table(4, 1) == pytest.approx([1, 1 + 0.27 / 1.81])
+    assert StepCost(guess).cost_table(1, 3) == pytest.approx([1, 1.27, 1.54, 1.81])
+    assert StepCost(guess).cost_table(4, 1) == pytest.approx([1, 1 + 0.27 / 1.81])
 
 
 def test_a_few_steps_of_a_kind_count_in_spite_of_noise() -> None:
-    price, rng = Price(guess), random.Random(0)
+    price, rng = StepCost(guess), random.Random(0)
     for _ in range(40):
         for drafts, seconds in {0: 0.010, 1: 0.011, 3: 0.0125}.items():
             disturbed = seconds * (5 if rng.random() < 0.2 else rng.uniform(0.98, 1.05))
-            price.stepped(1, drafts, disturbed)
-    table = price.table(1, 6)
+            price.record_step(1, drafts, disturbed)
+    table = price.cost_table(1, 6)
     assert table[1] == pytest.approx(1.1, abs=0.06)
     assert table[3] == pytest.approx(1.25, abs=0.06)
     # Between and beyond what was measured it goes on, and beyond the guess comes back.
@@ -30,26 +30,26 @@ def test_a_few_steps_of_a_kind_count_in_spite_of_noise() -> None:
 
 
 def test_one_step_proves_nothing() -> None:
-    price = Price(guess)
-    price.stepped(1, 0, 0.01)
-    price.stepped(1, 1, 1.0)
-    assert price.table(1, 1) == pytest.approx([1, 1.27])
+    price = StepCost(guess)
+    price.record_step(1, 0, 0.01)
+    price.record_step(1, 1, 1.0)
+    assert price.cost_table(1, 1) == pytest.approx([1, 1.27])
 
 
 def test_what_was_measured_long_ago_is_forgotten() -> None:
-    price = Price(guess)
+    price = StepCost(guess)
     for _ in range(15):
-        price.stepped(1, 0, 0.01)
-        price.stepped(1, 1, 0.05)
-    assert price.table(1, 1)[1] == pytest.approx(5)
+        price.record_step(1, 0, 0.01)
+        price.record_step(1, 1, 0.05)
+    assert price.cost_table(1, 1)[1] == pytest.approx(5)
     for _ in range(600):
-        price.stepped(1, 0, 0.01)
-    assert price.table(1, 1)[1] == pytest.approx(1.27)
+        price.record_step(1, 0, 0.01)
+    assert price.cost_table(1, 1)[1] == pytest.approx(1.27)
 
 
 def test_more_drafts_never_cost_less() -> None:
-    price, rng = Price(guess), random.Random(1)
+    price, rng = StepCost(guess), random.Random(1)
     for _ in range(300):
-        price.stepped(2, rng.randrange(8), rng.uniform(0.5, 2))
-    table = price.table(2, 20)
+        price.record_step(2, rng.randrange(8), rng.uniform(0.5, 2))
+    table = price.cost_table(2, 20)
     assert table == sorted(table) and table[0] == 1

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from localllm.server.limits import Limits
+from localllm.server.limits import ConnectionLimits
 from tests.server.attacks.wire import LONG, asking, connect, heard, narrow, request, rest, speak
 from tests.server.conftest import serving
 
@@ -33,7 +33,7 @@ def test_a_thousand_connections_leave_the_server_answering(demo_url, files, begu
         began = time.monotonic()
         assert speak(demo_url, asking()).status == 200
         assert time.monotonic() - began < 5
-        held = flood[-Limits().connections :]
+        held = flood[-ConnectionLimits().max_connections :]
         assert rest(flood[0]) == b"", "the longest idle made room"
         held[-1].sendall(HEALTH[len(begun) :])
         assert heard(held[-1]).status == 200
@@ -51,7 +51,7 @@ def test_a_stream_under_way_outlasts_a_flood(demo_url, demo, files):
 
 
 def test_where_all_are_at_work_a_new_connection_is_told_to_come_again(demo):
-    with serving(demo, limits=Limits(connections=2)) as url, ExitStack() as stack:
+    with serving(demo, limits=ConnectionLimits(max_connections=2)) as url, ExitStack() as stack:
         streams = [stack.enter_context(narrow(url)) for _ in range(2)]
         for stream in streams:
             stream.sendall(asking(**LONG))
@@ -65,7 +65,11 @@ def test_where_all_are_at_work_a_new_connection_is_told_to_come_again(demo):
 
 
 def test_an_idle_connection_makes_room_for_a_new_one(demo):
-    with serving(demo, limits=Limits(connections=2)) as url, connect(url) as idle, connect(url) as stream:
+    with (
+        serving(demo, limits=ConnectionLimits(max_connections=2)) as url,
+        connect(url) as idle,
+        connect(url) as stream,
+    ):
         idle.sendall(HEALTH)
         assert heard(idle).status == 200
         stream.sendall(asking(max_tokens=300, stream=True))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from localllm.server.limits import Limits
+from localllm.server.limits import ConnectionLimits
 from tests.server.attacks.wire import BODY, asking, connect, heard, request, rest, speak
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -30,8 +30,8 @@ LENGTH = f"Content-Length: {len(BODY)}\r\n".encode()
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\x01: x\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\rY: b\r\n\r\n", 400),
-        (HEAD + b"X: " + b"a" * (Limits().head_bytes + 1), 431),
-        (b"GET /" + b"a" * (Limits().head_bytes + 1), 431),
+        (HEAD + b"X: " + b"a" * (ConnectionLimits().max_head_bytes + 1), 431),
+        (b"GET /" + b"a" * (ConnectionLimits().max_head_bytes + 1), 431),
         (HEAD + b"".join(b"X%d: y\r\n" % number for number in range(20_000)), 431),
         (HEAD + LENGTH + b"Content-Length: 5\r\n\r\n" + BODY, 400),
         (HEAD + b"Content-Length: -1\r\n\r\n", 400),
@@ -47,8 +47,8 @@ LENGTH = f"Content-Length: {len(BODY)}\r\n".encode()
         (CHUNKED + b"-5\r\nhello\r\n0\r\n\r\n", 400),
         (CHUNKED + b"5\r\nhelloxx0\r\n\r\n", 400),
         (CHUNKED + b"f" * 21 + b"\r\n", 400),
-        (CHUNKED + b"5;" + b"a" * (Limits().head_bytes + 1), 431),
-        (CHUNKED + b"0\r\nX: " + b"a" * (Limits().head_bytes + 1), 431),
+        (CHUNKED + b"5;" + b"a" * (ConnectionLimits().max_head_bytes + 1), 431),
+        (CHUNKED + b"0\r\nX: " + b"a" * (ConnectionLimits().max_head_bytes + 1), 431),
         (b"GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
         (b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
         (b"CONNECT evil.example:443 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),

@@ -10,7 +10,7 @@ import pytest
 
 from localllm.errors import UsageError
 from localllm.server import access
-from localllm.server.access_flags import access_of, read_keys, warnings
+from localllm.server.access_flags import access_warnings, make_access_policy, read_keys
 from tests.server.attacks.wire import KEY, request, speak, wide
 from tests.server.conftest import serving
 
@@ -125,39 +125,39 @@ def test_keys_are_compared_whole_and_as_digests(monkeypatch):
 @pytest.mark.parametrize("key", ["", "x", "fifteen-letters", "with blanks in it, many", "ä" * 20, "\n" * 20])
 def test_weak_keys_are_refused(key):
     with pytest.raises(UsageError, match="give at least 16 letters and digits"):
-        access_of("127.0.0.1", [key])
+        make_access_policy("127.0.0.1", [key])
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "fe80::1", "[2001:db8::1]", "::ffff:10.0.0.1"])
 def test_an_address_that_others_reach_takes_a_key_or_the_will_to_go_without(host):
     with pytest.raises(UsageError, match="no key to keep strangers out; give --api-key-file FILE, or --insecure"):
-        access_of(host)
-    assert access_of(host, insecure=True).is_wide
-    assert access_of(host, [KEY]).is_wide
-    assert "without a key" in warnings(access_of(host, insecure=True))[0]
-    assert "--tls-cert" in warnings(access_of(host, [KEY]))[0]
+        make_access_policy(host)
+    assert make_access_policy(host, insecure=True).is_exposed
+    assert make_access_policy(host, [KEY]).is_exposed
+    assert "without a key" in access_warnings(make_access_policy(host, insecure=True))[0]
+    assert "--tls-cert" in access_warnings(make_access_policy(host, [KEY]))[0]
 
 
 def test_loopback_takes_none_and_no_warning():
-    assert not access_of("localhost").keys and not access_of("[::1]").is_wide
-    assert not warnings(access_of("127.0.0.1"))
+    assert not make_access_policy("localhost").keys and not make_access_policy("[::1]").is_exposed
+    assert not access_warnings(make_access_policy("127.0.0.1"))
 
 
 def test_any_origin_takes_a_key():
     with pytest.raises(UsageError, match="any page of the web may ask"):
-        access_of("127.0.0.1", origins=["*"])
+        make_access_policy("127.0.0.1", origins=["*"])
 
 
 @pytest.mark.parametrize("origin", ["null", "https://a.example/", "a.example", "https://*.a.example", ""])
 def test_what_is_no_origin_is_refused(origin):
     with pytest.raises(UsageError, match="is no origin"):
-        access_of("127.0.0.1", origins=[origin])
+        make_access_policy("127.0.0.1", origins=[origin])
 
 
 @pytest.mark.parametrize("name", ["http://box", "box:80", "*", "-", "", "a b"])
 def test_what_is_no_name_of_a_host_is_refused(name):
     with pytest.raises(UsageError, match="is no name of a host"):
-        access_of("127.0.0.1", names=[name])
+        make_access_policy("127.0.0.1", host_names=[name])
 
 
 def test_keys_of_a_file(tmp_path):
@@ -177,4 +177,4 @@ def test_a_file_without_keys_is_told(tmp_path: Path, content: bytes | None):
 
 
 def test_no_key_is_shown_by_what_holds_it():
-    assert KEY not in repr(access_of("127.0.0.1", [KEY]))
+    assert KEY not in repr(make_access_policy("127.0.0.1", [KEY]))

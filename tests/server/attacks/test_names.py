@@ -11,7 +11,7 @@ AUTHORIZED = f"Authorization: Bearer {KEY}"
 
 @pytest.fixture(scope="module")
 def url(demo):
-    with serving(demo, wide(names=["Box.example.org"], origins=[PAGE])) as url:
+    with serving(demo, wide(host_names=["Box.example.org"], origins=[PAGE])) as url:
         yield url
 
 

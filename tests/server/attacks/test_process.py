@@ -165,5 +165,5 @@ def test_a_server_survives_whoever_leaves_at_any_time(demo_url, demo):
             connection.sendall(whole[:cut])
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
     assert speak(demo_url, asking()).status == 200
-    while demo.worker.replies:
+    while demo.worker.outputs:
         time.sleep(0.01)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from localllm.server.limits import Limits
+from localllm.server.limits import ConnectionLimits
 from tests.server.attacks.wire import (
     BODY,
     LONG,
@@ -21,7 +21,14 @@ from tests.server.attacks.wire import (
 )
 from tests.server.conftest import serving
 
-QUICK = Limits(head_s=0.6, body_s=2, body_grace_s=0.5, body_rate=1000, keep_alive_s=1, reader_s=READER_S)
+QUICK = ConnectionLimits(
+    head_timeout_s=0.6,
+    body_timeout_s=2,
+    body_grace_s=0.5,
+    min_body_bytes_per_s=1000,
+    keep_alive_s=1,
+    reader_timeout_s=READER_S,
+)
 HEALTH = request("GET", "/health", body=b"")
 
 
@@ -52,7 +59,7 @@ def test_slow_headers(url):
         said = heard(connection)
     assert (said.status, said.headers["connection"]) == (408, "close")
     assert "headers did not come within 0.6 s" in said.message
-    assert taken == pytest.approx(QUICK.head_s, abs=0.4)
+    assert taken == pytest.approx(QUICK.head_timeout_s, abs=0.4)
 
 
 def test_slow_headers_of_a_second_request(url):
@@ -67,7 +74,7 @@ def test_headers_that_never_begin(url):
     with connect(url) as connection:
         began = time.monotonic()
         assert rest(connection) == b""
-        assert time.monotonic() - began == pytest.approx(QUICK.head_s, abs=0.4)
+        assert time.monotonic() - began == pytest.approx(QUICK.head_timeout_s, abs=0.4)
 
 
 def test_slow_body(url):
@@ -94,7 +101,7 @@ def test_a_body_that_comes_fast_enough_but_never_ends(url):
                 continue
         connection.settimeout(10)
         assert heard(connection).status == 408
-    assert time.monotonic() - began == pytest.approx(QUICK.body_s, abs=0.6)
+    assert time.monotonic() - began == pytest.approx(QUICK.body_timeout_s, abs=0.6)
 
 
 def test_idle_keep_alive(url):

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from localllm.errors import UsageError
-from localllm.server.access_flags import tls_of
-from localllm.server.limits import Limits
+from localllm.server.access_flags import load_tls_context
+from localllm.server.limits import ConnectionLimits
 from tests.server.attacks.wire import ASKED, KEY, LONG, READER_S, asking, connect, left_alone, narrow, rest, wide
 from tests.server.conftest import serving
 
@@ -32,7 +32,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(demo, files):
-    with serving(demo, wide(tls=tls_of(*files)), Limits(head_s=1)) as url:
+    with serving(demo, wide(tls=load_tls_context(*files)), ConnectionLimits(head_timeout_s=1)) as url:
         yield url
 
 
@@ -79,7 +79,7 @@ def test_who_agrees_on_nothing_is_hung_up_on(url):
 def test_a_reader_who_does_not_read_is_broken_off_under_tls_too(demo, files):
     trust = ssl.create_default_context(cafile=files[0])
     with (
-        serving(demo, wide(tls=tls_of(*files)), Limits(reader_s=READER_S)) as url,
+        serving(demo, wide(tls=load_tls_context(*files)), ConnectionLimits(reader_timeout_s=READER_S)) as url,
         narrow(url) as plain,
         trust.wrap_socket(plain, server_hostname="localhost") as wrapped,
     ):
@@ -92,8 +92,8 @@ def test_a_reader_who_does_not_read_is_broken_off_under_tls_too(demo, files):
 def test_certificate_and_key_may_lie_in_one_file(files, tmp_path):
     both = tmp_path / "both.pem"
     both.write_text("".join(Path(file).read_text() for file in files))
-    assert tls_of(str(both), None)
-    assert tls_of(None, None) is None
+    assert load_tls_context(str(both), None)
+    assert load_tls_context(None, None) is None
 
 
 def test_files_that_are_none_are_told(files, tmp_path):
@@ -112,4 +112,4 @@ def test_files_that_are_none_are_told(files, tmp_path):
         ((None, key), "--tls-key is given without --tls-cert"),
     ]:
         with pytest.raises(UsageError, match=told):
-            tls_of(*wrong)
+            load_tls_context(*wrong)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from localllm import LLM
-from localllm.server.access import Access
-from localllm.server.access_flags import access_of
+from localllm.server.access import AccessPolicy
+from localllm.server.access_flags import make_access_policy
 
 READER_S = 0.5
 KEY = "correct-horse-battery-staple"
@@ -76,7 +76,7 @@ def asking(*lines: str, **changes: Any) -> bytes:
 
 def left_alone(llm: LLM) -> None:
     """Waits until nothing is answered any more, and as long as a reader may go on without reading."""
-    while llm.worker.replies:
+    while llm.worker.outputs:
         time.sleep(0.05)
     time.sleep(2 * READER_S + 0.5)
 
@@ -90,6 +90,6 @@ def rest(connection: socket.socket) -> bytes:
     return came
 
 
-def wide(*, keys: tuple[str, ...] = (KEY,), tls: ssl.SSLContext | None = None, **flags: Any) -> Access:
+def wide(*, keys: tuple[str, ...] = (KEY,), tls: ssl.SSLContext | None = None, **flags: Any) -> AccessPolicy:
     """As of a server that others can reach, for one that in truth listens on loopback."""
-    return access_of("0.0.0.0", keys, tls=tls, **flags)
+    return make_access_policy("0.0.0.0", keys, tls=tls, **flags)

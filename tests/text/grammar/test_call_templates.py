@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from localllm.request import ToolUse
-from localllm.text.grammar.functions import calling
+from localllm.text.grammar.functions import build_tool_constraint
 from localllm.text.output.formats import OutputFormat
 from tests.text.grammar.test_calls import END, model
 from tests.text.output import turns
@@ -30,7 +30,7 @@ FORGETTING = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "ibm-granite-granite-3
 TEMPLATES = {
     name: source
     for name, source in turns.templates().items()
-    if (output := OutputFormat.of({"default": source}, ())).tools or output.channels
+    if (output := OutputFormat.detect({"default": source}, ())).tools or output.channels
 }
 
 
@@ -53,10 +53,10 @@ def held(tool: dict[str, Any], *, flat: bool, strict: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - OTHERWISE - FORGETTING))
 @pytest.mark.parametrize("required", [True, False])
 def test_what_a_template_writes_of_calls_may_come(name: str, required: bool) -> None:
-    output = OutputFormat.of({"default": TEMPLATES[name]}, ())
+    output = OutputFormat.detect({"default": TEMPLATES[name]}, ())
     tokenizer, grammars = model(output)
     strict = [held(tool, flat="gemma" in name, strict=not required) for tool in turns.TOOLS]
-    asked = calling(strict, ToolUse(required=required))
+    asked = build_tool_constraint(strict, ToolUse(required=required))
     assert asked
     for calls in (CALLS[:1], CALLS[1:], *([] if name in ONE_ONLY else [CALLS])):
         prompt, turn = turn_of(TEMPLATES[name], calls)

@@ -14,28 +14,28 @@ import tokenizers
 from localllm.errors import OutputInvalid
 from localllm.request import ToolUse
 from localllm.text.backends import byte_alphabet
-from localllm.text.grammar.compiled import Grammars
-from localllm.text.grammar.functions import calling
-from localllm.text.grammar.result import check_calls
+from localllm.text.grammar.compiled import GrammarCompiler
+from localllm.text.grammar.functions import build_tool_constraint
+from localllm.text.grammar.result import check_tool_calls
 from localllm.text.output import formats
-from localllm.text.output.delta import Delta
+from localllm.text.output.delta import OutputDelta
 from localllm.text.output.formats import OutputFormat
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.vocabulary import Described
+from localllm.text.vocabulary import TokenizerDescription
 from tests.text.grammar.schemas import SCHEMAS
 from tests.text.grammar.walk import CLOSERS, walk
 from tests.text.output.turns import joined, route
 
 END = 256
 HUGE = re.compile(r"[0-9][eE]\+?[0-9]{3}")
-THINK = formats.Reasoning(*formats.THINK)
+THINK = formats.ReasoningFormat(*formats.THINK)
 OUTPUTS = {
-    row.form.spelling.open.partition("@name")[0].strip() + row.form.spelling.begin.strip(): (
-        OutputFormat(channels=row.form)
-        if row in formats.CHANNELS
-        else OutputFormat(reasoning=THINK, tools=row.form)
+    row.format.syntax.call_begin.partition("@name")[0].strip() + row.format.syntax.calls_begin.strip(): (
+        OutputFormat(channels=row.format)
+        if row in formats.CHANNEL_RULES
+        else OutputFormat(reasoning=THINK, tools=row.format)
     )
-    for row in (*formats.CHANNELS, *formats.TOOLS)
+    for row in (*formats.CHANNEL_RULES, *formats.TOOL_RULES)
 } | {"none": OutputFormat(reasoning=THINK)}
 FLAT: dict[str, Any] = {
     "city": {"type": "string"},
@@ -76,26 +76,26 @@ def markup_of(output: OutputFormat) -> list[str]:
 
 
 @cache
-def model(output: OutputFormat, *, as_text: bool = False) -> tuple[Tokenizer, Grammars]:
+def model(output: OutputFormat, *, as_text: bool = False) -> tuple[Tokenizer, GrammarCompiler]:
     """Letters, and the markup as control tokens, unless it is mere text."""
     words = {letter: index for index, letter in enumerate(byte_alphabet().values())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(["<end>", *([] if as_text else markup_of(output))])
-    tokenizer = Tokenizer(Described(Path("none"), backend, {}, {}, (END,)))
-    return tokenizer, Grammars(tokenizer, tokenizer.vocab_size, (END,), output)
+    tokenizer = Tokenizer(TokenizerDescription(Path("none"), backend, {}, {}, (END,)))
+    return tokenizer, GrammarCompiler(tokenizer, tokenizer.vocab_size, (END,), output)
 
 
 def tools_for(output: OutputFormat, seed: int) -> list[dict[str, Any]]:
     """Two functions that this markup can call."""
-    spelling = (output.channels or output.tools or formats.BARE).spelling
+    spelling = (output.channels or output.tools or formats.BARE_JSON).syntax
     draw = random.Random(seed)
     if spelling.parameters is None:
         objects = [schema for schema in SCHEMAS if schema.get("type") == "object"]
         return [tool(name, draw.choice(objects)) for name in ("weather", "get.news-1")]
-    known = FLAT if spelling.parameters.flat else FLAT | NESTED
-    if spelling.parameters.text is None:
+    known = FLAT if spelling.parameters.scalars_only else FLAT | NESTED
+    if spelling.parameters.text_before is None:
         known = {name: part for name, part in known.items() if name != "short"}
     found = []
     for name in ("weather", "get_news"):
@@ -113,10 +113,10 @@ def said_by(
     as_text: bool = False,
     leak: bool = False,
     begun: str = "",
-) -> list[Delta] | None:
+) -> list[OutputDelta] | None:
     """A random answer that begins like this, taken apart; None where it did not end."""
     tokenizer, grammars = model(output, as_text=as_text)
-    asked = calling(tools, use)
+    asked = build_tool_constraint(tools, use)
     assert asked
     tokens = tokenizer.token_bytes(tokenizer.vocab_size)
     closers = {*CLOSERS, *(text.encode() for text in markup_of(output))}
@@ -126,22 +126,22 @@ def said_by(
     for token in beginning:
         follower.advance(token)
     said, ended = walk(follower, tokens, {END}, seed, 4000, leak=leak, closers=closers)
-    router = (output.calling() if use.must_call else output).router("", tools)
+    router = (output.for_required_call() if use.must_call else output).make_parser("", tools)
     return route(router, [begun + said.decode(errors="replace")]) if ended else None
 
 
-def are_right(deltas: list[Delta], tools: list[dict[str, Any]], use: ToolUse) -> bool:
+def are_right(deltas: list[OutputDelta], tools: list[dict[str, Any]], use: ToolUse) -> bool:
     """Nothing is said but valid calls and thoughts."""
-    asked = calling(tools, use)
+    asked = build_tool_constraint(tools, use)
     assert asked
     try:
-        check_calls(asked, [delta.call for delta in deltas if delta.call])
+        check_tool_calls(asked, [delta.call for delta in deltas if delta.call])
     except OutputInvalid:
         return False
     return not joined(deltas)[1].strip()
 
 
-def is_huge(deltas: list[Delta]) -> bool:
+def is_huge(deltas: list[OutputDelta]) -> bool:
     """A number beyond all floats is no call for routers."""
     return bool(HUGE.search(joined(deltas)[1]))
 
@@ -172,9 +172,9 @@ def test_a_mask_that_lets_one_wrong_token_come_is_found_out() -> None:
 def begun(output: OutputFormat) -> str:
     """Text, and then a call begins."""
     if output.channels:
-        return output.channels.spelling.open.partition("@name")[0]
+        return output.channels.syntax.call_begin.partition("@name")[0]
     assert output.tools
-    return "{" if output.tools.bare else f"I say <b>. {output.tools.begin[0]}"
+    return "{" if output.tools.bare_begin else f"I say <b>. {output.tools.begin[0]}"
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -199,7 +199,7 @@ def test_a_strict_function_is_held_to_once_a_call_has_begun(name: str, as_text: 
 def test_beside_a_strict_function_text_is_free(name: str, as_text: bool) -> None:
     output = OUTPUTS[name]
     tokenizer, grammars = model(output, as_text=as_text)
-    asked = calling([tool("weather", schema_of({}, []), strict=True)], ToolUse())
+    asked = build_tool_constraint([tool("weather", schema_of({}, []), strict=True)], ToolUse())
     assert asked
     said = "Hi } é <b> {, \n\n call weather.\n"
     if output.channels:
@@ -208,7 +208,7 @@ def test_beside_a_strict_function_text_is_free(name: str, as_text: bool) -> None
             (channel + "final" * bool(channel) + "<|message|>"),
             "<|channel|>analysis" if channel else " to=self",
         )
-        said = f"{thought}<|message|>Hm.{output.channels.ends[0]}{start}{final}{said}"
+        said = f"{thought}<|message|>Hm.{output.channels.message_ends[0]}{start}{final}{said}"
     for text in (said, said + said if not output.channels else said):
         ids = [*tokenizer.encode(text, special=False), END]
         assert grammars.follow(asked, "").allowed(ids) == ids

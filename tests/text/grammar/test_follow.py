@@ -9,10 +9,10 @@ import tokenizers
 
 from localllm.request import Grammar, GrammarKind
 from localllm.text.backends import byte_alphabet
-from localllm.text.grammar.compiled import Grammars
+from localllm.text.grammar.compiled import GrammarCompiler
 from localllm.text.grammar.follow import GrammarFollower
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.vocabulary import Described
+from localllm.text.vocabulary import TokenizerDescription
 from tests.text.grammar.conftest import grammars_of
 from tests.text.grammar.walk import allowed_now, bits
 
@@ -30,11 +30,11 @@ def choice(*texts: str) -> Grammar:
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode_amid(text)
+    return tokenizer.encode_continuation(text)
 
 
 def test_masks_behind_drafts_are_those_that_follow_once_the_drafts_came(
-    grammars: Grammars, tokenizer: Tokenizer
+    grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     said = spelled(tokenizer, '{"name": "Bo", "age": 12}')
     together, alone = grammars.follow(PERSON), grammars.follow(PERSON)
@@ -51,7 +51,7 @@ def test_masks_behind_drafts_are_those_that_follow_once_the_drafts_came(
 
 
 def test_a_draft_that_may_not_come_ends_the_masks_and_changes_nothing(
-    grammars: Grammars, tokenizer: Tokenizer
+    grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     follower = grammars.follow(PERSON)
     good, bad = spelled(tokenizer, '{"name'), spelled(tokenizer, "Once upon a time")
@@ -65,7 +65,7 @@ def test_a_draft_that_may_not_come_ends_the_masks_and_changes_nothing(
 
 
 def test_what_alone_can_come_is_foretold_as_the_tokenizer_spells_it(
-    grammars: Grammars, tokenizer: Tokenizer
+    grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     follower = grammars.follow(choice("Once upon a time", "Once upon a day"))
     forced = follower.forced(100)
@@ -77,7 +77,9 @@ def test_what_alone_can_come_is_foretold_as_the_tokenizer_spells_it(
     assert free.forced(100) == []
 
 
-def test_an_end_token_may_come_exactly_where_the_text_may_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_an_end_token_may_come_exactly_where_the_text_may_end(
+    grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
     [end] = tokenizer.eos_ids
     follower = grammars.follow(choice("a", "ab"))
     assert not allowed_now(follower)[end]
@@ -104,7 +106,7 @@ def test_a_model_may_know_fewer_tokens_than_its_tokenizer(tokenizer: Tokenizer) 
     assert not bits(mask)[1001:].any()
 
 
-def test_control_tokens_never_come_as_text(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_control_tokens_never_come_as_text(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     for grammar in (Grammar(GrammarKind.REGEX, r"(?s:.*)"), Grammar(GrammarKind.LARK, "start: /(?s:.*)/")):
         allowed = allowed_now(grammars.follow(grammar))
         markup = [index for index in tokenizer.special_ids if index not in tokenizer.eos_ids]
@@ -121,7 +123,7 @@ def test_without_an_end_token_an_answer_ends_where_nothing_may_follow() -> None:
     words = {letter: index for index, letter in enumerate(alphabet)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
     backend.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer = Tokenizer(Described(Path("none"), backend, {}, {}, ()))
+    tokenizer = Tokenizer(TokenizerDescription(Path("none"), backend, {}, {}, ()))
     follower = grammars_of(tokenizer).follow(choice("yes", "no"))
     allowed = allowed_now(follower)
     assert len(allowed) == 256 and allowed.sum() == 2
@@ -143,7 +145,7 @@ def test_where_a_grammar_becomes_too_much_nothing_may_come_and_the_reason_is_tol
     assert not follower.finished
 
 
-def test_answers_are_followed_apart(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_answers_are_followed_apart(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     first, second = grammars.follow(PERSON), grammars.follow(PERSON)
     waiting = [follower.begin([]) for follower in (first, second)]
     first.advance(*spelled(tokenizer, "{"))

@@ -4,16 +4,16 @@ from typing import Any
 import pytest
 
 from localllm.errors import UsageError
-from localllm.request import GRAMMAR_LIMIT, NESTING_LIMIT, SCHEMA_LIMIT, Grammar, GrammarKind
-from localllm.text.grammar.compiled import Grammars
-from localllm.text.grammar.source import checked
+from localllm.request import MAX_GRAMMAR_LEN, MAX_SCHEMA_DEPTH, MAX_SCHEMA_LEN, Grammar, GrammarKind
+from localllm.text.grammar.compiled import GrammarCompiler
+from localllm.text.grammar.source import compile_source
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]}
 
 
 def refusal(kind: str, text: str) -> str:
     with pytest.raises(UsageError) as caught:
-        checked(Grammar(kind, text))  # pyright: ignore[reportArgumentType]
+        compile_source(Grammar(kind, text))  # pyright: ignore[reportArgumentType]
     return str(caught.value)
 
 
@@ -49,7 +49,9 @@ def test_what_a_mask_cannot_keep_is_refused_with_keyword_and_place(schema: dict[
 
 
 def test_a_property_may_be_called_like_a_keyword() -> None:
-    checked(Grammar("json_schema", '{"type": "object", "properties": {"not": {"type": "string"}, "if": {}}}'))
+    compile_source(
+        Grammar("json_schema", '{"type": "object", "properties": {"not": {"type": "string"}, "if": {}}}')
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_what_nothing_satisfies_is_refused_by_name(schema: Any, said: str) -> No
     ],
 )
 def test_recursion_that_can_end_is_kept_to(schema: Any) -> None:
-    checked(Grammar("json_schema", json.dumps(schema)))
+    compile_source(Grammar("json_schema", json.dumps(schema)))
 
 
 @pytest.mark.parametrize(
@@ -124,9 +126,9 @@ def test_recursion_that_can_end_is_kept_to(schema: Any) -> None:
         ("gbnf", "root ::= other", "Rule 'other' not found"),
         ("gbnf", "root ::= <[12]>", "Expected name"),
         ("gbnf", f"root ::= {'(' * 900}'a'{')' * 900}", "nested too deeply"),
-        ("regex", "x" * (GRAMMAR_LIMIT + 1), "limit"),
-        ("json_schema", f'{{"title": "{"x" * SCHEMA_LIMIT}"}}', "limit"),
-        ("json_schema", '{"items":' * NESTING_LIMIT + "{}" + "}" * NESTING_LIMIT, "nested more than"),
+        ("regex", "x" * (MAX_GRAMMAR_LEN + 1), "limit"),
+        ("json_schema", f'{{"title": "{"x" * MAX_SCHEMA_LEN}"}}', "limit"),
+        ("json_schema", '{"items":' * MAX_SCHEMA_DEPTH + "{}" + "}" * MAX_SCHEMA_DEPTH, "nested more than"),
         ("json_schema", "{]", "is not JSON"),
         ("json_schema", '{"minimum": NaN}', "NaN is no JSON"),
         ("json_schema", "[]", "give an object"),
@@ -141,7 +143,7 @@ def test_other_grammars_are_refused_with_the_reason(kind: str, text: str, said: 
     assert said in refusal(kind, text)
 
 
-def test_a_long_chain_of_names_does_not_end_the_process(grammars: Grammars) -> None:
+def test_a_long_chain_of_names_does_not_end_the_process(grammars: GrammarCompiler) -> None:
     """The compiler follows it by recursion, which overflows a usual stack."""
     count = 1500
     rules = "".join(f'a{i}: a{i + 1} "x"\n' for i in range(count))

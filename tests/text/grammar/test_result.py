@@ -5,7 +5,7 @@ import pytest
 from localllm.errors import OutputInvalid
 from localllm.metrics import Stopwatch
 from localllm.request import Completion, FinishReason, Grammar, GrammarKind
-from localllm.text.grammar.result import check, check_finished
+from localllm.text.grammar.result import check_completion, check_content
 
 PRICES = Grammar(
     GrammarKind.JSON_SCHEMA,
@@ -37,7 +37,7 @@ DATE = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string", "format": "date"}')
     ],
 )
 def test_what_was_asked_for_is_let_through(grammar: Grammar, content: str) -> None:
-    check(grammar, content)
+    check_content(grammar, content)
 
 
 @pytest.mark.parametrize(
@@ -59,29 +59,29 @@ def test_what_was_asked_for_is_let_through(grammar: Grammar, content: str) -> No
 )
 def test_anything_else_is_told_with_its_place(grammar: Grammar, content: str, said: str) -> None:
     with pytest.raises(OutputInvalid) as caught:
-        check(grammar, content)
+        check_content(grammar, content)
     assert said in str(caught.value)
 
 
 def test_what_is_nested_too_deeply_is_no_fault_of_ours() -> None:
     with pytest.raises(OutputInvalid, match="nested too deeply"):
-        check(TREE, '{"a":' * 900 + "{}" + "}" * 900)
+        check_content(TREE, '{"a":' * 900 + "{}" + "}" * 900)
 
 
 def answer(text: str, reason: FinishReason = FinishReason.STOP) -> Completion:
-    return Completion(text, (), reason, Stopwatch(0.0).stop(1, 0, 0), 0, ())
+    return Completion(text, (), reason, Stopwatch(0.0).finish(1, 0, 0), 0, ())
 
 
 def test_an_answer_that_ended_is_checked_and_one_that_was_cut_is_not() -> None:
     for of_stranger in (False, True):
-        check_finished(None, answer("x"))
-        check_finished(PRICES, answer("[1,2]"), of_stranger=of_stranger)
-        check_finished(PRICES, answer("[1,", FinishReason.LENGTH), of_stranger=of_stranger)
+        check_completion(None, answer("x"))
+        check_completion(PRICES, answer("[1,2]"), untrusted=of_stranger)
+        check_completion(PRICES, answer("[1,", FinishReason.LENGTH), untrusted=of_stranger)
         with pytest.raises(OutputInvalid):
-            check_finished(PRICES, answer("[1,"), of_stranger=of_stranger)
+            check_completion(PRICES, answer("[1,"), untrusted=of_stranger)
 
 
 def test_no_pattern_of_a_stranger_takes_for_ever() -> None:
-    check_finished(SLOW, answer(json.dumps("a" * 5000 + "c")), of_stranger=True)
+    check_completion(SLOW, answer(json.dumps("a" * 5000 + "c")), untrusted=True)
     with pytest.raises(OutputInvalid, match="at byte"):
-        check_finished(SLOW, answer(json.dumps("a" * 5000 + "d")), of_stranger=True)
+        check_completion(SLOW, answer(json.dumps("a" * 5000 + "d")), untrusted=True)

@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 
 from localllm.request import Grammar
-from localllm.text.grammar.compiled import Grammars
-from localllm.text.grammar.result import check, exact
+from localllm.text.grammar.compiled import GrammarCompiler
+from localllm.text.grammar.result import check_content, parse_exact_number
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
 from tests.text.grammar.conftest import grammars_of
@@ -18,16 +18,18 @@ from tests.text.grammar.walk import walk
 def satisfies(text: bytes, schema: Schema) -> bool:
     """By `jsonschema` alone."""
     try:
-        value: Any = json.loads(text, parse_float=exact)
+        value: Any = json.loads(text, parse_float=parse_exact_number)
     except ValueError:
         return False
-    schema = json.loads(json.dumps(schema), parse_float=exact)
+    schema = json.loads(json.dumps(schema), parse_float=parse_exact_number)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     with localcontext(prec=1000):
         return kind(schema).is_valid(value)
 
 
-def follow(grammars: Grammars, tokenizer: Tokenizer, schemas: list[Schema], *, leak: bool = False) -> list[bool]:
+def follow(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schemas: list[Schema], *, leak: bool = False
+) -> list[bool]:
     """Of each schema whose text came to an end: is it what the schema asks for?"""
     tokens, ends = tokenizer.token_bytes(tokenizer.vocab_size), set(tokenizer.eos_ids)
     found = []
@@ -37,7 +39,7 @@ def follow(grammars: Grammars, tokenizer: Tokenizer, schemas: list[Schema], *, l
         if ended:
             found.append(satisfies(text, schema))
             if found[-1]:
-                check(grammar, text.decode())
+                check_content(grammar, text.decode())
     return found
 
 
@@ -48,14 +50,16 @@ def test_there_are_three_hundred_schemas_and_no_two_are_alike() -> None:
 
 @pytest.mark.parametrize("start", range(6))
 def test_whatever_a_mask_lets_come_satisfies_the_schema(
-    grammars: Grammars, tokenizer: Tokenizer, start: int
+    grammars: GrammarCompiler, tokenizer: Tokenizer, start: int
 ) -> None:
     schemas = SCHEMAS[start::6]
     found = follow(grammars, tokenizer, schemas)
     assert all(found) and len(found) >= len(schemas) * 0.95
 
 
-def test_a_mask_that_lets_one_wrong_token_come_is_found_out(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_mask_that_lets_one_wrong_token_come_is_found_out(
+    grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
     found = follow(grammars, tokenizer, SCHEMAS[:60], leak=True)
     assert len(found) > 50 and found.count(False) > len(found) / 2
 

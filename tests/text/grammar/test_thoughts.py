@@ -7,10 +7,10 @@ import tokenizers
 
 from localllm.request import Grammar, GrammarKind
 from localllm.text.backends import byte_alphabet
-from localllm.text.grammar.compiled import Grammars
+from localllm.text.grammar.compiled import GrammarCompiler
 from localllm.text.output.formats import OutputFormat
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.vocabulary import Described
+from localllm.text.vocabulary import TokenizerDescription
 
 END = "<end>"
 THINK = "<think></think>"
@@ -23,16 +23,16 @@ ANSWER = Grammar(GrammarKind.CHOICE, json.dumps(["yes", "no"]))
 MARKUP = re.compile(r"<[^<>]+>")
 
 
-def model(markup: str, *, as_text: bool = False) -> tuple[Tokenizer, Grammars]:
+def model(markup: str, *, as_text: bool = False) -> tuple[Tokenizer, GrammarCompiler]:
     """One whose template contains this, and whose control tokens are the tags in it, unless they are mere text."""
     words = {letter: index for index, letter in enumerate(byte_alphabet().values())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens([END, *([] if as_text else MARKUP.findall(markup))])
-    tokenizer = Tokenizer(Described(Path("none"), backend, {}, {"default": markup}, (256,)))
-    output = OutputFormat.of(tokenizer.chat_templates, tokenizer.added_tokens)
-    return tokenizer, Grammars(tokenizer, tokenizer.vocab_size, (256,), output)
+    tokenizer = Tokenizer(TokenizerDescription(Path("none"), backend, {}, {"default": markup}, (256,)))
+    output = OutputFormat.detect(tokenizer.chat_templates, tokenizer.added_tokens)
+    return tokenizer, GrammarCompiler(tokenizer, tokenizer.vocab_size, (256,), output)
 
 
 def may_say(markup: str, prompt: str | None, said: str, *, as_text: bool = False) -> bool:
@@ -97,7 +97,7 @@ def test_markup_that_is_mere_text_ends_thoughts_wherever_tokens_are_cut() -> Non
 def test_a_token_cannot_be_spelled_out_to_end_thoughts_for_routers_alone() -> None:
     tokenizer, grammars = model(THINK)
     follower = grammars.follow(ANSWER, "<think>\n")
-    spelled = tokenizer.encode_amid("Hm </think>")
+    spelled = tokenizer.encode_continuation("Hm </think>")
     assert follower.allowed(spelled) == spelled[:-1]
 
 

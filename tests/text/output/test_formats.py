@@ -9,22 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.text.output import formats
-from localllm.text.output.channels import ChannelRouter
-from localllm.text.output.delta import Router
+from localllm.text.output.channels import ChannelParser
+from localllm.text.output.delta import OutputParser
 from localllm.text.output.formats import OutputFormat
 from tests.text.output.turns import TOOLS, cuts, joined, route
 
-THINK = formats.Reasoning("<think>", "</think>")
-ROWS = [*formats.TOOLS, *formats.CHANNELS]
+THINK = formats.ReasoningFormat("<think>", "</think>")
+ROWS = [*formats.TOOL_RULES, *formats.CHANNEL_RULES]
 A1 = ("f", {"a": 1})
 
 
-def tagged(tools: Any, reasoning: Any = THINK, prompt: str = "") -> Router:
-    return OutputFormat(reasoning=reasoning, tools=tools).router(prompt, TOOLS)
+def tagged(tools: Any, reasoning: Any = THINK, prompt: str = "") -> OutputParser:
+    return OutputFormat(reasoning=reasoning, tools=tools).make_parser(prompt, TOOLS)
 
 
-def harmony() -> Router:
-    return OutputFormat(channels=formats.HARMONY).router("<|start|>assistant", TOOLS)
+def harmony() -> OutputParser:
+    return OutputFormat(channels=formats.HARMONY).make_parser("<|start|>assistant", TOOLS)
 
 
 CALLS = [
@@ -209,13 +209,13 @@ def test_a_prompt_that_ends_amid_thoughts_needs_no_beginning(prompt: str):
 
 
 def test_markup_around_the_answer_says_nothing():
-    granite = OutputFormat.of({"default": "<think> <response>"}, ())
+    granite = OutputFormat.detect({"default": "<think> <response>"}, ())
     text = "<think>a</think><response>b</response>"
     for pieces in cuts(text):
-        assert joined(route(granite.router("", ()), pieces)) == ("a", "b", [])
+        assert joined(route(granite.make_parser("", ()), pieces)) == ("a", "b", [])
     asked_for = "Here: <response>\n<a/> </response> as XML"
     for pieces in cuts(asked_for):
-        assert joined(route(granite.router("", ()), pieces)) == ("", asked_for, [])
+        assert joined(route(granite.make_parser("", ()), pieces)) == ("", asked_for, [])
 
 
 CHANNEL_TEXTS = [
@@ -249,8 +249,16 @@ def test_without_functions_a_message_to_one_is_content():
     text = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
     thought = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>"
     for pieces in cuts(text):
-        assert joined(route(OutputFormat(channels=formats.HARMONY).router("", ()), pieces)) == ("", '{"a": 1}', [])
-    assert joined(route(OutputFormat(channels=formats.HARMONY).router("", ()), [thought])) == ("1 + 1", "", [])
+        assert joined(route(OutputFormat(channels=formats.HARMONY).make_parser("", ()), pieces)) == (
+            "",
+            '{"a": 1}',
+            [],
+        )
+    assert joined(route(OutputFormat(channels=formats.HARMONY).make_parser("", ()), [thought])) == (
+        "1 + 1",
+        "",
+        [],
+    )
 
 
 def test_typed_parameters():
@@ -275,7 +283,7 @@ def test_typed_parameters():
     }
     parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in given.items())
     text = f"<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>"
-    [delta] = route(OutputFormat(tools=formats.QWEN_MARKUP).router("", [tool]), [text])
+    [delta] = route(OutputFormat(tools=formats.QWEN_MARKUP).make_parser("", [tool]), [text])
     assert delta.call and json.loads(delta.call.arguments) == {
         "s": "3", "n": 3, "i": None, "any": [1], "enum": "1", "odd": 1.5, "free": {"x": 1}, "t": "3 of",
     }  # fmt: skip
@@ -283,7 +291,7 @@ def test_typed_parameters():
 
 @pytest.mark.parametrize("tools", [[], [{}], [{"function": None}], [{"function": {"name": "f", "parameters": 3}}]])
 def test_tools_of_any_shape_make_a_router(tools: list[Any]):
-    assert joined(route(OutputFormat(tools=formats.GLM).router("", tools), ["Hi"])) == ("", "Hi", [])
+    assert joined(route(OutputFormat(tools=formats.GLM).make_parser("", tools), ["Hi"])) == ("", "Hi", [])
 
 
 WORDS = [
@@ -304,20 +312,24 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.signs[-1])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.markers[-1])
 @settings(max_examples=60, deadline=None)
 @given(drawn=st.data())
 def test_any_cut_of_any_text_gives_the_same_pieces_joined(row: Any, drawn: st.DataObject):
-    markup = row.form.markers if row in formats.CHANNELS else (*row.form.begin, row.form.end, *row.form.inside)
+    markup = (
+        row.format.markers
+        if row in formats.CHANNEL_RULES
+        else (*row.format.begin, row.format.end, *row.format.inner_markup)
+    )
     texts = st.lists(st.sampled_from([*WORDS, *filter(None, markup)]), max_size=15).map("".join)
     text = drawn.draw(texts)
     places = sorted(drawn.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
-    def router() -> Router:
-        if row in formats.CHANNELS:
-            return ChannelRouter(row.form, {"f": {}})
-        return tagged(row.form)
+    def router() -> OutputParser:
+        if row in formats.CHANNEL_RULES:
+            return ChannelParser(row.format, {"f": {}})
+        return tagged(row.format)
 
     whole = joined(route(router(), [text]))
     assert joined(route(router(), pieces)) == whole

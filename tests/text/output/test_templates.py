@@ -146,10 +146,10 @@ def test_a_prompt_that_begins_the_thoughts():
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_without_tools_nothing_is_taken_for_a_call(name: str):
-    output = OutputFormat.of({"default": TEMPLATES[name]}, ())
+    output = OutputFormat.detect({"default": TEMPLATES[name]}, ())
     if output.channels:
         return
     begin = output.tools.begin[0] if output.tools else "<tool_call>"
     text = f'Write {begin}{{"name": "f", "arguments": {{}}}}, then go on.'
     for pieces in turns.cuts(text):
-        assert turns.joined(turns.route(output.router("", ()), pieces)) == ("", text, [])
+        assert turns.joined(turns.route(output.make_parser("", ()), pieces)) == ("", text, [])

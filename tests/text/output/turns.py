@@ -9,8 +9,8 @@ from typing import Any
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from localllm.request import Kind
-from localllm.text.output.delta import Delta, Router
+from localllm.request import EventType
+from localllm.text.output.delta import OutputDelta, OutputParser
 from localllm.text.output.formats import OutputFormat
 from tests.shared import DATA
 
@@ -106,15 +106,15 @@ def message(
     return said
 
 
-def route(router: Router, pieces: list[str]) -> list[Delta]:
+def route(router: OutputParser, pieces: list[str]) -> list[OutputDelta]:
     return [delta for piece in pieces for delta in router.push(piece)] + router.finish()
 
 
-def joined(deltas: list[Delta]) -> tuple[str, str, list[tuple[str, Any]]]:
+def joined(deltas: list[OutputDelta]) -> tuple[str, str, list[tuple[str, Any]]]:
     """Reasoning, content, and calls with their arguments read."""
-    texts = {kind: "".join(delta.text for delta in deltas if delta.kind is kind) for kind in Kind}
+    texts = {kind: "".join(delta.text for delta in deltas if delta.kind is kind) for kind in EventType}
     calls = [(delta.call.name, json.loads(delta.call.arguments)) for delta in deltas if delta.call]
-    return texts[Kind.REASONING], texts[Kind.CONTENT], calls
+    return texts[EventType.REASONING], texts[EventType.CONTENT], calls
 
 
 def cuts(text: str, seed: int = 0) -> list[list[str]]:
@@ -128,5 +128,5 @@ def cuts(text: str, seed: int = 0) -> list[list[str]]:
     return ways
 
 
-def router_of(source: str, prompt: str, tools: Any = TOOLS) -> Router:
-    return OutputFormat.of({"default": source}, ()).router(prompt, tools)
+def router_of(source: str, prompt: str, tools: Any = TOOLS) -> OutputParser:
+    return OutputFormat.detect({"default": source}, ()).make_parser(prompt, tools)

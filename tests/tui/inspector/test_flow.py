@@ -1,17 +1,17 @@
 import pytest
 from rich.cells import cell_len
 
-from localllm.tui.inspector.flow import Flow, signs
-from localllm.tui.inspector.record import Guess, Token
+from localllm.tui.inspector.flow import TokenFlow, printable
+from localllm.tui.inspector.record import AnswerToken, DraftStatus
 
 
-def flow_of(*texts: str, width: int = 10) -> Flow:
-    flow = Flow(width)
-    flow.extend([Token(n, n, text) for n, text in enumerate(texts)])
+def flow_of(*texts: str, width: int = 10) -> TokenFlow:
+    flow = TokenFlow(width)
+    flow.extend([AnswerToken(n, n, text) for n, text in enumerate(texts)])
     return flow
 
 
-def lines(flow: Flow) -> list[str]:
+def lines(flow: TokenFlow) -> list[str]:
     return ["".join(placed.text for placed in line) for line in flow.lines]
 
 
@@ -31,7 +31,7 @@ def lines(flow: Flow) -> list[str]:
     ],
 )
 def test_everything_is_seen_and_nothing_obeyed(text: str, seen: str) -> None:
-    assert signs(text) == seen
+    assert printable(text) == seen
 
 
 def test_tokens_are_not_cut_where_they_fit_on_a_line() -> None:
@@ -41,7 +41,7 @@ def test_tokens_are_not_cut_where_they_fit_on_a_line() -> None:
 def test_a_token_longer_than_a_line_goes_over_several() -> None:
     flow = flow_of("ab", "x" * 25, "c")
     assert lines(flow) == ["ab", "x" * 10, "x" * 10, "xxxxxc"]
-    assert [flow.at(line, 0) for line in range(4)] == [0, 1, 1, 1]
+    assert [flow.token_at(line, 0) for line in range(4)] == [0, 1, 1, 1]
 
 
 def test_a_line_ends_where_the_text_does() -> None:
@@ -57,20 +57,29 @@ def test_no_line_is_wider_than_the_screen_and_no_token_is_lost(width: int) -> No
 
 
 def test_growing_gives_the_same_as_all_at_once() -> None:
-    tokens = [Token(n, n, text) for n, text in enumerate(["one", " two", "\n", " three", " four"] * 9)]
-    flow = Flow(12)
+    tokens = [AnswerToken(n, n, text) for n, text in enumerate(["one", " two", "\n", " three", " four"] * 9)]
+    flow = TokenFlow(12)
     for end in range(len(tokens) + 1):
         flow.extend(tokens[:end])
-    whole = Flow(12)
+    whole = TokenFlow(12)
     whole.extend(tokens)
     assert lines(flow) == lines(whole)
 
 
 def test_neighbours_that_were_guessed_alike_have_one_mark() -> None:
-    guesses = [Guess.NONE, Guess.RIGHT, Guess.RIGHT, Guess.WRONG, Guess.NONE]
-    flow = Flow(40)
+    guesses = [
+        DraftStatus.NONE,
+        DraftStatus.ACCEPTED,
+        DraftStatus.ACCEPTED,
+        DraftStatus.REJECTED,
+        DraftStatus.NONE,
+    ]
+    flow = TokenFlow(40)
     flow.extend(
-        [Token(n, n, letter, (), guess) for n, (letter, guess) in enumerate(zip("abcde", guesses, strict=True))]
+        [
+            AnswerToken(n, n, letter, (), guess)
+            for n, (letter, guess) in enumerate(zip("abcde", guesses, strict=True))
+        ]
     )
     assert lines(flow) == ["a✓bc✗de"]
 
@@ -78,7 +87,13 @@ def test_neighbours_that_were_guessed_alike_have_one_mark() -> None:
 def test_up_and_down_keep_the_column() -> None:
     flow = flow_of("aaaa", "bbbb", "cccc", "dddd", "eee")
     assert lines(flow) == ["aaaabbbb", "ccccdddd", "eee"]
-    assert [flow.near(1, 1), flow.near(3, -1), flow.near(3, 1), flow.near(0, -5), flow.near(0, 9)] == [
+    assert [
+        flow.token_lines_away(1, 1),
+        flow.token_lines_away(3, -1),
+        flow.token_lines_away(3, 1),
+        flow.token_lines_away(0, -5),
+        flow.token_lines_away(0, 9),
+    ] == [
         3,
         1,
         4,
@@ -89,4 +104,4 @@ def test_up_and_down_keep_the_column() -> None:
 
 def test_below_an_end_of_line_there_may_be_nothing_yet() -> None:
     flow = flow_of("a", "\n")
-    assert flow.lines[-1] == [] and flow.near(1, 1) in (0, 1)
+    assert flow.lines[-1] == [] and flow.token_lines_away(1, 1) in (0, 1)

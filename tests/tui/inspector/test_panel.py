@@ -7,13 +7,13 @@ from textual.events import MouseScrollDown, MouseScrollUp
 
 from localllm.conversation.chat import Chat
 from localllm.request import GenerationEvent, SamplingParams
-from localllm.tui.answering import Answering
-from localllm.tui.inspector.blocks import Blocks, grid
+from localllm.tui.answering import AnswerThread
+from localllm.tui.inspector.blocks import Blocks, block_grid
 from localllm.tui.inspector.candidates import Candidates
-from localllm.tui.inspector.panel import CANDIDATES
-from localllm.tui.inspector.record import Guess
-from localllm.tui.inspector.timeline import TimeLine
-from localllm.tui.inspector.tokens import Tokens, band
+from localllm.tui.inspector.panel import CANDIDATES_PER_TOKEN
+from localllm.tui.inspector.record import DraftStatus
+from localllm.tui.inspector.timeline import Timeline
+from localllm.tui.inspector.tokens import Tokens, probability_band
 from tests.tui.inspected import Inspected
 from tests.tui.told import Told, story
 
@@ -37,16 +37,16 @@ async def test_before_any_answer_each_view_says_so(size) -> None:
 async def test_it_is_asked_for_candidates_only_while_it_is_open() -> None:
     app = Inspected(list(story(5)))
     async with app.run_test() as pilot:
-        assert app.inspector.inspect == CANDIDATES and isinstance(app.focused, TimeLine)
+        assert app.inspector.inspect == CANDIDATES_PER_TOKEN and isinstance(app.focused, Timeline)
         app.inspector.toggle()
         await pilot.pause()
         assert app.inspector.inspect == 0 and "Time line" not in shown(app)
         app.inspector.toggle()
         await pilot.pause()
-        assert app.inspector.inspect == CANDIDATES and "5 steps" in shown(app)
+        assert app.inspector.inspect == CANDIDATES_PER_TOKEN and "5 steps" in shown(app)
 
 
-@pytest.mark.parametrize(("key", "view"), [("1", TimeLine), ("2", Tokens), ("3", Blocks)])
+@pytest.mark.parametrize(("key", "view"), [("1", Timeline), ("2", Tokens), ("3", Blocks)])
 async def test_a_number_opens_a_view(key, view) -> None:
     app = Inspected(list(story(5)))
     async with app.run_test() as pilot:
@@ -54,7 +54,7 @@ async def test_a_number_opens_a_view(key, view) -> None:
         assert isinstance(app.focused, view) and app.query_one(view).display
 
 
-@pytest.mark.parametrize(("tab", "view"), [("timeline", TimeLine), ("tokens", Tokens), ("blocks", Blocks)])
+@pytest.mark.parametrize(("tab", "view"), [("timeline", Timeline), ("tokens", Tokens), ("blocks", Blocks)])
 async def test_a_click_opens_a_view(tab, view) -> None:
     app = Inspected(list(story(5)))
     async with app.run_test() as pilot:
@@ -66,34 +66,34 @@ async def test_a_click_opens_a_view(tab, view) -> None:
 async def test_steps_are_chosen_by_keys_and_the_newest_is_followed_again() -> None:
     app = Inspected()
     async with app.run_test() as pilot:
-        view = app.query_one(TimeLine)
+        view = app.query_one(Timeline)
         app.begin()
         events = list(story(60))
         app.tell(events[:30])
         await pilot.pause(0.25)
-        newest = view.place
-        assert view.chosen is None and newest == len(view.steps) - 1
+        newest = view.index
+        assert view.selected is None and newest == len(view.steps) - 1
         await pilot.press("left", "left")
-        assert view.place == newest - 2
+        assert view.index == newest - 2
         app.tell(events[30:40])
         await pilot.pause(0.25)
-        assert view.place == newest - 2 < len(view.steps) - 3  # it stays where the person looks
+        assert view.index == newest - 2 < len(view.steps) - 3  # it stays where the person looks
         await pilot.press("home")
-        assert view.place == 0 and "read 256 tokens" in shown(app)
+        assert view.index == 0 and "read 256 tokens" in shown(app)
         await pilot.press("right")
-        assert view.place == 1
+        assert view.index == 1
         await pilot.press("pagedown", "pageup")
-        assert view.place == 1
+        assert view.index == 1
         await pilot.press("end")
         app.tell(events[40:])
         await pilot.pause(0.25)
-        assert view.place == len(view.steps) - 1
+        assert view.index == len(view.steps) - 1
 
 
 async def test_zoom_by_keys_and_wheel_and_steps_by_mouse() -> None:
     app = Inspected(list(story(60)))
     async with app.run_test() as pilot:
-        view = app.query_one(TimeLine)
+        view = app.query_one(Timeline)
         await pilot.pause(0.25)
         before = view.scale
         await pilot.press("plus", "plus", "minus")
@@ -104,10 +104,10 @@ async def test_zoom_by_keys_and_wheel_and_steps_by_mouse() -> None:
             view.post_message(kind(view, 9, 5, 0, 0, 0, False, False, False))
             await pilot.pause()
             assert view.scale.span_s == span
-        await pilot.click(TimeLine, offset=(8 + 12, 3))  # in the time of the first piece
-        assert view.place == 0
-        await pilot.click(TimeLine, offset=(8 + 20, view.chart_line + 1))
-        assert view.place == 20
+        await pilot.click(Timeline, offset=(8 + 12, 3))  # in the time of the first piece
+        assert view.index == 0
+        await pilot.click(Timeline, offset=(8 + 20, view.chart_line + 1))
+        assert view.index == 20
 
 
 async def test_a_token_is_chosen_by_keys_and_its_candidates_are_shown() -> None:
@@ -122,11 +122,11 @@ async def test_a_token_is_chosen_by_keys_and_its_candidates_are_shown() -> None:
         text = shown(app)
         assert "▶ ·upon" in text and "cut by top_p" in text and "cut by top_k" in text and "61.0%" in text
         await pilot.press("down")
-        assert view.flow.line_of[view.place] == 1
+        assert view.flow.line_of[view.index] == 1
         await pilot.press("up", "left")
         assert view.token.text == " Once"
         await pilot.press("pagedown", "pageup", "end")
-        assert view.chosen is None and view.token.special and "<|end|>" in shown(app)
+        assert view.selected is None and view.token.special and "<|end|>" in shown(app)
 
 
 async def test_a_token_is_chosen_by_mouse() -> None:
@@ -136,7 +136,7 @@ async def test_a_token_is_chosen_by_mouse() -> None:
         await pilot.click(Tokens, offset=(7, 0))
         assert app.query_one(Tokens).token.text == " upon"
         await pilot.click(Tokens, offset=(70, 5))  # behind the end of the text
-        assert app.query_one(Tokens).chosen is None
+        assert app.query_one(Tokens).selected is None
 
 
 async def test_drafts_and_unlikely_tokens_are_told_without_colour() -> None:
@@ -148,10 +148,10 @@ async def test_drafts_and_unlikely_tokens_are_told_without_colour() -> None:
         view = app.query_one(Tokens)
         for place, token in enumerate(tokens[:-1]):
             style = view.style_of(place)
-            assert bool(style.strike) is (token.guess is Guess.WRONG)
-            if band(token) in ("unlikely", "rare"):
+            assert bool(style.strike) is (token.draft_status is DraftStatus.REJECTED)
+            if probability_band(token) in ("unlikely", "rare"):
                 assert style.underline
-            assert bool(style.bold) is (band(token) == "rare")
+            assert bool(style.bold) is (probability_band(token) == "rare")
 
 
 async def test_the_tokens_follow_the_answer_unless_an_earlier_one_is_looked_at() -> None:
@@ -168,7 +168,7 @@ async def test_the_tokens_follow_the_answer_unless_an_earlier_one_is_looked_at()
         assert view.scroll_offset.y == 0
         app.tell(events[300:400])
         await pilot.pause(0.25)
-        assert view.scroll_offset.y == 0 and view.place == 0
+        assert view.scroll_offset.y == 0 and view.index == 0
         await pilot.press("end")
         app.tell(events[400:])
         await pilot.pause(0.25)
@@ -188,7 +188,7 @@ async def test_who_scrolls_back_by_wheel_stays_there() -> None:
         await pilot.pause()
         app.tell(events[400:])
         await pilot.pause(0.25)
-        assert view.scroll_offset.y == 2 and view.chosen is None and view.token.special
+        assert view.scroll_offset.y == 2 and view.selected is None and view.token.special
 
 
 async def test_the_beginning_of_a_very_long_answer_goes_while_it_is_looked_at() -> None:
@@ -204,8 +204,8 @@ async def test_the_beginning_of_a_very_long_answer_goes_while_it_is_looked_at() 
         app.tell(events[9200:])
         view.refresh()  # before it knows that the beginning is gone
         await pilot.pause(0.25)
-        assert app.inspector.record.gone_tokens > 5
-        assert view.place == 0 and view.token.number > looked_at.number
+        assert app.inspector.record.dropped_tokens > 5
+        assert view.index == 0 and view.token.number > looked_at.number
         await pilot.press("1", "home")
         assert "read 256 tokens" in shown(app)
 
@@ -218,7 +218,7 @@ async def test_a_resize_lays_the_tokens_out_anew() -> None:
         await pilot.resize_terminal(60, 20)
         await pilot.pause(0.25)
         view = app.query_one(Tokens)
-        assert len(view.flow.lines) > wide and view.flow.width <= 58 and view.place == 0
+        assert len(view.flow.lines) > wide and view.flow.width <= 58 and view.index == 0
 
 
 async def test_another_answer_takes_the_place_of_the_last() -> None:
@@ -227,7 +227,7 @@ async def test_another_answer_takes_the_place_of_the_last() -> None:
         await pilot.pause(0.25)
         assert "3 steps" in shown(app)
         await pilot.press("2")
-        assert app.query_one(Tokens).place == len(app.inspector.record.tokens) - 1 < 10
+        assert app.query_one(Tokens).index == len(app.inspector.record.tokens) - 1 < 10
 
 
 @pytest.mark.parametrize("size", [(40, 12), (60, 16), (80, 24), (200, 60)])
@@ -249,9 +249,9 @@ def filled(lines) -> str:
 def test_blocks_fill_one_by_one() -> None:
     steps = [event.step for _, event in story(40, prompt=100, found=32) if event.step]
     first, last = steps[0], steps[-1]
-    early = filled(grid(first, 320, 16, 40, 1))
+    early = filled(block_grid(first, 320, 16, 40, 1))
     assert early == "▒▒▓▓▓▓▎" + "·" * 13  # 100 tokens: 32 found, 64 more in whole blocks, 4 in the last
-    late = filled(grid(last, 320, 16, 40, 1))
+    late = filled(block_grid(last, 320, 16, 40, 1))
     assert late.count("▒") == 2 and late.count("·") == 20 - last.blocks
 
 
@@ -259,7 +259,7 @@ def test_blocks_fill_one_by_one() -> None:
 @pytest.mark.parametrize(("width", "height"), [(40, 3), (76, 10), (156, 40)])
 def test_every_context_has_room_in_the_grid(context: int, width: int, height: int) -> None:
     newest = [event.step for _, event in story(5) if event.step][-1]
-    lines = grid(newest, context, 16, width, height)
+    lines = block_grid(newest, context, 16, width, height)
     assert 1 <= len(lines) <= height + 1
     assert all(line.cell_length <= width + 1 for line in lines)
 
@@ -312,22 +312,24 @@ async def test_the_model_in_the_box_is_inspected(demo, until) -> None:
     async with app.run_test(size=(100, 40)) as pilot:
         chat = Chat(demo, SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=1, max_tokens=40))
         chat.inspect = app.inspector.inspect
-        answering = Answering(lambda: chat.ask("Tell me a story"), chat.stop)
+        answering = AnswerThread(lambda: chat.ask("Tell me a story"), chat.stop)
         app.inspector.begin(answering.began)
         ended = None
         while not ended:
-            came, ended = answering.take()
+            came, ended = answering.drain()
             app.inspector.follow(came)
             await pilot.pause(0.01)
         app.inspector.end(ended)
         record = app.inspector.record
-        assert ended.error is None and record.output == record.metrics.output_tokens
+        assert ended.error is None and record.output_count == record.metrics.output_tokens
         said = "".join(
-            token.text for token in record.tokens if token.guess is not Guess.WRONG and not token.special
+            token.text
+            for token in record.tokens
+            if token.draft_status is not DraftStatus.REJECTED and not token.special
         )
-        assert said.strip() == chat.at.answer.strip()
+        assert said.strip() == chat.current.answer.strip()
         for token in record.tokens:
-            assert token.guess is Guess.WRONG or token.probability > 0
+            assert token.draft_status is DraftStatus.REJECTED or token.probability > 0
             assert sum(one.chance for one in token.candidates) <= 1 + 1e-4
         for key in "123":
             await pilot.press(key)
@@ -338,7 +340,7 @@ async def test_the_model_in_the_box_is_inspected(demo, until) -> None:
 async def test_a_view_of_a_very_long_answer_is_drawn_soon() -> None:
     app = Inspected(list(story(8000, drafts=False)))
     async with app.run_test(size=(160, 50)) as pilot:
-        for key, view in (("1", TimeLine), ("2", Tokens), ("3", Blocks)):
+        for key, view in (("1", Timeline), ("2", Tokens), ("3", Blocks)):
             await pilot.press(key)
             await pilot.pause(0.25)
             shown_view = app.query_one(view)

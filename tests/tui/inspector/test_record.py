@@ -5,12 +5,12 @@ import pytest
 
 from localllm.inspection import StepReport
 from localllm.request import GenerationEvent
-from localllm.tui.inspector.record import MOST, SPARE, Guess, Record
+from localllm.tui.inspector.record import MAX_STEPS, TRIM_STEPS, AnswerRecord, DraftStatus
 from tests.tui.told import story, text_of
 
 
-def record_of(came) -> Record:
-    record = Record(text_of, lambda token: False)
+def record_of(came) -> AnswerRecord:
+    record = AnswerRecord(text_of, lambda token: False)
     record.follow(list(came))
     return record
 
@@ -23,21 +23,21 @@ def drafted(drafts: tuple[int, ...], accepted: int, came: tuple[int, ...]) -> li
 
 def test_pieces_of_the_prompt_and_steps_are_told_apart() -> None:
     record = record_of(story(40, prompt=600, found=96))
-    assert [piece.report.tokens for piece in record.pieces] == [256, 248]
-    assert len(record.steps) == 40
+    assert [piece.report.tokens for piece in record.prefill_steps] == [256, 248]
+    assert len(record.decode_steps) == 40
     assert record.queue_s == 0.05
-    assert record.pieces[-1].came == 1 and record.pieces[0].came == 0
-    assert sum(step.came for step in (*record.pieces, *record.steps)) == record.output
+    assert record.prefill_steps[-1].token_count == 1 and record.prefill_steps[0].token_count == 0
+    assert sum(step.token_count for step in (*record.prefill_steps, *record.decode_steps)) == record.output_count
 
 
 def test_tokens_are_those_of_the_answer_and_the_drafts_that_were_rejected() -> None:
     events = list(story(40))
     record = record_of(events)
     ids = [token for _, event in events for token in event.token_ids]
-    assert [token.id for token in record.tokens if token.guess is not Guess.WRONG] == ids
+    assert [token.id for token in record.tokens if token.draft_status is not DraftStatus.REJECTED] == ids
     measured = events[-1][1].metrics
-    right = sum(token.guess is Guess.RIGHT for token in record.tokens)
-    wrong = sum(token.guess is Guess.WRONG for token in record.tokens)
+    right = sum(token.draft_status is DraftStatus.ACCEPTED for token in record.tokens)
+    wrong = sum(token.draft_status is DraftStatus.REJECTED for token in record.tokens)
     assert (right, right + wrong) == (measured.accepted_tokens, measured.draft_tokens)
 
 
@@ -51,41 +51,45 @@ def test_tokens_are_those_of_the_answer_and_the_drafts_that_were_rejected() -> N
 )
 def test_rejected_drafts_stand_before_what_came_in_their_place(accepted, came, expected) -> None:
     record = record_of(drafted((5, 6), accepted, came))
-    marks = {Guess.RIGHT: "✓", Guess.WRONG: "✗", Guess.NONE: ""}
-    assert " ".join(marks[token.guess] + str(token.id) for token in record.tokens) == expected
-    step = record.steps[0]
-    assert record.tokens_of(step) == record.tokens and step.came == len(came)
+    marks = {DraftStatus.ACCEPTED: "✓", DraftStatus.REJECTED: "✗", DraftStatus.NONE: ""}
+    assert " ".join(marks[token.draft_status] + str(token.id) for token in record.tokens) == expected
+    step = record.decode_steps[0]
+    assert record.tokens_of(step) == record.tokens and step.token_count == len(came)
 
 
 def test_each_token_of_a_step_has_its_own_candidates() -> None:
     record = record_of(story(20))
     for token in record.tokens:
-        assert (token.id in {one.token_id for one in token.candidates}) or token.guess is Guess.WRONG
+        assert (
+            token.id in {one.token_id for one in token.candidates}
+        ) or token.draft_status is DraftStatus.REJECTED
     assert record.tokens[0].probability == pytest.approx(0.96)
-    assert math.isnan(next(token for token in record.tokens if token.guess is Guess.WRONG).probability)
+    assert math.isnan(
+        next(token for token in record.tokens if token.draft_status is DraftStatus.REJECTED).probability
+    )
 
 
 def test_without_reports_tokens_are_kept_all_the_same() -> None:
-    record = Record(lambda token: "", lambda token: False)
+    record = AnswerRecord(lambda token: "", lambda token: False)
     record.follow([(1.0, GenerationEvent(1, "Hello", (3,))), (1.1, GenerationEvent(1, " you", (4,)))])
     assert [(token.number, token.text) for token in record.tokens] == [(0, "Hello"), (1, " you")]
-    assert not record.steps and math.isnan(record.queue_s) and math.isnan(record.tokens[0].probability)
+    assert not record.decode_steps and math.isnan(record.queue_s) and math.isnan(record.tokens[0].probability)
 
 
 def test_who_waits_has_no_step_yet() -> None:
     waits = StepReport(0.1, 0.1, 0, 0, 0, 0, 2, 1, place=2, prompt=9)
     record = record_of([(100.1, GenerationEvent(1, step=waits))])
-    assert not record.pieces and not record.steps and record.newest == waits
+    assert not record.prefill_steps and not record.decode_steps and record.newest == waits
 
 
 def test_memory_is_bounded_however_long_the_answer() -> None:
-    record = Record(text_of, lambda token: False)
+    record = AnswerRecord(text_of, lambda token: False)
     most = 0
     for came in story(25_000, drafts=False):
         record.follow([came])
-        most = max(most, len(record.steps), len(record.tokens))
-    assert most <= MOST + SPARE
-    assert record.gone_steps + len(record.steps) == 25_000
-    assert record.gone_tokens + len(record.tokens) == record.output
+        most = max(most, len(record.decode_steps), len(record.tokens))
+    assert most <= MAX_STEPS + TRIM_STEPS
+    assert record.dropped_steps + len(record.decode_steps) == 25_000
+    assert record.dropped_tokens + len(record.tokens) == record.output_count
     assert all(a.number < b.number for a, b in pairwise(record.tokens))
-    assert record.pieces and record.tokens[0].number == record.gone_tokens
+    assert record.prefill_steps and record.tokens[0].number == record.dropped_tokens

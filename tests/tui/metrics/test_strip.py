@@ -4,22 +4,22 @@ from dataclasses import replace
 import pytest
 from textual.app import App
 
-from localllm.tui.answering import Ended
-from localllm.tui.metrics.cells import lines
-from localllm.tui.metrics.live import IDLE, NOTHING, Live, Numbers, Phase
+from localllm.tui.answering import AnswerEnd
+from localllm.tui.metrics.cells import render_metrics
+from localllm.tui.metrics.live import IDLE_NUMBERS, NO_METRICS, AnswerPhase, LiveMetrics, LiveNumbers
 from localllm.tui.metrics.strip import MetricsStrip
 from tests.tui.told import Told, story
 
 
-def numbers_of(steps: int, upto: int | None = None, **options) -> Numbers:
+def numbers_of(steps: int, upto: int | None = None, **options) -> LiveNumbers:
     events = list(story(steps, **options))[:upto]
-    live = Live(100.0, Told.reads)
+    live = LiveMetrics(100.0, Told.reads)
     live.follow(events)
     return live.numbers(events[-1][0])
 
 
-def texts(numbers: Numbers, width: int) -> list[str]:
-    return lines(numbers, Told.context, width).plain.split("\n")
+def texts(numbers: LiveNumbers, width: int) -> list[str]:
+    return render_metrics(numbers, Told.context, width).plain.split("\n")
 
 
 def columns(line: str) -> list[int]:
@@ -33,7 +33,7 @@ def columns(line: str) -> list[int]:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 160])
 def test_nothing_moves_while_numbers_change(width: int) -> None:
-    shown = [texts(numbers_of(200, upto), width) for upto in (2, 3, 30, 100, None)] + [texts(IDLE, width)]
+    shown = [texts(numbers_of(200, upto), width) for upto in (2, 3, 30, 100, None)] + [texts(IDLE_NUMBERS, width)]
     assert all(len(both) == 2 and len(both[0]) == width and len(both[1]) <= width for both in shown)
     for line in (0, 1):
         assert len({tuple(columns(both[line])) for both in shown}) == 1
@@ -60,25 +60,25 @@ def test_a_prompt_on_its_way_is_told_with_its_speed() -> None:
 
 
 def test_waiting_tells_for_how_long_and_where() -> None:
-    waiting = Numbers(Phase.WAITING, NOTHING, 1.25, place=3, running=4)
+    waiting = LiveNumbers(AnswerPhase.WAITING, NO_METRICS, 1.25, queue_position=3, running=4)
     assert texts(waiting, 80)[0] == "waiting 1.25 s  place 3 in the queue, 4 running"
 
 
 def test_a_gap_above_the_scale_has_another_colour() -> None:
     numbers = replace(numbers_of(20, drafts=False), gaps=(0.008, 0.009, 0.5))
-    styles = {str(span.style) for span in lines(numbers, 4096, 80).spans}
+    styles = {str(span.style) for span in render_metrics(numbers, 4096, 80).spans}
     assert "$error" in styles
 
 
 def test_a_full_context_and_huge_numbers_keep_within_the_line() -> None:
     metrics = replace(
-        NOTHING, prompt_tokens=131072, cached_tokens=131072, ttft_s=35999, e2e_s=1e6, output_tokens=9
+        NO_METRICS, prompt_tokens=131072, cached_tokens=131072, ttft_s=35999, e2e_s=1e6, output_tokens=9
     )
-    huge = Numbers(
-        Phase.ENDED, metrics, 1.0, 123456.0, 1e4, 1e4, (1.0,) * 9, 131072, 131072, 9.99e12, 12.5, 99, 512
+    huge = LiveNumbers(
+        AnswerPhase.ENDED, metrics, 1.0, 123456.0, 1e4, 1e4, (1.0,) * 9, 131072, 131072, 9.99e12, 12.5, 99, 512
     )
     for width in (80, 160):
-        assert all(len(line) <= width for line in lines(huge, 131072, width).plain.split("\n"))
+        assert all(len(line) <= width for line in render_metrics(huge, 131072, width).plain.split("\n"))
 
 
 class Strip(App[None]):
@@ -104,7 +104,7 @@ async def test_the_strip_follows_an_answer_and_dims_when_it_has_ended(until) -> 
         app.now = events[-2][0]
         await until(pilot, lambda: "TTFT  151 ms" in strip.render().plain)
         strip.follow(events[-1:])
-        strip.end(Ended(False))
+        strip.end(AnswerEnd(False))
         await until(pilot, lambda: strip.has_class("-idle"))
         assert strip.numbers.metrics is events[-1][1].metrics
         app.now = 200.0
@@ -119,7 +119,7 @@ async def test_the_next_answer_begins_anew(until) -> None:
         strip = app.query_one(MetricsStrip)
         for _ in range(2):
             strip.begin(100.0)
-            assert strip.numbers.phase is Phase.WAITING and math.isnan(strip.numbers.metrics.ttft_s)
+            assert strip.numbers.phase is AnswerPhase.WAITING and math.isnan(strip.numbers.metrics.ttft_s)
             strip.follow(list(story(5)))
-            strip.end(Ended(True))
-            await until(pilot, lambda: strip.numbers.phase is Phase.ENDED)
+            strip.end(AnswerEnd(True))
+            await until(pilot, lambda: strip.numbers.phase is AnswerPhase.ENDED)

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from localllm.client.server import NoServer
+from localllm.client.server import ServerUnreachable
 from localllm.inspection import Slot
 from localllm.tui.top.app import ModelBoard, TopApp
-from localllm.tui.top.glance import Glance, Seen
+from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot
 
 COUNTS = {
     "steps": 100,
@@ -22,7 +22,7 @@ SLOTS = (
     Slot(8, 1.25, 4096, 0, 1024, 0, 64, None, False),
     Slot(9, 0.2, 12, 0, 0, 0, 0, None, True),
 )
-MODEL = Seen(
+MODEL = ModelSnapshot(
     "qwen3:8b", "cpu", "bfloat16", 8192, 5_200_000_000, None, 3, 2, 1, 1024, 440, 512, COUNTS, RECENT, SLOTS
 )
 
@@ -37,7 +37,7 @@ class Playing:
 
     def __call__(self):
         if self.gone:
-            raise NoServer("no server answers", "start one")
+            raise ServerUnreachable("no server answers", "start one")
         self.looks += 1
         return self.at(self.looks)
 
@@ -47,7 +47,7 @@ class Playing:
         further = {"output_tokens": sum(60 * (k % 7) for k in range(second)), "prompt_tokens": 300 * second}
         counts = {name: count + further.get(name, 0) for name, count in COUNTS.items()}
         models = tuple(dataclasses.replace(model, counts=counts) for model in self.models)
-        return Glance(self.version, float(second), {"cpu": 18_000_000_000}, models, ())
+        return ServerSnapshot(self.version, float(second), {"cpu": 18_000_000_000}, models, ())
 
 
 def app_of(look):
@@ -62,9 +62,9 @@ async def settle(pilot):
     board = app.query_one(ModelBoard)
     board.decode.clear()
     board.prefill.clear()
-    app.before = None
+    app.previous = None
     for second in range(30):
-        app.follow(app.look.at(second))
+        app.show_snapshot(app.fetch_snapshot.at(second))
 
 
 def test_at_80_columns(snap_compare):
@@ -99,7 +99,7 @@ async def test_words_of_a_server_move_nothing(until):
         await until(pilot, lambda: app.query(ModelBoard))
         app.paused = True
         await pilot.pause(0.1)
-        app.trouble("[/b] \x1b[3J")
+        app.show_error("[/b] \x1b[3J")
         await pilot.pause(0.1)
         text = "".join(strip.text for strip in app.screen._compositor.render_strips())
         assert not {"\x1b", "\x07", "\x9b"} & set(text)
@@ -130,7 +130,7 @@ async def test_it_pauses_and_changes_its_pace(until):
         await pilot.press("space")
         await until(pilot, lambda: look.looks > looks)
         await pilot.press("minus")
-        assert app.every > 0.01
+        assert app.interval_s > 0.01
         await pilot.press("q")
     assert app.return_value == 0
 

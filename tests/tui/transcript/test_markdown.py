@@ -2,7 +2,7 @@
 
 import pytest
 
-from localllm.tui.transcript.markdown import PARSED_CHARACTERS, Form, pieces_of
+from localllm.tui.transcript.markdown import MAX_PARSED_CHARACTERS, PieceType, split_markdown
 
 SAMPLE = """# Title
 
@@ -30,7 +30,7 @@ the end
 
 
 def shown(source):
-    pieces, _, _ = pieces_of(source)
+    pieces, _, _ = split_markdown(source)
     return [(piece.first + piece.content.plain, piece.is_apart) for piece in pieces]
 
 
@@ -48,29 +48,29 @@ def test_each_item_and_paragraph_is_a_piece():
 
 
 def test_code_tables_and_rules_keep_their_form():
-    pieces, _, _ = pieces_of(SAMPLE)
+    pieces, _, _ = split_markdown(SAMPLE)
     code, table, rule = pieces[7:10]
-    assert (code.form, code.language) == (Form.CODE, "python")
-    assert (table.form, [[cell.plain for cell in row] for row in table.rows]) == (
-        Form.TABLE,
+    assert (code.piece_type, code.language) == (PieceType.CODE, "python")
+    assert (table.piece_type, [[cell.plain for cell in row] for row in table.rows]) == (
+        PieceType.TABLE,
         [["a", "b"], ["1", "2"]],
     )
-    assert rule.form == Form.RULE
+    assert rule.piece_type == PieceType.RULE
 
 
 @pytest.mark.parametrize("cut", range(0, len(SAMPLE), 7))
 def test_reading_on_from_what_is_settled_gives_the_same_pieces(cut):
-    _, settled, read = pieces_of(SAMPLE[:cut])
-    whole, _, _ = pieces_of(SAMPLE)
-    rest, _, _ = pieces_of(SAMPLE[read:])
+    _, settled, read = split_markdown(SAMPLE[:cut])
+    whole, _, _ = split_markdown(SAMPLE)
+    rest, _, _ = split_markdown(SAMPLE[read:])
     assert len(whole) == settled + len(rest)
-    assert all(piece.same(other) for piece, other in zip(whole[settled:], rest, strict=True))
+    assert all(piece.looks_like(other) for piece, other in zip(whole[settled:], rest, strict=True))
 
 
 @pytest.mark.parametrize("end", ["\f", "\v", "\x1c", "\x85", "\u2028", "\r", "\r\n"])
 def test_what_other_programs_take_for_line_ends_does_not_shift_what_is_settled(end):
     source = f"one{end}two{end}three\n\nfour\n\nfive"
-    _, _, read = pieces_of(source)
+    _, _, read = split_markdown(source)
     assert source[read:] == "five"
 
 
@@ -88,15 +88,15 @@ def test_a_link_that_says_another_address_shows_its_own():
 
 
 def test_two_texts_that_differ_in_emphasis_alone_are_not_the_same():
-    (plain,), _, _ = pieces_of("word")
-    (bold,), _, _ = pieces_of("**word**")
+    (plain,), _, _ = split_markdown("word")
+    (bold,), _, _ = split_markdown("**word**")
     assert plain.content.plain == bold.content.plain
-    assert not plain.same(bold)
+    assert not plain.looks_like(bold)
 
 
 def test_a_block_too_long_to_parse_is_shown_as_it_is():
-    source = "[" * (PARSED_CHARACTERS + 1)
-    pieces, settled, read = pieces_of(source)
+    source = "[" * (MAX_PARSED_CHARACTERS + 1)
+    pieces, settled, read = split_markdown(source)
     assert "".join(piece.content.plain for piece in pieces) == source
     assert settled == len(pieces) - 1
     assert read < len(source)

@@ -3,7 +3,7 @@
 import pytest
 
 from localllm.errors import UsageError
-from localllm.tui.transcript.saving import name_for, path_of
+from localllm.tui.transcript.saving import code_file_name, code_file_path
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,9 @@ from localllm.tui.transcript.saving import name_for, path_of
 def test_what_is_no_place_for_a_file_is_a_sentence(tmp_path, monkeypatch, written, fault):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=fault):
-        path_of(written)
+        code_file_path(written)
 
 
 @pytest.mark.parametrize(("language", "name"), [("python", "code.py"), ("", "code.txt"), ("../x", "code.txt")])
 def test_a_file_is_named_as_its_language_has_it(language, name):
-    assert name_for(language) == name
+    assert code_file_name(language) == name

@@ -4,19 +4,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from localllm.api.body import Shown, Strict
-from localllm.api.openai.bodies import WITHOUT_EFFECT
-from localllm.api.openai.responses_api.items import Called, Returned, Said, Thought
+from localllm.api.body import SchemaType, StrictModel
+from localllm.api.openai.bodies import IGNORED_FIELDS
+from localllm.api.openai.responses_api.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    MessageItem,
+    ReasoningItem,
+)
 
-UNUSED = tuple(name for name in WITHOUT_EFFECT if name != "metadata")  # which is told again
-STATELESS = "nothing is kept: send the whole conversation as input"
+IGNORED_RESPONSE_FIELDS = tuple(name for name in IGNORED_FIELDS if name != "metadata")  # which is told again
+STATELESS_REMEDY = "nothing is kept: send the whole conversation as input"
 # Fields that have one value here, which may be sent.
-ONLY: dict[str, Any] = {"background": False, "store": False, "truncation": "disabled"}
-REMEDIES = {"store": "leave it out, or send False; " + STATELESS}
+FIXED_VALUES: dict[str, Any] = {"background": False, "store": False, "truncation": "disabled"}
+FIXED_VALUE_REMEDIES = {"store": "leave it out, or send False; " + STATELESS_REMEDY}
 # Refused, with what to do instead.
-REFUSED = {
-    "previous_response_id": STATELESS,
-    "conversation": STATELESS,
+UNSUPPORTED_FIELDS = {
+    "previous_response_id": STATELESS_REMEDY,
+    "conversation": STATELESS_REMEDY,
     "prompt": "send its text as instructions and input",
     "context_management": "leave it out",
     "max_tool_calls": "leave it out: tools are called by whoever asks",
@@ -27,13 +32,13 @@ REFUSED = {
 }
 
 
-class Reasoning(Strict):
+class ReasoningOptions(StrictModel):
     effort: str | None = None
     summary: Literal["auto"] | None = None  # thoughts are told whole, as `content`
     generate_summary: Literal["auto"] | None = None
 
 
-class TextFormat(Strict):
+class TextFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -41,16 +46,16 @@ class TextFormat(Strict):
     strict: bool | None = None
 
 
-class Text(Strict):
+class TextOptions(StrictModel):
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class Tool(Strict):
+class ResponseTool(StrictModel):
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -60,15 +65,17 @@ class Tool(Strict):
 
 def _others(schema: dict[str, Any]) -> None:
     """Describe the fields that are taken out before a body is validated."""
-    without: dict[str, Any] = {name: {"description": "Has no effect."} for name in UNUSED}
-    schema["properties"] |= without | {name: {"enum": [only, None]} for name, only in ONLY.items()}
+    without: dict[str, Any] = {name: {"description": "Has no effect."} for name in IGNORED_RESPONSE_FIELDS}
+    schema["properties"] |= without | {name: {"enum": [only, None]} for name, only in FIXED_VALUES.items()}
 
 
-class ResponseBody(Strict):
+class ResponseBody(StrictModel):
     model_config = ConfigDict(json_schema_extra=_others)
 
     model: str
-    input: Annotated[Any, Shown(str | list[Said | Called | Returned | Thought])]
+    input: Annotated[
+        Any, SchemaType(str | list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem])
+    ]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -79,13 +86,13 @@ class ResponseBody(Strict):
     seed: int | None = None
     top_logprobs: int | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    text: Text | None = None
-    reasoning: Reasoning | None = None
-    tools: Annotated[Any, Shown(list[Tool] | None)] = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: Annotated[Any, SchemaType(list[ResponseTool] | None)] = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = Field(None, ge=-1000, le=1000)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None

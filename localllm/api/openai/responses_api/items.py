@@ -7,68 +7,68 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from localllm.api import limits
-from localllm.api.body import BadField, Shown, Strict, validated
+from localllm.api.body import BadField, SchemaType, StrictModel, validate
 
 Message = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class Item(Strict):
+class Item(StrictModel):
     type: str = "message"
     id: str | None = None
     status: Status | None = None
 
 
-class Part(Strict):
+class TextPartItem(StrictModel):
     type: str
     text: str
     annotations: list[Any] | None = None
     logprobs: Any = None
 
 
-Texts = Annotated[Any, Shown(str | list[Part] | None)]
+TextContent = Annotated[Any, SchemaType(str | list[TextPartItem] | None)]
 
 
-class Said(Item):
+class MessageItem(Item):
     role: Literal["user", "assistant", "system", "developer"]
-    content: Texts
+    content: TextContent
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class Called(Item):
+class FunctionCallItem(Item):
     call_id: str
     name: str
     arguments: str
 
 
-class Returned(Item):
+class FunctionCallOutputItem(Item):
     call_id: str
-    output: Texts
+    output: TextContent
 
 
-class Thought(Item):
-    summary: Texts = None
-    content: Texts = None
+class ReasoningItem(Item):
+    summary: TextContent = None
+    content: TextContent = None
     encrypted_content: None = None
 
 
-ITEMS: dict[str, type[Item]] = {
-    "message": Said,
-    "function_call": Called,
-    "function_call_output": Returned,
-    "reasoning": Thought,
+ITEM_TYPES: dict[str, type[Item]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionCallOutputItem,
+    "reasoning": ReasoningItem,
 }
-TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def messages_of(given: Any, instructions: str | None) -> list[Message]:
+def messages_from_input(given: Any, instructions: str | None) -> list[Message]:
     """A text or a list of items. Raises BadField for what is neither, and for items of other kinds."""
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise BadField("input", "input is neither a text nor a list with an item in it", "send one of the two")
-    limits.at_most(limits.MESSAGES, "input", given)
+    limits.check_count(limits.MAX_MESSAGES, "input", given)
     for place, item in enumerate(given):
         _add(messages, item, f"input.{place}")
     return messages
@@ -76,21 +76,23 @@ def messages_of(given: Any, instructions: str | None) -> list[Message]:
 
 def _add(messages: list[Message], item: Any, at: str) -> None:
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
-    if not isinstance(kind, str) or kind not in ITEMS:
-        raise BadField(f"{at}.type", f"{at} is of the type {str(kind)[:40]}", f"send one of {', '.join(ITEMS)}")
-    match validated(ITEMS[kind], {name: value for name, value in item.items() if value is not None}, at):
-        case Said(role="assistant", content=content):
+    if not isinstance(kind, str) or kind not in ITEM_TYPES:
+        raise BadField(
+            f"{at}.type", f"{at} is of the type {str(kind)[:40]}", f"send one of {', '.join(ITEM_TYPES)}"
+        )
+    match validate(ITEM_TYPES[kind], {name: value for name, value in item.items() if value is not None}, at):
+        case MessageItem(role="assistant", content=content):
             turn = _turn(messages, "content")
             turn["content"] = _text(content, f"{at}.content")
-        case Said(role=role, content=content):
+        case MessageItem(role=role, content=content):
             messages.append({"role": role, "content": _text(content, f"{at}.content")})
-        case Called(call_id=call_id, name=name, arguments=arguments):
+        case FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
             call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
             _turn(messages).setdefault("tool_calls", []).append(call)
-        case Returned(call_id=call_id, output=output):
+        case FunctionCallOutputItem(call_id=call_id, output=output):
             text = _text(output, f"{at}.output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
-        case Thought(summary=summary, content=content):
+        case ReasoningItem(summary=summary, content=content):
             told = content or summary or []
             _turn(messages, "reasoning_content")["reasoning_content"] = _text(told, f"{at}.content")
 
@@ -110,11 +112,11 @@ def _text(content: Any, at: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadField(at, f"{at} is no text", "send a string, or a list of parts that are texts")
-    limits.at_most(limits.PARTS, at, content)
+    limits.check_count(limits.MAX_PARTS, at, content)
     texts = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(kind, str) or kind not in TEXTS:
+        if not isinstance(kind, str) or kind not in TEXT_PART_TYPES:
             raise BadField(f"{at}.{place}.type", f"parts of type {str(kind)[:40]} are not supported", "send texts")
-        texts.append(validated(Part, part, f"{at}.{place}").text)
+        texts.append(validate(TextPartItem, part, f"{at}.{place}").text)
     return "".join(texts)

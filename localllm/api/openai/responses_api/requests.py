@@ -6,25 +6,34 @@ Nothing is kept between two responses. Knows nothing of HTTP.
 from collections.abc import Mapping
 from typing import Any
 
-from localllm.api.asked import Asked
-from localllm.api.body import BadField, validated
-from localllm.api.openai.requests import read_chat
+from localllm.api.asked import ParsedRequest
+from localllm.api.body import BadField, validate
+from localllm.api.openai.requests import parse_chat_request
 from localllm.api.openai.responses_api.bodies import (
-    ONLY,
-    REFUSED,
-    REMEDIES,
-    UNUSED,
+    FIXED_VALUE_REMEDIES,
+    FIXED_VALUES,
+    IGNORED_RESPONSE_FIELDS,
+    UNSUPPORTED_FIELDS,
     ResponseBody,
+    ResponseTool,
     TextFormat,
-    Tool,
 )
-from localllm.api.openai.responses_api.items import messages_of
+from localllm.api.openai.responses_api.items import messages_from_input
 from localllm.request import SamplingParams
 
-SAME = ("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "parallel_tool_calls")
-SAME += ("chat_template_kwargs", "priority", "stream")
+SHARED_FIELDS = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "parallel_tool_calls",
+)
+SHARED_FIELDS += ("chat_template_kwargs", "priority", "stream")
 # Fields of the chat body, as whoever asked has called them.
-CALLED = {
+RESPONSE_FIELD_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -32,34 +41,36 @@ CALLED = {
 }
 
 
-def read_body(body: Mapping[str, Any]) -> ResponseBody:
+def parse_response_body(body: Mapping[str, Any]) -> ResponseBody:
     """Raises BadField for what is unknown, of a wrong type or not supported."""
-    fields = {name: value for name, value in body.items() if value is not None and name not in UNUSED}
-    for name, remedy in REFUSED.items():
+    fields = {
+        name: value for name, value in body.items() if value is not None and name not in IGNORED_RESPONSE_FIELDS
+    }
+    for name, remedy in UNSUPPORTED_FIELDS.items():
         if name in fields:
             raise BadField(name, f"{name} is not supported", remedy)
-    for name, only in ONLY.items():
+    for name, only in FIXED_VALUES.items():
         value = fields.pop(name, only)
         if type(value) is not type(only) or value != only:
-            remedy = REMEDIES.get(name, f"leave it out, or send {only!r}")
+            remedy = FIXED_VALUE_REMEDIES.get(name, f"leave it out, or send {only!r}")
             raise BadField(name, f"{name} {str(value)[:40]} is not supported", remedy)
-    return validated(ResponseBody, fields)
+    return validate(ResponseBody, fields)
 
 
-def read_response(body: Mapping[str, Any], defaults: SamplingParams) -> Asked:
+def parse_response_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
     """A body of `/v1/responses`; defaults: the model's own. Raises UsageError."""
     try:
-        return read_chat(_chat_body(read_body(body)), defaults)
+        return parse_chat_request(_chat_body(parse_response_body(body)), defaults)
     except BadField as error:
         first, _, rest = error.param.partition(".")
-        param = ".".join(filter(None, (CALLED.get(first, first), rest)))
+        param = ".".join(filter(None, (RESPONSE_FIELD_NAMES.get(first, first), rest)))
         raise BadField(param, error.message, error.remedy) from None
 
 
 def _chat_body(asked: ResponseBody) -> dict[str, Any]:
     wanted = asked.top_logprobs is not None or "message.output_text.logprobs" in (asked.include or ())
-    return {name: getattr(asked, name) for name in SAME} | {
-        "messages": messages_of(asked.input, asked.instructions),
+    return {name: getattr(asked, name) for name in SHARED_FIELDS} | {
+        "messages": messages_from_input(asked.input, asked.instructions),
         "max_completion_tokens": asked.max_output_tokens,
         "logprobs": wanted or None,
         "top_logprobs": asked.top_logprobs,
@@ -88,7 +99,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if isinstance(kind, str) and kind != "function":
         raise BadField(f"{at}.type", f"tools of type {kind[:40]} are not supported", "send functions")
-    described = validated(Tool, tool, at).model_dump(exclude={"type"}, exclude_none=True)
+    described = validate(ResponseTool, tool, at).model_dump(exclude={"type"}, exclude_none=True)
     return {"type": "function", "function": described}
 
 

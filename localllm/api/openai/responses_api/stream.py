@@ -4,158 +4,165 @@ not streamed is what the last event says. Identifiers and times are the caller's
 
 from typing import Any
 
-from localllm.api.asked import Asked
+from localllm.api.asked import ParsedRequest
 from localllm.api.openai.logprobs import chat_logprobs
-from localllm.api.openai.responses import Object, Stamp, usage
+from localllm.api.openai.responses import JsonObject, ResponseHeader, usage_object
 from localllm.api.openai.responses_api.bodies import ResponseBody
 from localllm.api.tokens import TokenTexts
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
-from localllm.request import FinishReason, GenerationEvent, Kind, TokenLogprob, ToolCall
+from localllm.request import EventType, FinishReason, GenerationEvent, TokenLogprob, ToolCall
 
-PART = {"message": "output_text", "reasoning": "reasoning_text"}  # of an item of each type, and its events' name
-SHORT = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # before their ids
+PART_TYPES = {
+    "message": "output_text",
+    "reasoning": "reasoning_text",
+}  # of an item of each type, and its events' name
+ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # before their ids
 
 
 class ResponseStream:
     """Events of one response, each with its number."""
 
-    def __init__(self, stamp: Stamp, body: ResponseBody, asked: Asked, texts: TokenTexts):
-        self.stamp = stamp
-        self.texts = texts
-        self.told = _told(body, asked)
+    def __init__(self, header: ResponseHeader, body: ResponseBody, asked: ParsedRequest, token_texts: TokenTexts):
+        self.header = header
+        self.token_texts = token_texts
+        self.echoed_fields = _told(body, asked)
         self.with_logprobs = asked.params.logprobs is not None
         self.status = "in_progress"
-        self.reason: str | None = None  # why it is incomplete
-        self.error: Object | None = None
+        self.incomplete_reason: str | None = None  # why it is incomplete
+        self.error: JsonObject | None = None
         self.metrics: Metrics | None = None
-        self.output: list[Object] = []  # the last may be open
-        self.open = False
-        self.waiting: list[TokenLogprob] = []  # of tokens without a text of their own yet
-        self.events = 0
+        self.output: list[JsonObject] = []  # the last may be open
+        self.item_is_open = False
+        self.pending_logprobs: list[TokenLogprob] = []  # of tokens without a text of their own yet
+        self.event_count = 0
 
-    def begin(self) -> list[Object]:
-        return [self.of_response("created"), self.of_response("in_progress")]
+    def start_events(self) -> list[JsonObject]:
+        return [self.response_event("created"), self.response_event("in_progress")]
 
-    def push(self, event: GenerationEvent) -> list[Object]:
+    def events_for(self, event: GenerationEvent) -> list[JsonObject]:
         """The events that a piece of the answer makes."""
-        made: list[Object] = []
-        if event.kind is Kind.CONTENT:
-            self.waiting += event.logprobs
+        made: list[JsonObject] = []
+        if event.kind is EventType.CONTENT:
+            self.pending_logprobs += event.logprobs
         if event.tool_call:
-            made += [*self.close(), *self.call(event.tool_call)]
+            made += [*self.close_item(), *self.add_function_call(event.tool_call)]
         elif event.text:
-            made += self.grow("reasoning" if event.kind is Kind.REASONING else "message", event.text)
+            made += self.append_text("reasoning" if event.kind is EventType.REASONING else "message", event.text)
         if event.finish_reason:
             made += self.finish(event.finish_reason, event.metrics)
         return made
 
-    def finish(self, reason: FinishReason, metrics: Metrics | None) -> list[Object]:
-        made = [] if self.output else self.grow("message", "")
+    def finish(self, reason: FinishReason, metrics: Metrics | None) -> list[JsonObject]:
+        made = [] if self.output else self.append_text("message", "")
         cut = reason is FinishReason.LENGTH
         self.metrics, self.status = metrics, "incomplete" if cut else "completed"
-        self.reason = "max_output_tokens" if cut else None
-        return [*made, *self.close(self.status), self.of_response(self.status)]
+        self.incomplete_reason = "max_output_tokens" if cut else None
+        return [*made, *self.close_item(self.status), self.response_event(self.status)]
 
-    def fail(self, error: LocalLLMError) -> list[Object]:
+    def fail(self, error: LocalLLMError) -> list[JsonObject]:
         """What ends a stream that cannot go on."""
         self.status, self.error = "failed", {"code": "server_error", "message": str(error)}
-        return [self.event("error", **self.error, param=None), self.of_response("failed")]
+        return [self.event("error", **self.error, param=None), self.response_event("failed")]
 
-    def grow(self, kind: str, text: str) -> list[Object]:
+    def append_text(self, item_type: str, text: str) -> list[JsonObject]:
         """More of a message or of thoughts, which begin with it unless they are open."""
-        made = [] if self.open and self.output[-1]["type"] == kind else [*self.close(), *self.add(kind)]
+        made = (
+            []
+            if self.item_is_open and self.output[-1]["type"] == item_type
+            else [*self.close_item(), *self.open_item(item_type)]
+        )
         part = self.output[-1]["content"][0]
         part["text"] += text
-        told = self.take_logprobs(part)
-        return [*made, self.of_item(f"{PART[kind]}.delta", content_index=0, delta=text, **told)]
+        told = self.flush_logprobs(part)
+        return [*made, self.item_event(f"{PART_TYPES[item_type]}.delta", content_index=0, delta=text, **told)]
 
-    def add(self, kind: str) -> list[Object]:
-        item = self.begun(kind, content=[])
-        item |= {"role": "assistant"} if kind == "message" else {"summary": []}
-        added = self.of_output("added")
-        part: Object = {"type": PART[kind], "text": ""}
-        if kind == "message":
+    def open_item(self, item_type: str) -> list[JsonObject]:
+        item = self.new_item(item_type, content=[])
+        item |= {"role": "assistant"} if item_type == "message" else {"summary": []}
+        added = self.output_item_event("added")
+        part: JsonObject = {"type": PART_TYPES[item_type], "text": ""}
+        if item_type == "message":
             part |= {"annotations": [], "logprobs": []}
         item["content"].append(part)
-        self.open = True
-        return [added, self.of_item("content_part.added", content_index=0, part=_copy(part))]
+        self.item_is_open = True
+        return [added, self.item_event("content_part.added", content_index=0, part=_copy(part))]
 
-    def close(self, status: str = "completed") -> list[Object]:
+    def close_item(self, status: str = "completed") -> list[JsonObject]:
         """End the item that is open, if one is."""
-        if not self.open:
+        if not self.item_is_open:
             return []
-        self.open, item = False, self.output[-1]
+        self.item_is_open, item = False, self.output[-1]
         item["status"], part = status, item["content"][0]
-        self.take_logprobs(part)
+        self.flush_logprobs(part)
         told = {name: part[name] for name in ("text", "logprobs") if name in part}
         return [
-            self.of_item(f"{PART[item['type']]}.done", content_index=0, **told),
-            self.of_item("content_part.done", content_index=0, part=_copy(part)),
-            self.of_output("done"),
+            self.item_event(f"{PART_TYPES[item['type']]}.done", content_index=0, **told),
+            self.item_event("content_part.done", content_index=0, part=_copy(part)),
+            self.output_item_event("done"),
         ]
 
-    def call(self, call: ToolCall) -> list[Object]:
+    def add_function_call(self, call: ToolCall) -> list[JsonObject]:
         """A function that is to be called, which is known as a whole."""
-        item = self.begun("function_call", call_id=call.id, name=call.name, arguments="")
-        added = self.of_output("added")
+        item = self.new_item("function_call", call_id=call.id, name=call.name, arguments="")
+        added = self.output_item_event("added")
         item |= {"arguments": call.arguments, "status": "completed"}
         return [
             added,
-            self.of_item("function_call_arguments.delta", delta=call.arguments),
-            self.of_item("function_call_arguments.done", name=call.name, arguments=call.arguments),
-            self.of_output("done"),
+            self.item_event("function_call_arguments.delta", delta=call.arguments),
+            self.item_event("function_call_arguments.done", name=call.name, arguments=call.arguments),
+            self.output_item_event("done"),
         ]
 
-    def begun(self, kind: str, **fields: Any) -> Object:
+    def new_item(self, item_type: str, **fields: Any) -> JsonObject:
         """A new item at the end of the output."""
-        name = f"{SHORT[kind]}_{self.stamp.id.removeprefix('resp_')}{len(self.output)}"
-        self.output.append({"type": kind, "id": name, "status": "in_progress", **fields})
+        name = f"{ID_PREFIXES[item_type]}_{self.header.id.removeprefix('resp_')}{len(self.output)}"
+        self.output.append({"type": item_type, "id": name, "status": "in_progress", **fields})
         return self.output[-1]
 
-    def take_logprobs(self, part: Object) -> Object:
+    def flush_logprobs(self, part: JsonObject) -> JsonObject:
         """Those that wait, told with a part of a message from now on."""
         if "logprobs" not in part:
             return {}
-        found = chat_logprobs(self.waiting, self.texts)["content"] if self.with_logprobs else []
-        self.waiting = []
+        found = chat_logprobs(self.pending_logprobs, self.token_texts)["content"] if self.with_logprobs else []
+        self.pending_logprobs = []
         part["logprobs"] = part["logprobs"] + found
         return {"logprobs": found}
 
-    def event(self, kind: str, **fields: Any) -> Object:
-        self.events += 1
-        return {"type": kind, "sequence_number": self.events - 1, **fields}
+    def event(self, event_type: str, **fields: Any) -> JsonObject:
+        self.event_count += 1
+        return {"type": event_type, "sequence_number": self.event_count - 1, **fields}
 
-    def of_response(self, what: str) -> Object:
+    def response_event(self, what: str) -> JsonObject:
         return self.event(f"response.{what}", response=self.response())
 
-    def of_output(self, what: str) -> Object:
+    def output_item_event(self, what: str) -> JsonObject:
         """About the last item as it is now."""
         at = len(self.output) - 1
         return self.event(f"response.output_item.{what}", output_index=at, item=_copy(self.output[at]))
 
-    def of_item(self, what: str, **fields: Any) -> Object:
+    def item_event(self, what: str, **fields: Any) -> JsonObject:
         """About what is in the last item."""
         at = len(self.output) - 1
         return self.event(f"response.{what}", output_index=at, item_id=self.output[at]["id"], **fields)
 
-    def response(self) -> Object:
+    def response(self) -> JsonObject:
         """As it is now."""
         return {
-            "id": self.stamp.id,
+            "id": self.header.id,
             "object": "response",
-            "created_at": self.stamp.created,
+            "created_at": self.header.created,
             "status": self.status,
-            "model": self.stamp.model,
+            "model": self.header.model,
             "output": [_copy(item) for item in self.output],
             "error": self.error,
-            "incomplete_details": {"reason": self.reason} if self.reason else None,
+            "incomplete_details": {"reason": self.incomplete_reason} if self.incomplete_reason else None,
             "usage": _usage(self.metrics) if self.metrics else None,
-            **self.told,
+            **self.echoed_fields,
         }
 
 
-def _told(body: ResponseBody, asked: Asked) -> Object:
+def _told(body: ResponseBody, asked: ParsedRequest) -> JsonObject:
     """What was asked, and what stands where nothing was."""
     text, params = body.text, asked.params
     form = text.format.model_dump(by_alias=True, exclude_none=True) if text and text.format else {"type": "text"}
@@ -178,8 +185,8 @@ def _told(body: ResponseBody, asked: Asked) -> Object:
     }
 
 
-def _usage(metrics: Metrics) -> Object:
-    counts = usage([metrics])
+def _usage(metrics: Metrics) -> JsonObject:
+    counts = usage_object([metrics])
     return {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": counts["prompt_tokens_details"],
@@ -189,6 +196,6 @@ def _usage(metrics: Metrics) -> Object:
     }
 
 
-def _copy(item: Object) -> Object:
+def _copy(item: JsonObject) -> JsonObject:
     """As it is now: items and their parts grow after they were told."""
     return {name: list(map(dict, value)) if isinstance(value, list) else value for name, value in item.items()}

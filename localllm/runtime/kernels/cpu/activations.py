@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.runtime.kernels.cpu.compile import Compiled, Once, runs_here
+from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
 from localllm.runtime.kernels.cpu.functions import exp, sigmoid, tanh
-from localllm.runtime.kernels.cpu.layout import KINDS
+from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 from localllm.runtime.kernels.cpu.program import LANES, Program, Value
 
-CLAMP, SHARPNESS = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
 # erf(x) = 1 - t (a1 + t (a2 + ...)) exp(-x^2), t = 1 / (1 + RATE x), for x >= 0 within 1.5e-7 (Abramowitz and
 # Stegun, 7.1.26)
-RATE = 0.3275911
-ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
-FEW = 2**14  # numbers that one thread has done sooner than two
+ERF_RATE = 0.3275911
+ERF_COEFFICIENTS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+SINGLE_THREAD_ELEMENTS = 2**14  # numbers that one thread has done sooner than two
 
 
 def silu(p: Program, x: Value) -> Value:
@@ -31,87 +31,101 @@ def gelu_tanh(p: Program, x: Value) -> Value:
 
 def gelu(p: Program, x: Value) -> Value:
     """x times the normal distribution's mass below x."""
-    size = p.magnitude(x) * 0.7071067811865476
-    t = p.vector(1.0) / (size * RATE + 1.0)
-    total = p.vector(ERF[0])
-    for factor in ERF[1:]:
+    size = p.absolute(x) * 0.7071067811865476
+    t = p.vector(1.0) / (size * ERF_RATE + 1.0)
+    total = p.vector(ERF_COEFFICIENTS[0])
+    for factor in ERF_COEFFICIENTS[1:]:
         total = p.fma(total, t, p.vector(factor))
     beyond = total * t * exp(p, p.vector(0.0) - size * size) * 0.5  # mass beyond |x|
-    return p.where_negative(x, x * beyond, x - x * beyond)
+    return p.select_negative(x, x * beyond, x - x * beyond)
 
 
-def one(activation: str) -> Callable[[Program, Value], Value]:
+def activation_function(activation: str) -> Callable[[Program, Value], Value]:
     functions = {"silu": silu, "sigmoid": sigmoid, "tanh": tanh, "gelu_tanh": gelu_tanh, "gelu": gelu}
     return functions[activation]
 
 
-def gate(p: Program, activation: Activation, x: Value, up: Value) -> Value:
+def emit_gate(p: Program, activation: Activation, x: Value, up: Value) -> Value:
     if activation != "swiglu_clamped":
-        return one(activation)(p, x) * up
-    x = p.unless_nan(x, p.smallest(x, p.vector(CLAMP)))
-    up = p.unless_nan(up, p.smallest(p.largest(up, p.vector(-CLAMP)), p.vector(CLAMP)))
-    return x * sigmoid(p, x * SHARPNESS) * (up + 1.0)
+        return activation_function(activation)(p, x) * up
+    x = p.propagate_nan(x, p.minnum(x, p.vector(SWIGLU_LIMIT)))
+    up = p.propagate_nan(up, p.minnum(p.maxnum(up, p.vector(-SWIGLU_LIMIT)), p.vector(SWIGLU_LIMIT)))
+    return x * sigmoid(p, x * SWIGLU_ALPHA) * (up + 1.0)
 
 
-def write_gated(p: Program, kind: torch.dtype, activation: Activation) -> None:
+def emit_gated(p: Program, kind: torch.dtype, activation: Activation) -> None:
     """x [rows, 2 columns], gates first -> y [rows, columns]"""
-    x, y = p.addresses(2)
-    rows, columns = p.counts(2, begin=2)
+    x, y = p.load_addresses(2)
+    rows, columns = p.load_counts(2, begin=2)
     size = kind.itemsize
-    begin, end = p.share(rows)
+    begin, end = p.part_range(rows)
     with p.loop(begin, end) as row:
-        gates, out = p.at(x, row * columns * (2 * size)), p.at(y, row * columns * size)
-        each(p, kind, columns, [gates, p.at(gates, columns * size)], out, lambda a, b: gate(p, activation, a, b))
+        gates, out = p.address(x, row * columns * (2 * size)), p.address(y, row * columns * size)
+        emit_each(
+            p,
+            kind,
+            columns,
+            [gates, p.address(gates, columns * size)],
+            out,
+            lambda a, b: emit_gate(p, activation, a, b),
+        )
 
 
-def write_mapped(p: Program, kind: torch.dtype, function: str) -> None:
+def emit_mapped(p: Program, kind: torch.dtype, function: str) -> None:
     """x [count] -> y [count]"""
-    x, y = p.addresses(2)
-    [count] = p.counts(1, begin=2)
+    x, y = p.load_addresses(2)
+    [count] = p.load_counts(1, begin=2)
     size, blocks = kind.itemsize, (count + (LANES - 1)) / LANES
-    begin, end = (p.less(block * LANES, count) for block in p.share(blocks))
-    each(p, kind, end - begin, [p.at(x, begin * size)], p.at(y, begin * size), lambda a: one(function)(p, a))
+    begin, end = (p.min_index(block * LANES, count) for block in p.part_range(blocks))
+    emit_each(
+        p,
+        kind,
+        end - begin,
+        [p.address(x, begin * size)],
+        p.address(y, begin * size),
+        lambda a: activation_function(function)(p, a),
+    )
 
 
-def each(
+def emit_each(
     p: Program, kind: torch.dtype, count: Value, sources: list[Value], out: Value, made: Callable[..., Value]
 ) -> None:
     """`count` numbers, 16 at a time; those behind the last whole vector in the same way."""
-    element, size = KINDS[kind], kind.itemsize
+    element, size = ELEMENT_TYPES[kind], kind.itemsize
     whole = count / LANES * LANES
-    with p.loop(p.index(0), whole, LANES) as at:
+    with p.loop(p.index_constant(0), whole, LANES) as at:
         p.store_floats(made(*(p.load_floats(element, x, at * size) for x in sources)), element, out, at * size)
     with p.loop(whole, count, LANES) as at:
-        some = (p.load_some(element, p.at(x, at * size), count - at) for x in sources)
-        p.store_some(made(*some), element, out, at * size, count - at)
+        some = (p.load_first(element, p.address(x, at * size), count - at) for x in sources)
+        p.store_first(made(*some), element, out, at * size, count - at)
 
 
-@Once
-def gated_program(kind: torch.dtype, activation: Activation) -> Compiled:
-    return Compiled(lambda p: write_gated(p, kind, activation), "gated", 4)
+@CompileOnce
+def compile_gated(kind: torch.dtype, activation: Activation) -> CompiledKernel:
+    return CompiledKernel(lambda p: emit_gated(p, kind, activation), "gated", 4)
 
 
-@Once
-def mapped_program(kind: torch.dtype, function: str) -> Compiled:
-    return Compiled(lambda p: write_mapped(p, kind, function), "mapped", 3)
+@CompileOnce
+def compile_mapped(kind: torch.dtype, function: str) -> CompiledKernel:
+    return CompiledKernel(lambda p: emit_mapped(p, kind, function), "mapped", 3)
 
 
-def takes(x: Tensor) -> bool:
-    return x.is_cpu and x.dtype in KINDS and x.numel() > 0 and runs_here()
+def supports(x: Tensor) -> bool:
+    return x.is_cpu and x.dtype in ELEMENT_TYPES and x.numel() > 0 and cpu_supported()
 
 
-def gated(x: Tensor, activation: Activation) -> Tensor:
+def gated_activation(x: Tensor, activation: Activation) -> Tensor:
     """x: [..., 2 n] that is taken -> [..., n]"""
     x, n = x.contiguous(), x.shape[-1] // 2
     y = x.new_empty(*x.shape[:-1], n)
-    run = gated_program(x.dtype, activation)
-    (run.alone if y.numel() < FEW else run)(x.data_ptr(), y.data_ptr(), y.numel() // n, n)
+    run = compile_gated(x.dtype, activation)
+    (run.run_single if y.numel() < SINGLE_THREAD_ELEMENTS else run)(x.data_ptr(), y.data_ptr(), y.numel() // n, n)
     return y
 
 
-def mapped(x: Tensor, function: str) -> Tensor:
+def map_elements(x: Tensor, function: str) -> Tensor:
     """x: any shape, taken -> its shape. function: `silu`, `sigmoid` or `tanh`"""
     x = x.contiguous()
-    y, run = torch.empty_like(x), mapped_program(x.dtype, function)
-    (run.alone if y.numel() < FEW else run)(x.data_ptr(), y.data_ptr(), y.numel())
+    y, run = torch.empty_like(x), compile_mapped(x.dtype, function)
+    (run.run_single if y.numel() < SINGLE_THREAD_ELEMENTS else run)(x.data_ptr(), y.data_ptr(), y.numel())
     return y

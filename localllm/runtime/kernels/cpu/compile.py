@@ -17,15 +17,16 @@ import llvmlite
 import llvmlite.binding as llvm
 import torch
 
+from localllm import processor
+from localllm.processor import features
 from localllm.runtime.kernels.cpu import kept
 from localllm.runtime.kernels.cpu.program import Program
-from localllm.runtime.kernels.threads import in_parts
+from localllm.runtime.kernels.threads import run_in_parts
 
 P = TypeVarTuple("P")
-VNNI = ("avx512vnni", "avx512bw")
-NEEDED = ("avx2", "f16c", "fma")  # of x86; a conversion that the processor has not would be a call into nowhere
+VNNI_FEATURES = ("avx512vnni", "avx512bw")
 # What a thread of OpenMP begins with. How many there are it asks: they may be fewer than were wanted.
-ENTRY = """
+OPENMP_ENTRY = """
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
 
@@ -40,58 +41,58 @@ define void @{name}_thread(ptr %arguments) {{
 """
 
 
-class Compiled:
+class CompiledKernel:
     """A program that can be called: with the integers that it takes, addresses and counts."""
 
     def __init__(self, write: Callable[[Program], None], name: str, count: int):
         """write: lays out the program; count: of its arguments."""
-        program = Program(name, vnni=all(features().get(feature) for feature in VNNI))
+        program = Program(name, vnni=all(features().get(feature) for feature in VNNI_FEATURES))
         write(program)
-        text = program.finish()
-        self.engine = machine_code(text + ENTRY.format(name=name) if openmp() else text)
-        self.slots: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * count
+        text = program.to_llvm()
+        self.engine = compile_llvm(text + OPENMP_ENTRY.format(name=name) if openmp() else text)
+        self.argument_array: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * count
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-        self.part = kind(self.engine.get_function_address(name))
-        self.thread = openmp() and ctypes.c_void_p(self.engine.get_function_address(f"{name}_thread"))
+        self.run_part = kind(self.engine.get_function_address(name))
+        self.run_thread = openmp() and ctypes.c_void_p(self.engine.get_function_address(f"{name}_thread"))
 
     def __call__(self, *arguments: int) -> None:
         """In as many parts as torch uses threads."""
         parts = torch.get_num_threads()
-        slots = self.slots(*arguments)
+        slots = self.argument_array(*arguments)
         if parts == 1:
-            self.part(slots, 0, 1)
-        elif self.thread:
-            openmp().GOMP_parallel(self.thread, slots, parts, 0)
+            self.run_part(slots, 0, 1)
+        elif self.run_thread:
+            openmp().GOMP_parallel(self.run_thread, slots, parts, 0)
         else:
-            in_parts(lambda part, parts: self.part(slots, part, parts))
+            run_in_parts(lambda part, parts: self.run_part(slots, part, parts))
 
-    def alone(self, *arguments: int) -> None:
+    def run_single(self, *arguments: int) -> None:
         """In one part, by the thread that calls."""
-        self.part(self.slots(*arguments), 0, 1)
+        self.run_part(self.argument_array(*arguments), 0, 1)
 
 
-class Once(Generic[*P]):
+class CompileOnce(Generic[*P]):
     """A program for each set of properties, compiled when it is first asked for; who asks meanwhile waits."""
 
-    def __init__(self, compiled: Callable[[*P], Compiled]):
-        self.compiled = compiled
-        self.made: dict[tuple[*P], Compiled] = {}
+    def __init__(self, compiled: Callable[[*P], CompiledKernel]):
+        self.compile = compiled
+        self.compiled_kernels: dict[tuple[*P], CompiledKernel] = {}
         self.lock = threading.Lock()
 
-    def __call__(self, *properties: *P) -> Compiled:
-        if properties not in self.made:
+    def __call__(self, *properties: *P) -> CompiledKernel:
+        if properties not in self.compiled_kernels:
             with self.lock:
-                if properties not in self.made:
-                    self.made[properties] = self.compiled(*properties)
-        return self.made[properties]
+                if properties not in self.compiled_kernels:
+                    self.compiled_kernels[properties] = self.compile(*properties)
+        return self.compiled_kernels[properties]
 
-    def ahead(self, *properties: *P) -> Future[Compiled]:
+    def compile_ahead(self, *properties: *P) -> Future[CompiledKernel]:
         """Compile it beside whatever else is done."""
-        return beside().submit(self, *properties)
+        return compile_pool().submit(self, *properties)
 
 
 @functools.cache
-def beside() -> ThreadPoolExecutor:
+def compile_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "localllm-compile")
 
 
@@ -108,45 +109,38 @@ def openmp() -> Any:
 
 
 @functools.cache
-def features() -> dict[str, bool]:
-    """What the processor has, in LLVM's words; empty where LLVM cannot tell."""
-    try:
-        return dict(llvm.get_host_cpu_features())
-    except RuntimeError:
-        return {}
-
-
-@functools.cache
-def target() -> llvm.Target:
+def llvm_target() -> llvm.Target:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple()
 
 
 @functools.cache
-def runs_here() -> bool:
+def cpu_supported() -> bool:
     """Are the programs' instructions in this processor, and its bytes in their order?"""
     machine = platform.machine().lower()
+    if processor.forced_level() == "baseline":
+        return False
     if machine in ("x86_64", "amd64"):
-        return all(features().get(feature) for feature in NEEDED)
+        return processor.reaches_level(features(), "avx2")
     return machine in ("aarch64", "arm64")
 
 
-def machine_code(text: str) -> llvm.ExecutionEngine:
+def compile_llvm(text: str) -> llvm.ExecutionEngine:
     """Optimized for the processor at hand; what was compiled once is found again by the next process."""
-    cpu = llvm.get_host_cpu_name()
+    cpu = processor.target_cpu()
     wanted = ",".join(f"{'+' if there else '-'}{name}" for name, there in sorted(features().items()))
-    machine = target().create_target_machine(cpu=cpu, features=wanted, opt=3)
+    machine = llvm_target().create_target_machine(cpu=cpu, features=wanted, opt=3)
     module = llvm.parse_assembly(text)
     module.verify()
     made_of = (text, cpu, wanted, llvmlite.__version__, *map(str, llvm.llvm_version_info))
-    known = kept.read(made_of)
+    known = kept.read_cached(made_of)
     if known is None:
         passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
         passes.getModulePassManager().run(module, passes)
     engine = llvm.create_mcjit_compiler(module, machine)
     if known is None:
-        engine.set_object_cache(notify_func=lambda _, code: kept.write(made_of, code))
+        engine.set_object_cache(notify_func=lambda _, code: kept.write_cached(made_of, code))
     else:
         engine.set_object_cache(getbuffer_func=lambda _: known)
     engine.finalize_object()

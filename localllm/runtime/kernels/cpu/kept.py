@@ -15,22 +15,22 @@ from localllm.settings import Settings
 DIGEST_BYTES = 32
 
 
-def place(made_of: tuple[str, ...]) -> Path:
-    name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
+def cache_path(key: tuple[str, ...]) -> Path:
+    name = hashlib.sha256("\0".join(key).encode()).hexdigest()
     return Settings.from_environment().cache / "kernels" / f"{name}.o"
 
 
-def read(made_of: tuple[str, ...]) -> bytes | None:
+def read_cached(key: tuple[str, ...]) -> bytes | None:
     try:
-        content = place(made_of).read_bytes()
+        content = cache_path(key).read_bytes()
     except OSError:
         return None
     digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def write(made_of: tuple[str, ...], code: bytes) -> None:
-    path = place(made_of)
+def write_cached(key: tuple[str, ...], code: bytes) -> None:
+    path = cache_path(key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, draft = tempfile.mkstemp(dir=path.parent)

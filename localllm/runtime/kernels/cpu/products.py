@@ -7,76 +7,80 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.quant.packing import PANEL_ROWS, ROWS
+from localllm.quant.packing import PANEL_ROWS, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import programs
-from localllm.runtime.kernels.cpu.compile import Compiled, Once
-from localllm.runtime.kernels.cpu.layout import PARTS, Layout
+from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
+from localllm.runtime.kernels.cpu.layout import PART_NAMES, InterleavedLayout
 
-PLANES = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
-ROWS_AT_ONCE = 4  # of x
-MOST_ROWS = 64  # of x; bfloat16, 8192 x 2048: 64 rows 6.4 ms so and 7.9 dequantized, 128 rows 12.7 and 8.5
-
-
-@Once
-def planes_program(kind: torch.dtype, group: int, planes: int) -> Compiled:
-    return Compiled(lambda p: programs.write_planes(p, kind, group, planes), "planes", 6)
+PLANES_BY_DTYPE = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
+BLOCK_ROWS = 4  # of x
+MAX_ROWS = 64  # of x; bfloat16, 8192 x 2048: 64 rows 6.4 ms so and 7.9 dequantized, 128 rows 12.7 and 8.5
 
 
-@Once
-def product_program(layout: Layout, planes: int, rows: int, out: torch.dtype) -> Compiled:
-    return Compiled(lambda p: programs.multiply(p, layout, planes, rows, out), "multiply", 6 + len(PARTS))
+@CompileOnce
+def compile_split_bytes(kind: torch.dtype, group: int, planes: int) -> CompiledKernel:
+    return CompiledKernel(lambda p: programs.emit_split_bytes(p, kind, group, planes), "planes", 6)
 
 
-@Once
-def numbers_program(layout: Layout, out: torch.dtype) -> Compiled:
-    return Compiled(lambda p: programs.write_numbers(p, layout, out), "numbers", 4 + len(PARTS))
+@CompileOnce
+def compile_matmul(layout: InterleavedLayout, planes: int, rows: int, out: torch.dtype) -> CompiledKernel:
+    return CompiledKernel(
+        lambda p: programs.emit_matmul(p, layout, planes, rows, out), "multiply", 6 + len(PART_NAMES)
+    )
+
+
+@CompileOnce
+def compile_dequantize(layout: InterleavedLayout, out: torch.dtype) -> CompiledKernel:
+    return CompiledKernel(lambda p: programs.emit_dequantize(p, layout, out), "numbers", 4 + len(PART_NAMES))
 
 
 def compile_ahead(weight: QuantizedTensor, kind: torch.dtype) -> None:
     """All that will multiply rows of this dtype with the weight."""
-    if kind not in PLANES:
+    if kind not in PLANES_BY_DTYPE:
         return
-    layout, planes = Layout.of(weight), PLANES[kind]
-    planes_program.ahead(kind, layout.group, planes)
-    for rows in (ROWS_AT_ONCE, 1):
-        product_program.ahead(layout, planes, rows, kind)
-    numbers_program.ahead(layout, kind)
+    layout, planes = InterleavedLayout.from_weight(weight), PLANES_BY_DTYPE[kind]
+    compile_split_bytes.compile_ahead(kind, layout.group, planes)
+    for rows in (BLOCK_ROWS, 1):
+        compile_matmul.compile_ahead(layout, planes, rows, kind)
+    compile_dequantize.compile_ahead(layout, kind)
 
 
-def few_rows(x: Tensor, weight: QuantizedTensor) -> Tensor:
+def matmul_small_m(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """x: [M, in] -> [M, out]: W is read once for every 4 rows."""
-    layout, x = Layout.of(weight), as_stored(x, weight)
-    planes, count = PLANES[x.dtype], len(x)
-    rows = 1 if count == 1 else ROWS_AT_ONCE
+    layout, x = InterleavedLayout.from_weight(weight), reorder_columns(x, weight)
+    planes, count = PLANES_BY_DTYPE[x.dtype], len(x)
+    rows = 1 if count == 1 else BLOCK_ROWS
     room = -(-count // rows) * rows
     tiles, groups, _ = weight.parts["scale"].shape
     bytes_ = torch.empty(planes * room * x.shape[1], dtype=torch.int8)
     records = torch.empty(room * groups * programs.record_bytes(planes), dtype=torch.int8)
-    y = torch.empty(room, tiles * ROWS, dtype=x.dtype)
+    y = torch.empty(room, tiles * TILE_ROWS, dtype=x.dtype)
     written = (bytes_.data_ptr(), records.data_ptr())
-    planes_program(x.dtype, layout.group, planes).alone(x.data_ptr(), *written, count, room, groups)
-    product_program(layout, planes, rows, x.dtype)(*written, y.data_ptr(), *addresses(weight), tiles, groups, room)
+    compile_split_bytes(x.dtype, layout.group, planes).run_single(x.data_ptr(), *written, count, room, groups)
+    compile_matmul(layout, planes, rows, x.dtype)(
+        *written, y.data_ptr(), *part_addresses(weight), tiles, groups, room
+    )
     return y[:count, : weight.shape[0]]
 
 
-def many_rows(x: Tensor, weight: QuantizedTensor) -> Tensor:
+def matmul_dequantized(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """x: [M, in] -> [M, out]: some rows of W at a time are dequantized to the dtype of x."""
-    layout, x = Layout.of(weight), as_stored(x, weight)
+    layout, x = InterleavedLayout.from_weight(weight), reorder_columns(x, weight)
     tiles, groups, _ = weight.parts["scale"].shape
-    width = PANEL_ROWS // ROWS  # tiles
-    y = torch.empty(len(x), tiles * ROWS, dtype=x.dtype)
-    program, parts = numbers_program(layout, x.dtype), addresses(weight)
-    panel = torch.empty(x.shape[1] * min(width, tiles) * ROWS, dtype=x.dtype)
+    width = PANEL_ROWS // TILE_ROWS  # tiles
+    y = torch.empty(len(x), tiles * TILE_ROWS, dtype=x.dtype)
+    program, parts = compile_dequantize(layout, x.dtype), part_addresses(weight)
+    panel = torch.empty(x.shape[1] * min(width, tiles) * TILE_ROWS, dtype=x.dtype)
     for first in range(0, tiles, width):
         count = min(width, tiles - first)
         program(panel.data_ptr(), *parts, first, count, groups)
-        some = panel[: x.shape[1] * count * ROWS].view(x.shape[1], -1)
-        torch.mm(x, some, out=y[:, first * ROWS : (first + count) * ROWS])
+        some = panel[: x.shape[1] * count * TILE_ROWS].view(x.shape[1], -1)
+        torch.mm(x, some, out=y[:, first * TILE_ROWS : (first + count) * TILE_ROWS])
     return y[:, : weight.shape[0]]
 
 
-def as_stored(x: Tensor, weight: QuantizedTensor) -> Tensor:
+def reorder_columns(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """x with its columns in the order of the weight's, filled up to whole groups."""
     assert x.shape[1] == weight.shape[1]  # the programs take the weight's word for it
     if "columns" in weight.parts:
@@ -86,5 +90,5 @@ def as_stored(x: Tensor, weight: QuantizedTensor) -> Tensor:
     return F.pad(x, (0, missing)) if missing else x.contiguous()
 
 
-def addresses(weight: QuantizedTensor) -> list[int]:
-    return [weight.parts[name].data_ptr() if name in weight.parts else 0 for name in PARTS]
+def part_addresses(weight: QuantizedTensor) -> list[int]:
+    return [weight.parts[name].data_ptr() if name in weight.parts else 0 for name in PART_NAMES]

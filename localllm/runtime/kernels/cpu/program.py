@@ -32,66 +32,66 @@ class Value:
     def is_float(self) -> bool:
         return isinstance(getattr(self.ir.type, "element", self.ir.type), ir.FloatType)
 
-    def other(self, value: "Value | float") -> Any:
+    def operand(self, value: "Value | float") -> Any:
         if isinstance(value, Value):
             return value.ir
         kind = self.ir.type
         return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
 
-    def of(self, made: Any) -> "Value":
+    def wrap(self, made: Any) -> "Value":
         return Value(self.program, made)
 
     def __add__(self, value: "Value | float") -> "Value":
         b = self.program.builder
-        return self.of((b.fadd if self.is_float else b.add)(self.ir, self.other(value)))
+        return self.wrap((b.fadd if self.is_float else b.add)(self.ir, self.operand(value)))
 
     def __sub__(self, value: "Value | float") -> "Value":
         b = self.program.builder
-        return self.of((b.fsub if self.is_float else b.sub)(self.ir, self.other(value)))
+        return self.wrap((b.fsub if self.is_float else b.sub)(self.ir, self.operand(value)))
 
     def __mul__(self, value: "Value | float") -> "Value":
         b = self.program.builder
-        return self.of((b.fmul if self.is_float else b.mul)(self.ir, self.other(value)))
+        return self.wrap((b.fmul if self.is_float else b.mul)(self.ir, self.operand(value)))
 
     def __truediv__(self, value: "Value | float") -> "Value":
         b = self.program.builder
-        return self.of((b.fdiv if self.is_float else b.sdiv)(self.ir, self.other(value)))
+        return self.wrap((b.fdiv if self.is_float else b.sdiv)(self.ir, self.operand(value)))
 
     def __and__(self, value: "Value | int") -> "Value":
-        return self.of(self.program.builder.and_(self.ir, self.other(value)))
+        return self.wrap(self.program.builder.and_(self.ir, self.operand(value)))
 
     def __or__(self, value: "Value | int") -> "Value":
-        return self.of(self.program.builder.or_(self.ir, self.other(value)))
+        return self.wrap(self.program.builder.or_(self.ir, self.operand(value)))
 
     def __xor__(self, value: "Value | int") -> "Value":
-        return self.of(self.program.builder.xor(self.ir, self.other(value)))
+        return self.wrap(self.program.builder.xor(self.ir, self.operand(value)))
 
     def __lshift__(self, bits: int) -> "Value":
-        return self.of(self.program.builder.shl(self.ir, self.other(bits)))
+        return self.wrap(self.program.builder.shl(self.ir, self.operand(bits)))
 
     def __rshift__(self, bits: int) -> "Value":
         """Zeros come in from above."""
-        return self.of(self.program.builder.lshr(self.ir, self.other(bits)))
+        return self.wrap(self.program.builder.lshr(self.ir, self.operand(bits)))
 
     def signed_shift(self, bits: int) -> "Value":
-        return self.of(self.program.builder.ashr(self.ir, self.other(bits)))
+        return self.wrap(self.program.builder.ashr(self.ir, self.operand(bits)))
 
-    def to_float(self) -> "Value":
+    def to_float32(self) -> "Value":
         """Of int32, or one int64."""
-        kind = vector(FLOAT) if isinstance(self.ir.type, ir.VectorType) else FLOAT
-        return self.of(self.program.builder.sitofp(self.ir, kind))
+        kind = vector_type(FLOAT) if isinstance(self.ir.type, ir.VectorType) else FLOAT
+        return self.wrap(self.program.builder.sitofp(self.ir, kind))
 
-    def rounded(self) -> "Value":
+    def round_to_int(self) -> "Value":
         """To the nearest int32, ties to even."""
-        nearest = self.program.call("llvm.rint.v16f32", vector(FLOAT), self)
-        return self.of(self.program.builder.fptosi(nearest.ir, vector(INT)))
+        nearest = self.program.intrinsic("llvm.rint.v16f32", vector_type(FLOAT), self)
+        return self.wrap(self.program.builder.fptosi(nearest.ir, vector_type(INT)))
 
-    def splat(self) -> "Value":
+    def broadcast(self) -> "Value":
         """One number in all lanes."""
-        kind = vector(self.ir.type)
+        kind = vector_type(self.ir.type)
         first = self.program.builder.insert_element(ir.Constant(kind, ir.Undefined), self.ir, ir.Constant(INT, 0))
-        lanes = ir.Constant(vector(INT), [0] * LANES)
-        return self.of(self.program.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), lanes))
+        lanes = ir.Constant(vector_type(INT), [0] * LANES)
+        return self.wrap(self.program.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), lanes))
 
 
 @dataclass
@@ -99,16 +99,16 @@ class Variable:
     """What a loop changes."""
 
     program: "Program"
-    place: Any
-    kind: ir.Type
+    pointer: Any
+    dtype: ir.Type
 
     @property
     def value(self) -> Value:
-        return Value(self.program, self.program.builder.load(self.place, typ=self.kind))
+        return Value(self.program, self.program.builder.load(self.pointer, typ=self.dtype))
 
     @value.setter
     def value(self, value: Value) -> None:
-        self.program.builder.store(value.ir, self.place)
+        self.program.builder.store(value.ir, self.pointer)
 
 
 class Program:
@@ -124,32 +124,32 @@ class Program:
         self.part, self.parts = Value(self, part), Value(self, parts)
         self.long = LONG
 
-    def finish(self) -> str:
+    def to_llvm(self) -> str:
         """The program in LLVM's own words."""
         self.builder.ret_void()
         return str(self.module)
 
-    def addresses(self, count: int, begin: int = 0) -> list[Value]:
+    def load_addresses(self, count: int, begin: int = 0) -> list[Value]:
         return [self.load(POINTER, self.arguments, 8 * i) for i in range(begin, begin + count)]
 
-    def counts(self, count: int, begin: int) -> list[Value]:
+    def load_counts(self, count: int, begin: int) -> list[Value]:
         return [self.load(LONG, self.arguments, 8 * i) for i in range(begin, begin + count)]
 
-    def call(self, name: str, kind: ir.Type, *arguments: Value) -> Value:
+    def intrinsic(self, name: str, kind: ir.Type, *arguments: Value) -> Value:
         """One of LLVM's intrinsics."""
         signature = ir.FunctionType(kind, [a.ir.type for a in arguments])
         found = self.module.globals.get(name) or ir.Function(self.module, signature, name)
         return Value(self, self.builder.call(found, [a.ir for a in arguments]))
 
-    def index(self, number: int) -> Value:
+    def index_constant(self, number: int) -> Value:
         return Value(self, ir.Constant(LONG, number))
 
-    def number(self, number: float) -> Value:
+    def float_constant(self, number: float) -> Value:
         return Value(self, ir.Constant(FLOAT, number))
 
     def vector(self, number: float, kind: ir.Type = FLOAT) -> Value:
         """The same number in all lanes."""
-        return Value(self, ir.Constant(vector(kind), [number] * LANES))
+        return Value(self, ir.Constant(vector_type(kind), [number] * LANES))
 
     def variable(self, start: Value) -> Variable:
         with self.builder.goto_entry_block():
@@ -172,65 +172,67 @@ class Program:
         self.builder.branch(head)
         self.builder.position_at_end(after)
 
-    def share(self, count: Value) -> tuple[Value, Value]:
+    def part_range(self, count: Value) -> tuple[Value, Value]:
         """Begin and end of this part's share of 0 .. count - 1."""
         return count * self.part / self.parts, count * (self.part + 1) / self.parts
 
-    def at(self, address: Value, offset: Value | int) -> Value:
+    def address(self, address: Value, offset: Value | int) -> Value:
         """The address some bytes on."""
-        offset = offset if isinstance(offset, Value) else self.index(offset)
+        offset = offset if isinstance(offset, Value) else self.index_constant(offset)
         return Value(self, self.builder.gep(address.ir, [offset.ir], source_etype=BYTE))
 
     def load(self, kind: ir.Type, address: Value, offset: Value | int = 0) -> Value:
-        return Value(self, self.builder.load(self.at(address, offset).ir, typ=kind, align=1))
+        return Value(self, self.builder.load(self.address(address, offset).ir, typ=kind, align=1))
 
     def load_floats(self, kind: Element, address: Value, offset: Value | int = 0) -> Value:
         """16 numbers of another type, as float32."""
         if kind == BFLOAT:
-            wide = self.builder.zext(self.load(vector(SHORT), address, offset).ir, vector(INT))
-            return Value(self, self.builder.bitcast((Value(self, wide) << 16).ir, vector(FLOAT)))
-        found = self.load(vector(kind), address, offset)
-        return found if kind == FLOAT else Value(self, self.builder.fpext(found.ir, vector(FLOAT)))
+            wide = self.builder.zext(self.load(vector_type(SHORT), address, offset).ir, vector_type(INT))
+            return Value(self, self.builder.bitcast((Value(self, wide) << 16).ir, vector_type(FLOAT)))
+        found = self.load(vector_type(kind), address, offset)
+        return found if kind == FLOAT else Value(self, self.builder.fpext(found.ir, vector_type(FLOAT)))
 
     def load_bytes(self, address: Value, offset: Value | int, signed: bool) -> Value:
         """16 bytes, as int32."""
-        found = self.load(vector(BYTE), address, offset).ir
-        return Value(self, (self.builder.sext if signed else self.builder.zext)(found, vector(INT)))
+        found = self.load(vector_type(BYTE), address, offset).ir
+        return Value(self, (self.builder.sext if signed else self.builder.zext)(found, vector_type(INT)))
 
-    def load_byte_lanes(self, address: Value, count: int) -> Value:
+    def load_signed_bytes(self, address: Value, count: int) -> Value:
         """`count` signed bytes as int32, the rest zero."""
         if count == LANES:
             return self.load_bytes(address, 0, signed=True)
-        found = self.masked(BYTE, LANES, address, self.index(count)).ir
-        return Value(self, self.builder.sext(found, vector(INT)))
+        found = self.masked_load(BYTE, LANES, address, self.index_constant(count)).ir
+        return Value(self, self.builder.sext(found, vector_type(INT)))
 
-    def load_splat(self, kind: ir.Type, address: Value, offset: Value | int) -> Value:
-        return self.load(kind, address, offset).splat()
+    def load_broadcast(self, kind: ir.Type, address: Value, offset: Value | int) -> Value:
+        return self.load(kind, address, offset).broadcast()
 
-    def load_some(self, kind: Element, address: Value, count: Value) -> Value:
+    def load_first(self, kind: Element, address: Value, count: Value) -> Value:
         """As many of 16 numbers of another type, as float32, the rest zero; no byte behind them is read."""
         if kind == BFLOAT:
-            wide = self.builder.zext(self.masked(SHORT, LANES, address, count).ir, vector(INT))
-            return self.as_floats(Value(self, wide) << 16)
+            wide = self.builder.zext(self.masked_load(SHORT, LANES, address, count).ir, vector_type(INT))
+            return self.bitcast_float(Value(self, wide) << 16)
         assert isinstance(kind, ir.Type)
-        found = self.masked(kind, LANES, address, count)
-        return found if kind == FLOAT else Value(self, self.builder.fpext(found.ir, vector(FLOAT)))
+        found = self.masked_load(kind, LANES, address, count)
+        return found if kind == FLOAT else Value(self, self.builder.fpext(found.ir, vector_type(FLOAT)))
 
     def load_pairs(self, address: Value, count: Value | None = None) -> Value:
         """32 numbers of 16 bits in 16 int32, or as many of them as `count`, the rest zero."""
         if count is None:
-            return self.load(vector(INT), address)
-        found = self.masked(SHORT, 2 * LANES, address, count)
-        return Value(self, self.builder.bitcast(found.ir, vector(INT)))
+            return self.load(vector_type(INT), address)
+        found = self.masked_load(SHORT, 2 * LANES, address, count)
+        return Value(self, self.builder.bitcast(found.ir, vector_type(INT)))
 
-    def masked(self, kind: ir.Type, lanes: int, address: Value, count: Value) -> Value:
+    def masked_load(self, kind: ir.Type, lanes: int, address: Value, count: Value) -> Value:
         """The first `count` lanes of a vector, the rest zero; no byte behind them is read."""
         wanted = ir.VectorType(kind, lanes)
         zero = Value(self, ir.Constant(wanted, [0] * lanes))
-        name = f"llvm.masked.load.v{lanes}{short_name(kind)}.p0"
-        return self.call(name, wanted, address, Value(self, ir.Constant(INT, 1)), self.first(count, lanes), zero)
+        name = f"llvm.masked.load.v{lanes}{intrinsic_suffix(kind)}.p0"
+        return self.intrinsic(
+            name, wanted, address, Value(self, ir.Constant(INT, 1)), self.first_lanes_mask(count, lanes), zero
+        )
 
-    def first(self, count: Value, lanes: int = LANES) -> Value:
+    def first_lanes_mask(self, count: Value, lanes: int = LANES) -> Value:
         """Of each lane, whether it is among the first."""
         kind = ir.VectorType(INT, lanes)
         none = ir.Constant(kind, ir.Undefined)
@@ -238,153 +240,155 @@ class Program:
         limit = self.builder.shuffle_vector(limit, none, ir.Constant(kind, [0] * lanes))
         return Value(self, self.builder.icmp_signed("<", ir.Constant(kind, list(range(lanes))), limit))
 
-    def as_floats(self, bits: Value) -> Value:
+    def bitcast_float(self, bits: Value) -> Value:
         """int32 with the same bits -> float32"""
-        return Value(self, self.builder.bitcast(bits.ir, vector(FLOAT)))
+        return Value(self, self.builder.bitcast(bits.ir, vector_type(FLOAT)))
 
     def store(self, value: Value, address: Value, offset: Value | int = 0) -> None:
-        self.builder.store(value.ir, self.at(address, offset).ir, align=1)
+        self.builder.store(value.ir, self.address(address, offset).ir, align=1)
 
     def store_floats(self, value: Value, kind: Element, address: Value, offset: Value | int = 0) -> None:
         """16 float32, rounded to another type."""
-        self.store(self.rounded_to(value, kind), address, offset)
+        self.store(self.convert(value, kind), address, offset)
 
-    def store_some(self, value: Value, kind: Element, address: Value, offset: Value | int, count: Value) -> None:
+    def store_first(self, value: Value, kind: Element, address: Value, offset: Value | int, count: Value) -> None:
         """As many of 16 float32, rounded to another type; no byte behind them is touched."""
-        made = self.rounded_to(value, kind)
-        name = f"llvm.masked.store.v{LANES}{short_name(made.ir.type.element)}.p0"
-        where = (self.at(address, offset), Value(self, ir.Constant(INT, 1)), self.first(count))
-        self.call(name, ir.VoidType(), made, *where)
+        made = self.convert(value, kind)
+        name = f"llvm.masked.store.v{LANES}{intrinsic_suffix(made.ir.type.element)}.p0"
+        where = (self.address(address, offset), Value(self, ir.Constant(INT, 1)), self.first_lanes_mask(count))
+        self.intrinsic(name, ir.VoidType(), made, *where)
 
-    def rounded_to(self, value: Value, kind: Element) -> Value:
+    def convert(self, value: Value, kind: Element) -> Value:
         """16 float32 as another type."""
         if kind == FLOAT:
             return value
         if isinstance(kind, ir.Type):
-            return Value(self, self.builder.fptrunc(value.ir, vector(kind)))
-        bits = Value(self, self.builder.bitcast(value.ir, vector(INT)))
+            return Value(self, self.builder.fptrunc(value.ir, vector_type(kind)))
+        bits = Value(self, self.builder.bitcast(value.ir, vector_type(INT)))
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        found = self.builder.trunc(nearest.ir, vector(SHORT))
+        found = self.builder.trunc(nearest.ir, vector_type(SHORT))
         # What is NaN stays so: adding to it may carry into the sign.
         nan = self.builder.fcmp_unordered("uno", value.ir, value.ir)
-        return Value(self, self.builder.select(nan, ir.Constant(vector(SHORT), [0x7FC0] * LANES), found))
+        return Value(self, self.builder.select(nan, ir.Constant(vector_type(SHORT), [0x7FC0] * LANES), found))
 
     def store_float(self, value: Value, kind: Element, address: Value, offset: Value | int = 0) -> None:
         """One float32, rounded to another type."""
-        first = self.builder.extract_element(self.rounded_to(value.splat(), kind).ir, ir.Constant(INT, 0))
+        first = self.builder.extract_element(self.convert(value.broadcast(), kind).ir, ir.Constant(INT, 0))
         self.store(Value(self, first), address, offset)
 
     def store_bytes(self, value: Value, address: Value, offset: Value | int) -> None:
         """The lowest byte of each lane."""
-        self.store(Value(self, self.builder.trunc(value.ir, vector(BYTE))), address, offset)
+        self.store(Value(self, self.builder.trunc(value.ir, vector_type(BYTE))), address, offset)
 
     def prefetch(self, address: Value, offset: int) -> None:
         """Into the second cache: `offset` bytes ahead."""
         how = (Value(self, ir.Constant(INT, n)) for n in (0, 2, 1))
-        self.call("llvm.prefetch.p0", ir.VoidType(), self.at(address, offset), *how)
+        self.intrinsic("llvm.prefetch.p0", ir.VoidType(), self.address(address, offset), *how)
 
-    def prefetch_lines(self, address: Value, offset: Value, count: int) -> None:
+    def prefetch_bytes(self, address: Value, offset: Value, count: int) -> None:
         """`count` bytes from there on."""
         for line in range(0, count, 64):
-            self.prefetch(self.at(address, offset), line)
+            self.prefetch(self.address(address, offset), line)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once."""
-        return self.call("llvm.fma.v16f32", vector(FLOAT), a, b, c)
+        return self.intrinsic("llvm.fma.v16f32", vector_type(FLOAT), a, b, c)
 
-    def largest(self, a: Value, b: Value) -> Value:
+    def maxnum(self, a: Value, b: Value) -> Value:
         """Of what is NaN and what is not, what is not."""
-        return self.call("llvm.maxnum.v16f32", vector(FLOAT), a, b)
+        return self.intrinsic("llvm.maxnum.v16f32", vector_type(FLOAT), a, b)
 
-    def smallest(self, a: Value, b: Value) -> Value:
+    def minnum(self, a: Value, b: Value) -> Value:
         """Of what is NaN and what is not, what is not."""
-        return self.call("llvm.minnum.v16f32", vector(FLOAT), a, b)
+        return self.intrinsic("llvm.minnum.v16f32", vector_type(FLOAT), a, b)
 
-    def unless_nan(self, a: Value, b: Value) -> Value:
+    def propagate_nan(self, a: Value, b: Value) -> Value:
         """b where a is a number, else a."""
         nan = self.builder.fcmp_unordered("uno", a.ir, a.ir)
         return Value(self, self.builder.select(nan, a.ir, b.ir))
 
-    def where_negative(self, a: Value, b: Value, c: Value) -> Value:
+    def select_negative(self, a: Value, b: Value, c: Value) -> Value:
         """b where a is below 0, else c."""
-        below = self.builder.fcmp_ordered("<", a.ir, ir.Constant(vector(FLOAT), [0.0] * LANES))
+        below = self.builder.fcmp_ordered("<", a.ir, ir.Constant(vector_type(FLOAT), [0.0] * LANES))
         return Value(self, self.builder.select(below, b.ir, c.ir))
 
-    def picked(self, a: Value, b: Value, lanes: list[int]) -> Value:
+    def shuffle(self, a: Value, b: Value, lanes: list[int]) -> Value:
         """Those lanes of both, b's counted from 16."""
-        return Value(self, self.builder.shuffle_vector(a.ir, b.ir, ir.Constant(vector(INT), lanes)))
+        return Value(self, self.builder.shuffle_vector(a.ir, b.ir, ir.Constant(vector_type(INT), lanes)))
 
-    def within(self, a: Value, begin: Value, end: Value, other: Value) -> Value:
+    def select_lanes(self, a: Value, begin: Value, end: Value, other: Value) -> Value:
         """a in the lanes from index `begin` to `end` - 1, else the other."""
         b = self.builder
-        lanes = ir.Constant(vector(INT), list(range(LANES)))
-        low, high = (Value(self, b.trunc(each.ir, INT)).splat().ir for each in (begin, end))
+        lanes = ir.Constant(vector_type(INT), list(range(LANES)))
+        low, high = (Value(self, b.trunc(each.ir, INT)).broadcast().ir for each in (begin, end))
         inside = b.and_(b.icmp_signed(">=", lanes, low), b.icmp_signed("<", lanes, high))
         return Value(self, b.select(inside, a.ir, other.ir))
 
-    def chosen(self, condition: Value, a: Value, b: Value) -> Value:
+    def select_nonzero(self, condition: Value, a: Value, b: Value) -> Value:
         """a where an index is not 0, else b."""
         zero = ir.Constant(LONG, 0)
         return Value(self, self.builder.select(self.builder.icmp_signed("!=", condition.ir, zero), a.ir, b.ir))
 
-    def less(self, a: Value, b: Value) -> Value:
+    def min_index(self, a: Value, b: Value) -> Value:
         """The smaller of two indices."""
         return Value(self, self.builder.select(self.builder.icmp_signed("<", a.ir, b.ir), a.ir, b.ir))
 
-    def more(self, a: Value, b: Value) -> Value:
+    def max_index(self, a: Value, b: Value) -> Value:
         """The larger of two indices."""
         return Value(self, self.builder.select(self.builder.icmp_signed(">", a.ir, b.ir), a.ir, b.ir))
 
-    def put(self, a: Value, lane: int, number: Value) -> Value:
+    def insert_lane(self, a: Value, lane: int, number: Value) -> Value:
         """a with another number in one lane."""
         return Value(self, self.builder.insert_element(a.ir, number.ir, ir.Constant(INT, lane)))
 
-    def rest(self, a: Value, divisor: int) -> Value:
+    def modulo(self, a: Value, divisor: int) -> Value:
         """Of an index that is no less than 0."""
         return a - a / divisor * divisor
 
-    def wide_short(self, a: Value) -> Value:
+    def extend_short(self, a: Value) -> Value:
         """16 bits -> int32, with zeros above"""
         return Value(self, self.builder.zext(a.ir, INT))
 
-    def wide_index(self, a: Value) -> Value:
+    def extend_index(self, a: Value) -> Value:
         """int32 -> an index"""
         return Value(self, self.builder.sext(a.ir, LONG))
 
-    def magnitude(self, a: Value) -> Value:
-        return self.call("llvm.fabs.v16f32", vector(FLOAT), a)
+    def absolute(self, a: Value) -> Value:
+        return self.intrinsic("llvm.fabs.v16f32", vector_type(FLOAT), a)
 
-    def maximum(self, a: Value) -> Value:
+    def reduce_max(self, a: Value) -> Value:
         """The largest number of 16."""
-        return self.call("llvm.vector.reduce.fmax.v16f32", FLOAT, a)
+        return self.intrinsic("llvm.vector.reduce.fmax.v16f32", FLOAT, a)
 
-    def total(self, a: Value) -> Value:
+    def reduce_sum_int(self, a: Value) -> Value:
         """The sum of 16 int32."""
-        return self.call("llvm.vector.reduce.add.v16i32", INT, a)
+        return self.intrinsic("llvm.vector.reduce.add.v16i32", INT, a)
 
-    def sum(self, a: Value) -> Value:
+    def reduce_sum(self, a: Value) -> Value:
         """Of 16 float32, added in pairs."""
         distance = LANES // 2
         while distance:
             lanes = [(lane + distance) % LANES for lane in range(LANES)]
-            moved = self.builder.shuffle_vector(a.ir, a.ir, ir.Constant(vector(INT), lanes))
+            moved = self.builder.shuffle_vector(a.ir, a.ir, ir.Constant(vector_type(INT), lanes))
             a, distance = a + Value(self, moved), distance // 2
         return Value(self, self.builder.extract_element(a.ir, ir.Constant(INT, 0)))
 
-    def square_root(self, a: Value) -> Value:
+    def sqrt(self, a: Value) -> Value:
         """Of one number."""
-        return self.call("llvm.sqrt.f32", FLOAT, a)
+        return self.intrinsic("llvm.sqrt.f32", FLOAT, a)
 
-    def any_nan(self, a: Value) -> Value:
+    def reduce_nan(self, a: Value) -> Value:
         """Of 16 numbers that are zero or NaN: zero, or NaN."""
-        bits = Value(self, self.builder.bitcast(a.ir, vector(INT)))
-        return Value(self, self.builder.bitcast(self.call("llvm.vector.reduce.or.v16i32", INT, bits).ir, FLOAT))
+        bits = Value(self, self.builder.bitcast(a.ir, vector_type(INT)))
+        return Value(
+            self, self.builder.bitcast(self.intrinsic("llvm.vector.reduce.or.v16i32", INT, bits).ir, FLOAT)
+        )
 
-    def dot(self, into: Value, unsigned: Value, signed: Value) -> Value:
+    def dot_bytes(self, into: Value, unsigned: Value, signed: Value) -> Value:
         """Adds to each int32 the products of its four bytes: those of `unsigned` 0 .. 255, of `signed` -128 ..
         127."""
         if self.vnni:
-            return self.call("llvm.x86.avx512.vpdpbusd.512", vector(INT), into, unsigned, signed)
+            return self.intrinsic("llvm.x86.avx512.vpdpbusd.512", vector_type(INT), into, unsigned, signed)
         pairs = ir.VectorType(SHORT, 2 * LANES)
         u, s = (Value(self, self.builder.bitcast(v.ir, pairs)) for v in (unsigned, signed))
         eight = ir.Constant(pairs, [8] * 2 * LANES)
@@ -392,24 +396,26 @@ class Program:
         high = Value(self, self.builder.lshr(u.ir, eight))
         signed_low = Value(self, self.builder.ashr(self.builder.shl(s.ir, eight), eight))
         signed_high = Value(self, self.builder.ashr(s.ir, eight))
-        return into + self.pairwise(low, signed_low) + self.pairwise(high, signed_high)
+        return into + self.dot_pairs(low, signed_low) + self.dot_pairs(high, signed_high)
 
-    def pairwise(self, a: Value, b: Value) -> Value:
+    def dot_pairs(self, a: Value, b: Value) -> Value:
         """32 int16 each -> 16 int32, a[2i] * b[2i] + a[2i + 1] * b[2i + 1]: one instruction where there is one."""
         product = None
         for first in (0, 1):
-            lanes = ir.Constant(vector(INT), list(range(first, 2 * LANES, 2)))
-            x, y = (self.builder.sext(self.builder.shuffle_vector(v.ir, v.ir, lanes), vector(INT)) for v in (a, b))
+            lanes = ir.Constant(vector_type(INT), list(range(first, 2 * LANES, 2)))
+            x, y = (
+                self.builder.sext(self.builder.shuffle_vector(v.ir, v.ir, lanes), vector_type(INT)) for v in (a, b)
+            )
             one = Value(self, self.builder.mul(x, y))
             product = one if product is None else product + one
         assert product is not None
         return product
 
 
-def short_name(kind: ir.Type) -> str:
+def intrinsic_suffix(kind: ir.Type) -> str:
     """As LLVM has it in the names of intrinsics."""
     return {"float": "f32", "half": "f16"}.get(str(kind), str(kind))
 
 
-def vector(kind: Any) -> ir.VectorType:
+def vector_type(kind: Any) -> ir.VectorType:
     return ir.VectorType(kind, LANES)

@@ -14,19 +14,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.registry import kernel
 
-QUARTER: tl.constexpr = tl.constexpr(1.5707963267948966)
-QUARTERS: tl.constexpr = tl.constexpr(0.6366197723675814)  # in one radian
+HALF_PI: tl.constexpr = tl.constexpr(1.5707963267948966)
+INVERSE_HALF_PI: tl.constexpr = tl.constexpr(0.6366197723675814)  # in one radian
 
 
 @triton.jit
 def cos_and_sin(angle):
     """Of float32 numbers from 0 to 2^31."""
     exact = angle.to(tl.float64)
-    quarter = (exact * QUARTERS + 0.5).to(tl.int32)
-    x = (exact - quarter.to(tl.float64) * QUARTER).to(tl.float32)
+    quarter = (exact * INVERSE_HALF_PI + 0.5).to(tl.int32)
+    x = (exact - quarter.to(tl.float64) * HALF_PI).to(tl.float32)
     z = x * x
     s = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * x + x
     c = ((2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z - 0.5 * z + 1.0
@@ -36,24 +36,26 @@ def cos_and_sin(angle):
 
 
 @triton.jit(do_not_specialize=["size"])
-def turns(p_positions, p_frequencies, p_cos, p_sin, size, half, magnitude, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def rope_angles_kernel(
+    p_positions, p_frequencies, p_cos, p_sin, size, half, magnitude, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < size
     frequency = tl.load(p_frequencies + i % half, mask=m, other=0.0)
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     position = tl.load(p_positions + i // half, mask=m, other=0).to(tl.float32)
     cos, sin = cos_and_sin(position * frequency)
     tl.store(p_cos + i, cos * magnitude, mask=m)
     tl.store(p_sin + i, sin * magnitude, mask=m)
 
 
-def takes(positions: Tensor, frequencies: Tensor, _: float) -> str | None:
-    return needs_gpu(positions)
+def rope_angles_unsupported(positions: Tensor, frequencies: Tensor, _: float) -> str | None:
+    return gpu_unsupported(positions)
 
 
-@kernel("angles", "triton-exact", takes, first=True)
-def angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+@kernel("angles", "triton-exact", rope_angles_unsupported, first=True)
+def rope_angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
     half = len(frequencies)
     cos, sin = (frequencies.new_empty(len(positions), 1, half) for _ in range(2))
     arguments: dict[str, Any] = {
@@ -64,13 +66,15 @@ def angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Te
     }
     arguments |= {"size": cos.numel(), "half": half, "magnitude": magnitude, "BLOCK": 128}
     if cos.numel():
-        start(turns, (triton.cdiv(cos.numel(), 128),), 4, device=positions.device, **arguments)
+        launch_kernel(
+            rope_angles_kernel, (triton.cdiv(cos.numel(), 128),), 4, device=positions.device, **arguments
+        )
     return cos, sin
 
 
-def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+def rope_angles_examples() -> Iterator[tuple[str, Callable[[], object]]]:
     def call() -> object:
         positions = torch.empty(8, dtype=torch.int64, device="meta")
-        return angles(positions, torch.empty(64, dtype=torch.float32, device="meta"), 1.0)
+        return rope_angles(positions, torch.empty(64, dtype=torch.float32, device="meta"), 1.0)
 
     yield "angles of 8 tokens, 64 pairs", call

@@ -12,12 +12,12 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from localllm.runtime.kernels.gpu.launch import DEPENDENT, Launch
+from localllm.runtime.kernels.gpu.launch import PDL_ARCH, RecordedLaunch
 
-THREADS = 32  # in a warp
+WARP_THREADS = 32  # in a warp
 SHARED_BYTES = {80: 163 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10, 100: 227 * 2**10, 120: 99 * 2**10}
 # that a block may have: CUDA C++ Programming Guide, table of technical specifications
-TYPES = {
+TRITON_TYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
     "float32": "fp32",
@@ -30,7 +30,7 @@ TYPES = {
     "int64": "i64",
     "bool": "i1",
 }
-EARLY = {
+FORBIDDEN_BEFORE_WAIT = {
     "st.global",
     "atom.global",
     "red.global",
@@ -41,28 +41,28 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuob
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledTriton:
     name: str
     arch: int
     warps: int
     stages: int
     registers: int  # a thread
-    spilled: int  # bytes a thread
-    shared: int  # bytes a block
+    spilled_bytes: int  # bytes a thread
+    shared_bytes: int  # bytes a block
     ptx: str
     cubin: bytes
 
     @property
     def fits(self) -> bool:
-        return self.spilled == 0 and self.shared <= SHARED_BYTES[self.arch]
+        return self.spilled_bytes == 0 and self.shared_bytes <= SHARED_BYTES[self.arch]
 
     @property
-    def too_early(self) -> set[str]:
+    def premature_instructions(self) -> set[str]:
         """What no kernel may do before it has waited for the one before it, and this one does."""
-        return before_waiting(self.ptx) & EARLY if self.arch >= DEPENDENT else set()
+        return instructions_before_wait(self.ptx) & FORBIDDEN_BEFORE_WAIT if self.arch >= PDL_ARCH else set()
 
 
-def compile_for(launch: Launch, arch: int) -> Compiled:
+def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
     """As Triton's own launcher would: integers of 1 and those that 16 divides are known to the compiler."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], object] = {}
@@ -73,14 +73,14 @@ def compile_for(launch: Launch, arch: int) -> Compiled:
         if parameter.is_constexpr or value is None or known:
             signature[parameter.name], constants[(at,)] = "constexpr", value
             continue
-        signature[parameter.name] = type_of(value)
+        signature[parameter.name] = triton_type(value)
         special = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
         if special and not parameter.do_not_specialize:
             attributes[(at,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, THREADS), options=dict(launch.options))
-    registers, spilled = resources(compiled.asm["cubin"])
-    return Compiled(
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=dict(launch.options))
+    registers, spilled = kernel_resources(compiled.asm["cubin"])
+    return CompiledTriton(
         launch.kernel.__name__,
         arch,
         launch.options["num_warps"],
@@ -93,7 +93,7 @@ def compile_for(launch: Launch, arch: int) -> Compiled:
     )
 
 
-def before_waiting(ptx: str) -> set[str]:
+def instructions_before_wait(ptx: str) -> set[str]:
     """The instructions that a program can reach without having waited, by whatever branch."""
     name, blocks, order = "", {"": list[str]()}, [""]
     for line in ptx[ptx.index(".entry") :].splitlines():
@@ -126,10 +126,10 @@ def before_waiting(ptx: str) -> set[str]:
     return found
 
 
-def type_of(value: object) -> str:
+def triton_type(value: object) -> str:
     match value:
         case Tensor():
-            return "*" + TYPES[str(value.dtype).removeprefix("torch.")]
+            return "*" + TRITON_TYPES[str(value.dtype).removeprefix("torch.")]
         case bool():
             return "i1"
         case int():
@@ -139,7 +139,7 @@ def type_of(value: object) -> str:
     raise TypeError(f"a kernel takes no {type(value).__name__}")
 
 
-def resources(cubin: bytes) -> tuple[int, int]:
+def kernel_resources(cubin: bytes) -> tuple[int, int]:
     """Registers and spilled bytes of a thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

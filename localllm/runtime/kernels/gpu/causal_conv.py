@@ -17,18 +17,18 @@ from torch import Tensor
 from localllm.arch.config import DeltaNetConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
-from localllm.runtime.kernels.gpu.delta_net import pieces_of
-from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.norms import FLOATS
-from localllm.runtime.kernels.gpu.rounding import rounded
+from localllm.runtime.kernels.gpu.delta_net import sequence_pieces
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
+from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.registry import kernel
 
-TOKENS = 16  # of a program; all that look back into the row have to be among the first
-CHANNELS = 256  # of a program: 32 programs a token of 8,192 channels
+BLOCK_TOKENS = 16  # of a program; all that look back into the row have to be among the first
+BLOCK_CHANNELS = 256  # of a program: 32 programs a token of 8,192 channels
 
 
 @triton.jit
-def inputs(p_x, p_kept, at, i, m, stride, CHANNELS: tl.constexpr, KEPT: tl.constexpr):
+def load_inputs(p_x, p_kept, at, i, m, stride, CHANNELS: tl.constexpr, KEPT: tl.constexpr):
     """Inputs of a sequence at places `at` [n, 1], counted from its first token; those before, from its row."""
     x = tl.load(p_x + at * stride + i, mask=m & (at >= 0), other=0.0).to(tl.float32)
     if KEPT > 0:
@@ -38,7 +38,7 @@ def inputs(p_x, p_kept, at, i, m, stride, CHANNELS: tl.constexpr, KEPT: tl.const
 
 
 @triton.jit
-def convolve(
+def causal_conv_kernel(
     p_x,
     p_taps,
     p_y,
@@ -62,7 +62,7 @@ def convolve(
     sequence = tl.program_id(0)
     i = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[None, :]
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     begin = tl.load(p_start + sequence)
     count = tl.load(p_start + sequence + 1) - begin
     if tl.program_id(1) * TOKENS < count:
@@ -73,46 +73,52 @@ def convolve(
         total = tl.zeros([TOKENS, BLOCK], tl.float32)
         for tap in range(KERNEL):
             weight = tl.load(p_taps + tap * CHANNELS + i, mask=i < CHANNELS, other=0.0)
-            total += inputs(p_x, p_own, at - (KEPT - tap), i, m, stride, CHANNELS, KEPT) * weight
+            total += load_inputs(p_x, p_own, at - (KEPT - tap), i, m, stride, CHANNELS, KEPT) * weight
         if SILU:
             total *= tl.sigmoid(total)
         p_y += tl.cast(begin, tl.int64) * CHANNELS
-        tl.store(p_y + at * CHANNELS + i, rounded(total, p_y.dtype.element_ty), mask=m)
+        tl.store(p_y + at * CHANNELS + i, round_to_dtype(total, p_y.dtype.element_ty), mask=m)
         if KEPT > 0 and tl.program_id(1) == 0:
             kept = tl.arange(0, KEPT_BLOCK)[:, None].to(tl.int64)
             m_kept = (kept < KEPT) & (i < CHANNELS)
-            first, last = pieces_of(p_first, sequence, SAVED)
+            first, last = sequence_pieces(p_first, sequence, SAVED)
             piece = first
             while piece < last:  # the last one's row is the sequence's own
                 end = tl.load(p_end + piece + 1) - begin
-                state = inputs(p_x, p_own, end - KEPT + kept, i, m_kept, stride, CHANNELS, KEPT)
+                state = load_inputs(p_x, p_own, end - KEPT + kept, i, m_kept, stride, CHANNELS, KEPT)
                 p_to = p_kept + tl.load(p_row + piece).to(tl.int64) * (KEPT * CHANNELS)
                 tl.debug_barrier()  # all threads have read
                 tl.store(p_to + kept * CHANNELS + i, state.to(p_kept.dtype.element_ty), mask=m_kept)
                 piece += 1
 
 
-def takes(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, silu: bool) -> str | None:
-    if reason := needs_gpu(x):
+def causal_conv_unsupported(
+    x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, silu: bool
+) -> str | None:
+    if reason := gpu_unsupported(x):
         return reason
-    if batch.rows is None:
+    if batch.state_slots is None:
         return "the rows of states are not on the device"
-    if x.dtype not in FLOATS or cache.conv.dtype not in FLOATS or taps.dtype != torch.float32:
+    if x.dtype not in FLOAT_DTYPES or cache.conv.dtype not in FLOAT_DTYPES or taps.dtype != torch.float32:
         return "numbers in float64, or taps in fewer bits than float32"
-    return None if len(taps) <= TOKENS + 1 else f"the convolution sees more than {TOKENS + 1} tokens"
+    return None if len(taps) <= BLOCK_TOKENS + 1 else f"the convolution sees more than {BLOCK_TOKENS + 1} tokens"
 
 
-@kernel("causal_conv", "triton-tokens", takes, first=True)
+@kernel("causal_conv", "triton-tokens", causal_conv_unsupported, first=True)
 def causal_conv(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, silu: bool) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not y.numel():
         return y
-    pieces, channels = batch.pieces, x.shape[1]
-    tokens = min(TOKENS, triton.next_power_of_2(batch.longest))
-    start(
-        convolve,
-        (len(batch.query_start) - 1, triton.cdiv(batch.longest, tokens), triton.cdiv(channels, CHANNELS)),
+    pieces, channels = batch.state_segments, x.shape[1]
+    tokens = min(BLOCK_TOKENS, triton.next_power_of_2(batch.max_query_len))
+    launch_kernel(
+        causal_conv_kernel,
+        (
+            len(batch.query_start) - 1,
+            triton.cdiv(batch.max_query_len, tokens),
+            triton.cdiv(channels, BLOCK_CHANNELS),
+        ),
         4,
         device=x.device,
         p_x=x,
@@ -120,10 +126,10 @@ def causal_conv(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, si
         p_y=y,
         p_kept=cache.conv,
         p_start=batch.query_start,
-        p_rows=batch.rows,
+        p_rows=batch.state_slots,
         p_first=pieces.first if pieces else None,
         p_end=pieces.end if pieces else batch.query_start,
-        p_row=pieces.row if pieces else batch.rows,
+        p_row=pieces.state_slot if pieces else batch.state_slots,
         stride=x.stride(0),
         CHANNELS=channels,
         KERNEL=len(taps),
@@ -131,7 +137,7 @@ def causal_conv(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, si
         SAVED=pieces is not None,
         TOKENS=tokens,
         KEPT_BLOCK=triton.next_power_of_2(max(1, len(taps) - 1)),
-        BLOCK=CHANNELS,
+        BLOCK=BLOCK_CHANNELS,
     )
     return y
 
@@ -140,7 +146,7 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     def call(sequences: int, tokens: int) -> object:
         c, meta = DeltaNetConfig(16, 32, 128, 128, 4), torch.device("meta")
         x = torch.empty(sequences * tokens, c.channels, dtype=torch.bfloat16, device=meta)
-        taps = torch.empty(c.kernel, c.channels, device=meta)
+        taps = torch.empty(c.kernel_size, c.channels, device=meta)
         start = torch.empty(sequences + 1, dtype=torch.int32, device=meta)
         rows, places = start[:-1], torch.empty(sequences * tokens, dtype=torch.int64, device=meta)
         batch = Batch(places, places, start, rows, rows, places, places, 16, tokens, tokens, rows)

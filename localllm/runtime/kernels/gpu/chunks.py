@@ -16,32 +16,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.quant.packing import INT4_PLANES
+from localllm.quant.packing import INT4_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.gpu.launch import NARROW, dot, gpu_of
+from localllm.runtime.kernels.gpu.launch import SMALL_SHARED_ARCHS, dot, gpu_of
 
-PLAIN_COLUMNS = 64  # of a chunk of a plain matrix
-PLANES = {"plain": 1, "int4": 4, "e2m1": 4, "int8": 2, "e4m3": 2}
-KINDS = {INT4_PLANES: "int4", "int8_planes": "int8", "mxfp4_planes": "e2m1", "fp8_planes": "e4m3"}
-MOST_STAGES = {64: 3, 32: 4, 16: 6}  # by W: about 8 KB of weights
-SHARED_BYTES, NARROW_BYTES = 144 * 2**10, 80 * 2**10  # of a block, for what loads are under way
-NUMBERS = ("scale", "zero", "minimum", "block_scale", "block_minimum")
+DENSE_CHUNK_COLUMNS = 64  # of a chunk of a plain matrix
+PLANES_PER_WORD = {"plain": 1, "int4": 4, "e2m1": 4, "int8": 2, "e4m3": 2}
+CODE_TYPES = {INT4_GPU_PACKED: "int4", "int8_planes": "int8", "mxfp4_planes": "e2m1", "fp8_planes": "e4m3"}
+MAX_STAGES = {64: 3, 32: 4, 16: 6}  # by W: about 8 KB of weights
+STAGE_BYTES, SMALL_STAGE_BYTES = 144 * 2**10, 80 * 2**10  # of a block, for what loads are under way
+SCALE_PARTS = ("scale", "zero", "minimum", "block_scale", "block_minimum")
 
 
 def weight_arguments(weight: Tensor | QuantizedTensor) -> dict[str, Any]:
     """Of a kernel that multiplies or unpacks it."""
     if isinstance(weight, Tensor):
-        chunks = triton.cdiv(weight.shape[1], PLAIN_COLUMNS)
-        numbers = dict.fromkeys(f"p_{name}" for name in NUMBERS)
-        shape = {"KIND": "plain", "W": PLAIN_COLUMNS, "GROUP": 0, "BLOCK": 0, "SHARE": 1}
+        chunks = triton.cdiv(weight.shape[1], DENSE_CHUNK_COLUMNS)
+        numbers = dict.fromkeys(f"p_{name}" for name in SCALE_PARTS)
+        shape = {"KIND": "plain", "W": DENSE_CHUNK_COLUMNS, "GROUP": 0, "BLOCK": 0, "SHARE": 1}
         return {"p_q": weight, **numbers, "stored": weight.shape[0], "chunks": chunks, **shape}
-    kind, q = KINDS[weight.format], weight.parts["q"]
+    kind, q = CODE_TYPES[weight.format], weight.parts["q"]
     tiles, chunks, high, words = q.shape
-    group, planes = weight.group or 0, PLANES[kind]
+    group, planes = weight.group or 0, PLANES_PER_WORD[kind]
     block = weight.parts.get("block_scale")
     return {
         "p_q": q,
-        **{f"p_{name}": weight.parts.get(name) for name in NUMBERS},
+        **{f"p_{name}": weight.parts.get(name) for name in SCALE_PARTS},
         "stored": tiles * high,
         "chunks": chunks,
         "KIND": kind,
@@ -52,32 +52,32 @@ def weight_arguments(weight: Tensor | QuantizedTensor) -> dict[str, Any]:
     }
 
 
-def scales_last(weight: Tensor | QuantizedTensor) -> bool:
+def scale_applies_last(weight: Tensor | QuantizedTensor) -> bool:
     """Does one scale of a row multiply all that it is a factor of: the row's sum?"""
     if isinstance(weight, Tensor) or weight.group or "minimum" in weight.parts:
         return False
-    return KINDS[weight.format] != "e2m1"
+    return CODE_TYPES[weight.format] != "e2m1"
 
 
-def stages_of(arguments: dict[str, Any], rows: int, rows_of_x: int, x: Tensor) -> int:
+def pipeline_stages(arguments: dict[str, Any], rows: int, rows_of_x: int, x: Tensor) -> int:
     """Chunks under way at once, as shared memory holds them."""
     column_bytes = (
-        rows_of_x * x.element_size() + rows * arguments["p_q"].element_size() // PLANES[arguments["KIND"]]
+        rows_of_x * x.element_size() + rows * arguments["p_q"].element_size() // PLANES_PER_WORD[arguments["KIND"]]
     )
-    chunk_bytes = column_bytes * PLANES[arguments["KIND"]] * arguments["W"]
-    held = NARROW_BYTES if gpu_of(x.device).arch in NARROW else SHARED_BYTES
-    return max(1, min(MOST_STAGES[arguments["W"]], held // chunk_bytes))
+    chunk_bytes = column_bytes * PLANES_PER_WORD[arguments["KIND"]] * arguments["W"]
+    held = SMALL_STAGE_BYTES if gpu_of(x.device).arch in SMALL_SHARED_ARCHS else STAGE_BYTES
+    return max(1, min(MAX_STAGES[arguments["W"]], held // chunk_bytes))
 
 
 @triton.jit
-def e8m0(exponent):
+def decode_e8m0(exponent):
     """2^(exponent - 127), the smallest a subnormal."""
     bits = exponent.to(tl.int32)
     return tl.where(bits == 0, 0x00400000, bits << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def numbers(words, PLANE: tl.constexpr, KIND: tl.constexpr):
+def decode_codes(words, PLANE: tl.constexpr, KIND: tl.constexpr):
     """int32 words -> float32 numbers of one of their planes; INT4's are 0 to 15."""
     if KIND == "int4":
         bits = ((words << (16 - 4 * PLANE)) & 0x000F0000) | 0x43000000  # 128 + code
@@ -96,14 +96,14 @@ def numbers(words, PLANE: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def of_group(
+def load_group_scale(
     p_number, p_block, column, b_row, m_row, stored, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr
 ):
     """float32 [rows]: the scale or minimum of a column's group."""
     group = column // GROUP if GROUP else 0
     found = tl.load(p_number + group * stored + b_row, mask=m_row, other=0)
     if KIND == "e2m1":
-        return e8m0(found)
+        return decode_e8m0(found)
     number = found.to(tl.float32)
     if p_block is not None:
         number *= tl.load(p_block + column // BLOCK * stored + b_row, mask=m_row, other=0).to(tl.float32)
@@ -111,7 +111,7 @@ def of_group(
 
 
 @triton.jit
-def words_of(p_q, b_row, m_row, chunk, chunks, W: tl.constexpr):
+def load_words(p_q, b_row, m_row, chunk, chunks, W: tl.constexpr):
     """int32 [rows, W] of a chunk."""
     at = ((b_row // 16) * chunks + chunk) * (16 * W) + (b_row % 16) * W
     words = tl.load(p_q + at[:, None] + tl.arange(0, W)[None, :], mask=m_row[:, None], other=0)
@@ -119,7 +119,7 @@ def words_of(p_q, b_row, m_row, chunk, chunks, W: tl.constexpr):
 
 
 @triton.jit
-def plane_of(
+def dequantize_plane(
     words,
     PLANE: tl.constexpr,
     chunk,
@@ -141,7 +141,7 @@ def plane_of(
     """Words of a chunk -> float32 [rows, W] of one of its planes, with or without their scale. Planes that share
     their numbers load them from one address, which the compiler sees and does once."""
     PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
-    w = numbers(words, PLANE, KIND)
+    w = decode_codes(words, PLANE, KIND)
     column = (chunk * PLANES + PLANE // SHARE * SHARE) * W
     if p_zero is not None:
         zero = tl.load(p_zero + (column // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
@@ -149,14 +149,16 @@ def plane_of(
     elif KIND == "int4" and p_minimum is None:
         w -= 8.0
     if SCALED:
-        w *= of_group(p_scale, p_block_scale, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[:, None]
+        w *= load_group_scale(p_scale, p_block_scale, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[:, None]
     if p_minimum is not None:
-        w -= of_group(p_minimum, p_block_minimum, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[:, None]
+        w -= load_group_scale(p_minimum, p_block_minimum, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[
+            :, None
+        ]
     return w
 
 
 @triton.jit
-def add_chunk(
+def accumulate_chunk(
     acc,
     p_q,
     p_scale,
@@ -190,9 +192,9 @@ def add_chunk(
         x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
         acc = dot(w.to(X), x, acc)
     else:
-        words = words_of(p_q, b_row, m_row, chunk, chunks, W)
+        words = load_words(p_q, b_row, m_row, chunk, chunks, W)
         for plane in tl.static_range(4 if KIND == "int4" or KIND == "e2m1" else 2):
-            w = plane_of(
+            w = dequantize_plane(
                 words, plane, chunk, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, b_row,
                 m_row, KIND, W, GROUP, BLOCK, SHARE, not LAST,
             )  # fmt: skip
@@ -203,7 +205,7 @@ def add_chunk(
 
 
 @triton.jit
-def scaled_rows(acc, p_scale, b_row, m_row, LAST: tl.constexpr):
+def apply_row_scale(acc, p_scale, b_row, m_row, LAST: tl.constexpr):
     """What `add_chunk` left to be multiplied at the end."""
     if LAST:
         acc *= tl.load(p_scale + b_row, mask=m_row, other=0).to(tl.float32)[:, None]

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from localllm.runtime.kernels.gpu.launch import INTERPRETED
 
-BIAS4, BIAS4_HALF, BIAS8_HALF = tl.constexpr(128), tl.constexpr(1024), tl.constexpr(1152)
+INT4_BIAS, INT4_HALF_BIAS, INT8_HALF_BIAS = tl.constexpr(128), tl.constexpr(1024), tl.constexpr(1152)
 
 
 def _int4(plane: int, kind: str, one: str, magic: str) -> str:
@@ -49,15 +49,15 @@ def _int8_half(plane: int) -> str:
     )
 
 
-ADD = tl.constexpr("{ .reg .b32 one; mov.b32 one, 0x3F803F80; fma.rn.bf16x2 $0, $1, one, $2; }")
-INT4 = tl.constexpr(tuple(_int4(plane, "bf16x2", "0x3F803F80", "0x43004300") for plane in range(4)))
-INT4_HALF = tl.constexpr(tuple(_int4(plane, "f16x2", "0x3C003C00", "0x64006400") for plane in range(4)))
-INT8 = tl.constexpr(tuple(_int8(plane) for plane in range(2)))
-INT8_HALF = tl.constexpr(tuple(_int8_half(plane) for plane in range(2)))
+ADD_ASM = tl.constexpr("{ .reg .b32 one; mov.b32 one, 0x3F803F80; fma.rn.bf16x2 $0, $1, one, $2; }")
+INT4_ASM = tl.constexpr(tuple(_int4(plane, "bf16x2", "0x3F803F80", "0x43004300") for plane in range(4)))
+INT4_HALF_ASM = tl.constexpr(tuple(_int4(plane, "f16x2", "0x3C003C00", "0x64006400") for plane in range(4)))
+INT8_ASM = tl.constexpr(tuple(_int8(plane) for plane in range(2)))
+INT8_HALF_ASM = tl.constexpr(tuple(_int8_half(plane) for plane in range(2)))
 
 
 @triton.jit
-def whole(b):
+def byte_to_float(b):
     """int8 or uint8 -> float32: 0x4B000000 | u is 2^23 + u"""
     if b.dtype == tl.int8:
         return ((b.to(tl.int32) & 255) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
@@ -66,44 +66,44 @@ def whole(b):
 
 
 @triton.jit
-def offset(zero, BITS: tl.constexpr, X: tl.constexpr):
+def code_offset(zero, BITS: tl.constexpr, X: tl.constexpr):
     """What `codes` adds, for zero points in float32. X: dtype of x"""
     if INTERPRETED or tl.float32 == X:
-        return -zero - (BIAS4 if BITS == 4 else 0)
+        return -zero - (INT4_BIAS if BITS == 4 else 0)
     elif tl.float16 == X:
-        return (-zero - (BIAS4_HALF if BITS == 4 else BIAS8_HALF)).to(X)
+        return (-zero - (INT4_HALF_BIAS if BITS == 4 else INT8_HALF_BIAS)).to(X)
     else:
-        return (-zero - (BIAS4 if BITS == 4 else 0)).to(X)
+        return (-zero - (INT4_BIAS if BITS == 4 else 0)).to(X)
 
 
 @triton.jit
-def codes(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, X: tl.constexpr):
+def decode_plane(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, X: tl.constexpr):
     """Words int16 -> of this plane code - zero in X, or in float32 under the interpreter.
 
     added: of `offset`, what can be broadcast; ZERO: are there zero points?
     """
     if INTERPRETED or tl.float32 == X:
         if BITS == 4:
-            found = magic(q >> (4 * PLANE) & 15) + added
+            found = magic_float(q >> (4 * PLANE) & 15) + added
         else:
-            found = (magic(q >> (8 * PLANE) & 127) - magic(q >> (8 * PLANE) & 128)) + added
+            found = (magic_float(q >> (8 * PLANE) & 127) - magic_float(q >> (8 * PLANE) & 128)) + added
     elif tl.float16 == X:
-        HALF: tl.constexpr = INT4_HALF[PLANE] if BITS == 4 else INT8_HALF[PLANE]
+        HALF: tl.constexpr = INT4_HALF_ASM[PLANE] if BITS == 4 else INT8_HALF_ASM[PLANE]
         found = tl.inline_asm_elementwise(HALF, "=r,r,r", [q, added], dtype=tl.float16, is_pure=True, pack=2)
     elif BITS == 4:
-        FOUR: tl.constexpr = INT4[PLANE]
+        FOUR: tl.constexpr = INT4_ASM[PLANE]
         found = tl.inline_asm_elementwise(FOUR, "=r,r,r", [q, added], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
-        EIGHT: tl.constexpr = INT8[PLANE]
+        EIGHT: tl.constexpr = INT8_ASM[PLANE]
         found = tl.inline_asm_elementwise(EIGHT, "=r,r", [q], dtype=tl.bfloat16, is_pure=True, pack=2)
         if ZERO:
             found = tl.inline_asm_elementwise(
-                ADD, "=r,r,r", [found, added], dtype=tl.bfloat16, is_pure=True, pack=2
+                ADD_ASM, "=r,r,r", [found, added], dtype=tl.bfloat16, is_pure=True, pack=2
             )
     return found
 
 
 @triton.jit
-def magic(low):
+def magic_float(low):
     """int16 -> 128 + low in float32, or 256 for 128"""
     return (low | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)

@@ -24,23 +24,36 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
-from localllm.runtime.kernels.gpu.launch import NARROW, gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import (
+    SMALL_SHARED_ARCHS,
+    allow_next_kernel,
+    gpu_of,
+    gpu_unsupported,
+    launch_kernel,
+    wait_for_inputs,
+)
 from localllm.runtime.kernels.gpu.paged import (
-    CONTEXT,
-    FEW,
-    LOWEST,
-    META,
-    PLAIN,
-    WIDEST,
-    form_of,
+    EXAMPLE_CONTEXT,
+    FORM_PLAIN,
+    MAX_DECODE_TOKENS,
+    MAX_HEAD_BYTES,
+    META_DEVICE,
+    MIN_SCORE,
+    attend_tile,
+    cache_form,
     load_queries,
     meta_batch,
-    no_mixture,
-    store_mixture,
-    take_tile,
-    units,
+    score_units,
+    store_output,
+    zero_accumulator,
 )
-from localllm.runtime.kernels.gpu.splits import Workspace, chunk_of, put_together, splits_for, tiles_of
+from localllm.runtime.kernels.gpu.splits import (
+    SplitWorkspace,
+    choose_splits,
+    chunk_tiles,
+    combine_splits,
+    split_chunk,
+)
 from localllm.runtime.kernels.registry import choose, kernel
 
 
@@ -79,7 +92,7 @@ def decode_kernel(
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)  # even of lengths: they were written by an earlier kernel too
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     row_tiles = tl.num_programs(0) // KV_HEADS
     i_head = tl.program_id(0) // row_tiles
     i_row = tl.program_id(0) % row_tiles * ROWS
@@ -103,18 +116,18 @@ def decode_kernel(
     o_q = (start + o_query).to(tl.int64) * q_token + o_head * q_head
     q, q_odd = load_queries(p_q, o_q, m_row, DIM, BLOCK_WIDTH, FORM)
     p_table += i_sequence * table_row
-    for tiles in range(tiles_of(low, WINDOW, TILE, SPLITS), tiles_of(high, WINDOW, TILE, SPLITS) + 1):
+    for tiles in range(chunk_tiles(low, WINDOW, TILE, SPLITS), chunk_tiles(high, WINDOW, TILE, SPLITS) + 1):
         span = tiles * TILE
-        chunk = chunk_of(i_split, low, span, WINDOW, SPLITS)
+        chunk = split_chunk(i_split, low, span, WINDOW, SPLITS)
         begin = chunk * span
         end = tl.minimum(begin + span, high + 1)
         if WINDOW:
             begin = tl.maximum(begin, tl.maximum(low - WINDOW + 1, 0) // TILE * TILE)
-        most = tl.full([ROWS], LOWEST, tl.float32)
+        most = tl.full([ROWS], MIN_SCORE, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        acc, acc_odd = no_mixture(ROWS, BLOCK_WIDTH, FORM)
+        acc, acc_odd = zero_accumulator(ROWS, BLOCK_WIDTH, FORM)
         for at in range(begin, end, TILE):
-            acc, acc_odd, most, total = take_tile(
+            acc, acc_odd, most, total = attend_tile(
                 at,
                 q,
                 q_odd,
@@ -144,20 +157,20 @@ def decode_kernel(
                 True,
             )
         if begin < end:
-            m_own = m_row & (tiles_of(position, WINDOW, TILE, SPLITS) == tiles)
+            m_own = m_row & (chunk_tiles(position, WINDOW, TILE, SPLITS) == tiles)
             o_space = (i_sequence * queries + o_query).to(tl.int64) * (KV_HEADS * GROUP) + o_head
             o_space = o_space * SPLITS + chunk % SPLITS
             tl.store(p_most + o_space, most, mask=m_own)
             tl.store(p_total + o_space, total, mask=m_own)
-            store_mixture(p_acc, o_space * DIM, m_own, acc, acc_odd, DIM, BLOCK_WIDTH, FORM)
+            store_output(p_acc, o_space * DIM, m_own, acc, acc_odd, DIM, BLOCK_WIDTH, FORM)
 
 
-def rows_for(group: int) -> int:
+def tile_rows(group: int) -> int:
     """Of a tile: 16, or a power of two that holds a token's query heads, up to 32."""
     return max(16, min(32, triton.next_power_of_2(group)))
 
 
-def tile_for(q: Tensor, form: int) -> tuple[int, int, int]:
+def choose_tile(q: Tensor, form: int) -> tuple[int, int, int]:
     """Keys, warps and stages of a program. Arithmetic: a tile's keys and values are 32 KB up to 256 bytes a head,
     and bandwidth times latency is about as much for a multiprocessor, which has two programs or more. Rows of 1 KB
     and their sums are shared among more warps, or their registers would not do. The block table is read a stage
@@ -165,11 +178,11 @@ def tile_for(q: Tensor, form: int) -> tuple[int, int, int]:
     width = triton.next_power_of_2(q.shape[-1]) * q.element_size()
     if width > 512:
         return 32, 8, 3
-    narrow = gpu_of(q.device).arch in NARROW and form == PLAIN.value
+    narrow = gpu_of(q.device).arch in SMALL_SHARED_ARCHS and form == FORM_PLAIN.value
     return 64 if width <= 256 else 32, 4, 3 if narrow else 5
 
 
-def decode(
+def launch_decode(
     out: Tensor,
     q: Tensor,
     cache: KVCache,
@@ -182,12 +195,12 @@ def decode(
     """Writes the results of the sequences that bring FEW tokens or less, and these bring `queries` at most.
     out, q, gate: [T, heads, head_dim]; with a gate each result is multiplied by its sigmoid."""
     sequences, group = len(batch.context_len), c.heads // c.kv_heads
-    (k, form), (v, _) = form_of(cache.k), form_of(cache.v)
+    (k, form), (v, _) = cache_form(cache.k), cache_form(cache.v)
     width = k.shape[-1]  # in numbers, or pairs of them
-    rows, (tile, warps, stages), splits = rows_for(group), tile_for(q, form), splits_for(q, c.kv_heads)
-    space = Workspace.like(q, sequences, queries, c.heads, splits, c.head_dim)
-    unit, bend = units(c.scale, c.softcap)
-    start(
+    rows, (tile, warps, stages), splits = tile_rows(group), choose_tile(q, form), choose_splits(q, c.kv_heads)
+    space = SplitWorkspace.allocate(q, sequences, queries, c.heads, splits, c.head_dim)
+    unit, bend = score_units(c.scale, c.softcap)
+    launch_kernel(
         decode_kernel,
         (c.kv_heads * triton.cdiv(queries * group, rows), splits, sequences),
         warps=warps,
@@ -199,7 +212,7 @@ def decode(
         p_k_scale=cache.k_scale,
         p_v_scale=cache.v_scale,
         p_acc=space.acc,
-        p_most=space.most,
+        p_most=space.max_score,
         p_total=space.total,
         p_table=batch.block_table,
         p_start=batch.query_start,
@@ -222,32 +235,36 @@ def decode(
         WINDOW=c.window or 0,
         BENT=bool(c.softcap),
         FORM=form,
-        MOST_TOKENS=FEW,
+        MOST_TOKENS=MAX_DECODE_TOKENS,
     )
-    put_together(out, space, batch.query_start, batch.context_len, c.window or 0, tile, sinks, gate)
+    combine_splits(out, space, batch.query_start, batch.context_len, c.window or 0, tile, sinks, gate)
 
 
-def takes(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None) -> str | None:
-    if reason := needs_gpu(q):
+def attention_unsupported(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> str | None:
+    if reason := gpu_unsupported(q):
         return reason
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"queries are in {q.dtype}"
     if cache.k_scale is not None and config.head_dim % 2:
         return f"a cache in 8 bits is read as pairs, and heads have {config.head_dim} dimensions"
-    if config.head_dim * q.element_size() > WIDEST:
-        return f"heads have more than {WIDEST} bytes"
+    if config.head_dim * q.element_size() > MAX_HEAD_BYTES:
+        return f"heads have more than {MAX_HEAD_BYTES} bytes"
     if config.scale <= 0:
         return "scores are not multiplied by a positive number"
     return None
 
 
-def few(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None) -> str | None:
-    if batch.longest > FEW:
-        return f"a sequence brings more than {FEW} tokens"
-    return takes(q, cache, batch, config, sinks)
+def decode_unsupported(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> str | None:
+    if batch.max_query_len > MAX_DECODE_TOKENS:
+        return f"a sequence brings more than {MAX_DECODE_TOKENS} tokens"
+    return attention_unsupported(q, cache, batch, config, sinks)
 
 
-@kernel("attention", "triton-decode", few, first=True)
+@kernel("attention", "triton-decode", decode_unsupported, first=True)
 def attention_decode(
     q: Tensor,
     cache: KVCache,
@@ -257,7 +274,7 @@ def attention_decode(
     gate: Tensor | None = None,
 ) -> Tensor:
     out = q.new_empty(q.shape)
-    decode(out, q, cache, batch, config, batch.longest, sinks, gate)
+    launch_decode(out, q, cache, batch, config, batch.max_query_len, sinks, gate)
     return out
 
 
@@ -272,17 +289,17 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
         ("Gemma 4, whole layers", AttentionConfig(16, 2, 512, None, 0.1), torch.bfloat16, 1),
         ("Gemma 4, whole layers, FP8 cache", AttentionConfig(16, 2, 512, None, 0.1), torch.float8_e4m3fn, 1),
     ):
-        yield name, example(c, form, 1, queries)
+        yield name, attention_example(c, form, 1, queries)
 
 
-def example(c: AttentionConfig, form: torch.dtype, sequences: int, queries: int) -> Callable[[], object]:
+def attention_example(c: AttentionConfig, form: torch.dtype, sequences: int, queries: int) -> Callable[[], object]:
     """A call of `attention` in bfloat16 for sequences that bring so many tokens each."""
 
     def call() -> Tensor:
         batch = meta_batch(sequences, queries)
-        cache = KVCache(CONTEXT // 16, 16, c.kv_heads, c.head_dim, form, META)
-        q = torch.empty(sequences * queries, c.heads, c.head_dim, dtype=torch.bfloat16, device=META)
-        sinks = torch.empty(c.heads, dtype=torch.bfloat16, device=META) if c.sinks else None
+        cache = KVCache(EXAMPLE_CONTEXT // 16, 16, c.kv_heads, c.head_dim, form, META_DEVICE)
+        q = torch.empty(sequences * queries, c.heads, c.head_dim, dtype=torch.bfloat16, device=META_DEVICE)
+        sinks = torch.empty(c.heads, dtype=torch.bfloat16, device=META_DEVICE) if c.sinks else None
         return choose("attention", q, cache, batch, c, sinks).run(q, cache, batch, c, sinks)
 
     return call

@@ -29,20 +29,26 @@ from torch import Tensor
 from localllm.arch.config import DeltaNetConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
-from localllm.runtime.kernels.gpu.launch import dot, let_next_start, needs_gpu, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.norms import FLOATS
-from localllm.runtime.kernels.gpu.rounding import rounded
+from localllm.runtime.kernels.gpu.launch import (
+    allow_next_kernel,
+    dot,
+    gpu_unsupported,
+    launch_kernel,
+    wait_for_inputs,
+)
+from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.registry import kernel
 
-FEW = 16  # tokens of a sequence that are taken one after another
-CHUNK = 32  # tokens; twice as many do not fit in registers
-PART = 32  # of a key: what a product has of it in registers
-COLUMNS = 32  # 128 bytes of each row of S; 128 programs a sequence of 32 heads of 128
-WIDEST = 256  # a key: S has to fit in registers
+MAX_STEP_TOKENS = 16  # tokens of a sequence that are taken one after another
+CHUNK_TOKENS = 32  # tokens; twice as many do not fit in registers
+KEY_PART = 32  # of a key: what a product has of it in registers
+BLOCK_COLUMNS = 32  # 128 bytes of each row of S; 128 programs a sequence of 32 heads of 128
+MAX_KEY_DIM = 256  # a key: S has to fit in registers
 
 
 @triton.jit
-def pieces_of(p_first, sequence, SAVED: tl.constexpr):
+def sequence_pieces(p_first, sequence, SAVED: tl.constexpr):
     """The first of a sequence's pieces and the one behind its last."""
     if SAVED:
         return tl.load(p_first + sequence), tl.load(p_first + sequence + 1)
@@ -51,7 +57,7 @@ def pieces_of(p_first, sequence, SAVED: tl.constexpr):
 
 
 @triton.jit
-def step(
+def delta_net_step_kernel(
     p_q,
     p_k,
     p_v,
@@ -86,13 +92,13 @@ def step(
     m = (i_k < K_DIM) & (i_v < V_DIM)
     i_state = (head * K_DIM + i_k) * V_DIM + i_v
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     begin = tl.load(p_start + sequence)
     count = tl.load(p_start + sequence + 1) - begin
     if (count > 0) & (count <= FEW):
         row = tl.load(p_rows + sequence).to(tl.int64)
         state = tl.load(p_state + row * (VALUE_HEADS * K_DIM * V_DIM) + i_state, mask=m, other=0.0)
-        first, last = pieces_of(p_first, sequence, SAVED)
+        first, last = sequence_pieces(p_first, sequence, SAVED)
         piece = first
         while piece < last:
             end = tl.load(p_end + piece + 1)
@@ -111,7 +117,7 @@ def step(
                 out = fade * tl.sum(state * q, 0, keep_dims=True) + tl.sum(q * k) * delta
                 state = state * fade + k * delta
                 p_here = p_out + (token * VALUE_HEADS + head) * V_DIM + i_v
-                tl.store(p_here, rounded(out, p_out.dtype.element_ty), mask=i_v < V_DIM)
+                tl.store(p_here, round_to_dtype(out, p_out.dtype.element_ty), mask=i_v < V_DIM)
                 t += 1
             row = tl.load(p_row + piece).to(tl.int64)
             tl.store(p_state + row * (VALUE_HEADS * K_DIM * V_DIM) + i_state, state, mask=m)
@@ -120,7 +126,7 @@ def step(
 
 
 @triton.jit
-def solved(a, x, i, j, CHUNK: tl.constexpr):
+def solve_lower(a, x, i, j, CHUNK: tl.constexpr):
     """(1 + a)^-1 x of a strictly lower a [CHUNK, CHUNK]; i, j: its rows [CHUNK, 1] and columns [1, CHUNK]."""
     tl.static_assert(CHUNK == 32)
     near = i // 16 == j // 16
@@ -137,7 +143,7 @@ def solved(a, x, i, j, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def walk(
+def delta_net_chunk_kernel(
     p_q,
     p_k,
     p_v,
@@ -172,12 +178,12 @@ def walk(
     i_part = tl.arange(0, PART)
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     begin = tl.load(p_start + sequence)
     if tl.load(p_start + sequence + 1) - begin > FEW:
         own = tl.load(p_rows + sequence).to(tl.int64)
         p_own = p_state + (own * VALUE_HEADS + head) * (K_DIM * V_DIM)
-        first, last = pieces_of(p_first, sequence, SAVED)
+        first, last = sequence_pieces(p_first, sequence, SAVED)
         piece = first
         while piece < last:
             end = tl.load(p_end + piece + 1)
@@ -215,10 +221,10 @@ def walk(
                 until_end = tl.exp(tl.cumsum(after, 0, reverse=True))[:, None]
                 between = tl.exp(tl.cumsum(tl.where(i > j, decay[:, None], 0.0), 0))
                 a = tl.where(i > j, key_key * between * beta, 0.0)
-                delta = solved(a, beta * (v - since * from_key), i, j, CHUNK)
+                delta = solve_lower(a, beta * (v - since * from_key), i, j, CHUNK)
                 out = dot(tl.where(i >= j, query_key * between, 0.0), delta, since * from_query)
                 p_here = p_out + (token[:, None] * VALUE_HEADS + head) * V_DIM + i_v
-                tl.store(p_here, rounded(out, p_out.dtype.element_ty), mask=m_v)
+                tl.store(p_here, round_to_dtype(out, p_out.dtype.element_ty), mask=m_v)
                 fade, delta = tl.exp(tl.sum(decay, 0)), delta * until_end
                 tl.debug_barrier()  # all threads have read the state
                 for part in range(0, K_DIM, PART):
@@ -243,50 +249,58 @@ def walk(
             piece += 1
 
 
-def takes(
+def delta_net_unsupported(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, cache: RecurrentCache, batch: Batch
 ) -> str | None:
-    if reason := needs_gpu(v):
+    if reason := gpu_unsupported(v):
         return reason
-    if batch.rows is None:
+    if batch.state_slots is None:
         return "the rows of states are not on the device"
-    if any(x.dtype not in FLOATS for x in (q, k, v)) or cache.matrix.dtype != torch.float32:
+    if any(x.dtype not in FLOAT_DTYPES for x in (q, k, v)) or cache.matrix.dtype != torch.float32:
         return "numbers in float64"
-    return None if k.shape[-1] <= WIDEST else f"keys are wider than {WIDEST}"
+    return None if k.shape[-1] <= MAX_KEY_DIM else f"keys are wider than {MAX_KEY_DIM}"
 
 
-def rows_of(x: Tensor) -> Tensor:
+def dense_tokens(x: Tensor) -> Tensor:
     """[T, ...] with a token's numbers side by side; where tokens lie does not matter."""
     return x if x[0].is_contiguous() else x.contiguous()
 
 
-@kernel("delta_net", "triton-chunks", takes, first=True)
+@kernel("delta_net", "triton-chunks", delta_net_unsupported, first=True)
 def delta_net(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, cache: RecurrentCache, batch: Batch
 ) -> Tensor:
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if not len(v):
         return out
-    q, k, v, decay, beta = (rows_of(x) for x in (q, k, v, decay, beta))
-    (heads, value_dim), key_dim, pieces = v.shape[1:], k.shape[-1], batch.pieces
-    columns = min(COLUMNS, max(16, triton.next_power_of_2(value_dim)))
+    q, k, v, decay, beta = (dense_tokens(x) for x in (q, k, v, decay, beta))
+    (heads, value_dim), key_dim, pieces = v.shape[1:], k.shape[-1], batch.state_segments
+    columns = min(BLOCK_COLUMNS, max(16, triton.next_power_of_2(value_dim)))
     sequences = len(batch.query_start) - 1
     grid = (sequences * heads, triton.cdiv(value_dim, columns))
     arguments: dict[str, Any] = {"p_q": q, "p_k": k, "p_v": v, "p_decay": decay, "p_beta": beta, "p_out": out}
     arguments |= {f"{name}_stride": x.stride(0) for name, x in (("q", q), ("k", k), ("v", v))}
     arguments |= {"decay_stride": decay.stride(0), "beta_stride": beta.stride(0), "scale": key_dim**-0.5}
-    arguments |= {"p_state": cache.matrix, "p_start": batch.query_start, "p_rows": batch.rows}
+    arguments |= {"p_state": cache.matrix, "p_start": batch.query_start, "p_rows": batch.state_slots}
     arguments |= {
         "p_first": pieces.first if pieces else None,
         "p_end": pieces.end if pieces else batch.query_start,
     }
-    arguments |= {"p_row": pieces.row if pieces else batch.rows, "SAVED": pieces is not None, "FEW": FEW}
+    arguments |= {
+        "p_row": pieces.state_slot if pieces else batch.state_slots,
+        "SAVED": pieces is not None,
+        "FEW": MAX_STEP_TOKENS,
+    }
     arguments |= {"VALUE_HEADS": heads, "SHARES": heads // k.shape[1], "K_DIM": key_dim, "V_DIM": value_dim}
     arguments |= {"BLOCK_V": columns}
-    if batch.uniform is None or batch.uniform <= FEW:
-        start(step, grid, 4, device=v.device, **arguments, BLOCK_K=triton.next_power_of_2(key_dim))
-    if batch.longest > FEW:
-        start(walk, grid, 4, device=v.device, **arguments, CHUNK=CHUNK, PART=PART)
+    if batch.uniform_query_len is None or batch.uniform_query_len <= MAX_STEP_TOKENS:
+        launch_kernel(
+            delta_net_step_kernel, grid, 4, device=v.device, **arguments, BLOCK_K=triton.next_power_of_2(key_dim)
+        )
+    if batch.max_query_len > MAX_STEP_TOKENS:
+        launch_kernel(
+            delta_net_chunk_kernel, grid, 4, device=v.device, **arguments, CHUNK=CHUNK_TOKENS, PART=KEY_PART
+        )
     return out
 
 

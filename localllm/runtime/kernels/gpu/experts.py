@@ -21,43 +21,49 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.tensor import ORDER, QuantizedTensor
-from localllm.runtime.kernels.experts import Experts, Stacked
-from localllm.runtime.kernels.gpu.activations import gated_pair
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.runtime.kernels.experts import Experts, StackedExperts
+from localllm.runtime.kernels.gpu.activations import apply_gate
 from localllm.runtime.kernels.gpu.chunks import (
-    KINDS,
-    add_chunk,
-    scaled_rows,
-    scales_last,
-    stages_of,
+    CODE_TYPES,
+    accumulate_chunk,
+    apply_row_scale,
+    pipeline_stages,
+    scale_applies_last,
     weight_arguments,
 )
-from localllm.runtime.kernels.gpu.gemm import ASYNCHRONOUS
-from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, needs_gpu, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import planes, x_of
+from localllm.runtime.kernels.gpu.gemm import WGMMA_ARCH
+from localllm.runtime.kernels.gpu.launch import (
+    allow_next_kernel,
+    gpu_of,
+    gpu_unsupported,
+    launch_kernel,
+    wait_for_inputs,
+)
+from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
 from localllm.runtime.kernels.registry import kernel
 
-FEW = 16  # tokens: the columns of a tensor core's smallest product
+MAX_UNSORTED_TOKENS = 16  # tokens: the columns of a tensor core's smallest product
 
 
 BLOCK_PAIRS = 64
 SUM_WARPS = 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SUMMED = 512  # columns that a program adds up
+SUM_COLUMNS = 512  # columns that a program adds up
 
 
-class Blocks(NamedTuple):
+class ExpertBlocks(NamedTuple):
     """Pairs by expert: `begin` [experts + 1] int32, where each expert's begin in `order`; `end` [experts] int32,
     how many blocks of pairs there are up to and with an expert's; `order` [T * k] int32."""
 
-    begin: Tensor
-    end: Tensor
+    expert_starts: Tensor
+    block_ends: Tensor
     order: Tensor
     size: int  # pairs in a block, at most
-    most: int  # blocks there can be
+    max_count: int  # blocks there can be
 
 
-def blocks_of(chosen: Tensor, experts: int, size: int) -> Blocks:
+def sort_by_expert(chosen: Tensor, experts: int, size: int) -> ExpertBlocks:
     """On the device of `chosen` [T, k], without its contents being known to the host."""
     pairs = chosen.numel()
     by_expert, order = chosen.flatten().sort(stable=True)
@@ -67,11 +73,11 @@ def blocks_of(chosen: Tensor, experts: int, size: int) -> Blocks:
     end = ((counts + size - 1) // size).cumsum(0)
     busy = min(pairs, experts)  # of which each may have a block that is not full
     most = busy + (pairs - busy) // size
-    return Blocks(begin.int(), end.int(), order.int(), size, most)
+    return ExpertBlocks(begin.int(), end.int(), order.int(), size, most)
 
 
 @triton.jit
-def products_of_experts(
+def grouped_matmul_kernel(
     p_q,
     p_scale,
     p_zero,
@@ -110,7 +116,7 @@ def products_of_experts(
 ):
     """y[p] = W_e x[p or p // CHOSEN] + bias_e; with ACTIVATION W_e has 2 N rows, and y is gated by the first N."""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     i_block = tl.program_id(0)
     if SORTED:
         b_expert = tl.arange(0, EXPERTS_ALL)
@@ -140,31 +146,31 @@ def products_of_experts(
     acc = tl.zeros((BN, BM), tl.float32)
     up = tl.zeros((BN, BM), tl.float32)
     for chunk in range(0, chunks):
-        acc = add_chunk(
+        acc = accumulate_chunk(
             acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
             chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
         )  # fmt: skip
         if ACTIVATION is not None:
-            up = add_chunk(
+            up = accumulate_chunk(
                 up, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row + N,
                 m_row, chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
             )  # fmt: skip
-    acc = scaled_rows(acc, p_scale, b_row, m_row, LAST)
+    acc = apply_row_scale(acc, p_scale, b_row, m_row, LAST)
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     b_bias = expert * (HALVES * N) + b_out
     if p_bias is not None:
         acc += tl.load(p_bias + b_bias, mask=m_row, other=0).to(tl.float32)[:, None]
     if ACTIVATION is not None:
-        up = scaled_rows(up, p_scale, b_row + N, m_row, LAST)
+        up = apply_row_scale(up, p_scale, b_row + N, m_row, LAST)
         if p_bias is not None:
             up += tl.load(p_bias + b_bias + N, mask=m_row, other=0).to(tl.float32)[:, None]
-        acc = gated_pair(acc, up, ACTIVATION)
+        acc = apply_gate(acc, up, ACTIVATION)
     b_p_y = p_y + b_pair.to(tl.int64)[:, None] * N + b_out[None, :]
     tl.store(b_p_y, tl.trans(acc).to(p_y.dtype.element_ty), mask=m_pair[:, None] & m_row[None, :])
 
 
 @triton.jit
-def weighted_sum(
+def weighted_sum_kernel(
     p_y,
     p_chosen,
     p_weight,
@@ -177,7 +183,7 @@ def weighted_sum(
 ):
     """out[t] = sum of weight[t, j] y[t * CHOSEN + j], by expert."""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     token = tl.program_id(0).to(tl.int64)
     b_column = tl.program_id(1) * BN + tl.arange(0, BN)
     m_column = b_column < N
@@ -195,34 +201,36 @@ def weighted_sum(
     tl.store(p_out + token * N + b_column, total.to(p_out.dtype.element_ty), mask=m_column)
 
 
-def stacked(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts) -> str | None:
-    if reason := needs_gpu(x):
+def grouped_unsupported(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts) -> str | None:
+    if reason := gpu_unsupported(x):
         return reason
-    if not isinstance(mlps, Stacked):
+    if not isinstance(mlps, StackedExperts):
         return "the experts are apart"
     for matrix in (mlps.gate_up, mlps.down):
-        if isinstance(matrix, QuantizedTensor) and (matrix.format not in KINDS or ORDER in matrix.parts):
+        if isinstance(matrix, QuantizedTensor) and (
+            matrix.format not in CODE_TYPES or COLUMN_ORDER in matrix.parts
+        ):
             return f"an expert's weight is {matrix.format}"
     return None if x.dtype in DTYPES else f"x is {x.dtype}"
 
 
-@kernel("experts", "triton-grouped", stacked, first=True)
-def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Stacked) -> Tensor:
+@kernel("experts", "triton-grouped", grouped_unsupported, first=True)
+def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: StackedExperts) -> Tensor:
     x, chosen, weight = x.contiguous(), chosen.contiguous(), weight.contiguous()
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out
     # Where x is not read from shared memory, more take too many registers.
-    size = BLOCK_PAIRS if gpu_of(x.device).arch == ASYNCHRONOUS else BLOCK_PAIRS // 2
-    sent = None if len(x) <= FEW else blocks_of(chosen, mlps.count, size)
+    size = BLOCK_PAIRS if gpu_of(x.device).arch == WGMMA_ARCH else BLOCK_PAIRS // 2
+    sent = None if len(x) <= MAX_UNSORTED_TOKENS else sort_by_expert(chosen, mlps.count, size)
     pairs, n = chosen.numel(), mlps.down.shape[1]
     h = x.new_empty(pairs, n)
-    grouped_product(x, chosen, sent, mlps.gate_up, mlps.gate_up_bias, mlps, h, mlps.activation)
+    grouped_matmul(x, chosen, sent, mlps.gate_up, mlps.gate_up_bias, mlps, h, mlps.activation)
     y = x.new_empty(pairs, x.shape[1])
-    grouped_product(h, chosen, sent, mlps.down, mlps.down_bias, mlps, y, None)
-    start(
-        weighted_sum,
-        (len(x), triton.cdiv(x.shape[1], SUMMED)),
+    grouped_matmul(h, chosen, sent, mlps.down, mlps.down_bias, mlps, y, None)
+    launch_kernel(
+        weighted_sum_kernel,
+        (len(x), triton.cdiv(x.shape[1], SUM_COLUMNS)),
         SUM_WARPS,
         device=x.device,
         p_y=y,
@@ -232,51 +240,51 @@ def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Stacked) ->
         N=x.shape[1],
         CHOSEN=chosen.shape[1],
         CHOSEN_ALL=triton.next_power_of_2(chosen.shape[1]),
-        BN=SUMMED,
+        BN=SUM_COLUMNS,
     )
     return out
 
 
-def tiles(arch: int, few: bool, gated: bool) -> tuple[int, int]:
+def choose_tile(arch: int, few: bool, gated: bool) -> tuple[int, int]:
     """Rows of an expert that a program multiplies, of each half where they are gated; and warps. Arithmetic, not
     measured. Few tokens: small programs, so that 4 chosen experts of 3,000 rows each are several a multiprocessor.
     Many: each weight that was unpacked meets 64 pairs; where x is not read from shared memory, both halves' sums
     and x take so many registers that the halves are smaller, and of more threads."""
     if few:
         return (16, 4) if gated else (32, 4)
-    if arch == ASYNCHRONOUS or not gated:
+    if arch == WGMMA_ARCH or not gated:
         return 64, 4
     return 32, 8
 
 
-def grouped_product(
+def grouped_matmul(
     x: Tensor,
     chosen: Tensor,
-    sent: Blocks | None,
+    sent: ExpertBlocks | None,
     weight: Tensor | QuantizedTensor,
     bias: Tensor | None,
-    mlps: Stacked,
+    mlps: StackedExperts,
     y: Tensor,
     activation: Activation | None,
 ) -> None:
     """y [pairs, N] of x [T or pairs, K]; sent: where the pairs of each expert are, None for few tokens."""
-    rows, warps = tiles(gpu_of(x.device).arch, sent is None, activation is not None)
-    pairs = sent.size if sent else FEW
+    rows, warps = choose_tile(gpu_of(x.device).arch, sent is None, activation is not None)
+    pairs = sent.size if sent else MAX_UNSORTED_TOKENS
     arguments = weight_arguments(weight)
-    start(
-        products_of_experts,
-        (chosen.numel() if sent is None else sent.most, triton.cdiv(y.shape[1], rows)),
+    launch_kernel(
+        grouped_matmul_kernel,
+        (chosen.numel() if sent is None else sent.max_count, triton.cdiv(y.shape[1], rows)),
         warps,
-        stages_of(arguments, (1 if activation is None else 2) * rows, pairs, x),
+        pipeline_stages(arguments, (1 if activation is None else 2) * rows, pairs, x),
         device=x.device,
         **arguments,
-        LAST=scales_last(weight),
+        LAST=scale_applies_last(weight),
         p_x=x,
         p_bias=bias,
         p_y=y,
         p_chosen=chosen,
-        p_begin=sent.begin if sent else None,
-        p_end=sent.end if sent else None,
+        p_begin=sent.expert_starts if sent else None,
+        p_end=sent.block_ends if sent else None,
         p_order=sent.order if sent else None,
         rows_each=weight.shape[0] // mlps.count,
         tokens=len(chosen),
@@ -297,13 +305,21 @@ def grouped_product(
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     """gpt-oss-20b, and Qwen3-30B-A3B in INT4 and bfloat16."""
     models = (("mxfp4", 32, 2880, 2880, 32, 4), ("int4", 128, 2048, 768, 128, 8), (None, None, 2048, 768, 128, 8))
-    for (form, group, hidden, n, count, k), sizes in zip(models, ((1, 2048), (FEW, 2048), (2048,)), strict=True):
+    for (form, group, hidden, n, count, k), sizes in zip(
+        models, ((1, 2048), (MAX_UNSORTED_TOKENS, 2048), (2048,)), strict=True
+    ):
         gate_up, down = (
-            planes(form, count * rows, columns, group) if form else x_of(count * rows, columns)
+            meta_packed_weight(form, count * rows, columns, group) if form else meta_tensor(count * rows, columns)
             for rows, columns in ((2 * n, hidden), (hidden, n))
         )
-        mlps = Stacked(gate_up, down, x_of(count * 2 * n), x_of(count * hidden), "swiglu_clamped", count)
+        mlps = StackedExperts(
+            gate_up, down, meta_tensor(count * 2 * n), meta_tensor(count * hidden), "swiglu_clamped", count
+        )
         for tokens in sizes:
-            call = x_of(tokens, hidden), x_of(tokens, k, dtype=torch.int64), x_of(tokens, k, dtype=torch.float32)
+            call = (
+                meta_tensor(tokens, hidden),
+                meta_tensor(tokens, k, dtype=torch.int64),
+                meta_tensor(tokens, k, dtype=torch.float32),
+            )
             name = f"{form or 'bf16'}, {k} of {count} experts, {tokens} tokens"
             yield name, lambda call=call, mlps=mlps: experts_grouped(*call, mlps)

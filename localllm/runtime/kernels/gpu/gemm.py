@@ -21,24 +21,30 @@ from torch import Tensor
 
 from localllm.arch.config import Activation
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.fused import Weights
-from localllm.runtime.kernels.gpu.chunks import add_chunk, scaled_rows, scales_last, stages_of, weight_arguments
-from localllm.runtime.kernels.gpu.dequantize import MANY_ROWS, in_planes, ordered
-from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import planes, x_of
-from localllm.runtime.kernels.linear import of_rows
+from localllm.runtime.kernels.fused import Matrices
+from localllm.runtime.kernels.gpu.chunks import (
+    accumulate_chunk,
+    apply_row_scale,
+    pipeline_stages,
+    scale_applies_last,
+    weight_arguments,
+)
+from localllm.runtime.kernels.gpu.dequantize import MIN_DEQUANTIZE_ROWS, packed_unsupported, reorder_columns
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_of, launch_kernel, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
+from localllm.runtime.kernels.linear import flatten_rows
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 
-ROWS = 64  # of W: the least that a Hopper's product takes from registers
+BLOCK_ROWS = 64  # of W: the least that a Hopper's product takes from registers
 WARPS = 4
-ASYNCHRONOUS = 90  # whose products read x from shared memory; in others 128 rows of it take too many registers
-MOST_PARTS, LEAST_COLUMNS = 8, 1024  # arithmetic: parts' sums are to be few beside the weights
-ADDED = 1024  # elements that a program adds up
+WGMMA_ARCH = 90  # whose products read x from shared memory; in others 128 rows of it take too many registers
+MAX_SPLIT_K, MIN_SPLIT_COLUMNS = 8, 1024  # arithmetic: parts' sums are to be few beside the weights
+SUM_ELEMENTS = 1024  # elements that a program adds up
 
 
 @triton.jit(do_not_specialize=["M"])
-def products_of_planes(
+def quantized_gemm_kernel(
     p_q,
     p_scale,
     p_zero,
@@ -68,7 +74,7 @@ def products_of_planes(
 ):
     """y [M, N], or with PARTS above 1 float32 [PARTS, M, N] without bias and residual."""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     b_out = tl.program_id(0) * BN + tl.arange(0, BN)
     b_x = tl.program_id(1) * BM + tl.arange(0, BM)
     part = tl.program_id(2)
@@ -77,11 +83,11 @@ def products_of_planes(
     b_p_x = p_x + b_x.to(tl.int64) * K
     acc = tl.zeros((BN, BM), tl.float32)
     for chunk in range(part * chunks_a_part, tl.minimum((part + 1) * chunks_a_part, chunks)):
-        acc = add_chunk(
+        acc = accumulate_chunk(
             acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
             chunk, b_p_x, m_x, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
         )  # fmt: skip
-    y = tl.trans(scaled_rows(acc, p_scale, b_row, m_row, LAST))
+    y = tl.trans(apply_row_scale(acc, p_scale, b_row, m_row, LAST))
     m_y = m_x[:, None] & m_row[None, :]
     at = b_x.to(tl.int64)[:, None] * N + b_out[None, :]
     if PARTS == 1:
@@ -93,12 +99,12 @@ def products_of_planes(
 
 
 @triton.jit(do_not_specialize=["M"])
-def sum_of_parts(
+def split_k_sum_kernel(
     p_parts, p_bias, p_residual, p_y, M, N, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """y [M, N] = sum of parts, the first first, + bias + residual"""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m_y = at < M * N
     y = tl.load(p_parts + at, mask=m_y, other=0)
@@ -111,27 +117,29 @@ def sum_of_parts(
     tl.store(p_y + at, y.to(p_y.dtype.element_ty), mask=m_y)
 
 
-def product(x: Tensor, weight: QuantizedTensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+def quantized_gemm(
+    x: Tensor, weight: QuantizedTensor, bias: Tensor | None, residual: Tensor | None = None
+) -> Tensor:
     """x: [M, in] -> [M, out]; bias: [out]; residual: [M, out]"""
-    x, (count, columns) = ordered(x, weight), weight.shape
+    x, (count, columns) = reorder_columns(x, weight), weight.shape
     arguments = weight_arguments(weight)
     y = x.new_empty(len(x), count)
     if y.numel() == 0:
         return y
-    chunks, parts = arguments["chunks"], parts_of(weight, x.device)
-    rows, stages = tiles(len(x), arguments, x)
+    chunks, parts = arguments["chunks"], split_k(weight, x.device)
+    rows, stages = choose_tile(len(x), arguments, x)
     whole = parts == 1
     made = y if whole else x.new_empty(parts, *y.shape, dtype=torch.float32)
     bias = None if bias is None else bias.contiguous()
     residual = None if residual is None else residual.contiguous()
-    start(
-        products_of_planes,
-        (triton.cdiv(count, ROWS), triton.cdiv(len(x), rows), parts),
+    launch_kernel(
+        quantized_gemm_kernel,
+        (triton.cdiv(count, BLOCK_ROWS), triton.cdiv(len(x), rows), parts),
         WARPS,
         stages,
         device=x.device,
         **arguments,
-        LAST=scales_last(weight),
+        LAST=scale_applies_last(weight),
         p_x=x,
         p_bias=bias if whole else None,
         p_residual=residual if whole else None,
@@ -141,47 +149,47 @@ def product(x: Tensor, weight: QuantizedTensor, bias: Tensor | None, residual: T
         N=count,
         K=columns,
         PARTS=parts,
-        BN=ROWS,
+        BN=BLOCK_ROWS,
         BM=rows,
     )
     if not whole:
-        grid = (triton.cdiv(y.numel(), ADDED),)
+        grid = (triton.cdiv(y.numel(), SUM_ELEMENTS),)
         numbers = {"p_parts": made, "p_bias": bias, "p_residual": residual, "p_y": y, "M": len(x), "N": count}
-        start(sum_of_parts, grid, WARPS, device=x.device, **numbers, PARTS=parts, BLOCK=ADDED)
+        launch_kernel(split_k_sum_kernel, grid, WARPS, device=x.device, **numbers, PARTS=parts, BLOCK=SUM_ELEMENTS)
     return y
 
 
-def tiles(count: int, arguments: dict[str, Any], x: Tensor) -> tuple[int, int]:
+def choose_tile(count: int, arguments: dict[str, Any], x: Tensor) -> tuple[int, int]:
     """Rows of x that a program takes, and chunks that it has under way."""
-    most = MANY_ROWS if gpu_of(x.device).arch == ASYNCHRONOUS else 64
+    most = MIN_DEQUANTIZE_ROWS if gpu_of(x.device).arch == WGMMA_ARCH else 64
     rows = min(max(triton.next_power_of_2(count), 16), most)
-    while rows > 16 and stages_of(arguments, ROWS, rows, x) == 1:
+    while rows > 16 and pipeline_stages(arguments, BLOCK_ROWS, rows, x) == 1:
         rows //= 2
-    return rows, stages_of(arguments, ROWS, rows, x)
+    return rows, pipeline_stages(arguments, BLOCK_ROWS, rows, x)
 
 
-def parts_of(weight: QuantizedTensor, device: torch.device) -> int:
+def split_k(weight: QuantizedTensor, device: torch.device) -> int:
     """Of the columns: so many that every multiprocessor has a program."""
     rows, columns = weight.shape
-    wanted = gpu_of(device).multiprocessors // triton.cdiv(rows, ROWS)
-    return max(1, min(wanted, columns // LEAST_COLUMNS, MOST_PARTS))
+    wanted = gpu_of(device).multiprocessors // triton.cdiv(rows, BLOCK_ROWS)
+    return max(1, min(wanted, columns // MIN_SPLIT_COLUMNS, MAX_SPLIT_K))
 
 
-def some_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    if reason := in_planes(x, weight):
+def gemm_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if reason := packed_unsupported(x, weight):
         return reason
     rows = x.shape[:-1].numel()
-    return None if rows < MANY_ROWS else f"{rows} rows are for a product with the dequantized weight"
+    return None if rows < MIN_DEQUANTIZE_ROWS else f"{rows} rows are for a product with the dequantized weight"
 
 
-@kernel("linear", "triton-gemm", some_rows, first=True)
+@kernel("linear", "triton-gemm", gemm_unsupported, first=True)
 def linear_gemm(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    return of_rows(lambda rows, w: product(rows, w, bias), x, weight, None)
+    return flatten_rows(lambda rows, w: quantized_gemm(rows, w, bias), x, weight, None)
 
 
-def added_to_residual(
+def fused_gemm_unsupported(
     x: Tensor,
-    weights: Weights,
+    weights: Matrices,
     bias: Tensor | None,
     norm: Norm | None,
     activation: Activation | None,
@@ -189,10 +197,10 @@ def added_to_residual(
 ) -> str | None:
     if residual is None or activation or len(weights) > 1 or not isinstance(weights[0], QuantizedTensor):
         return "nothing is added to the product of one packed matrix"
-    return some_rows(x, weights[0], bias)
+    return gemm_unsupported(x, weights[0], bias)
 
 
-@kernel("fused_linear", "triton-gemm", added_to_residual, first=True)
+@kernel("fused_linear", "triton-gemm", fused_gemm_unsupported, first=True)
 def fused_gemm(
     x: Tensor,
     weights: tuple[QuantizedTensor],
@@ -201,12 +209,12 @@ def fused_gemm(
     activation: Activation | None,
     residual: Tensor,
 ) -> Tensor:
-    return product(norm(x) if norm else x, weights[0], bias, residual)
+    return quantized_gemm(norm(x) if norm else x, weights[0], bias, residual)
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     shapes = (("int4", 128, 127), ("int8", None, 127), ("q4_k", 32, 64), ("q6_k", 16, 32), ("fp8", 128, 16))
     for form, group, rows in shapes:
-        weight, x = planes(form, 4096, 14336, group), x_of(rows, 14336)
+        weight, x = meta_packed_weight(form, 4096, 14336, group), meta_tensor(rows, 14336)
         name = f"{form}, group {group or 'of a row'}, 4096 x 14336, M {rows}"
-        yield name, lambda weight=weight, x=x: product(x, weight, None, x[:, :4096])
+        yield name, lambda weight=weight, x=x: quantized_gemm(x, weight, None, x[:, :4096])

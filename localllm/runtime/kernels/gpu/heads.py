@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import dot, let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, dot, launch_kernel, wait_for_inputs
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def heads_kernel(
+def per_head_matmul_kernel(
     p_out,
     p_x,
     p_w,
@@ -34,7 +34,7 @@ def heads_kernel(
 ):
     """OUT_FIRST: W is [heads, out, in]."""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     i_head = tl.program_id(1)
     o_token = tl.program_id(2) * 16 + tl.arange(0, 16)
     m_token = o_token < tokens
@@ -60,13 +60,13 @@ def heads_kernel(
     tl.store(p_out + o_row[:, None] + o_out[None, :], acc.to(p_out.dtype.element_ty), mask=m_row)
 
 
-def times_heads(x: Tensor, w: Tensor, *, out_first: bool) -> Tensor:
+def per_head_matmul(x: Tensor, w: Tensor, *, out_first: bool) -> Tensor:
     """x: [T, heads, in], its last dimension dense; w: [heads, in, out], or [heads, out, in] if out_first
     -> [T, heads, out]. Arithmetic: 64 columns a program are 128 programs for 16 heads of 512."""
     size = w.shape[1] if out_first else w.shape[2]
     out = x.new_empty(*x.shape[:2], size)
-    start(
-        heads_kernel,
+    launch_kernel(
+        per_head_matmul_kernel,
         (triton.cdiv(size, 64), x.shape[1], triton.cdiv(len(x), 16)),
         warps=4,
         stages=3,

@@ -24,40 +24,40 @@ from torch import Tensor
 from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import LatentCache
-from localllm.runtime.kernels.gpu.heads import times_heads
+from localllm.runtime.kernels.gpu.heads import per_head_matmul
 from localllm.runtime.kernels.gpu.launch import (
-    NARROW,
+    SMALL_SHARED_ARCHS,
+    allow_next_kernel,
     dot,
     gpu_of,
-    let_next_start,
-    needs_gpu,
-    start,
+    gpu_unsupported,
+    launch_kernel,
     wait_for_inputs,
 )
 from localllm.runtime.kernels.gpu.paged import (
-    CONTEXT,
-    FEW,
-    LOWEST,
-    META,
-    PLAIN,
-    WIDEST,
-    apart,
-    form_of,
+    EXAMPLE_CONTEXT,
+    FORM_PLAIN,
+    MAX_DECODE_TOKENS,
+    MAX_HEAD_BYTES,
+    META_DEVICE,
+    MIN_SCORE,
+    block_table_slots,
+    cache_form,
     load_queries,
     load_rows,
     meta_batch,
-    no_mixture,
-    slots_of,
-    store_mixture,
-    units,
-    weights,
+    online_softmax,
+    score_units,
+    split_pairs,
+    store_output,
+    zero_accumulator,
 )
-from localllm.runtime.kernels.gpu.splits import Workspace, put_together, splits_for, tiles_of
+from localllm.runtime.kernels.gpu.splits import SplitWorkspace, choose_splits, chunk_tiles, combine_splits
 from localllm.runtime.kernels.registry import kernel
 
 
 @triton.jit(do_not_specialize=["queries"])
-def latent_kernel(
+def mla_kernel(
     p_q,
     p_turned,
     p_rows,
@@ -91,7 +91,7 @@ def latent_kernel(
     """q: for latents, [T, HEADS, RANK]; turned: [T, HEADS, ROPE]; PAIR: numbers in one that is read;
     BLOCK_RANK, BLOCK_ROPE: of what is read, a power of two each."""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     i_row = tl.program_id(0) * ROWS
     i_split = tl.program_id(1)
     i_sequence = tl.program_id(2)
@@ -112,46 +112,46 @@ def latent_kernel(
     o_turned = o_token * turned_token + o_head * turned_head
     turned, turned_odd = load_queries(p_turned, o_turned, m_row, ROPE, BLOCK_ROPE, FORM)
     p_table += i_sequence * table_row
-    for tiles in range(tiles_of(low, 0, TILE, SPLITS), tiles_of(high, 0, TILE, SPLITS) + 1):
+    for tiles in range(chunk_tiles(low, 0, TILE, SPLITS), chunk_tiles(high, 0, TILE, SPLITS) + 1):
         span = tiles * TILE
         begin = i_split * span
         end = tl.minimum(begin + span, high + 1)
-        most = tl.full([ROWS], LOWEST, tl.float32)
+        most = tl.full([ROWS], MIN_SCORE, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        acc, acc_odd = no_mixture(ROWS, BLOCK_RANK, FORM)
+        acc, acc_odd = zero_accumulator(ROWS, BLOCK_RANK, FORM)
         for at in range(begin, end, TILE):
             o_at = at + tl.arange(0, TILE)
             m_at = o_at <= high
-            slot = slots_of(p_table, o_at, m_at, BLOCK)
+            slot = block_table_slots(p_table, o_at, m_at, BLOCK)
             o_vector = slot * ((RANK + ROPE) // PAIR)
             latent = load_rows(p_rows, o_vector, m_at, RANK // PAIR, BLOCK_RANK, True)
             key = load_rows(p_rows + RANK // PAIR, o_vector, m_at, ROPE // PAIR, BLOCK_ROPE, True)
             score = tl.zeros([ROWS, TILE], tl.float32)
-            if FORM == PLAIN:
+            if FORM == FORM_PLAIN:
                 score = dot(turned, tl.trans(key), dot(q, tl.trans(latent), score))
                 latent_odd, scale = latent, 1.0  # not used
             else:
                 scale = tl.load(p_scale + 2 * slot, mask=m_at, other=0.0).to(tl.float32)[None, :]
                 key_scale = tl.load(p_scale + 2 * slot + 1, mask=m_at, other=0.0).to(tl.float32)[None, :]
-                latent, latent_odd = apart(latent, FORM, q.dtype)
-                key, key_odd = apart(key, FORM, q.dtype)
+                latent, latent_odd = split_pairs(latent, FORM, q.dtype)
+                key, key_odd = split_pairs(key, FORM, q.dtype)
                 score = dot(turned_odd, tl.trans(key_odd), dot(turned, tl.trans(key), score)) * key_scale
                 nope = tl.zeros([ROWS, TILE], tl.float32)
                 score += dot(q_odd, tl.trans(latent_odd), dot(q, tl.trans(latent), nope)) * scale
             score = tl.where(o_at[None, :] <= position[:, None], score, float("-inf"))
-            weight, fading, most, total = weights(score, unit, most, total)
-            if FORM == PLAIN:
+            weight, fading, most, total = online_softmax(score, unit, most, total)
+            if FORM == FORM_PLAIN:
                 acc = dot(weight.to(q.dtype), latent, acc * fading[:, None])
             else:
                 weight = (weight * scale).to(q.dtype)
                 acc = dot(weight, latent, acc * fading[:, None])
                 acc_odd = dot(weight, latent_odd, acc_odd * fading[:, None])
         if begin < end:
-            m_own = m_row & (tiles_of(position, 0, TILE, SPLITS) == tiles)
+            m_own = m_row & (chunk_tiles(position, 0, TILE, SPLITS) == tiles)
             o_space = ((i_sequence * queries + o_query).to(tl.int64) * HEADS + o_head) * SPLITS + i_split
             tl.store(p_most + o_space, most, mask=m_own)
             tl.store(p_total + o_space, total, mask=m_own)
-            store_mixture(p_acc, o_space * RANK, m_own, acc, acc_odd, RANK, BLOCK_RANK, FORM)
+            store_output(p_acc, o_space * RANK, m_own, acc, acc_odd, RANK, BLOCK_RANK, FORM)
 
 
 ROWS, TILE = 16, 32
@@ -159,43 +159,45 @@ ROWS, TILE = 16, 32
 # rows; 32 keys are 36 KB, so that two programs of them have room on every GPU.
 
 
-def few(q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor) -> str | None:
-    if reason := needs_gpu(q):
+def mla_unsupported(
+    q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
+) -> str | None:
+    if reason := gpu_unsupported(q):
         return reason
-    if batch.longest > FEW:
-        return f"a sequence brings more than {FEW} tokens"
+    if batch.max_query_len > MAX_DECODE_TOKENS:
+        return f"a sequence brings more than {MAX_DECODE_TOKENS} tokens"
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"queries are in {q.dtype}"
     if cache.scale is not None and (config.kv_lora_rank % 2 or config.rope_dim % 2):
         return "a cache in 8 bits is read as pairs, and the latent or its key has an odd number of dimensions"
-    if config.kv_lora_rank * q.element_size() > WIDEST:
-        return f"latents have more than {WIDEST} bytes"
+    if config.kv_lora_rank * q.element_size() > MAX_HEAD_BYTES:
+        return f"latents have more than {MAX_HEAD_BYTES} bytes"
     return None
 
 
-@kernel("latent_attention", "triton-absorbed", few, first=True)
+@kernel("latent_attention", "triton-absorbed", mla_unsupported, first=True)
 def latent_attention_absorbed(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
-    c, sequences, queries = config, len(batch.context_len), batch.longest
+    c, sequences, queries = config, len(batch.context_len), batch.max_query_len
     nope, turned = q.split((c.nope_dim, c.rope_dim), -1)
-    wide = times_heads(nope, k_b, out_first=False)  # [T, heads, rank]
-    rows, form = form_of(cache.rows)
-    pair = 1 if form == PLAIN.value else 2
-    splits = splits_for(q, triton.cdiv(c.heads, ROWS))
-    space = Workspace.like(q, sequences, queries, c.heads, splits, c.kv_lora_rank)
-    start(
-        latent_kernel,
+    wide = per_head_matmul(nope, k_b, out_first=False)  # [T, heads, rank]
+    rows, form = cache_form(cache.latents)
+    pair = 1 if form == FORM_PLAIN.value else 2
+    splits = choose_splits(q, triton.cdiv(c.heads, ROWS))
+    space = SplitWorkspace.allocate(q, sequences, queries, c.heads, splits, c.kv_lora_rank)
+    launch_kernel(
+        mla_kernel,
         (triton.cdiv(queries * c.heads, ROWS), splits, sequences),
         warps=4,
-        stages=3 if gpu_of(q.device).arch in NARROW else 5,  # one tile under way, or two
+        stages=3 if gpu_of(q.device).arch in SMALL_SHARED_ARCHS else 5,  # one tile under way, or two
         device=q.device,
         p_q=wide,
         p_turned=turned,
         p_rows=rows,
         p_scale=cache.scale,
         p_acc=space.acc,
-        p_most=space.most,
+        p_most=space.max_score,
         p_total=space.total,
         p_table=batch.block_table,
         p_start=batch.query_start,
@@ -206,7 +208,7 @@ def latent_attention_absorbed(
         turned_token=turned.stride(0),
         turned_head=turned.stride(1),
         table_row=batch.block_table.stride(0),
-        unit=units(c.scale, None)[0],
+        unit=score_units(c.scale, None)[0],
         HEADS=c.heads,
         RANK=c.kv_lora_rank,
         ROPE=c.rope_dim,
@@ -220,8 +222,8 @@ def latent_attention_absorbed(
         FORM=form,
     )
     mixed = q.new_empty(len(q), c.heads, c.kv_lora_rank)
-    put_together(mixed, space, batch.query_start, batch.context_len, 0, TILE)
-    return times_heads(mixed, v_b, out_first=True)
+    combine_splits(mixed, space, batch.query_start, batch.context_len, 0, TILE)
+    return per_head_matmul(mixed, v_b, out_first=True)
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -232,18 +234,18 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
         ("DeepSeek V3, INT8 cache", 128, 128, 128, torch.int8, 1),
     ):
         c = LatentConfig(heads, None, 512, nope, 64, value, RopeConfig(1e4, 64), 0.1, 1e-6)
-        yield name, example(c, form, queries)
+        yield name, mla_example(c, form, queries)
 
 
-def example(c: LatentConfig, form: torch.dtype, queries: int) -> Callable[[], object]:
+def mla_example(c: LatentConfig, form: torch.dtype, queries: int) -> Callable[[], object]:
     def call() -> Tensor:
         sizes = (
             (queries, c.heads, c.nope_dim + c.rope_dim),
             (c.heads, c.nope_dim, c.kv_lora_rank),
             (c.heads, c.value_dim, c.kv_lora_rank),
         )
-        q, k_b, v_b = (torch.empty(size, dtype=torch.bfloat16, device=META) for size in sizes)
-        cache = LatentCache(CONTEXT // 16, 16, (c.kv_lora_rank, c.rope_dim), form, META)
+        q, k_b, v_b = (torch.empty(size, dtype=torch.bfloat16, device=META_DEVICE) for size in sizes)
+        cache = LatentCache(EXAMPLE_CONTEXT // 16, 16, (c.kv_lora_rank, c.rope_dim), form, META_DEVICE)
         return latent_attention_absorbed(q, cache, meta_batch(1, queries), c, k_b, v_b)
 
     return call

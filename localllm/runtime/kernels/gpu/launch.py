@@ -24,11 +24,16 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-OLDEST = 80  # architectures before it have no bfloat16
-DEPENDENT = 90  # from this architecture on
-NARROW = (86, 89, 120, 121)  # architectures with 99 KB of shared memory for a program; others have 163 or more
+MIN_ARCH = 80  # architectures before it have no bfloat16
+PDL_ARCH = 90  # from this architecture on
+SMALL_SHARED_ARCHS = (
+    86,
+    89,
+    120,
+    121,
+)  # architectures with 99 KB of shared memory for a program; others have 163 or more
 
-Grid = tuple[int, ...]
+LaunchGrid = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,22 +49,22 @@ GPUS = {arch: Gpu(arch, count) for arch, count in ((80, 108), (89, 128), (90, 13
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecordedLaunch:
     """One that was noted instead of started."""
 
     kernel: Any
-    grid: Grid
+    grid: LaunchGrid
     arguments: Mapping[str, Any]
     options: Mapping[str, Any]
 
 
-_noted: ContextVar[tuple[Gpu, list[Launch]] | None] = ContextVar("noted", default=None)
+_noted: ContextVar[tuple[Gpu, list[RecordedLaunch]] | None] = ContextVar("noted", default=None)
 takes_cpu: bool = (
     INTERPRETED.value
 )  # off in tests of other kernels, which run in one process with interpreted ones
 
 
-def needs_gpu(x: Tensor) -> str | None:
+def gpu_unsupported(x: Tensor) -> str | None:
     """For `when` of a kernel: None where Triton's kernels take x."""
     if x.device.type == "cpu" and takes_cpu:
         return None
@@ -68,7 +73,7 @@ def needs_gpu(x: Tensor) -> str | None:
     if x.device.type != "cuda":
         return "needs a GPU"
     arch = gpu_of(x.device).arch
-    return None if arch >= OLDEST else f"needs sm_{OLDEST} or newer, not sm_{arch}"
+    return None if arch >= MIN_ARCH else f"needs sm_{MIN_ARCH} or newer, not sm_{arch}"
 
 
 def gpu_of(device: torch.device) -> Gpu:
@@ -76,7 +81,7 @@ def gpu_of(device: torch.device) -> Gpu:
     few parts."""
     if noted := _noted.get():
         return noted[0]
-    return _gpu(device.index or 0) if device.type == "cuda" else Gpu(OLDEST, 4)
+    return _gpu(device.index or 0) if device.type == "cuda" else Gpu(MIN_ARCH, 4)
 
 
 @cache
@@ -85,27 +90,29 @@ def _gpu(index: int) -> Gpu:
     return Gpu(10 * properties.major + properties.minor, properties.multi_processor_count)
 
 
-def start(kernel: Any, grid: Grid, warps: int, stages: int = 1, *, device: torch.device, **arguments: Any) -> None:
+def launch_kernel(
+    kernel: Any, grid: LaunchGrid, warps: int, stages: int = 1, *, device: torch.device, **arguments: Any
+) -> None:
     """Starts a kernel that has the constexpr parameter PDL on the device of its tensors.
 
     arguments: by name, all but PDL; stages: loads of loops that are under way at once.
     """
     gpu = gpu_of(device)
-    dependent = gpu.arch >= DEPENDENT and device.type != "cpu"
+    dependent = gpu.arch >= PDL_ARCH and device.type != "cpu"
     arguments |= {"PDL": dependent}
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}  # Triton wants it said
     options |= {"launch_pdl": True} if dependent else {}
     if noted := _noted.get():
-        noted[1].append(Launch(kernel, grid, arguments, options))
+        noted[1].append(RecordedLaunch(kernel, grid, arguments, options))
     else:
         kernel[grid](**arguments, **options)
 
 
 @contextmanager
-def noting(gpu: Gpu) -> Iterator[list[Launch]]:
+def record_launches(gpu: Gpu) -> Iterator[list[RecordedLaunch]]:
     """Kernels are not started but noted, as they would be started on this GPU; give them tensors of the device
     `meta`."""
-    launches: list[Launch] = []
+    launches: list[RecordedLaunch] = []
     token = _noted.set((gpu, launches))
     try:
         yield launches
@@ -121,7 +128,7 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 
 @triton.jit
-def let_next_start(PDL: tl.constexpr):
+def allow_next_kernel(PDL: tl.constexpr):
     """The next kernel may start; it waits for all that this one still writes."""
     if PDL:
         gdc_launch_dependents()

@@ -4,22 +4,22 @@ take: each program goes through one chunk of one row, and sums of whole numbers 
 import triton
 import triton.language as tl
 
-from localllm.runtime.kernels.gpu.launch import let_next_start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.nucleus import (
+    LEVEL_TOP,
     LEVELS,
-    TOP,
-    at_first,
     bracket,
     coarse_levels,
     fine_levels,
-    limits,
-    tally,
+    first_selected,
+    sampling_limits,
+    tally_levels,
 )
 from localllm.runtime.kernels.gpu.pick import row_peak
 
-WARPS = 4  # of levels_kernel
-LANES = tl.constexpr(WARPS)  # of `tally`, so that each warp has its own and sums need no exchange
-PARTS = tl.constexpr(32)  # summed by one thread before it goes on
+LEVELS_WARPS = 4  # of levels_kernel
+TALLY_LANES = tl.constexpr(LEVELS_WARPS)  # of `tally`, so that each warp has its own and sums need no exchange
+TALLY_PARTS = tl.constexpr(32)  # summed by one thread before it goes on
 
 
 @triton.jit
@@ -32,17 +32,17 @@ def add_levels(count, mass, p_level_counts, p_level_masses, at):
 @triton.jit
 def tally_chunk(p_row, chunk, vocabulary, peak, temperature, level, CHUNK: tl.constexpr):
     """Writes x over the logits -> how many tokens of the chunk reach each level and what they weigh, [LEVELS]."""
-    counts = tl.zeros([LANES, LEVELS], tl.int32)
-    masses = tl.zeros([LANES, LEVELS], tl.int64)
-    lane = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    for i in range(0, CHUNK, PARTS * LANES):
+    counts = tl.zeros([TALLY_LANES, LEVELS], tl.int32)
+    masses = tl.zeros([TALLY_LANES, LEVELS], tl.int64)
+    lane = tl.arange(0, TALLY_PARTS)[:, None] * TALLY_LANES + tl.arange(0, TALLY_LANES)[None, :]
+    for i in range(0, CHUNK, TALLY_PARTS * TALLY_LANES):
         i_token = chunk * CHUNK + i + lane
         m_token = (i + lane < CHUNK) & (i_token < vocabulary)
         logit = tl.load(p_row + i_token, mask=m_token, other=-float("inf"))
         # The largest logit becomes 0, so that no temperature above 0 overflows.
         x = tl.div_rn(logit - peak, temperature)
         tl.store(p_row + i_token, x, mask=m_token)
-        count, mass = tally(x, level)
+        count, mass = tally_levels(x, level)
         counts += count
         masses += mass
     return tl.sum(counts, 0), tl.sum(masses, 0)
@@ -69,7 +69,7 @@ def levels_kernel(
     chunk = tl.program_id(1)
     chunks = tl.num_programs(1)
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     temperature = tl.load(p_temperature + row)
     if (tl.load(p_live + row) == 0) | (temperature == 0):
         return
@@ -85,7 +85,7 @@ def levels_kernel(
 
 
 @triton.jit
-def gather_kernel(
+def gather_candidates_kernel(
     p_logits,
     s_logits,
     vocabulary,
@@ -108,7 +108,7 @@ def gather_kernel(
     chunk = tl.program_id(1)
     chunks = tl.num_programs(1)
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     if (tl.load(p_live + row) == 0) | (tl.load(p_temperature + row) == 0):
         return
     i_level = tl.arange(0, LEVELS)
@@ -117,10 +117,10 @@ def gather_kernel(
         return
     masses = tl.load(p_level_masses + 2 * row * LEVELS + i_level)
     top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
-    top_k, sought, enough = limits(counts, masses, top_k, top_p, min_p)
-    low, high = bracket(coarse_levels(), enough, TOP)
+    top_k, sought, enough = sampling_limits(counts, masses, top_k, top_p, min_p)
+    low, high = bracket(coarse_levels(), enough, LEVEL_TOP)
     x_row = p_logits + row * s_logits
-    if at_first(counts, enough) <= CANDIDATES:
+    if first_selected(counts, enough) <= CANDIDATES:
         p_count = p_counts + (row * LEVELS + LEVELS - tl.sum(enough.to(tl.int32))) * chunks
         if tl.load(p_count + chunk) > 0:
             i_chunk = tl.arange(0, CHUNKS)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.packing import planes_columns, planes_words
+from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
 
 BITS = {"int4": 4, "q4_k": 4, "mxfp4": 4, "int8": 8, "q6_k": 8, "fp8": 8}
@@ -12,26 +12,26 @@ K_BLOCK = 256  # columns
 ROWS = 16
 
 
-def x_of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def meta_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def planes(kind: str, rows: int, columns: int, group: int | None) -> QuantizedTensor:
+def meta_packed_weight(kind: str, rows: int, columns: int, group: int | None) -> QuantizedTensor:
     """A weight in planes of INT4 or INT8, or of the K-quants or floats that lie so."""
     bits = BITS[kind]
-    words = planes_words(group, columns, bits)
+    words = chunk_words(group, columns, bits)
     assert words
-    stored, tall = planes_columns(words, columns, bits), -(-rows // ROWS) * ROWS
+    stored, tall = gpu_packed_columns(words, columns, bits), -(-rows // ROWS) * ROWS
     chunks, groups = stored * bits // 16 // words, -(-stored // (group or stored))
-    q = x_of(tall // ROWS, chunks, ROWS, words, dtype=torch.int16)
+    q = meta_tensor(tall // ROWS, chunks, ROWS, words, dtype=torch.int16)
     form = {"mxfp4": "mxfp4_planes", "fp8": "fp8_planes"}.get(kind, FORMATS[bits])
     parts = {"q": q}
     if kind in ("q4_k", "q6_k"):
-        parts |= {"scale": x_of(groups, tall, dtype=torch.int8)}
-        parts |= {"block_scale": x_of(stored // K_BLOCK, tall, dtype=torch.float16)}
+        parts |= {"scale": meta_tensor(groups, tall, dtype=torch.int8)}
+        parts |= {"block_scale": meta_tensor(stored // K_BLOCK, tall, dtype=torch.float16)}
         if kind == "q4_k":
             parts |= {"minimum": parts["scale"], "block_minimum": parts["block_scale"]}
     else:
         scales = {"mxfp4": torch.uint8, "fp8": torch.float32}
-        parts["scale"] = x_of(groups, tall, dtype=scales.get(kind, torch.bfloat16))
+        parts["scale"] = meta_tensor(groups, tall, dtype=scales.get(kind, torch.bfloat16))
     return QuantizedTensor(form, (rows, columns), parts, group)

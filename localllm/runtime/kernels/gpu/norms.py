@@ -19,21 +19,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import x_of
-from localllm.runtime.kernels.gpu.rounding import rounded
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import meta_tensor
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-WIDEST = 2**14  # columns that a program holds in registers: 32 a thread of 16 warps
-LONGEST = 2**16
-TILE = 2**11  # numbers of short rows that one program takes
-AT_ONCE = 2**13  # of a long row
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_REGISTER_COLUMNS = 2**14  # columns that a program holds in registers: 32 a thread of 16 warps
+MAX_COLUMNS = 2**16
+TILE_ELEMENTS = 2**11  # numbers of short rows that one program takes
+LONG_ROW_BLOCK = 2**13  # of a long row
 
 
 @triton.jit(do_not_specialize=["rows"])
-def norm(
+def norm_kernel(
     p_x,
     p_weight,
     p_gate,
@@ -64,7 +64,7 @@ def norm(
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     m = (row < rows) & (i < columns)
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     x = tl.load(p_x + row // x_count * x_outer + row % x_count * x_inner + i, mask=m, other=0.0).to(tl.float32)
     if KIND == "layer":
         x = tl.where(m, x - (tl.sum(x, 1) / columns)[:, None], 0.0)
@@ -79,11 +79,11 @@ def norm(
         y *= gate * tl.sigmoid(gate)
     if ADDED:
         y = tl.load(p_residual + row * columns + i, mask=m, other=0.0).to(tl.float32) + y * scale
-    tl.store(p_y + row * columns + i, rounded(y, p_y.dtype.element_ty), mask=m)
+    tl.store(p_y + row * columns + i, round_to_dtype(y, p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def norm_of_long_rows(
+def long_norm_kernel(
     p_x,
     p_weight,
     p_y,
@@ -101,7 +101,7 @@ def norm_of_long_rows(
     row = tl.program_id(0).to(tl.int64)
     p_x += row // x_count * x_outer + row % x_count * x_inner
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     mean = 0.0
     if KIND == "layer":
         total = tl.zeros([BLOCK], tl.float32)
@@ -119,10 +119,10 @@ def norm_of_long_rows(
         y = (tl.load(p_x + begin + i, mask=m, other=0.0).to(tl.float32) - mean) * factor
         if WEIGHTED:
             y *= tl.load(p_weight + begin + i, mask=m, other=0.0)
-        tl.store(p_y + row * columns + begin + i, rounded(y, p_y.dtype.element_ty), mask=m)
+        tl.store(p_y + row * columns + begin + i, round_to_dtype(y, p_y.dtype.element_ty), mask=m)
 
 
-def placed(x: Tensor) -> tuple[Tensor, int, int, int]:
+def row_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
     """(x, how many of its rows lie at the inner stride, outer stride, inner stride); a copy where two strides do
     not say where its rows lie."""
     sizes: list[list[int]] = []  # [size, stride], neighbours joined
@@ -134,37 +134,37 @@ def placed(x: Tensor) -> tuple[Tensor, int, int, int]:
         else:
             sizes.append([size, stride])
     if len(sizes) > 2 or x.stride(-1) != 1:
-        return placed(x.contiguous())
+        return row_strides(x.contiguous())
     outer, inner = [[1, 0], [1, 0], *sizes][-2:]
     return x, inner[0], outer[1], inner[1]
 
 
-def launch(
+def launch_norm(
     x: Tensor,
     weight: Tensor | None,
     eps: float,
-    kind: str,
+    norm_type: str,
     gate: Tensor | None = None,
     residual: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
     """A program takes one row, or several short ones; how many depends on their length alone, so that the order of
     its sums does not change with the number of rows."""
-    y = torch.empty(x.shape, dtype=torch.float32 if kind == "unit" else x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=torch.float32 if norm_type == "unit" else x.dtype, device=x.device)
     if not x.numel():
         return y
     columns, rows = x.shape[-1], prod(x.shape[:-1])
-    x, x_count, x_outer, x_inner = placed(x)
+    x, x_count, x_outer, x_inner = row_strides(x)
     common = {"p_x": x, "p_weight": weight, "p_y": y, "columns": columns, "eps": eps, "x_count": x_count}
-    common |= {"x_outer": x_outer, "x_inner": x_inner, "KIND": kind, "WEIGHTED": weight is not None}
-    if columns > WIDEST:
-        start(norm_of_long_rows, (rows,), 16, device=x.device, **common, BLOCK=AT_ONCE)
+    common |= {"x_outer": x_outer, "x_inner": x_inner, "KIND": norm_type, "WEIGHTED": weight is not None}
+    if columns > MAX_REGISTER_COLUMNS:
+        launch_kernel(long_norm_kernel, (rows,), 16, device=x.device, **common, BLOCK=LONG_ROW_BLOCK)
         return y
-    gate, gate_count, gate_outer, gate_inner = (None, 1, 0, 0) if gate is None else placed(gate)
+    gate, gate_count, gate_outer, gate_inner = (None, 1, 0, 0) if gate is None else row_strides(gate)
     block = triton.next_power_of_2(columns)
-    tile = max(1, TILE // block)
-    start(
-        norm,
+    tile = max(1, TILE_ELEMENTS // block)
+    launch_kernel(
+        norm_kernel,
         (triton.cdiv(rows, tile),),
         min(16, max(4, block // 512)),  # two 128-bit loads of bfloat16 a thread
         device=x.device,
@@ -184,66 +184,71 @@ def launch(
     return y
 
 
-def takes(x: Tensor, weight: Tensor | None, most: int = LONGEST) -> str | None:
-    if reason := needs_gpu(x):
+def norm_input_unsupported(x: Tensor, weight: Tensor | None, most: int = MAX_COLUMNS) -> str | None:
+    if reason := gpu_unsupported(x):
         return reason
-    if x.dtype not in FLOATS:
+    if x.dtype not in FLOAT_DTYPES:
         return f"x is in {x.dtype}"
     if weight is not None and (weight.dtype != torch.float32 or not weight.is_contiguous()):
         return "the weight is not float32, or has gaps"
     return None if x.shape[-1] <= most else f"a row is longer than {most}"
 
 
-def takes_norm(x: Tensor, weight: Tensor | None, _: float) -> str | None:
-    return takes(x, weight)
+def norm_unsupported(x: Tensor, weight: Tensor | None, _: float) -> str | None:
+    return norm_input_unsupported(x, weight)
 
 
-def takes_gate(x: Tensor, gate: Tensor, weight: Tensor, _: float) -> str | None:
-    return takes(x, weight, WIDEST) or (None if gate.shape == x.shape else "x and gate differ in shape")
+def gated_norm_unsupported(x: Tensor, gate: Tensor, weight: Tensor, _: float) -> str | None:
+    return norm_input_unsupported(x, weight, MAX_REGISTER_COLUMNS) or (
+        None if gate.shape == x.shape else "x and gate differ in shape"
+    )
 
 
-def takes_unit(x: Tensor) -> str | None:
-    return takes(x, None, WIDEST)
+def l2_normalize_unsupported(x: Tensor) -> str | None:
+    return norm_input_unsupported(x, None, MAX_REGISTER_COLUMNS)
 
 
-def takes_sum(residual: Tensor, x: Tensor, norm: Norm, _: float) -> str | None:
-    return takes(x, norm.weight, WIDEST)
+def add_norm_unsupported(residual: Tensor, x: Tensor, norm: Norm, _: float) -> str | None:
+    return norm_input_unsupported(x, norm.weight, MAX_REGISTER_COLUMNS)
 
 
-@kernel("rms_norm", "triton-rows", takes_norm, first=True)
+@kernel("rms_norm", "triton-rows", norm_unsupported, first=True)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return launch(x, weight, eps, "rms")
+    return launch_norm(x, weight, eps, "rms")
 
 
-@kernel("layer_norm", "triton-rows", takes_norm, first=True)
+@kernel("layer_norm", "triton-rows", norm_unsupported, first=True)
 def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return launch(x, weight, eps, "layer")
+    return launch_norm(x, weight, eps, "layer")
 
 
-@kernel("gated_rms_norm", "triton-rows", takes_gate, first=True)
+@kernel("gated_rms_norm", "triton-rows", gated_norm_unsupported, first=True)
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return launch(x, weight, eps, "rms", gate=gate)
+    return launch_norm(x, weight, eps, "rms", gate=gate)
 
 
-@kernel("unit", "triton-rows", takes_unit, first=True)
-def unit(x: Tensor) -> Tensor:
-    return launch(x, None, 1e-6, "unit")
+@kernel("unit", "triton-rows", l2_normalize_unsupported, first=True)
+def l2_normalize(x: Tensor) -> Tensor:
+    return launch_norm(x, None, 1e-6, "unit")
 
 
-@kernel("add_normed", "triton-rows", takes_sum, first=True)
-def add_normed(residual: Tensor, x: Tensor, norm: Norm, scale: float) -> Tensor:
-    return launch(x, norm.weight, norm.eps, norm.kind, residual=residual, scale=scale)
+@kernel("add_normed", "triton-rows", add_norm_unsupported, first=True)
+def add_norm(residual: Tensor, x: Tensor, norm: Norm, scale: float) -> Tensor:
+    return launch_norm(x, norm.weight, norm.eps, norm.norm_type, residual=residual, scale=scale)
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     def weight(size: int) -> Tensor:
-        return x_of(size, dtype=torch.float32)
+        return meta_tensor(size, dtype=torch.float32)
 
     for columns in (2048, 4096, 16384):
-        yield f"RMS of rows of {columns}", lambda n=columns: rms_norm(x_of(8, n), weight(n), 1e-5)
-    yield "RMS of rows of 65536", lambda: rms_norm(x_of(8, 65536), weight(65536), 1e-5)
-    yield "RMS of 4096, added", lambda: add_normed(x_of(8, 4096), x_of(8, 4096), Norm(weight(4096), 1e-6), 1.0)
+        yield f"RMS of rows of {columns}", lambda n=columns: rms_norm(meta_tensor(8, n), weight(n), 1e-5)
+    yield "RMS of rows of 65536", lambda: rms_norm(meta_tensor(8, 65536), weight(65536), 1e-5)
+    yield (
+        "RMS of 4096, added",
+        lambda: add_norm(meta_tensor(8, 4096), meta_tensor(8, 4096), Norm(weight(4096), 1e-6), 1.0),
+    )
     yield (
         "RMS of heads of 128, gated",
-        lambda: gated_rms_norm(x_of(8, 32, 128), x_of(8, 32, 128), weight(128), 1e-6),
+        lambda: gated_rms_norm(meta_tensor(8, 32, 128), meta_tensor(8, 32, 128), weight(128), 1e-6),
     )

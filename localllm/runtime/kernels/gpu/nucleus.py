@@ -12,28 +12,28 @@ from triton.language.extra import libdevice
 
 from localllm.runtime.kernels.gpu.launch import INTERPRETED
 
-ONE = tl.constexpr(2.0**44)
-LARGEST_VOCABULARY = 2**19 - 1  # so that the weights of a row add up to less than 2^63
+WEIGHT_UNIT = tl.constexpr(2.0**44)
+MAX_VOCABULARY = 2**19 - 1  # so that the weights of a row add up to less than 2^63
 LEVELS = tl.constexpr(32)
-FINE = tl.constexpr(24)  # levels with a distance of 0.5; a nucleus seldom reaches below them
-TOP = tl.constexpr(0.5)  # above every x, and a 32nd of its distance to the first level is exact
+FINE_LEVELS = tl.constexpr(24)  # levels with a distance of 0.5; a nucleus seldom reaches below them
+LEVEL_TOP = tl.constexpr(0.5)  # above every x, and a 32nd of its distance to the first level is exact
 
 
 @triton.jit
-def weight(x):
+def exp_weight(x):
     """exp(x) for x <= 0, as torch computes it."""
     power = tl.exp(x) if INTERPRETED else libdevice.exp(x)
-    return tl.cast(power * ONE, tl.int64)
+    return tl.cast(power * WEIGHT_UNIT, tl.int64)
 
 
 @triton.jit
-def kept_weight(x, threshold, min_p):
-    whole = weight(x)
-    return tl.where((x >= threshold) & (whole >= tl.cast(min_p * ONE, tl.int64)), whole, 0)
+def candidate_weight(x, threshold, min_p):
+    whole = exp_weight(x)
+    return tl.where((x >= threshold) & (whole >= tl.cast(min_p * WEIGHT_UNIT, tl.int64)), whole, 0)
 
 
 @triton.jit
-def share(top_p, total):
+def required_mass(top_p, total):
     """The least whole number that is top_p of the total."""
     return tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
 
@@ -41,7 +41,7 @@ def share(top_p, total):
 @triton.jit
 def coarse_levels():
     i = tl.arange(0, LEVELS)
-    return tl.where(i < FINE, -0.5 * (i + 1), -0.5 * FINE - 2.5 * (i + 1 - FINE))
+    return tl.where(i < FINE_LEVELS, -0.5 * (i + 1), -0.5 * FINE_LEVELS - 2.5 * (i + 1 - FINE_LEVELS))
 
 
 @triton.jit
@@ -51,11 +51,11 @@ def fine_levels(low, high):
 
 
 @triton.jit
-def tally(x, level):
+def tally_levels(x, level):
     """x: [parts, lanes] -> how many reach each level, and what they weigh, [lanes, LEVELS]. Sums go over the first
     dimension, whose elements lie in one thread."""
     reached = x[:, :, None] >= level[None, None, :]
-    whole = tl.broadcast_to(weight(x)[:, :, None], reached.shape)
+    whole = tl.broadcast_to(exp_weight(x)[:, :, None], reached.shape)
     return tl.sum(reached.to(tl.int32), 0), tl.sum(tl.where(reached, whole, 0), 0)
 
 
@@ -67,35 +67,37 @@ def bracket(level, reached, top):
 
 
 @triton.jit
-def limits(counts, masses, top_k, top_p, min_p):
+def sampling_limits(counts, masses, top_k, top_p, min_p):
     """counts, masses: [LEVELS], of all tokens from each level upward -> top_k, or 0 where it cuts nothing off; is
     there a threshold to be looked for?; the levels from which on every token that may be drawn is included."""
     top_k = tl.where(top_k >= tl.max(counts), 0, top_k)
     lowest = tl.arange(0, LEVELS) == LEVELS - 1
     below_min_p = (tl.exp(coarse_levels()) < 0.99 * min_p) | lowest
-    enough = tl.where(top_p < 1, (masses >= share(top_p, tl.max(masses))).to(tl.int32), below_min_p.to(tl.int32))
+    enough = tl.where(
+        top_p < 1, (masses >= required_mass(top_p, tl.max(masses))).to(tl.int32), below_min_p.to(tl.int32)
+    )
     enough = tl.where(top_k > 0, (counts >= top_k).to(tl.int32), enough)
     return top_k, (top_k > 0) | (top_p < 1), enough > 0
 
 
 @triton.jit
-def at_first(values, chosen):
+def first_selected(values, chosen):
     """Of values that grow, the one at the first chosen place."""
     return tl.min(tl.where(chosen, values, tl.max(values)))
 
 
 @triton.jit
-def mass_from(p_x, length, threshold, BLOCK: tl.constexpr):
+def mass_above(p_x, length, threshold, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.int64)
     for i in range(0, length, BLOCK):
         at = i + tl.arange(0, BLOCK)
         x = tl.load(p_x + at, mask=at < length, other=-float("inf"))
-        total += tl.where(x >= threshold, weight(x), 0)
+        total += tl.where(x >= threshold, exp_weight(x), 0)
     return tl.sum(total)
 
 
 @triton.jit
-def threshold_of(p_x, length, low, high, need, by_mass, BLOCK: tl.constexpr):
+def find_threshold(p_x, length, low, high, need, by_mass, BLOCK: tl.constexpr):
     """The largest x that so many of the tokens reach, or tokens of so much weight; `low` is reached by enough,
     `high` is not. Each pass halves the distance, until one value is left between them."""
     smallest, largest = low, high
@@ -113,7 +115,7 @@ def threshold_of(p_x, length, low, high, need, by_mass, BLOCK: tl.constexpr):
             x = tl.load(p_x + at, mask=at < length, other=-float("inf"))
             reached = x >= middle
             count += reached.to(tl.int32)
-            mass += tl.where(reached, weight(x), 0)
+            mass += tl.where(reached, exp_weight(x), 0)
             upper = reached & (x < high)
             lower = (x >= low) & (x < middle)
             upper_smallest = tl.where(upper, tl.minimum(upper_smallest, x), upper_smallest)

@@ -17,21 +17,21 @@ from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import INTERPRETED, dot
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2_E), and the hardware has exp2
-LOWEST = tl.constexpr(-1e30)  # stands for minus infinity in running maxima: differences of two of it are no NaN
-WIDEST = 1024  # bytes of a head or a latent, in the queries' type, that registers have room for
-FEW = 16  # tokens: sequences that bring no more go to the kernels that split the context
+MIN_SCORE = tl.constexpr(-1e30)  # stands for minus infinity in running maxima: differences of two of it are no NaN
+MAX_HEAD_BYTES = 1024  # bytes of a head or a latent, in the queries' type, that registers have room for
+MAX_DECODE_TOKENS = 16  # tokens: sequences that bring no more go to the kernels that split the context
 
-CONTEXT = 32768  # tokens, of the examples
-META = torch.device("meta")
+EXAMPLE_CONTEXT = 32768  # tokens, of the examples
+META_DEVICE = torch.device("meta")
 
 # How a cache's numbers are kept. Those in 8 bits are read as pairs of neighbouring dimensions, as tensor cores'
 # operands are gathered by 16 bits, and taken apart in registers: even dimensions and odd ones go separate ways.
-PLAIN, WHOLE, FLOAT8 = (tl.constexpr(i) for i in range(3))
-FORMS = {torch.int8: WHOLE.value, torch.float8_e4m3fn: FLOAT8.value}
+FORM_PLAIN, FORM_INT8, FORM_FP8 = (tl.constexpr(i) for i in range(3))
+CACHE_FORMS = {torch.int8: FORM_INT8.value, torch.float8_e4m3fn: FORM_FP8.value}
 
 # Two pairs in a register to two registers of bfloat16, exactly and without a conversion. With s the sign's bit,
 # a whole number is (128 + its other bits) - (128 + s), both of which are bfloat16 of 0x4300 and bits of it.
-APART_WHOLE = tl.constexpr("""{
+SPLIT_INT8_ASM = tl.constexpr("""{
     .reg .b32 odd, one, m, s;
     mov.b32 one, 0x3F803F80;
     shr.u32 odd, $2, 8;
@@ -43,7 +43,7 @@ APART_WHOLE = tl.constexpr("""{
     fma.rn.bf16x2 $1, m, one, s;
 }""")
 # With its bits at their places in bfloat16, which counts exponents from 127, an e4m3 is 2**-120 of itself.
-APART_FLOAT8 = tl.constexpr("""{
+SPLIT_FP8_ASM = tl.constexpr("""{
     .reg .b32 odd, m, s, grow, zero;
     mov.b32 grow, 0x7B807B80;
     mov.b32 zero, 0x80008000;
@@ -60,25 +60,25 @@ APART_FLOAT8 = tl.constexpr("""{
 }""")
 
 
-def form_of(rows: Tensor) -> tuple[Tensor, int]:
+def cache_form(rows: Tensor) -> tuple[Tensor, int]:
     """A cache's rows as the kernels take them, and their form."""
-    form = FORMS.get(rows.dtype, PLAIN.value)
-    return (rows if form == PLAIN.value else rows.view(torch.int16)), form
+    form = CACHE_FORMS.get(rows.dtype, FORM_PLAIN.value)
+    return (rows if form == FORM_PLAIN.value else rows.view(torch.int16)), form
 
 
 @triton.jit
-def apart(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
+def split_pairs(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
     """Pairs of numbers in 8 bits -> the even and the odd ones in TYPE, exact, without their scales."""
     if tl.bfloat16 == TYPE and not INTERPRETED:
         return tl.inline_asm_elementwise(
-            APART_WHOLE if FORM == WHOLE else APART_FLOAT8,
+            SPLIT_INT8_ASM if FORM == FORM_INT8 else SPLIT_FP8_ASM,
             "=r,=r,r",
             [pair],
             dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
-    elif FORM == WHOLE:
+    elif FORM == FORM_INT8:
         return ((pair << 8) >> 8).to(tl.float32).to(TYPE), (pair >> 8).to(tl.float32).to(TYPE)
     else:
         # The bits at their places in float16, which counts exponents from 15, not 7.
@@ -91,7 +91,7 @@ def apart(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def slots_of(p_table, o_at, m_at, BLOCK: tl.constexpr):
+def block_table_slots(p_table, o_at, m_at, BLOCK: tl.constexpr):
     """Where the rows of positions o_at stand in a cache, int64; p_table: the sequence's row of the block table."""
     block = tl.load(p_table + o_at // BLOCK, mask=m_at, other=0)
     return block.to(tl.int64) * BLOCK + o_at % BLOCK
@@ -115,7 +115,7 @@ def load_rows(p_x, o_row, m_row, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 @triton.jit
 def load_queries(p_q, o_row, m_row, DIM: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr):
     """Rows of q as the cache's are read: whole, and the same again, or their even dimensions and the odd ones."""
-    if FORM == PLAIN:
+    if FORM == FORM_PLAIN:
         q = load_rows(p_q, o_row, m_row, DIM, BLOCK_WIDTH, True)
         return q, q
     else:
@@ -124,11 +124,11 @@ def load_queries(p_q, o_row, m_row, DIM: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 
 
 @triton.jit
-def store_mixture(
+def store_output(
     p_out, o_row, m_row, acc, acc_odd, DIM: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr
 ):
     """The counterpart of `load_queries`."""
-    if FORM != PLAIN:
+    if FORM != FORM_PLAIN:
         acc = tl.interleave(acc, acc_odd)
     o_column = tl.arange(0, acc.shape[1])
     m_out = m_row[:, None] & (o_column < DIM)[None, :]
@@ -136,17 +136,17 @@ def store_mixture(
 
 
 @triton.jit
-def no_mixture(ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr):
+def zero_accumulator(ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr):
     """The sums before the first tile; where the cache is plain the second one is never used."""
     acc = tl.zeros([ROWS, BLOCK_WIDTH], tl.float32)
-    if FORM == PLAIN:
+    if FORM == FORM_PLAIN:
         return acc, tl.zeros([ROWS], tl.float32)
     else:
         return acc, acc
 
 
 @triton.jit
-def take_tile(
+def attend_tile(
     at,
     q,
     q_odd,
@@ -184,36 +184,36 @@ def take_tile(
     m_at = o_at <= high
     if WINDOW:
         m_at &= o_at > low - WINDOW
-    o_vector = slots_of(p_table, o_at, m_at, BLOCK) * KV_HEADS + i_head
+    o_vector = block_table_slots(p_table, o_at, m_at, BLOCK) * KV_HEADS + i_head
     k = load_rows(p_k, o_vector * WIDTH, m_at, WIDTH, BLOCK_WIDTH, MASKED)
     v = load_rows(p_v, o_vector * WIDTH, m_at, WIDTH, BLOCK_WIDTH, MASKED)
     score = tl.zeros([q.shape[0], TILE], tl.float32)
-    if FORM == PLAIN:
+    if FORM == FORM_PLAIN:
         score = dot(q, tl.trans(k), score)
     else:
-        k, k_odd = apart(k, FORM, q.dtype)
+        k, k_odd = split_pairs(k, FORM, q.dtype)
         score = dot(q_odd, tl.trans(k_odd), dot(q, tl.trans(k), score))
         score *= tl.load(p_k_scale + o_vector, mask=m_at, other=0.0).to(tl.float32)[None, :]
     if BENT:
-        score = bent(score, bend)
+        score = softcap_score(score, bend)
     if MASKED:
         seen = o_at[None, :] <= position[:, None]
         if WINDOW:
             seen &= o_at[None, :] > position[:, None] - WINDOW
         score = tl.where(seen, score, float("-inf"))
-    weight, fading, most, total = weights(score, unit, most, total)
-    if FORM == PLAIN:
+    weight, fading, most, total = online_softmax(score, unit, most, total)
+    if FORM == FORM_PLAIN:
         acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
     else:
         weight *= tl.load(p_v_scale + o_vector, mask=m_at, other=0.0).to(tl.float32)[None, :]
-        v, v_odd = apart(v, FORM, q.dtype)
+        v, v_odd = split_pairs(v, FORM, q.dtype)
         acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
         acc_odd = dot(weight.to(q.dtype), v_odd, acc_odd * fading[:, None])
     return acc, acc_odd, most, total
 
 
 @triton.jit
-def weights(score, unit, most, total):
+def online_softmax(score, unit, most, total):
     """A tile of scores [rows, keys] into the running softmax (Milakov and Gimelshein 2018), in powers of two.
 
     unit: > 0, what a score is multiplied by; most: [rows] the largest so far, in that unit; total: [rows]
@@ -226,12 +226,12 @@ def weights(score, unit, most, total):
 
 
 @triton.jit
-def bent(score, bend):
+def softcap_score(score, bend):
     """tanh(score * bend / (2 * LOG2_E)), in a form that no score overflows."""
     return 1 - 2 / (tl.exp2(score * bend) + 1)
 
 
-def units(scale: float, softcap: float | None) -> tuple[float, float]:
+def score_units(scale: float, softcap: float | None) -> tuple[float, float]:
     """`unit` and `bend` of an attention's scores."""
     if softcap:
         return softcap * LOG2_E.value, 2 * LOG2_E.value * scale / softcap
@@ -241,8 +241,8 @@ def units(scale: float, softcap: float | None) -> tuple[float, float]:
 def meta_batch(sequences: int, queries: int) -> Batch:
     """Of the examples: sequences that bring so many tokens each, without data."""
     tokens = sequences * queries
-    integers = (torch.empty(n, dtype=torch.int64, device=META) for n in (tokens, tokens, tokens, sequences))
+    integers = (torch.empty(n, dtype=torch.int64, device=META_DEVICE) for n in (tokens, tokens, tokens, sequences))
     token_ids, positions, slot, logit_index = integers
-    start, context = (torch.empty(n, dtype=torch.int32, device=META) for n in (sequences + 1, sequences))
-    table = torch.empty(sequences, CONTEXT // 16, dtype=torch.int32, device=META)
+    start, context = (torch.empty(n, dtype=torch.int32, device=META_DEVICE) for n in (sequences + 1, sequences))
+    table = torch.empty(sequences, EXAMPLE_CONTEXT // 16, dtype=torch.int32, device=META_DEVICE)
     return Batch(token_ids, positions, start, context, table, slot, logit_index, 16, queries, queries)

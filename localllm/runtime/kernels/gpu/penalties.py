@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import let_next_start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, wait_for_inputs
 
-SEEN = tl.constexpr(2**30)  # above every count
-PART = 1024  # tokens of a history a program. Arithmetic: 8 a thread, and 128 programs for 131,072 tokens
+SEEN_BIT = tl.constexpr(2**30)  # above every count
+HISTORY_BLOCK = 1024  # tokens of a history a program. Arithmetic: 8 a thread, and 128 programs for 131,072 tokens
 
 
 @dataclass(frozen=True)
-class History:
+class TokenHistory:
     """Rows are those of the engine's sequences, whatever their place in a bucket."""
 
     tokens: Tensor  # [rows, context] int32, prompt and answer
@@ -27,13 +27,13 @@ class History:
 
 
 @dataclass(frozen=True)
-class Biases:
+class LogitBiases:
     token: Tensor  # [B, most] int32, -1 behind a row's last
     value: Tensor  # [B, most] float32
 
 
 @triton.jit
-def mark_kernel(
+def mark_history_kernel(
     p_logits,
     s_logits,
     vocabulary,
@@ -54,7 +54,7 @@ def mark_kernel(
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     if tl.load(p_live + row) == 0:
         return
     if part == 0:
@@ -77,13 +77,13 @@ def mark_kernel(
     known &= token < vocabulary
     p_mark = p_marks + history * vocabulary + token
     seen = i_token >= tl.where(last < 0, 0, position - last)
-    tl.atomic_or(p_mark, SEEN, mask=known & seen, sem="relaxed")
+    tl.atomic_or(p_mark, SEEN_BIT, mask=known & seen, sem="relaxed")
     tl.atomic_add(p_mark, 1, mask=known & (i_token >= tl.load(p_answer + row)), sem="relaxed")
 
 
 @triton.jit
-def penalized(logit, mark, repetition, presence, frequency):
+def apply_penalties(logit, mark, repetition, presence, frequency):
     scaled = tl.where(logit > 0, tl.div_rn(logit, repetition), logit * repetition)
-    logit = tl.where(mark >= SEEN, scaled, logit)
-    count = mark & (SEEN - 1)
+    logit = tl.where(mark >= SEEN_BIT, scaled, logit)
+    count = mark & (SEEN_BIT - 1)
     return tl.where(count > 0, logit - (presence + frequency * count.to(tl.float32)), logit)

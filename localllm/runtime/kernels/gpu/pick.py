@@ -9,24 +9,24 @@ import triton
 import triton.language as tl
 
 from localllm.runtime import sampler
-from localllm.runtime.kernels.gpu.launch import let_next_start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.nucleus import (
+    LEVEL_TOP,
     LEVELS,
-    TOP,
-    at_first,
     bracket,
+    candidate_weight,
     coarse_levels,
+    find_threshold,
     fine_levels,
-    kept_weight,
-    limits,
-    mass_from,
-    share,
-    threshold_of,
+    first_selected,
+    mass_above,
+    required_mass,
+    sampling_limits,
 )
 
-NO_NUMBER = tl.constexpr(sampler.NO_NUMBER)
-NOTHING_LEFT = tl.constexpr(sampler.NOTHING_LEFT)
-AT_ONCE = tl.constexpr(4)  # chunks, so that their loads wait for the L2 cache together
+NO_NUMBER = tl.constexpr(sampler.NOT_FINITE)
+NOTHING_LEFT = tl.constexpr(sampler.ALL_FORBIDDEN)
+CHUNKS_PER_LOAD = tl.constexpr(4)  # chunks, so that their loads wait for the L2 cache together
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def row_peak(p_peak, p_peak_token, row, chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def finish(token, peak, p_choices, p_position, p_history, p_tokens, context, row):
+def store_choice(token, peak, p_choices, p_position, p_history, p_tokens, context, row):
     """Tell the token or why there is none, remember it, and go one position on."""
     choice = tl.where(peak == float("inf"), NO_NUMBER, tl.where(peak == -float("inf"), NOTHING_LEFT, token))
     tl.store(p_choices + row, choice.to(tl.int64))
@@ -53,7 +53,7 @@ def finish(token, peak, p_choices, p_position, p_history, p_tokens, context, row
 
 
 @triton.jit
-def mixed(z):
+def splitmix64(z):
     """The finalizer of SplitMix64, as `sampler.finalize`."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -61,14 +61,14 @@ def mixed(z):
 
 
 @triton.jit
-def uniform(seed, position):
+def uniform_random(seed, position):
     """As `sampler.uniform`."""
-    z = mixed(mixed(seed.to(tl.uint64)) + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    z = splitmix64(splitmix64(seed.to(tl.uint64)) + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
     return (z >> 11).to(tl.float64) * 2.0**-53
 
 
 @triton.jit
-def drawn_at(mass, point):
+def invert_cumulative(mass, point):
     """Where the sum of masses first exceeds the point, and how far the point lies in there."""
     sums = tl.cumsum(mass)
     below = sums <= point
@@ -76,19 +76,19 @@ def drawn_at(mass, point):
 
 
 @triton.jit
-def on_scale(point, total):
+def scale_point(point, total):
     """The whole number below the total that the point in [0, 1) falls on."""
     return tl.minimum((point * total.to(tl.float64)).to(tl.int64), total - 1)
 
 
 @triton.jit
-def masses_at(p_x, i_token, vocabulary, threshold, min_p):
+def load_masses(p_x, i_token, vocabulary, threshold, min_p):
     x = tl.load(p_x + i_token, mask=i_token < vocabulary, other=-float("inf"))
-    return kept_weight(x, threshold, min_p)
+    return candidate_weight(x, threshold, min_p)
 
 
 @triton.jit
-def threshold_for(
+def sampling_threshold(
     p_x, length, top_k, top_p, low, high, masses, measured, finer_counts, finer_masses, BLOCK: tl.constexpr
 ):
     """The lowest x that top_k and top_p leave. `low`, `high`: levels between which the first threshold that is
@@ -99,47 +99,49 @@ def threshold_for(
     if top_k > 0:
         if measured:
             low, high = bracket(fine, finer_counts >= top_k, high)
-        threshold = threshold_of(p_x, length, low, high, top_k.to(tl.int64), False, BLOCK)
-        total = mass_from(p_x, length, threshold, BLOCK)
+        threshold = find_threshold(p_x, length, low, high, top_k.to(tl.int64), False, BLOCK)
+        total = mass_above(p_x, length, threshold, BLOCK)
     if top_p < 1:
-        need = share(top_p, total)
+        need = required_mass(top_p, total)
         if top_k > 0:
-            low, high = bracket(coarse_levels(), masses >= need, TOP)
+            low, high = bracket(coarse_levels(), masses >= need, LEVEL_TOP)
         elif measured:
             low, high = bracket(fine, finer_masses >= need, high)
-        threshold = threshold_of(p_x, length, low, high, need, True, BLOCK)
+        threshold = find_threshold(p_x, length, low, high, need, True, BLOCK)
     return threshold
 
 
 @triton.jit
-def from_list(p_x, p_token, size, point, threshold, min_p, CANDIDATES: tl.constexpr):
+def draw_from_list(p_x, p_token, size, point, threshold, min_p, CANDIDATES: tl.constexpr):
     i_listed = tl.arange(0, CANDIDATES)
     x = tl.load(p_x + i_listed, mask=i_listed < size, other=-float("inf"))
-    mass = kept_weight(x, threshold, min_p)
-    at, _ = drawn_at(mass, on_scale(point, tl.sum(mass)))
+    mass = candidate_weight(x, threshold, min_p)
+    at, _ = invert_cumulative(mass, scale_point(point, tl.sum(mass)))
     return tl.load(p_token + at)
 
 
 @triton.jit
-def from_row(p_x, vocabulary, p_mass, chunks, point, threshold, min_p, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
+def draw_from_row(
+    p_x, vocabulary, p_mass, chunks, point, threshold, min_p, CHUNKS: tl.constexpr, CHUNK: tl.constexpr
+):
     """`p_mass`: weights of the chunks, which hold where nothing is left out."""
     if (threshold > -float("inf")) | (min_p > 0):
-        for first in range(0, chunks, AT_ONCE):
-            i_chunk = first + tl.arange(0, AT_ONCE)
+        for first in range(0, chunks, CHUNKS_PER_LOAD):
+            i_chunk = first + tl.arange(0, CHUNKS_PER_LOAD)
             i_token = i_chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-            mass = tl.sum(masses_at(p_x, i_token, vocabulary, threshold, min_p), 1)
+            mass = tl.sum(load_masses(p_x, i_token, vocabulary, threshold, min_p), 1)
             tl.store(p_mass + i_chunk, mass, mask=i_chunk < chunks)
         tl.debug_barrier()
     i_chunk = tl.arange(0, CHUNKS)
     mass = tl.load(p_mass + i_chunk, mask=i_chunk < chunks, other=0)
-    chunk, rest = drawn_at(mass, on_scale(point, tl.sum(mass)))
+    chunk, rest = invert_cumulative(mass, scale_point(point, tl.sum(mass)))
     i_token = chunk * CHUNK + tl.arange(0, CHUNK)
-    at, _ = drawn_at(masses_at(p_x, i_token, vocabulary, threshold, min_p), rest)
+    at, _ = invert_cumulative(load_masses(p_x, i_token, vocabulary, threshold, min_p), rest)
     return chunk * CHUNK + at
 
 
 @triton.jit
-def pick_kernel(
+def draw_kernel(
     p_choices,
     p_logits,
     s_logits,
@@ -170,7 +172,7 @@ def pick_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     if tl.load(p_live + row) == 0:
         return
     peak, token = row_peak(p_peak, p_peak_token, row, chunks, CHUNKS)
@@ -180,24 +182,24 @@ def pick_kernel(
         i_level = tl.arange(0, LEVELS)
         counts, masses = tl.load(p_level_counts + i_level), tl.load(p_level_masses + i_level)
         top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
-        top_k, sought, enough = limits(counts, masses, top_k, top_p, min_p)
-        size = at_first(counts, enough)
+        top_k, sought, enough = sampling_limits(counts, masses, top_k, top_p, min_p)
+        size = first_selected(counts, enough)
         p_x, length = p_logits + row * s_logits, vocabulary
         if size <= CANDIDATES:
             p_x, length = p_listed + row * CANDIDATES, size
         threshold = -float("inf")
         if sought:
-            low, high = bracket(coarse_levels(), enough, TOP)
+            low, high = bracket(coarse_levels(), enough, LEVEL_TOP)
             finer_counts = tl.load(p_level_counts + LEVELS + i_level)
             finer_masses = tl.load(p_level_masses + LEVELS + i_level)
-            threshold = threshold_for(
+            threshold = sampling_threshold(
                 p_x, length, top_k, top_p, low, high, masses, size > CANDIDATES, finer_counts, finer_masses, BLOCK
             )
-        point = uniform(tl.load(p_seed + row), tl.load(p_position + row))
+        point = uniform_random(tl.load(p_seed + row), tl.load(p_position + row))
         if size <= CANDIDATES:
             p_token = p_listed_token + row * CANDIDATES
-            token = from_list(p_x, p_token, size, point, threshold, min_p, CANDIDATES)
+            token = draw_from_list(p_x, p_token, size, point, threshold, min_p, CANDIDATES)
         else:
             p_mass = p_masses + row * chunks
-            token = from_row(p_x, vocabulary, p_mass, chunks, point, threshold, min_p, CHUNKS, CHUNK)
-    finish(token, peak, p_choices, p_position, p_history, p_tokens, context, row)
+            token = draw_from_row(p_x, vocabulary, p_mass, chunks, point, threshold, min_p, CHUNKS, CHUNK)
+    store_choice(token, peak, p_choices, p_position, p_history, p_tokens, context, row)

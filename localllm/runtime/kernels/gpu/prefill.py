@@ -26,19 +26,25 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import KVCache
-from localllm.runtime.kernels.gpu.decode import decode, example, takes
-from localllm.runtime.kernels.gpu.launch import NARROW, gpu_of, let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.decode import attention_example, attention_unsupported, launch_decode
+from localllm.runtime.kernels.gpu.launch import (
+    SMALL_SHARED_ARCHS,
+    allow_next_kernel,
+    gpu_of,
+    launch_kernel,
+    wait_for_inputs,
+)
 from localllm.runtime.kernels.gpu.paged import (
-    FEW,
+    FORM_PLAIN,
     LOG2_E,
-    LOWEST,
-    PLAIN,
-    form_of,
+    MAX_DECODE_TOKENS,
+    MIN_SCORE,
+    attend_tile,
+    cache_form,
     load_queries,
-    no_mixture,
-    store_mixture,
-    take_tile,
-    units,
+    score_units,
+    store_output,
+    zero_accumulator,
 )
 from localllm.runtime.kernels.registry import kernel
 
@@ -79,7 +85,7 @@ def prefill_kernel(
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     # The last tokens see most: their programs start first, so that short ones fill the end.
     i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i_head = tl.program_id(1)
@@ -105,12 +111,12 @@ def prefill_kernel(
     high = before + tl.minimum((i_row + ROWS - 1) // GROUP, count - 1)
     q, q_odd = load_queries(p_q, o_token * q_token + o_head * q_head, m_row, DIM, BLOCK_WIDTH, FORM)
     if p_sinks is None:
-        most = tl.full([ROWS], LOWEST, tl.float32)
+        most = tl.full([ROWS], MIN_SCORE, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
     else:  # a logit that has been seen before all others
         most = tl.load(p_sinks + o_head).to(tl.float32) * LOG2_E
         total = tl.full([ROWS], 1.0, tl.float32)
-    acc, acc_odd = no_mixture(ROWS, BLOCK_WIDTH, FORM)
+    acc, acc_odd = zero_accumulator(ROWS, BLOCK_WIDTH, FORM)
     p_table += i_sequence * table_row
     # Every row sees all keys from `inner` up to `edge`.
     first = 0
@@ -127,7 +133,7 @@ def prefill_kernel(
         if PART == 2:
             begin, end = edge, high + 1
         for at in range(begin, end, TILE):
-            acc, acc_odd, most, total = take_tile(
+            acc, acc_odd, most, total = attend_tile(
                 at,
                 q,
                 q_odd,
@@ -158,19 +164,19 @@ def prefill_kernel(
             )
     over = 1 / tl.where(m_row, total, 1.0)
     acc *= over[:, None]
-    if FORM != PLAIN:
+    if FORM != FORM_PLAIN:
         acc_odd *= over[:, None]
     if p_gate is not None:
         o_gate = o_token * gate_token + o_head * gate_head
         gate, gate_odd = load_queries(p_gate, o_gate, m_row, DIM, BLOCK_WIDTH, FORM)
         acc = acc / (1 + tl.exp2(-gate.to(tl.float32) * LOG2_E))
-        if FORM != PLAIN:
+        if FORM != FORM_PLAIN:
             acc_odd = acc_odd / (1 + tl.exp2(-gate_odd.to(tl.float32) * LOG2_E))
     o_out = (o_token * (KV_HEADS * GROUP) + o_head) * DIM
-    store_mixture(p_out, o_out, m_row, acc, acc_odd, DIM, BLOCK_WIDTH, FORM)
+    store_output(p_out, o_out, m_row, acc, acc_odd, DIM, BLOCK_WIDTH, FORM)
 
 
-def tiles_for(q: Tensor, form: int) -> tuple[int, int, int, int]:
+def choose_tiles(q: Tensor, form: int) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of a program.
 
     Arithmetic: of 128 rows each number that is read serves 128 multiplications, and a warp's 16 rows, the least
@@ -181,7 +187,7 @@ def tiles_for(q: Tensor, form: int) -> tuple[int, int, int, int]:
     """
     width = triton.next_power_of_2(q.shape[-1])
     arch = gpu_of(q.device).arch
-    plain = form == PLAIN.value
+    plain = form == FORM_PLAIN.value
     if q.dtype == torch.float32:  # products without tensor cores
         return 32, 32 if width <= 128 else 16, 8, 1
     if width > 256:
@@ -191,11 +197,11 @@ def tiles_for(q: Tensor, form: int) -> tuple[int, int, int, int]:
     if width > 128:
         return 32, 64, 8, 3
     if width > 64:
-        return 128, 32 if plain or arch not in NARROW else 16, 8, 3
+        return 128, 32 if plain or arch not in SMALL_SHARED_ARCHS else 16, 8, 3
     return 128, 64 if plain else 32, 8, 3
 
 
-def prefill(
+def launch_prefill(
     out: Tensor,
     q: Tensor,
     cache: KVCache,
@@ -206,11 +212,11 @@ def prefill(
 ) -> None:
     """Writes the results of the sequences that bring more than FEW tokens. out, q, gate: [T, heads, head_dim]."""
     sequences, group = len(batch.context_len), c.heads // c.kv_heads
-    (k, form), (v, _) = form_of(cache.k), form_of(cache.v)
-    rows, tile, warps, stages = tiles_for(q, form)
+    (k, form), (v, _) = cache_form(cache.k), cache_form(cache.v)
+    rows, tile, warps, stages = choose_tiles(q, form)
     width = k.shape[-1]  # in numbers, or pairs of them
-    unit, bend = units(c.scale, c.softcap)
-    start(
+    unit, bend = score_units(c.scale, c.softcap)
+    launch_kernel(
         prefill_kernel,
         (len(q) * group // rows + sequences, c.kv_heads),
         warps=warps,
@@ -246,17 +252,19 @@ def prefill(
         WINDOW=c.window or 0,
         BENT=bool(c.softcap),
         FORM=form,
-        FEWEST=FEW + 1,
+        FEWEST=MAX_DECODE_TOKENS + 1,
     )
 
 
-def many(q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None) -> str | None:
-    if batch.longest <= FEW:
-        return f"no sequence brings more than {FEW} tokens"
-    return takes(q, cache, batch, config, sinks)
+def prefill_unsupported(
+    q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
+) -> str | None:
+    if batch.max_query_len <= MAX_DECODE_TOKENS:
+        return f"no sequence brings more than {MAX_DECODE_TOKENS} tokens"
+    return attention_unsupported(q, cache, batch, config, sinks)
 
 
-@kernel("attention", "triton-prefill", many, first=True)
+@kernel("attention", "triton-prefill", prefill_unsupported, first=True)
 def attention_prefill(
     q: Tensor,
     cache: KVCache,
@@ -266,11 +274,11 @@ def attention_prefill(
     gate: Tensor | None = None,
 ) -> Tensor:
     out = q.new_empty(q.shape)
-    prefill(out, q, cache, batch, config, sinks, gate)
-    if batch.uniform is None:  # never in a graph, so that the host may look who brings few
-        queries = max((span.count for span in batch.spans if span.count <= FEW), default=0)
+    launch_prefill(out, q, cache, batch, config, sinks, gate)
+    if batch.uniform_query_len is None:  # never in a graph, so that the host may look who brings few
+        queries = max((span.count for span in batch.spans if span.count <= MAX_DECODE_TOKENS), default=0)
         if queries:
-            decode(out, q, cache, batch, config, queries, sinks, gate)
+            launch_decode(out, q, cache, batch, config, queries, sinks, gate)
     return out
 
 
@@ -283,4 +291,4 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
         ("Gemma 2 9B", AttentionConfig(16, 8, 256, None, 0.1, window=4096, softcap=50.0), torch.bfloat16),
         ("Gemma 4, whole layers", AttentionConfig(16, 2, 512, None, 0.1), torch.bfloat16),
     ):
-        yield name, example(c, form, 1, 2048)
+        yield name, attention_example(c, form, 1, 2048)

@@ -17,68 +17,70 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, QueryGrowth, RopeConfig
-from localllm.quant.vectors import MOST, SCALE
+from localllm.arch.config import AttentionConfig, QueryScaling, RopeConfig
+from localllm.quant.vectors import DTYPE_MAX, SCALE_DTYPE
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache, bits_of
-from localllm.runtime.kernels.gpu.launch import let_next_start, needs_gpu, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.norms import FLOATS
-from localllm.runtime.kernels.gpu.rounding import rounded
+from localllm.runtime.cache import KVCache, as_bits
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
+from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kernels.rope_append import Angles
 
-HEADS = 4  # of a program; depends on nothing, so that sums keep their order
-WIDEST = 1024  # a head
-AT_ONCE = 1024  # numbers of a whole row
-TINY: tl.constexpr = tl.constexpr(torch.finfo(SCALE).tiny)
-TO_WHOLE: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken off, rounds a small float32 half to even
+BLOCK_HEADS = 4  # of a program; depends on nothing, so that sums keep their order
+MAX_HEAD_DIM = 1024  # a head
+BLOCK_COLUMNS = 1024  # numbers of a whole row
+MIN_SCALE: tl.constexpr = tl.constexpr(torch.finfo(SCALE_DTYPE).tiny)
+ROUND_MAGIC: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken off, rounds a small float32 half to even
 
 
 @triton.jit
-def e4m3_bits(x):
+def encode_e4m3(x):
     """The bits of float32 numbers from -448 to 448 or NaN as e4m3, rounded half to even; not every architecture
     has the type."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
-    subnormal = (tl.abs(x) * 512.0 + TO_WHOLE) - TO_WHOLE
+    subnormal = (tl.abs(x) * 512.0 + ROUND_MAGIC) - ROUND_MAGIC
     code = tl.where(size < 0x3C800000, subnormal.to(tl.int32), normal)  # 2^-6
     return tl.where(size > 0x7F800000, 0x7F, code | ((bits >> 24) & 0x80)).to(tl.int8)
 
 
 @triton.jit
-def quantized(x, m, FORM_MOST: tl.constexpr, SCALE_TYPE: tl.constexpr):
+def quantize_vectors(x, m, FORM_MOST: tl.constexpr, SCALE_TYPE: tl.constexpr):
     """x: [heads, dim] float32 -> 8 bits each, and bfloat16 scales [heads]; as quant/vectors.py says."""
     x = tl.where(m, x, 0.0)
     largest = tl.max(tl.abs(x), 1)
-    scale = tl.maximum(tl.div_rn(largest, FORM_MOST + tl.zeros_like(largest)), TINY)
+    scale = tl.maximum(tl.div_rn(largest, FORM_MOST + tl.zeros_like(largest)), MIN_SCALE)
     scale += tl.sum(x * 0.0, 1)  # NaN and infinity make it NaN
-    scale = rounded(scale, SCALE_TYPE)
+    scale = round_to_dtype(scale, SCALE_TYPE)
     x = tl.div_rn(x, (tl.zeros_like(x) + scale.to(tl.float32)[:, None]))
     if FORM_MOST == 127.0:
-        x = (x + TO_WHOLE) - TO_WHOLE
+        x = (x + ROUND_MAGIC) - ROUND_MAGIC
     x = tl.where(x > FORM_MOST, FORM_MOST, tl.where(x < -FORM_MOST, -FORM_MOST, x))
-    return x.to(tl.int8) if FORM_MOST == 127.0 else e4m3_bits(x), scale
+    return x.to(tl.int8) if FORM_MOST == 127.0 else encode_e4m3(x), scale
 
 
 @triton.jit
-def keep(
+def store_to_cache(
     p_rows, p_scale, x, slot, head, i, m, HEADS_KEPT: tl.constexpr, DIM: tl.constexpr, FORM_MOST: tl.constexpr
 ):
     """Writes heads of a token to its slot of the cache, unless there is none."""
     if slot >= 0:
         row = slot * HEADS_KEPT + head
         if FORM_MOST > 0:
-            bits, scale = quantized(x, m, FORM_MOST, p_scale.dtype.element_ty)
+            bits, scale = quantize_vectors(x, m, FORM_MOST, p_scale.dtype.element_ty)
             tl.store(p_rows + row[:, None] * DIM + i, bits, mask=m)
             tl.store(p_scale + row, scale, mask=head < HEADS_KEPT)
         else:
-            tl.store(p_rows + row[:, None] * DIM + i, rounded(x, p_rows.dtype.element_ty), mask=m)
+            tl.store(p_rows + row[:, None] * DIM + i, round_to_dtype(x, p_rows.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def moments(x, m, p_row, KIND: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, PART: tl.constexpr, eps):
+def norm_moments(
+    x, m, p_row, KIND: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, PART: tl.constexpr, eps
+):
     """The mean that a norm takes off and the factor that it multiplies by, [heads, 1]."""
     if KIND == "none":
         return 0.0, 1.0
@@ -100,13 +102,13 @@ def moments(x, m, p_row, KIND: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.const
 
 
 @triton.jit
-def partner_of(i, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+def rotation_partner(i, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Which number of a head each is turned with."""
     return (i ^ 1) if INTERLEAVED else tl.where(i < HALF, i + HALF, i - HALF)
 
 
 @triton.jit
-def gammas(
+def load_norm_weights(
     p_weight,
     head,
     i,
@@ -120,7 +122,7 @@ def gammas(
     """The norm's weights for the numbers of some heads and for those that they are turned with; else ones."""
     if WEIGHTED:
         p_weight += head[:, None] * DIM if WHOLE else tl.zeros_like(head)[:, None]
-        partner = partner_of(i, HALF, INTERLEAVED)
+        partner = rotation_partner(i, HALF, INTERLEAVED)
         turning = m & (i < 2 * HALF)
         return tl.load(p_weight + i, mask=m, other=0.0), tl.load(p_weight + partner, mask=turning, other=0.0)
     else:
@@ -128,7 +130,7 @@ def gammas(
 
 
 @triton.jit
-def turned(
+def norm_and_rotate(
     p,
     p_row,
     p_cos,
@@ -151,24 +153,24 @@ def turned(
     y, cos, sin, turning = x, 1.0, 0.0, m
     if HALF > 0:  # all loads before the first sum
         turning = m & (i < 2 * HALF)
-        y = tl.load(p + partner_of(i, HALF, INTERLEAVED), mask=turning, other=0.0).to(tl.float32)
+        y = tl.load(p + rotation_partner(i, HALF, INTERLEAVED), mask=turning, other=0.0).to(tl.float32)
         pair = i // 2 if INTERLEAVED else i % HALF
         cos = tl.load(p_cos + pair, mask=i < 2 * HALF, other=1.0)
         sin = tl.load(p_sin + pair, mask=i < 2 * HALF, other=0.0)
-    mean, factor = moments(x, m, p_row, KIND, SIZE, WHOLE, PART, eps)
+    mean, factor = norm_moments(x, m, p_row, KIND, SIZE, WHOLE, PART, eps)
     if KIND != "none":
-        x = rounded((x - mean) * factor * x_weight, TYPE).to(tl.float32)
+        x = round_to_dtype((x - mean) * factor * x_weight, TYPE).to(tl.float32)
     if HALF > 0:
         if KIND != "none":
-            y = rounded((y - mean) * factor * y_weight, TYPE).to(tl.float32)
+            y = round_to_dtype((y - mean) * factor * y_weight, TYPE).to(tl.float32)
         first = (i % 2 == 0) if INTERLEAVED else (i < HALF)
         x = tl.where(turning, x * cos + tl.where(first, -y, y) * sin, x)
-        x = rounded(x, TYPE).to(tl.float32)
+        x = round_to_dtype(x, TYPE).to(tl.float32)
     return x
 
 
 @triton.jit
-def rope_append_rows(
+def rope_append_kernel(
     p_x,
     p_q,
     p_k,
@@ -219,48 +221,50 @@ def rope_append_rows(
         head = program * HEADS + tl.arange(0, HEADS)
         m = (head[:, None] < Q_HEADS) & (i < DIM)
         p = p_x + head[:, None] * Q_STEP
-        x_weight, y_weight = gammas(p_q_weight, head, i, m, DIM, Q_WEIGHTED, WHOLE, HALF, INTERLEAVED)
+        x_weight, y_weight = load_norm_weights(p_q_weight, head, i, m, DIM, Q_WEIGHTED, WHOLE, HALF, INTERLEAVED)
         wait_for_inputs(PDL)
-        let_next_start(PDL)
+        allow_next_kernel(PDL)
         position = 0.0
         if GROWS:
             position = tl.load(p_positions + token).to(tl.float32)
-        x = turned(
+        x = norm_and_rotate(
             p, p_x, p_cos, p_sin, x_weight, y_weight, i, m, q_eps,
             Q_KIND, Q_HEADS * DIM if WHOLE else DIM, WHOLE, PART, HALF, INTERLEAVED,
         )  # fmt: skip
         if GROWS:
             growth = 1.0 + beta * tl.log(1.0 + tl.floor(tl.div_rn(position, original)))
-            x *= rounded(growth, p_q.dtype.element_ty).to(tl.float32)
-        tl.store(p_q + (token * Q_HEADS + head[:, None]) * DIM + i, rounded(x, p_q.dtype.element_ty), mask=m)
+            x *= round_to_dtype(growth, p_q.dtype.element_ty).to(tl.float32)
+        tl.store(
+            p_q + (token * Q_HEADS + head[:, None]) * DIM + i, round_to_dtype(x, p_q.dtype.element_ty), mask=m
+        )
     elif program < Q_PROGRAMS + K_PROGRAMS:
         head = (program - Q_PROGRAMS) * HEADS + tl.arange(0, HEADS)
         m = (head[:, None] < K_HEADS) & (i < DIM)
         p_row = p_x + Q_HEADS * Q_STEP
         p = p_row + head[:, None] * DIM
-        x_weight, y_weight = gammas(p_k_weight, head, i, m, DIM, K_WEIGHTED, WHOLE, HALF, INTERLEAVED)
+        x_weight, y_weight = load_norm_weights(p_k_weight, head, i, m, DIM, K_WEIGHTED, WHOLE, HALF, INTERLEAVED)
         wait_for_inputs(PDL)
-        let_next_start(PDL)
+        allow_next_kernel(PDL)
         slot = tl.load(p_slot + token)
-        x = turned(
+        x = norm_and_rotate(
             p, p_row, p_cos, p_sin, x_weight, y_weight, i, m, k_eps,
             K_KIND, K_HEADS * DIM if WHOLE else DIM, WHOLE, PART, HALF, INTERLEAVED,
         )  # fmt: skip
-        keep(p_k, p_k_scale, x, slot, head, i, m, K_HEADS, DIM, FORM_MOST)
+        store_to_cache(p_k, p_k_scale, x, slot, head, i, m, K_HEADS, DIM, FORM_MOST)
     else:
         head = (program - Q_PROGRAMS - K_PROGRAMS) * HEADS + tl.arange(0, HEADS)
         m = (head[:, None] < K_HEADS) & (i < DIM)
         wait_for_inputs(PDL)
-        let_next_start(PDL)
+        allow_next_kernel(PDL)
         slot = tl.load(p_slot + token)
         x = tl.load(p_x + V_AT + head[:, None] * DIM + i, mask=m, other=0.0).to(tl.float32)
         if VALUE_NORM:
             x *= tl.rsqrt(tl.sum(x * x, 1) / DIM + v_eps)[:, None]
-            x = rounded(x, p_x.dtype.element_ty).to(tl.float32)
-        keep(p_v, p_v_scale, x, slot, head, i, m, K_HEADS, DIM, FORM_MOST)
+            x = round_to_dtype(x, p_x.dtype.element_ty).to(tl.float32)
+        store_to_cache(p_v, p_v_scale, x, slot, head, i, m, K_HEADS, DIM, FORM_MOST)
 
 
-def takes(
+def rope_append_unsupported(
     qkv: Tensor,
     cache: KVCache,
     batch: Batch,
@@ -270,23 +274,23 @@ def takes(
     k_norm: Norm | None,
     eps: float,
 ) -> str | None:
-    if reason := needs_gpu(qkv):
+    if reason := gpu_unsupported(qkv):
         return reason
-    if qkv.dtype not in FLOATS:
+    if qkv.dtype not in FLOAT_DTYPES:
         return f"the product is in {qkv.dtype}"
-    if cache.k.dtype not in MOST and cache.k.dtype != qkv.dtype:
+    if cache.k.dtype not in DTYPE_MAX and cache.k.dtype != qkv.dtype:
         return f"the product is in {qkv.dtype}, the cache in {cache.k.dtype}"
-    if config.head_dim > WIDEST:
-        return f"a head is wider than {WIDEST}"
+    if config.head_dim > MAX_HEAD_DIM:
+        return f"a head is wider than {MAX_HEAD_DIM}"
     whole = config.qk_norm == "whole"
     if whole and config.output_gate:
         return "gates stand between the heads that are normed as one"
-    if whole and any(norm and norm.kind == "layer" for norm in (q_norm, k_norm)):
+    if whole and any(norm and norm.norm_type == "layer" for norm in (q_norm, k_norm)):
         return "a mean across heads is taken off"
     return None
 
 
-@kernel("rope_append", "triton-heads", takes, first=True)
+@kernel("rope_append", "triton-heads", rope_append_unsupported, first=True)
 def rope_append(
     qkv: Tensor,
     cache: KVCache,
@@ -308,20 +312,20 @@ def rope_append(
         return q, gates
     cos, sin = angles if c.rope and angles else (None, None)
     q_norm, k_norm = (norm if c.qk_norm else None for norm in (q_norm, k_norm))
-    growth = c.query_growth or QueryGrowth(0.0, 1)
+    growth = c.query_growth or QueryScaling(0.0, 1)
     block = triton.next_power_of_2(c.head_dim)
-    start(
-        rope_append_rows,
-        (len(qkv), triton.cdiv(c.heads, HEADS) + 2 * triton.cdiv(own, HEADS)),
-        max(1, HEADS * block // 512),
+    launch_kernel(
+        rope_append_kernel,
+        (len(qkv), triton.cdiv(c.heads, BLOCK_HEADS) + 2 * triton.cdiv(own, BLOCK_HEADS)),
+        max(1, BLOCK_HEADS * block // 512),
         device=qkv.device,
         p_x=qkv,
         p_q=q,
-        p_k=bits_of(cache.k),
-        p_v=bits_of(cache.v),
+        p_k=as_bits(cache.k),
+        p_v=as_bits(cache.v),
         p_k_scale=cache.k_scale,
         p_v_scale=cache.v_scale,
-        p_slot=batch.slot,
+        p_slot=batch.slot_mapping,
         p_positions=batch.positions,
         p_cos=q if cos is None else cos,
         p_sin=q if sin is None else sin,
@@ -338,8 +342,8 @@ def rope_append(
         DIM=c.head_dim,
         Q_STEP=step,
         V_AT=c.heads * step + (0 if c.keys_as_values else own * c.head_dim),
-        Q_KIND=q_norm.kind if q_norm else "none",
-        K_KIND=k_norm.kind if k_norm else "none",
+        Q_KIND=q_norm.norm_type if q_norm else "none",
+        K_KIND=k_norm.norm_type if k_norm else "none",
         Q_WEIGHTED=q_norm is not None and q_norm.weight is not None,
         K_WEIGHTED=k_norm is not None and k_norm.weight is not None,
         WHOLE=c.qk_norm == "whole",
@@ -347,9 +351,9 @@ def rope_append(
         HALF=0 if cos is None else cos.shape[-1],
         INTERLEAVED=bool(c.rope and c.rope.interleaved),
         GROWS=c.query_growth is not None,
-        FORM_MOST=MOST.get(cache.k.dtype, 0.0),
-        HEADS=HEADS,
-        PART=AT_ONCE,
+        FORM_MOST=DTYPE_MAX.get(cache.k.dtype, 0.0),
+        HEADS=BLOCK_HEADS,
+        PART=BLOCK_COLUMNS,
         BLOCK=block,
     )
     return q, gates

@@ -7,7 +7,7 @@ from localllm.runtime.kernels.gpu.launch import INTERPRETED
 
 
 @triton.jit
-def rounded(x, TYPE: tl.constexpr):
+def round_to_dtype(x, TYPE: tl.constexpr):
     """float32 numbers in another type; the interpreter alone would cut bfloat16 off."""
     if INTERPRETED and tl.bfloat16 == TYPE:
         bits = x.to(tl.int32, bitcast=True)

@@ -19,20 +19,26 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.runtime.kernels.gpu import levels
-from localllm.runtime.kernels.gpu.launch import Grid, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.levels import gather_kernel, levels_kernel
+from localllm.runtime.kernels.gpu.launch import LaunchGrid, allow_next_kernel, launch_kernel, wait_for_inputs
+from localllm.runtime.kernels.gpu.levels import gather_candidates_kernel, levels_kernel
 from localllm.runtime.kernels.gpu.nucleus import LEVELS
-from localllm.runtime.kernels.gpu.penalties import PART, Biases, History, mark_kernel, penalized
-from localllm.runtime.kernels.gpu.pick import finish, pick_kernel, row_peak
+from localllm.runtime.kernels.gpu.penalties import (
+    HISTORY_BLOCK,
+    LogitBiases,
+    TokenHistory,
+    apply_penalties,
+    mark_history_kernel,
+)
+from localllm.runtime.kernels.gpu.pick import draw_kernel, row_peak, store_choice
 
 # Arithmetic: 150 programs of 1,024 logits for a vocabulary of 152,064 are one wave of a large GPU.
-CHUNK = 1024
-CANDIDATES = 1024  # more than most nuclei have, and half a BLOCK: one load for each pass of the search
-BLOCK = 2048  # of what one program searches: eight a thread, loads of 128 bits
+CHUNK_TOKENS = 1024
+MAX_CANDIDATES = 1024  # more than most nuclei have, and half a BLOCK: one load for each pass of the search
+SEARCH_BLOCK = 2048  # of what one program searches: eight a thread, loads of 128 bits
 
 
 @dataclass(frozen=True)
-class Columns:
+class SamplingColumns:
     """What the rows of a bucket are drawn by: [B] on the device."""
 
     seed: Tensor  # int64
@@ -51,7 +57,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Scratch:
+class SamplingScratch:
     """What the kernels of one step tell each other of a bucket's rows."""
 
     peak: Tensor  # [B, chunks] float32, infinity for NaN
@@ -64,8 +70,8 @@ class Scratch:
     listed_token: Tensor  # [B, CANDIDATES] int32
 
     @classmethod
-    def of(cls, bucket: int, vocabulary: int, device: torch.device) -> "Scratch":
-        chunks, levels = triton.cdiv(vocabulary, CHUNK), LEVELS.value
+    def allocate(cls, bucket: int, vocabulary: int, device: torch.device) -> "SamplingScratch":
+        chunks, levels = triton.cdiv(vocabulary, CHUNK_TOKENS), LEVELS.value
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(bucket, *shape, dtype=dtype, device=device)
@@ -77,8 +83,8 @@ class Scratch:
             masses=empty(torch.int64, chunks),
             level_counts=empty(torch.int32, 2, levels),
             level_masses=empty(torch.int64, 2, levels),
-            listed=empty(torch.float32, CANDIDATES),
-            listed_token=empty(torch.int32, CANDIDATES),
+            listed=empty(torch.float32, MAX_CANDIDATES),
+            listed_token=empty(torch.int32, MAX_CANDIDATES),
         )
 
 
@@ -103,7 +109,7 @@ def peaks_kernel(
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     if tl.load(p_live + row) == 0:
         return
     i_token = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -115,7 +121,7 @@ def peaks_kernel(
             p_mark = p_marks + history * vocabulary + i_token
             mark = tl.load(p_mark, mask=m_token, other=0)
             repetition, presence = tl.load(p_repetition + row), tl.load(p_presence + row)
-            logit = penalized(logit, mark, repetition, presence, tl.load(p_frequency + row))
+            logit = apply_penalties(logit, mark, repetition, presence, tl.load(p_frequency + row))
             tl.store(p_logits + row * s_logits + i_token, logit, mask=mark != 0)
             tl.store(p_mark, 0, mask=mark != 0)
     logit = tl.where(logit != logit, float("inf"), logit)
@@ -130,7 +136,7 @@ def peaks_kernel(
 
 
 @triton.jit
-def best_kernel(
+def greedy_kernel(
     p_choices,
     p_live,
     p_position,
@@ -145,30 +151,31 @@ def best_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     if tl.load(p_live + row) != 0:
         peak, token = row_peak(p_peak, p_peak_token, row, chunks, CHUNKS)
-        finish(token, peak, p_choices, p_position, p_history, p_tokens, context, row)
+        store_choice(token, peak, p_choices, p_position, p_history, p_tokens, context, row)
 
 
-def choose(
+def sample_tokens(
     logits: Tensor,
     choices: Tensor,
-    columns: Columns,
-    scratch: Scratch,
+    columns: SamplingColumns,
+    scratch: SamplingScratch,
     *,
-    drawn: bool,
-    adjusted: tuple[History, Biases] | None,
+    any_random: bool,
+    penalties: tuple[TokenHistory, LogitBiases] | None,
 ) -> None:
     """logits: [N, vocab] float32, changed in place; choices: [N] int64, gets tokens, NO_NUMBER or NOTHING_LEFT.
 
-    drawn: rows with a temperature above 0 are drawn, else all are greedy; adjusted: None where no row has a bias
+    any_random: rows with a temperature above 0 are drawn, else all are greedy; penalties: None where no row has a
+    bias
     or a penalty.
     """
     rows, chunks = len(logits), scratch.peak.shape[1]
     known: dict[str, Any] = {
-        **pointers(columns),
-        **pointers(scratch),
+        **tensor_arguments(columns),
+        **tensor_arguments(scratch),
         "p_choices": choices,
         "p_logits": logits,
         "s_logits": logits.stride(0),
@@ -178,32 +185,32 @@ def choose(
         "context": 0,
         "chunks": chunks,
         "CHUNKS": triton.next_power_of_2(chunks),
-        "CHUNK": CHUNK,
+        "CHUNK": CHUNK_TOKENS,
         "CANDIDATES": scratch.listed.shape[1],
-        "BLOCK": BLOCK,
+        "BLOCK": SEARCH_BLOCK,
     }
-    if not drawn:
+    if not any_random:
         known |= {"p_level_counts": None, "p_level_masses": None}
 
-    def run(kernel: Any, grid: Grid, warps: int, **more: Any) -> None:
+    def run(kernel: Any, grid: LaunchGrid, warps: int, **more: Any) -> None:
         arguments = {name: value for name, value in (known | more).items() if name in kernel.arg_names}
-        start(kernel, grid, warps, device=logits.device, **arguments)
+        launch_kernel(kernel, grid, warps, device=logits.device, **arguments)
 
-    if adjusted:
-        history, biases = adjusted
+    if penalties:
+        history, biases = penalties
         context = history.tokens.shape[1]
         known |= {"p_marks": history.marks, "p_tokens": history.tokens, "context": context}
         bias = {"p_bias_token": biases.token, "p_bias": biases.value, "BIASES": biases.token.shape[1]}
-        run(mark_kernel, (rows, 1 + triton.cdiv(context, PART)), 4, PART=PART, **bias)
+        run(mark_history_kernel, (rows, 1 + triton.cdiv(context, HISTORY_BLOCK)), 4, PART=HISTORY_BLOCK, **bias)
     run(peaks_kernel, (rows, chunks), 4)
-    if not drawn:
-        return run(best_kernel, (rows,), 4)
-    run(levels_kernel, (rows, chunks), levels.WARPS)
-    run(gather_kernel, (rows, chunks), 4)
-    run(pick_kernel, (rows,), 8)
+    if not any_random:
+        return run(greedy_kernel, (rows,), 4)
+    run(levels_kernel, (rows, chunks), levels.LEVELS_WARPS)
+    run(gather_candidates_kernel, (rows, chunks), 4)
+    run(draw_kernel, (rows,), 8)
 
 
-def pointers(of: Columns | Scratch) -> dict[str, Tensor]:
+def tensor_arguments(of: SamplingColumns | SamplingScratch) -> dict[str, Tensor]:
     """Kernels call their tensors by the names that they have here."""
     return {f"p_{field.name}": getattr(of, field.name) for field in fields(of)}
 
@@ -211,18 +218,20 @@ def pointers(of: Columns | Scratch) -> dict[str, Tensor]:
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     for vocabulary, bucket in ((32_000, 16), (152_064, 1), (262_144, 1)):
         of = f"{bucket} x {vocabulary:,}"
-        yield f"greedy, {of}", partial(example, bucket, vocabulary, False)
-        yield f"drawn with penalties, {of}", partial(example, bucket, vocabulary, True)
+        yield f"greedy, {of}", partial(sampling_example, bucket, vocabulary, False)
+        yield f"drawn with penalties, {of}", partial(sampling_example, bucket, vocabulary, True)
 
 
-def example(bucket: int, vocabulary: int, drawn: bool) -> None:
+def sampling_example(bucket: int, vocabulary: int, drawn: bool) -> None:
     def empty(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     whole, short, real = (empty(dtype, bucket) for dtype in (torch.int64, torch.int32, torch.float32))
-    columns = Columns(*[whole] * 2, *[short] * 5, *[real] * 6)
+    columns = SamplingColumns(*[whole] * 2, *[short] * 5, *[real] * 6)
     logits = empty(torch.float32, bucket, vocabulary)
-    history = History(empty(torch.int32, bucket, 131_072), empty(torch.int32, bucket, vocabulary))
-    biases = Biases(empty(torch.int32, bucket, 1024), empty(torch.float32, bucket, 1024))
-    scratch = Scratch.of(bucket, vocabulary, logits.device)
-    choose(logits, whole, columns, scratch, drawn=drawn, adjusted=(history, biases) if drawn else None)
+    history = TokenHistory(empty(torch.int32, bucket, 131_072), empty(torch.int32, bucket, vocabulary))
+    biases = LogitBiases(empty(torch.int32, bucket, 1024), empty(torch.float32, bucket, 1024))
+    scratch = SamplingScratch.allocate(bucket, vocabulary, logits.device)
+    sample_tokens(
+        logits, whole, columns, scratch, any_random=drawn, penalties=(history, biases) if drawn else None
+    )

@@ -22,35 +22,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.activations import gated_pair
+from localllm.runtime.kernels.gpu.activations import apply_gate
 from localllm.runtime.kernels.gpu.launch import INTERPRETED
-from localllm.runtime.kernels.gpu.tiles import Grid
+from localllm.runtime.kernels.gpu.tiles import TileGrid
 
-ROWS = 16  # of x, filled up
-MOST_ROWS = ROWS
-TICKETS = 1024  # more than tiles of what is cut
-X_ROWS: tl.constexpr = tl.constexpr(ROWS)
-LINE = tl.constexpr(128)  # bytes of L2
-FETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
+PADDED_ROWS = 16  # of x, filled up
+MAX_ROWS = PADDED_ROWS
+MAX_TICKETS = 1024  # more than tiles of what is cut
+PADDED_X_ROWS: tl.constexpr = tl.constexpr(PADDED_ROWS)
+L2_LINE_BYTES = tl.constexpr(128)  # bytes of L2
+PREFETCH_ASM = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
 
 
 @cache
-def tickets(device: torch.device) -> Tensor:
+def ticket_counters(device: torch.device) -> Tensor:
     """int32 [TICKETS], zero between any two products. One a device: products of one stream run one after another.
     The first product on a device must not be one that is being captured."""
-    return torch.zeros(TICKETS, dtype=torch.int32, device=device)
+    return torch.zeros(MAX_TICKETS, dtype=torch.int32, device=device)
 
 
-def workspace(grid: Grid, block: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+def split_workspace(grid: TileGrid, block: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """Where parts meet, and their tickets."""
     if grid.splits == 1:
         return None, None
-    assert grid.tiles <= TICKETS
-    return torch.empty(grid.splits * grid.tiles * block * ROWS, device=device), tickets(device)
+    assert grid.tiles <= MAX_TICKETS
+    return torch.empty(grid.splits * grid.tiles * block * PADDED_ROWS, device=device), ticket_counters(device)
 
 
 @triton.jit
-def rows_of(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
+def tile_row_ids(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
     """Rows of W that a program takes, [BLOCK], the last again beyond it; GATED: gates, then what they gate."""
     i_row = tl.arange(0, BLOCK)
     if GATED:
@@ -61,14 +61,14 @@ def rows_of(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
 
 
 @triton.jit
-def fetch(p):
+def prefetch_l2(p):
     """Asks for lines of L2. p: pointers, one a line"""
     if not INTERPRETED:
-        tl.inline_asm_elementwise(FETCH, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(PREFETCH_ASM, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def finish(
+def reduce_splits(
     acc,
     p_bias,
     p_residual,
@@ -85,31 +85,31 @@ def finish(
 ):
     """acc [BLOCK, 16] float32, the sums of a program -> o [M, N], or [M, N / 2] where there is an activation"""
     if not CUT:
-        write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
+        write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
     else:
-        i_part = tl.arange(0, BLOCK)[:, None] * X_ROWS + tl.arange(0, X_ROWS)[None, :]
-        p_part = p_partial + tile * (BLOCK * X_ROWS) + i_part
-        tl.store(p_part + tl.program_id(1) * tiles * (BLOCK * X_ROWS), acc)
+        i_part = tl.arange(0, BLOCK)[:, None] * PADDED_X_ROWS + tl.arange(0, PADDED_X_ROWS)[None, :]
+        p_part = p_partial + tile * (BLOCK * PADDED_X_ROWS) + i_part
+        tl.store(p_part + tl.program_id(1) * tiles * (BLOCK * PADDED_X_ROWS), acc)
         tl.debug_barrier()  # one thread draws the ticket, for what all have written
         if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
-            total = tl.zeros((BLOCK, X_ROWS), tl.float32)
+            total = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
             for part in range(tl.num_programs(1)):
-                total += tl.load(p_part + part * tiles * (BLOCK * X_ROWS), cache_modifier=".cg")
-            write(total, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
+                total += tl.load(p_part + part * tiles * (BLOCK * PADDED_X_ROWS), cache_modifier=".cg")
+            write_output(total, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
             tl.store(p_ticket + tile, 0)
 
 
 @triton.jit
-def write(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
-    i_m = tl.arange(0, X_ROWS)
+def write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+    i_m = tl.arange(0, PADDED_X_ROWS)
     if p_bias is not None:
-        acc += tl.load(p_bias + rows_of(tile, N, BLOCK, ACTIVATION != "")).to(tl.float32)[:, None]
+        acc += tl.load(p_bias + tile_row_ids(tile, N, BLOCK, ACTIVATION != "")).to(tl.float32)[:, None]
     WIDE: tl.constexpr = BLOCK if ACTIVATION == "" else BLOCK // 2
     columns = N
     if ACTIVATION != "":
         columns = N // 2
-        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, WIDE, X_ROWS)), (1, 2, 0)))
-        acc = gated_pair(gate, up, ACTIVATION)
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, WIDE, PADDED_X_ROWS)), (1, 2, 0)))
+        acc = apply_gate(gate, up, ACTIVATION)
     i_n = tile * WIDE + tl.arange(0, WIDE)
     m_o = (i_n < columns)[:, None] & (i_m < M)[None, :]
     i_o = i_m[None, :] * columns + i_n[:, None]

@@ -9,34 +9,34 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.packing import PLANES
+from localllm.quant.packing import PLANES_PER_WORD
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.fused import Weights
+from localllm.runtime.kernels.fused import Matrices
 from localllm.runtime.kernels.gpu import skinny_plain, skinny_planes
-from localllm.runtime.kernels.gpu.launch import needs_gpu
-from localllm.runtime.kernels.gpu.skinny import MOST_ROWS
+from localllm.runtime.kernels.gpu.launch import gpu_unsupported
+from localllm.runtime.kernels.gpu.skinny import MAX_ROWS
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def few_rows(x: Tensor, weight: Tensor | QuantizedTensor, *_: object) -> str | None:
-    if reason := needs_gpu(x):
+def small_m_unsupported(x: Tensor, weight: Tensor | QuantizedTensor, *_: object) -> str | None:
+    if reason := gpu_unsupported(x):
         return reason
     rows = x.shape[:-1].numel()
-    if not 1 <= rows <= MOST_ROWS:
-        return f"{rows} rows, not 1 to {MOST_ROWS}"
+    if not 1 <= rows <= MAX_ROWS:
+        return f"{rows} rows, not 1 to {MAX_ROWS}"
     if x.dtype not in DTYPES:
         return f"x is {x.dtype}"
     if isinstance(weight, QuantizedTensor):
-        return None if weight.format in PLANES else f"the weight is {weight.format}"
+        return None if weight.format in PLANES_PER_WORD else f"the weight is {weight.format}"
     if weight.dtype != x.dtype:
         return f"the weight is {weight.dtype}, x {x.dtype}"
     return None if weight.dim() == 2 and weight.is_contiguous() else "the weight is no dense matrix"
 
 
-def product(
+def small_m_matmul(
     x: Tensor,
     weight: Tensor | QuantizedTensor,
     bias: Tensor | None,
@@ -46,25 +46,25 @@ def product(
     """As `fused_linear`, without a norm; x with any dimensions before the last."""
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(weight, QuantizedTensor):
-        y = skinny_planes.product(rows, weight, bias, activation, residual)
+        y = skinny_planes.packed_matmul(rows, weight, bias, activation, residual)
     else:
-        y = skinny_plain.product(rows, weight, bias, activation, residual)
+        y = skinny_plain.dense_matmul(rows, weight, bias, activation, residual)
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-@kernel("linear", "triton-skinny-planes", few_rows, first=True)
-def linear_planes(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    return product(x, weight, bias)
+@kernel("linear", "triton-skinny-planes", small_m_unsupported, first=True)
+def linear_small_m(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    return small_m_matmul(x, weight, bias)
 
 
-@kernel("plain_linear", "triton-skinny", few_rows, first=True)
-def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return product(x, weight, bias)
+@kernel("plain_linear", "triton-skinny", small_m_unsupported, first=True)
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return small_m_matmul(x, weight, bias)
 
 
-def one_matrix(
+def fused_small_m_unsupported(
     x: Tensor,
-    weights: Weights,
+    weights: Matrices,
     bias: Tensor | None,
     norm: Norm | None,
     activation: Activation | None,
@@ -72,17 +72,17 @@ def one_matrix(
 ) -> str | None:
     if len(weights) != 1:
         return f"{len(weights)} matrices"
-    return few_rows(x, weights[0])
+    return small_m_unsupported(x, weights[0])
 
 
-@kernel("fused_linear", "triton-skinny", one_matrix, first=True)
+@kernel("fused_linear", "triton-skinny", fused_small_m_unsupported, first=True)
 def fused_linear(
     x: Tensor,
-    weights: Weights,
+    weights: Matrices,
     bias: Tensor | None,
     norm: Norm | None,
     activation: Activation | None,
     residual: Tensor | None,
 ) -> Tensor:
     [weight] = weights
-    return product(norm(x) if norm else x, weight, bias, activation, residual)
+    return small_m_matmul(norm(x) if norm else x, weight, bias, activation, residual)

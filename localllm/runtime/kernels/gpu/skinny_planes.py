@@ -11,20 +11,26 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.formats.planes import planes_a_scale
-from localllm.quant.packing import PLANES
-from localllm.quant.tensor import ORDER, QuantizedTensor
-from localllm.runtime.kernels.gpu.codes import codes, offset, whole
-from localllm.runtime.kernels.gpu.launch import dot, gpu_of, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import planes, x_of
-from localllm.runtime.kernels.gpu.skinny import X_ROWS, fetch, finish, rows_of, workspace
-from localllm.runtime.kernels.gpu.tiles import Tile, grid_for, tile_for
+from localllm.quant.formats.planes import planes_per_scale
+from localllm.quant.packing import PLANES_PER_WORD
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.runtime.kernels.gpu.codes import byte_to_float, code_offset, decode_plane
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, dot, gpu_of, launch_kernel, wait_for_inputs
+from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
+from localllm.runtime.kernels.gpu.skinny import (
+    PADDED_X_ROWS,
+    prefetch_l2,
+    reduce_splits,
+    split_workspace,
+    tile_row_ids,
+)
+from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
 
-FETCHED = tl.constexpr(4)  # chunks that are asked for before x is waited for
+PREFETCH_CHUNKS = tl.constexpr(4)  # chunks that are asked for before x is waited for
 
 
 @triton.jit(do_not_specialize=["M", "chunks", "share", "tiles"])
-def skinny_planes(
+def small_m_packed_kernel(
     p_x,
     p_q,
     p_scale,
@@ -62,9 +68,9 @@ def skinny_planes(
     OF: tl.constexpr = 16 // BITS  # planes
     ZERO: tl.constexpr = p_zero is not None
     tile = tl.program_id(0)
-    i_n = rows_of(tile, N, BLOCK, ACTIVATION != "")
+    i_n = tile_row_ids(tile, N, BLOCK, ACTIVATION != "")
     i_w = tl.arange(0, WORDS)
-    i_m = tl.arange(0, X_ROWS)
+    i_m = tl.arange(0, PADDED_X_ROWS)
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, chunks)
     p_row = p_q + (i_n // 16).to(tl.int64) * (chunks * 16 * WORDS) + (i_n % 16) * WORDS
@@ -73,25 +79,25 @@ def skinny_planes(
     m_x = (i_m < M)[None, :]
 
     # Lines of 128 bytes: of words each row has WORDS / 64 in a chunk, of scales a group has a few.
-    for ahead in tl.static_range(FETCHED):
-        fetch(p_row + tl.minimum(first + ahead, chunks - 1) * (16 * WORDS))
+    for ahead in tl.static_range(PREFETCH_CHUNKS):
+        prefetch_l2(p_row + tl.minimum(first + ahead, chunks - 1) * (16 * WORDS))
     if GROUP:
         i_g = tl.minimum(first * (WORDS * OF) // GROUP + tl.arange(0, 64), (chunks * WORDS * OF - 1) // GROUP)
         p_line = p_scale + i_g.to(tl.int64) * ROWS
         if ACTIVATION == "":
-            fetch(p_line + tile * BLOCK)
+            prefetch_l2(p_line + tile * BLOCK)
         else:
-            fetch(p_line + tile * (BLOCK // 2))
-            fetch(p_line + N // 2 + tile * (BLOCK // 2))
+            prefetch_l2(p_line + tile * (BLOCK // 2))
+            prefetch_l2(p_line + N // 2 + tile * (BLOCK // 2))
 
     wait_for_inputs(PDL)
-    let_next_start(PDL)
-    acc = tl.zeros((BLOCK, X_ROWS), tl.float32)
+    allow_next_kernel(PDL)
+    acc = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
     part, scale = acc, tl.zeros((BLOCK,), tl.float32)
     if p_zero is not None and not GROUP:
-        added = offset(whole(tl.load(p_zero + i_n)), BITS, X)[:, None]
+        added = code_offset(byte_to_float(tl.load(p_zero + i_n)), BITS, X)[:, None]
     else:
-        added = offset(tl.full((BLOCK, 1), 8 if BITS == 4 and p_minimum is None else 0, tl.float32), BITS, X)
+        added = code_offset(tl.full((BLOCK, 1), 8 if BITS == 4 and p_minimum is None else 0, tl.float32), BITS, X)
     for chunk in range(first, last):
         q = tl.load(p_words + chunk * (16 * WORDS), eviction_policy="evict_first")
         for plane in tl.static_range(OF):
@@ -99,36 +105,36 @@ def skinny_planes(
             m_k = m_x if WHOLE_CHUNKS else m_x & (k + i_w < K)[:, None]
             x = tl.load(p_columns + k, mask=m_k, other=0.0)
             if not GROUP:
-                acc = dot(codes(q, added, plane, BITS, ZERO, X), x, acc)
+                acc = dot(decode_plane(q, added, plane, BITS, ZERO, X), x, acc)
             else:
                 i_group = (k // GROUP).to(tl.int64) * ROWS + i_n
                 i_block = (k // SUPER) * ROWS + i_n
                 if plane % SHARED == 0:  # a group begins
-                    scale = number(p_scale, p_block_scale, i_group, i_block)
-                    part = tl.zeros((BLOCK, X_ROWS), tl.float32)
+                    scale = load_scale(p_scale, p_block_scale, i_group, i_block)
+                    part = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
                     if p_zero is not None:
-                        added = offset(whole(tl.load(p_zero + i_group)), BITS, X)[:, None]
-                part = dot(codes(q, added, plane, BITS, ZERO, X), x, part)
+                        added = code_offset(byte_to_float(tl.load(p_zero + i_group)), BITS, X)[:, None]
+                part = dot(decode_plane(q, added, plane, BITS, ZERO, X), x, part)
                 if p_minimum is not None:
-                    minimum = number(p_minimum, p_block_minimum, i_group, i_block)
+                    minimum = load_scale(p_minimum, p_block_minimum, i_group, i_block)
                     acc -= minimum[:, None] * tl.sum(x.to(tl.float32), 0)[None, :]
                 if plane % SHARED == SHARED - 1:
                     acc += part * scale[:, None]
     if not GROUP:
         acc *= tl.load(p_scale + i_n).to(tl.float32)[:, None]
-    finish(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
+    reduce_splits(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
 
 
 @triton.jit
-def number(p, p_block, i, i_block):
+def load_scale(p, p_block, i, i_block):
     """A scale or minimum in float32: stored, or a factor of its block's."""
     if p_block is None:
         return tl.load(p + i).to(tl.float32)
     else:
-        return whole(tl.load(p + i)) * tl.load(p_block + i_block).to(tl.float32)
+        return byte_to_float(tl.load(p + i)) * tl.load(p_block + i_block).to(tl.float32)
 
 
-def product(
+def packed_matmul(
     x: Tensor,
     weight: QuantizedTensor,
     bias: Tensor | None = None,
@@ -138,19 +144,19 @@ def product(
 ) -> Tensor:
     """x: [M, in], M <= 16 -> [M, out], or [M, out / 2] with an activation. tile: None for the best known"""
     parts, (rows, columns) = weight.parts, weight.shape
-    if ORDER in parts:
-        x = x[:, parts[ORDER]]
+    if COLUMN_ORDER in parts:
+        x = x[:, parts[COLUMN_ORDER]]
     x = x.contiguous()
     _, chunks, _, words = parts["q"].shape
-    each = PLANES[weight.format]
+    each = PLANES_PER_WORD[weight.format]
     kind = "float32" if x.dtype == torch.float32 else f"int{16 // each}"
     tile = tile or tile_for(gpu_of(x.device), kind, rows, columns, chunks)
-    grid = grid_for(tile, rows, chunks)
-    partial, ticket = workspace(grid, tile.block, x.device)
+    grid = tile_grid(tile, rows, chunks)
+    partial, ticket = split_workspace(grid, tile.block_rows, x.device)
     y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
     blocks = parts.get("block_scale")
-    start(
-        skinny_planes,
+    launch_kernel(
+        small_m_packed_kernel,
         (grid.tiles, grid.splits),
         tile.warps,
         tile.stages,
@@ -172,14 +178,14 @@ def product(
         K=columns,
         ROWS=parts["scale"].shape[1],
         chunks=chunks,
-        share=grid.share,
+        share=grid.chunks_per_split,
         tiles=grid.tiles,
-        BLOCK=tile.block,
+        BLOCK=tile.block_rows,
         CUT=grid.splits > 1,
         BITS=16 // each,
         WORDS=words,
         GROUP=weight.group or 0,
-        SHARED=planes_a_scale(weight),
+        SHARED=planes_per_scale(weight),
         SUPER=1 if blocks is None else columns // len(blocks),
         WHOLE_CHUNKS=columns % (words * each) == 0,
         ACTIVATION=activation or "",
@@ -188,11 +194,17 @@ def product(
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
-    x, x_down = x_of(1, 4096), x_of(16, 14336)
-    yield "INT4 g128, 28672 x 4096, gated", lambda: product(x, planes("int4", 28672, 4096, 128), activation="silu")
-    yield "INT4 g64, 4096 x 14336, M 16", lambda: product(x_down, planes("int4", 4096, 14336, 64))
-    yield "INT4 g32, 6144 x 4096", lambda: product(x, planes("int4", 6144, 4096, 32))
+    x, x_down = meta_tensor(1, 4096), meta_tensor(16, 14336)
+    yield (
+        "INT4 g128, 28672 x 4096, gated",
+        lambda: packed_matmul(x, meta_packed_weight("int4", 28672, 4096, 128), activation="silu"),
+    )
+    yield (
+        "INT4 g64, 4096 x 14336, M 16",
+        lambda: packed_matmul(x_down, meta_packed_weight("int4", 4096, 14336, 64)),
+    )
+    yield "INT4 g32, 6144 x 4096", lambda: packed_matmul(x, meta_packed_weight("int4", 6144, 4096, 32))
     yield (
         "INT8 a row, 4096 x 14336",
-        lambda: product(x_down, planes("int8", 4096, 14336, None), residual=x_down[:, :4096]),
+        lambda: packed_matmul(x_down, meta_packed_weight("int8", 4096, 14336, None), residual=x_down[:, :4096]),
     )

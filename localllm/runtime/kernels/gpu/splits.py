@@ -22,40 +22,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import gpu_of, let_next_start, start, wait_for_inputs
-from localllm.runtime.kernels.gpu.paged import FEW, LOG2_E, LOWEST
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_of, launch_kernel, wait_for_inputs
+from localllm.runtime.kernels.gpu.paged import LOG2_E, MAX_DECODE_TOKENS, MIN_SCORE
 
-PROGRAMS = 2  # a multiprocessor: one computes while the other's keys are on their way
-MOST_SPLITS = 64  # more would make the workspace's bytes felt beside the cache's
-LEAST_SPLITS = 4
-COLUMNS = 64  # of a mixture that a program of `combine` puts together: with 64 splits 32 registers a thread
+PROGRAMS_PER_SM = 2  # a multiprocessor: one computes while the other's keys are on their way
+MAX_SPLITS = 64  # more would make the workspace's bytes felt beside the cache's
+MIN_SPLITS = 4
+COMBINE_COLUMNS = (
+    64  # of a mixture that a program of `combine` puts together: with 64 splits 32 registers a thread
+)
 
 
 @dataclass(frozen=True)
-class Workspace:
+class SplitWorkspace:
     """What the programs of one call leave for `combine`; in a captured graph it lies in the graph's own pool."""
 
     acc: Tensor
-    most: Tensor
+    max_score: Tensor
     total: Tensor
 
     @classmethod
-    def like(cls, q: Tensor, sequences: int, queries: int, heads: int, splits: int, dim: int) -> "Workspace":
+    def allocate(
+        cls, q: Tensor, sequences: int, queries: int, heads: int, splits: int, dim: int
+    ) -> "SplitWorkspace":
         rows = sequences, queries, heads, splits
         return cls(
             *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in ((*rows, dim), rows, rows))
         )
 
 
-def splits_for(q: Tensor, shares: int) -> int:
+def choose_splits(q: Tensor, shares: int) -> int:
     """shares: programs that each sequence has anyway. Two programs a multiprocessor where one sequence is alone
     (arithmetic: 2 of 64 KB under way each are more than bandwidth times latency); the same for larger batches, so
     that a result does not depend on them."""
-    return max(LEAST_SPLITS, min(MOST_SPLITS, -(-PROGRAMS * gpu_of(q.device).multiprocessors // shares)))
+    return max(MIN_SPLITS, min(MAX_SPLITS, -(-PROGRAMS_PER_SM * gpu_of(q.device).multiprocessors // shares)))
 
 
 @triton.jit
-def tiles_of(position, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):
+def chunk_tiles(position, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):
     """Tiles of each chunk, for a token at this position. With a window, any 16 neighbours touch SPLITS chunks at
     most, wherever the window begins."""
     if WINDOW:
@@ -67,7 +71,7 @@ def tiles_of(position, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.cons
 
 
 @triton.jit
-def chunk_of(i_split, low, span, WINDOW: tl.constexpr, SPLITS: tl.constexpr):
+def split_chunk(i_split, low, span, WINDOW: tl.constexpr, SPLITS: tl.constexpr):
     """The chunk that program i_split has of those from the first that position `low` sees on."""
     if WINDOW:
         first = tl.maximum(low - WINDOW + 1, 0) // span
@@ -78,7 +82,7 @@ def chunk_of(i_split, low, span, WINDOW: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["queries"])
-def combine(
+def combine_kernel(
     p_out,
     p_acc,
     p_most,
@@ -102,7 +106,7 @@ def combine(
 ):
     """One program a head, token and BLOCK_DIM columns: out = sum(weight * acc) / sum(weight * total)."""
     wait_for_inputs(PDL)
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
     parts = tl.num_programs(0) // HEADS
     i_head = tl.program_id(0) // parts
     i_query = tl.program_id(1)
@@ -112,15 +116,15 @@ def combine(
     if (i_query >= count) | (count > MOST_TOKENS):
         return
     position = tl.load(p_context + i_sequence) - count + i_query
-    span = tiles_of(position, WINDOW, TILE, SPLITS) * TILE
+    span = chunk_tiles(position, WINDOW, TILE, SPLITS) * TILE
     first = 0
     if WINDOW:
         first = tl.maximum(position - WINDOW + 1, 0) // span
     o_chunk = first + tl.arange(0, BLOCK_SPLITS)
     m_chunk = o_chunk * span <= position
     o_row = ((i_sequence * queries + i_query).to(tl.int64) * HEADS + i_head) * SPLITS + o_chunk % SPLITS
-    most = tl.load(p_most + o_row, mask=m_chunk, other=LOWEST)
-    sink = LOWEST
+    most = tl.load(p_most + o_row, mask=m_chunk, other=MIN_SCORE)
+    sink = MIN_SCORE
     if p_sinks is not None:
         sink = tl.load(p_sinks + i_head).to(tl.float32) * LOG2_E
     largest = tl.maximum(tl.max(most, 0), sink)
@@ -138,9 +142,9 @@ def combine(
     tl.store(p_out + (token * HEADS + i_head) * DIM + o_dim, out.to(p_out.dtype.element_ty), mask=m_dim)
 
 
-def put_together(
+def combine_splits(
     out: Tensor,
-    space: Workspace,
+    space: SplitWorkspace,
     query_start: Tensor,
     context_len: Tensor,
     window: int,
@@ -150,15 +154,15 @@ def put_together(
 ) -> None:
     """out: [T, heads, dim]; gate: the same, or None."""
     sequences, queries, heads, splits, dim = space.acc.shape
-    columns = min(COLUMNS, triton.next_power_of_2(dim))
-    start(
-        combine,
+    columns = min(COMBINE_COLUMNS, triton.next_power_of_2(dim))
+    launch_kernel(
+        combine_kernel,
         (heads * triton.cdiv(dim, columns), queries, sequences),
         warps=4,
         device=out.device,
         p_out=out,
         p_acc=space.acc,
-        p_most=space.most,
+        p_most=space.max_score,
         p_total=space.total,
         p_start=query_start,
         p_context=context_len,
@@ -174,5 +178,5 @@ def put_together(
         TILE=tile,
         SPLITS=splits,
         BLOCK_SPLITS=triton.next_power_of_2(splits),
-        MOST_TOKENS=FEW,
+        MOST_TOKENS=MAX_DECODE_TOKENS,
     )

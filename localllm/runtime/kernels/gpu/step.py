@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import let_next_start, start, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, launch_kernel, wait_for_inputs
 
-PLACE, ROW, LENGTH, TOKENS = range(4)  # rows of `inputs`; the tokens' from there on
-NOBODY = -1  # as the length of a sequence
-NEWEST = -1  # as a token
+NEWEST_INDEX, STATE_SLOT, CONTEXT_LEN, FIRST_TOKEN = range(4)  # rows of `inputs`; the tokens' from there on
+PADDING = -1  # as the length of a sequence
+NEWEST_TOKEN = -1  # as a token
 
 
 @dataclass(frozen=True)
-class Columns:
+class StepColumns:
     """What a step of `bucket` sequences with `count` tokens each reads and writes; all on the device."""
 
     inputs: Tensor  # [3 + tokens, most] int64
@@ -32,15 +32,15 @@ class Columns:
     positions: Tensor  # [bucket * count] int64
     slot: Tensor  # [bucket * count] int64; of nobody the first of `spare_block`
     context_len: Tensor  # [bucket] int32; of nobody 0
-    rows: Tensor  # [bucket] int32; of nobody `spare_row`
+    state_slots: Tensor  # [bucket] int32; of nobody `spare_row`
     count: int
     block_size: int
     spare_block: int
-    spare_row: int
+    spare_slot: int
 
 
 @triton.jit
-def begin_kernel(
+def begin_step_kernel(
     inputs,
     newest,
     tables,
@@ -76,11 +76,11 @@ def begin_kernel(
     tl.store(slot + i * COUNT + o_token, place, m_token)
     tl.store(context_len + i, tl.where(there, length + COUNT, 0).to(tl.int32))
     tl.store(rows + i, tl.where(there, tl.load(inputs + most + i), spare_row).to(tl.int32))
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
 
 
 @triton.jit
-def end_kernel(
+def end_step_kernel(
     inputs,
     newest,
     choices,
@@ -99,14 +99,14 @@ def end_kernel(
     tl.store(newest + tl.load(inputs + i), chosen, there)
     tl.store(inputs + 2 * most + i, length + COUNT, there)
     tl.store(inputs + (3 + o_token) * most + i, -1, o_token < tl.where(there, COUNT, 0))
-    let_next_start(PDL)
+    allow_next_kernel(PDL)
 
 
-def begin(columns: Columns) -> None:
+def begin_step(columns: StepColumns) -> None:
     """Writes everything that is not `inputs`, `newest` and `tables`."""
     c = columns
-    start(
-        begin_kernel,
+    launch_kernel(
+        begin_step_kernel,
         (len(c.context_len),),
         warps=1,
         device=c.inputs.device,
@@ -117,23 +117,23 @@ def begin(columns: Columns) -> None:
         positions=c.positions,
         slot=c.slot,
         context_len=c.context_len,
-        rows=c.rows,
+        rows=c.state_slots,
         most=c.inputs.shape[1],
         width=c.tables.shape[1],
         spare_block=c.spare_block,
-        spare_row=c.spare_row,
+        spare_row=c.spare_slot,
         COUNT=c.count,
         PADDED=triton.next_power_of_2(c.count),
         BLOCK_SIZE=c.block_size,
     )
 
 
-def end(columns: Columns, choices: Tensor) -> None:
+def end_step(columns: StepColumns, choices: Tensor) -> None:
     """What was drawn becomes each sequence's newest token, and the one that it brings next. choices: [bucket *
     count] int64"""
     c = columns
-    start(
-        end_kernel,
+    launch_kernel(
+        end_step_kernel,
         (len(c.context_len),),
         warps=1,
         device=c.inputs.device,
@@ -149,30 +149,30 @@ def end(columns: Columns, choices: Tensor) -> None:
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     """What is compiled for GPUs that are not here: docs/kernels.md."""
 
-    def columns(bucket: int, count: int) -> Columns:
+    def columns(bucket: int, count: int) -> StepColumns:
         def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         tokens, of_each = empty(bucket * count), empty(bucket, dtype=torch.int32)
         tables = empty(32, 8192, dtype=torch.int32)
-        return Columns(
+        return StepColumns(
             empty(19, 32), empty(32), tables, tokens, tokens, tokens, of_each, of_each, count, 16, 1000, 0
         )
 
     def both(bucket: int, count: int) -> None:
-        begin(columns(bucket, count))
-        end(columns(bucket, count), torch.empty(bucket * count, dtype=torch.int64, device="meta"))
+        begin_step(columns(bucket, count))
+        end_step(columns(bucket, count), torch.empty(bucket * count, dtype=torch.int64, device="meta"))
 
     yield "32 sequences, a token each", lambda: both(32, 1)
     yield "1 sequence, 16 tokens", lambda: both(1, 16)
 
 
-def begin_reference(columns: Columns) -> None:
+def begin_step_reference(columns: StepColumns) -> None:
     c, bucket = columns, len(columns.context_len)
-    length, steps = c.inputs[LENGTH, :bucket], torch.arange(c.count, device=c.inputs.device)
+    length, steps = c.inputs[CONTEXT_LEN, :bucket], torch.arange(c.count, device=c.inputs.device)
     there = length >= 0
-    tokens = c.inputs[TOKENS : TOKENS + c.count, :bucket].T
-    last = c.newest[c.inputs[PLACE, :bucket].where(there, 0)].clamp(min=0)[:, None]
+    tokens = c.inputs[FIRST_TOKEN : FIRST_TOKEN + c.count, :bucket].T
+    last = c.newest[c.inputs[NEWEST_INDEX, :bucket].where(there, 0)].clamp(min=0)[:, None]
     position = (length[:, None] + steps).where(there[:, None], 0)
     block = c.tables[:bucket].gather(1, position // c.block_size)
     place = (block * c.block_size + position % c.block_size).where(there[:, None], c.spare_block * c.block_size)
@@ -180,4 +180,4 @@ def begin_reference(columns: Columns) -> None:
     c.positions.copy_(position.flatten())
     c.slot.copy_(place.flatten())
     c.context_len.copy_((length + c.count).where(there, 0))
-    c.rows.copy_(c.inputs[ROW, :bucket].where(there, c.spare_row))
+    c.state_slots.copy_(c.inputs[STATE_SLOT, :bucket].where(there, c.spare_slot))

@@ -7,33 +7,33 @@ from pathlib import Path
 
 from localllm.runtime.kernels.gpu.launch import Gpu
 
-TABLE = Path(__file__).with_name("tiles.toml")
-SMALL = 4096  # rows of W: below, tiles of 64 are too few for all multiprocessors
+TILES_PATH = Path(__file__).with_name("tiles.toml")
+SMALL_ROWS = 4096  # rows of W: below, tiles of 64 are too few for all multiprocessors
 
 
 @dataclass(frozen=True)
 class Tile:
-    block: int  # rows of W a program
+    block_rows: int  # rows of W a program
     warps: int
     stages: int
     splits: int  # parts that columns are cut into, at most
 
 
 @dataclass(frozen=True)
-class Grid:
+class TileGrid:
     """tiles of `block` rows, each cut into `splits` of `share` chunks of columns, the last maybe of fewer."""
 
     tiles: int
     splits: int
-    share: int
+    chunks_per_split: int
 
 
 def tile_for(gpu: Gpu, kind: str, rows: int, columns: int, chunks: int) -> Tile:
     """kind: what W is stored as, `int4`, `int8`, `bfloat16`, ...; `float32` where x is."""
-    return measured().get((gpu.arch, kind, rows, columns)) or by_rule(gpu, kind, rows, chunks)
+    return measured_tiles().get((gpu.arch, kind, rows, columns)) or default_tile(gpu, kind, rows, chunks)
 
 
-def by_rule(gpu: Gpu, kind: str, rows: int, chunks: int) -> Tile:
+def default_tile(gpu: Gpu, kind: str, rows: int, chunks: int) -> Tile:
     """All of this is arithmetic. x is read again for each block: at M = 16 and for 64 rows of INT4 as many bytes
     as of W, but from L2. Two warps take mma.sync on every architecture (wgmma wants four), and with 32 rows each
     they have x's fragments for twice the weights. Two programs a multiprocessor, if each is left two chunks: one
@@ -41,23 +41,23 @@ def by_rule(gpu: Gpu, kind: str, rows: int, chunks: int) -> Tile:
     if kind == "float32":  # no tensor cores
         block, warps, stages = 32, 4, 2
     elif kind in ("int4", "int8"):
-        block, warps, stages = (64 if rows >= SMALL else 32), 2, 3
+        block, warps, stages = (64 if rows >= SMALL_ROWS else 32), 2, 3
     else:
         block, warps, stages = 32, 2, 4
     wanted = -(-2 * gpu.multiprocessors // -(-rows // block))
     return Tile(block, warps, stages, max(1, min(wanted, chunks // 2)))
 
 
-def grid_for(tile: Tile, rows: int, chunks: int) -> Grid:
+def tile_grid(tile: Tile, rows: int, chunks: int) -> TileGrid:
     share = -(-chunks // tile.splits)
-    return Grid(-(-rows // tile.block), -(-chunks // share), share)
+    return TileGrid(-(-rows // tile.block_rows), -(-chunks // share), share)
 
 
 @cache
-def measured() -> dict[tuple[int, str, int, int], Tile]:
+def measured_tiles() -> dict[tuple[int, str, int, int], Tile]:
     return {
         (row["arch"], row["kind"], row["rows"], row["columns"]): Tile(
             row["block"], row["warps"], row["stages"], row["splits"]
         )
-        for row in tomllib.loads(TABLE.read_text()).get("tile", [])
+        for row in tomllib.loads(TILES_PATH.read_text()).get("tile", [])
     }

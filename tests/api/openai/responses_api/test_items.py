@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from localllm.api.body import BadField
-from localllm.api.openai.responses_api.items import messages_of
+from localllm.api.openai.responses_api.items import messages_from_input
 
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
 SAID = {
@@ -25,7 +25,7 @@ def call(name: str) -> dict[str, Any]:
 
 def test_what_was_said_in_one_turn_is_one_message() -> None:
     items = [{"role": "user", "content": "Well?"}, THOUGHT, SAID, CALL, CALL | {"call_id": "c2"}, RESULT, SAID]
-    assert messages_of(items, "Be short.") == [
+    assert messages_from_input(items, "Be short.") == [
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "Well?"},
         {
@@ -40,7 +40,7 @@ def test_what_was_said_in_one_turn_is_one_message() -> None:
 
 
 def test_messages_that_follow_each_other_stay_apart() -> None:
-    roles = [message["content"] for message in messages_of([SAID, SAID, THOUGHT, SAID], None)]
+    roles = [message["content"] for message in messages_from_input([SAID, SAID, THOUGHT, SAID], None)]
     assert roles == ["I call", "I call", "I call"]
 
 
@@ -60,5 +60,5 @@ def test_messages_that_follow_each_other_stay_apart() -> None:
 )
 def test_what_is_no_item_is_refused_with_its_place(item: Any, param: str) -> None:
     with pytest.raises(BadField) as caught:
-        messages_of([item], None)
+        messages_from_input([item], None)
     assert caught.value.param == param

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from localllm.arch.config import Activation
-from localllm.runtime.kernels.cpu.activations import gated, mapped, takes
-from localllm.runtime.kernels.elementwise import gated_reference, in_vectors
+from localllm.runtime.kernels.cpu.activations import gated_activation, map_elements, supports
+from localllm.runtime.kernels.elementwise import gated_activation_reference, map_in_vectors
 from tests.runtime.kernels.harness import check
 
 FUNCTIONS = {"silu": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
@@ -19,12 +19,12 @@ FUNCTIONS = {"silu": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 def test_functions(name: str, dtype: torch.dtype) -> None:
     x = torch.cat((torch.linspace(-90, 90, 1003), torch.linspace(-3, 3, 500))).to(dtype)
     exact = FUNCTIONS[name](x.double())
-    error = (mapped(x, name).double() - exact).abs()
+    error = (map_elements(x, name).double() - exact).abs()
     assert (error <= torch.finfo(dtype).eps * exact.abs() + 3e-7).all()
     for begin in (0, 700, 1490):
         for end in (begin + 1, begin + 7):
-            assert torch.equal(mapped(x[begin:end], name), mapped(x, name)[begin:end])
-    assert mapped(torch.tensor([torch.nan]), name).isnan().all()
+            assert torch.equal(map_elements(x[begin:end], name), map_elements(x, name)[begin:end])
+    assert map_elements(torch.tensor([torch.nan]), name).isnan().all()
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
@@ -33,23 +33,27 @@ def test_functions(name: str, dtype: torch.dtype) -> None:
 def test_gates(activation: Activation, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).bfloat16() * 4
     assert check("gated", lambda d: (x.to(d), activation), dtype) == ["cpu-numbers"]
-    whole = gated(x, activation)
-    assert all(torch.equal(gated(x[i : i + 1], activation), whole[i : i + 1]) for i in range(len(x)))
+    whole = gated_activation(x, activation)
+    assert all(torch.equal(gated_activation(x[i : i + 1], activation), whole[i : i + 1]) for i in range(len(x)))
 
 
 def test_nan_stays() -> None:
     x = torch.tensor([[torch.nan, 1.0, 1.0, 2.0], [1.0, 1.0, torch.nan, 2.0]])
     for activation in get_args(Activation):
-        assert gated(x, activation).isnan().tolist() == [[True, False], [True, False]]
-        assert gated_reference(x, activation).isnan().tolist() == [[True, False], [True, False]]
+        assert gated_activation(x, activation).isnan().tolist() == [[True, False], [True, False]]
+        assert gated_activation_reference(x, activation).isnan().tolist() == [[True, False], [True, False]]
 
 
 def test_what_it_does_not_take() -> None:
-    assert not takes(torch.zeros(3).double()) and not takes(torch.zeros(0)) and not takes(torch.zeros(3).int())
+    assert (
+        not supports(torch.zeros(3).double())
+        and not supports(torch.zeros(0))
+        and not supports(torch.zeros(3).int())
+    )
 
 
 def test_a_function_of_torch_gives_a_number_the_same_bits_wherever_it_stands() -> None:
     x = torch.randn(5, 77, generator=torch.Generator().manual_seed(0)) * 30
-    whole = in_vectors(torch.cos, x)
-    assert all(torch.equal(in_vectors(torch.cos, x[i : i + 1]), whole[i : i + 1]) for i in range(5))
+    whole = map_in_vectors(torch.cos, x)
+    assert all(torch.equal(map_in_vectors(torch.cos, x[i : i + 1]), whole[i : i + 1]) for i in range(5))
     torch.testing.assert_close(whole, x.cos())

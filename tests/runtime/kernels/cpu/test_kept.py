@@ -7,7 +7,7 @@ import torch
 
 from localllm.runtime.kernels.cpu import compile as compiling
 from localllm.runtime.kernels.cpu import kept, programs
-from localllm.runtime.kernels.cpu.compile import Compiled
+from localllm.runtime.kernels.cpu.compile import CompiledKernel
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planes() -> list[int]:
     """What the program makes of a row."""
-    program = Compiled(lambda p: programs.write_planes(p, torch.float32, 16, 2), "planes", 6)
+    program = CompiledKernel(lambda p: programs.emit_split_bytes(p, torch.float32, 16, 2), "planes", 6)
     x = torch.linspace(-1, 1, 16)
     bytes_, records = torch.zeros(32, dtype=torch.int8), torch.zeros(16, dtype=torch.int8)
-    program.alone(x.data_ptr(), bytes_.data_ptr(), records.data_ptr(), 1, 1, 1)
+    program.run_single(x.data_ptr(), bytes_.data_ptr(), records.data_ptr(), 1, 1, 1)
     return [*bytes_.tolist(), *records.tolist()]
 
 
@@ -58,6 +58,6 @@ def test_a_folder_that_cannot_be_written_is_done_without(home: Path) -> None:
 
 
 def test_other_processors_have_code_of_their_own(home: Path) -> None:
-    kept.write(("text", "one"), b"code")
-    assert kept.read(("text", "one")) == b"code"
-    assert kept.read(("text", "other")) is None
+    kept.write_cached(("text", "one"), b"code")
+    assert kept.read_cached(("text", "one")) == b"code"
+    assert kept.read_cached(("text", "other")) is None

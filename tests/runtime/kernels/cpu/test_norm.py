@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from localllm.runtime.kernels import rms_norm
-from localllm.runtime.kernels.cpu.norm import takes
+from localllm.runtime.kernels.cpu.norm import supports_rms_norm
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (3, 2048), (40, 96), (5, 4, 128)])
@@ -14,7 +14,7 @@ def test_rows(shape: tuple[int, ...], dtype: torch.dtype, weighted: bool) -> Non
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator).to(dtype)
     weight = torch.rand(shape[-1], generator=generator) if weighted else None
-    assert takes(x, weight)
+    assert supports_rms_norm(x, weight)
     exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
     expected = exact if weight is None else exact * weight
     found = rms_norm(x, weight, 1e-5)
@@ -34,13 +34,13 @@ def test_epsilon_counts_and_nan_stays() -> None:
     "x", [torch.zeros(2, 40), torch.zeros(4, 64)[:, ::2], torch.zeros(0, 32), torch.zeros(2, 32).double()]
 )
 def test_what_it_does_not_take_torch_does(x: torch.Tensor) -> None:
-    assert not takes(x, None)
+    assert not supports_rms_norm(x, None)
     assert rms_norm(x, None, 1e-5).shape == x.shape
 
 
 def test_a_weight_of_another_size_or_dtype_is_not_read() -> None:
     x = torch.zeros(2, 32)
-    assert takes(x, torch.ones(32)) and not takes(x, torch.ones(32).double())
-    assert not takes(x, torch.ones(16))
+    assert supports_rms_norm(x, torch.ones(32)) and not supports_rms_norm(x, torch.ones(32).double())
+    assert not supports_rms_norm(x, torch.ones(16))
     with pytest.raises(RuntimeError, match="normalized_shape"):
         rms_norm(x, torch.ones(16), 1e-5)

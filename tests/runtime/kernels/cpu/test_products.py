@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats.lanes import to_lanes
-from localllm.quant.packing import GGUF_LANES
+from localllm.quant.formats.lanes import interleave
+from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import programs
-from localllm.runtime.kernels.cpu.compile import openmp, target
-from localllm.runtime.kernels.cpu.layout import Layout
-from localllm.runtime.kernels.cpu.products import few_rows, many_rows
+from localllm.runtime.kernels.cpu.compile import llvm_target, openmp
+from localllm.runtime.kernels.cpu.layout import InterleavedLayout
+from localllm.runtime.kernels.cpu.products import matmul_dequantized, matmul_small_m
 from localllm.runtime.kernels.cpu.program import Program
 from tests.quant.test_lanes import blocks, integers
 
-WAYS = {"few": few_rows, "many": many_rows}
+WAYS = {"few": matmul_small_m, "many": matmul_dequantized}
 # Of sum |x| |w|: what the planes of x, and the result in its dtype, round off.
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
 
 def laned(weight: QuantizedTensor) -> QuantizedTensor:
-    found = to_lanes(weight)
+    found = interleave(weight)
     assert found
     return found
 
@@ -45,7 +45,7 @@ def check(weight: QuantizedTensor, way: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("form", GGUF_LANES)
+@pytest.mark.parametrize("form", GGUF_INTERLEAVED_BYTES)
 def test_blocks_of_gguf(form: str, way: str) -> None:
     check(blocks(form, 37, 512), way, torch.float32)
 
@@ -80,9 +80,9 @@ def test_columns_in_another_order(way: str) -> None:
 @pytest.mark.parametrize("form", ["q4_0", "q4_k", "q6_k"])
 def test_a_row_does_not_depend_on_the_others_of_few(form: str) -> None:
     weight, x = laned(blocks(form, 37, 512)), rows_of(7, 512, torch.float32)
-    together = few_rows(x, weight)
+    together = matmul_small_m(x, weight)
     for i in range(len(x)):
-        assert torch.equal(few_rows(x[i : i + 1], weight)[0], together[i])
+        assert torch.equal(matmul_small_m(x[i : i + 1], weight)[0], together[i])
 
 
 @pytest.fixture
@@ -97,9 +97,9 @@ def threads() -> Iterator[None]:
 def test_a_row_does_not_depend_on_the_threads() -> None:
     weight, x = laned(blocks("q8_0", 100, 512)), rows_of(3, 512, torch.float32)
     torch.set_num_threads(1)
-    alone = few_rows(x, weight)
+    alone = matmul_small_m(x, weight)
     torch.set_num_threads(3)
-    assert torch.equal(few_rows(x, weight), alone)
+    assert torch.equal(matmul_small_m(x, weight), alone)
 
 
 @pytest.mark.skipif(not openmp(), reason="this torch brings no OpenMP of GNU")
@@ -108,11 +108,11 @@ def test_fewer_threads_than_were_wanted_do_all() -> None:
     """OMP_THREAD_LIMIT, OMP_DYNAMIC and regions in regions make them fewer."""
     weight, x = laned(blocks("q8_0", 1000, 64)), rows_of(3, 64, torch.float32)
     torch.set_num_threads(1)
-    alone = few_rows(x, weight)
+    alone = matmul_small_m(x, weight)
     torch.set_num_threads(2 * (os.cpu_count() or 1) + 1)
     openmp().omp_set_dynamic(1)  # no more than cores
     try:
-        assert torch.equal(few_rows(x, weight), alone)
+        assert torch.equal(matmul_small_m(x, weight), alone)
     finally:
         openmp().omp_set_dynamic(0)
 
@@ -132,7 +132,7 @@ def test_all_sizes_of_x(size: float) -> None:
     x = rows_of(1, 64, torch.float32) * size
     expected = x.double() @ dequantize(weight, torch.float64).T
     bound = 1e-6 * (x.double().abs() @ dequantize(weight, torch.float64).abs().T) + 1e-30
-    assert ((few_rows(x, laned(weight)).double() - expected).abs() <= bound).all()
+    assert ((matmul_small_m(x, laned(weight)).double() - expected).abs() <= bound).all()
 
 
 def test_outliers_do_not_spoil_other_groups() -> None:
@@ -141,7 +141,7 @@ def test_outliers_do_not_spoil_other_groups() -> None:
     x[0, 3] = 1e6
     weight.parts["blocks"][:, :34] = 0  # the first group of every row: only the others tell
     exact = dequantize(weight, torch.float64)
-    error = (few_rows(x, laned(weight)).double() - x.double() @ exact.T).abs()
+    error = (matmul_small_m(x, laned(weight)).double() - x.double() @ exact.T).abs()
     assert (error <= 2.0**-8 * (x.double().abs() @ exact.abs().T)).all()
 
 
@@ -152,25 +152,27 @@ def test_processors_without_products_of_bytes(form: str, monkeypatch: pytest.Mon
     from localllm.runtime.kernels.cpu import products
 
     weight, x = laned(blocks(form, 37, 512)), rows_of(5, 512, torch.float32)
-    expected = few_rows(x, weight)
-    monkeypatch.setattr(compiling, "VNNI", ("no such feature",))
-    products.product_program.made.clear()
+    expected = matmul_small_m(x, weight)
+    monkeypatch.setattr(compiling, "VNNI_FEATURES", ("no such feature",))
+    products.compile_matmul.compiled_kernels.clear()
     try:
-        assert torch.equal(few_rows(x, weight), expected)
+        assert torch.equal(matmul_small_m(x, weight), expected)
     finally:
-        products.product_program.made.clear()
+        products.compile_matmul.compiled_kernels.clear()
 
 
 @pytest.mark.parametrize(("triple", "cpu"), [("x86_64-linux", "haswell"), ("aarch64-linux", "neoverse-n1")])
 @pytest.mark.parametrize("form", ["q4_k", "q8_0"])
 def test_the_programs_compile_for_other_processors(triple: str, cpu: str, form: str) -> None:
-    target()
+    llvm_target()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     program = Program("multiply", vnni=False)
-    programs.multiply(program, Layout.of(laned(blocks(form, 16, 256))), 2, 4, torch.bfloat16)
+    programs.emit_matmul(
+        program, InterleavedLayout.from_weight(laned(blocks(form, 16, 256))), 2, 4, torch.bfloat16
+    )
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
-    module = llvm.parse_assembly(program.finish())
+    module = llvm.parse_assembly(program.to_llvm())
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(module, passes)
     assembly = machine.emit_assembly(module)
@@ -181,15 +183,15 @@ def test_the_programs_compile_for_other_processors(triple: str, cpu: str, form: 
 def test_programs_are_compiled_once_however_many_ask() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from localllm.runtime.kernels.cpu.compile import Compiled, Once
+    from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
 
     made: list[int] = []
 
-    def write(size: int) -> Compiled:
+    def write(size: int) -> CompiledKernel:
         made.append(size)
-        return Compiled(lambda p: programs.write_planes(p, torch.float32, size, 2), "planes", 6)
+        return CompiledKernel(lambda p: programs.emit_split_bytes(p, torch.float32, size, 2), "planes", 6)
 
-    program = Once(write)
+    program = CompileOnce(write)
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(program, 48) for _ in range(4)] + [program.ahead(48)]
+        found = [pool.submit(program, 48) for _ in range(4)] + [program.compile_ahead(48)]
     assert len({id(one.result()) for one in found}) == 1 and made == [48]

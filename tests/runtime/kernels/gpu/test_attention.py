@@ -36,14 +36,14 @@ def step(spans: Spans) -> Batch:
     """Sequences on scattered blocks; what a block table does not use leads out of the cache."""
     pool = BlockPool(BLOCKS, SIZE)
     free = random.Random(0).sample(range(BLOCKS), BLOCKS)
-    pool.take = lambda after=None: free.pop()  # pyright: ignore[reportAttributeAccessIssue]
+    pool.allocate = lambda after=None: free.pop()  # pyright: ignore[reportAttributeAccessIssue]
     states = [SequenceState(pool) for _ in spans]
     for state, (context, _) in zip(states, spans, strict=True):
         state.extend(context)
-    batch = Batch.of(states, [[0] * count for _, count in spans], [], CPU)
+    batch = Batch.from_states(states, [[0] * count for _, count in spans], [], CPU)
     table = torch.full((len(spans), batch.block_table.shape[1] + 2), 2**24, dtype=torch.int32)
     for row, state in zip(table, states, strict=True):
-        row[: len(state.table)] = torch.tensor(state.table)
+        row[: len(state.block_table)] = torch.tensor(state.block_table)
     return replace(batch, block_table=table)
 
 
@@ -146,8 +146,8 @@ def attended(
         query_start=torch.tensor([0, count], dtype=torch.int32),
         context_len=batch.context_len[only : only + 1],
         block_table=batch.block_table[only : only + 1],
-        longest=count,
-        uniform=count,
+        max_query_len=count,
+        uniform_query_len=count,
         spans=(),
     )
     return attention(q[end - count : end], cache, alone, c)

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.formats.repack import repacked
+from localllm.quant.formats.repack import repack
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.experts import Stacked, experts
+from localllm.runtime.kernels.experts import StackedExperts, experts
 from tests.quant.test_lanes import blocks, integers
 from tests.quant.test_repack import floats
 from tests.runtime.kernels.harness import check
@@ -19,10 +19,12 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).bfloat16()
 
 
-def plain(experts: int, hidden: int, n: int, activation: Activation = "silu", *, biases: bool = False) -> Stacked:
+def plain(
+    experts: int, hidden: int, n: int, activation: Activation = "silu", *, biases: bool = False
+) -> StackedExperts:
     gate_up, down = drawn(experts * 2 * n, hidden) / 4, drawn(experts * hidden, n, seed=1) / 4
     bias = (drawn(experts * 2 * n, seed=2), drawn(experts * hidden, seed=3)) if biases else (None, None)
-    return Stacked(gate_up, down, *bias, activation, experts)
+    return StackedExperts(gate_up, down, *bias, activation, experts)
 
 
 def routed(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
@@ -32,17 +34,17 @@ def routed(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
     return top.indices, top.values
 
 
-def compare(tokens: int, mlps: Stacked, chosen: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
+def compare(tokens: int, mlps: StackedExperts, chosen: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
     x = drawn(tokens, mlps.gate_up.shape[1], seed=5)
     assert check("experts", lambda d: (x.to(d), chosen, weight, cast(mlps, d)), dtype) == ["triton-grouped"]
 
 
-def cast(mlps: Stacked, dtype: torch.dtype) -> Stacked:
+def cast(mlps: StackedExperts, dtype: torch.dtype) -> StackedExperts:
     def to(part: Tensor | QuantizedTensor | None):
         return part.to(dtype) if isinstance(part, Tensor) else part
 
     parts = [to(part) for part in (mlps.gate_up, mlps.down, mlps.gate_up_bias, mlps.down_bias)]
-    return Stacked(*parts, mlps.activation, mlps.count)
+    return StackedExperts(*parts, mlps.activation, mlps.count)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_every_activation(tokens: int, activation: Activation) -> None:
 
 
 def laid(weight: QuantizedTensor) -> QuantizedTensor:
-    found = repacked(weight)
+    found = repack(weight)
     assert found
     return found
 
@@ -92,7 +94,7 @@ def tamed(weight: QuantizedTensor) -> QuantizedTensor:
 def test_packed_experts(tokens: int, form: str) -> None:
     hidden, n, make = PACKED[form]
     gate_up, down = tamed(laid(make(3 * 2 * n, hidden))), tamed(laid(make(3 * hidden, n)))
-    compare(tokens, Stacked(gate_up, down, None, None, "silu", 3), *routed(tokens, 3, 2), torch.float32)
+    compare(tokens, StackedExperts(gate_up, down, None, None, "silu", 3), *routed(tokens, 3, 2), torch.float32)
 
 
 @pytest.mark.parametrize("tokens", [4, 30])

@@ -64,8 +64,8 @@ def test_a_token_has_the_same_bits_alone_and_as_a_draft() -> None:
             query_start=torch.tensor([0, 1], dtype=torch.int32),
             context_len=batch.context_len[1:] - before,
             block_table=batch.block_table[1:],
-            longest=1,
-            uniform=1,
+            max_query_len=1,
+            uniform_query_len=1,
         )
         row = 4 - before
         one = latent_attention(q[row : row + 1], cache, alone, c, k_b, v_b)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.runtime.kernels.elementwise import gated_reference
+from localllm.runtime.kernels.elementwise import gated_activation_reference
 from localllm.runtime.kernels.gpu import norms
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import KERNELS, explain
@@ -52,7 +52,7 @@ def test_layer_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("operation", ["rms_norm", "layer_norm"])
-@pytest.mark.parametrize("columns", [norms.WIDEST + 1, norms.LONGEST])
+@pytest.mark.parametrize("columns", [norms.MAX_REGISTER_COLUMNS + 1, norms.MAX_COLUMNS])
 def test_long_rows(columns: int, operation: str) -> None:
     def make(d: torch.dtype) -> tuple[Tensor, Tensor, float]:
         return with_gaps(numbers(2, columns).to(d) + 1), numbers(columns, seed=1).to(exactly(d)), 1e-5
@@ -103,7 +103,7 @@ def test_nan_stays_nan() -> None:
     x = torch.tensor([[torch.nan, 1.0, 2.0, 1.0]])
     for activation in ("silu", "gelu", "gelu_tanh", "swiglu_clamped"):
         assert KERNELS["gated"][0].run(x, activation).isnan().tolist() == [[True, False]]
-        assert gated_reference(x, activation).isnan().tolist() == [[True, False]]
+        assert gated_activation_reference(x, activation).isnan().tolist() == [[True, False]]
     assert KERNELS["rms_norm"][0].run(x, None, 1e-5).isnan().all()
 
 
@@ -120,7 +120,7 @@ def test_a_row_has_the_same_bits_whatever_rows_stand_beside_it() -> None:
 
 
 def test_reasons() -> None:
-    assert dict(explain("rms_norm", torch.empty(1, norms.LONGEST + 1), None, 1e-5))["triton-rows"] != "ok"
+    assert dict(explain("rms_norm", torch.empty(1, norms.MAX_COLUMNS + 1), None, 1e-5))["triton-rows"] != "ok"
     assert dict(explain("rms_norm", torch.empty(1, 8, dtype=torch.float64), None, 1e-5))["triton-rows"] != "ok"
     halves = torch.empty(8, dtype=torch.bfloat16)
     assert dict(explain("rms_norm", torch.empty(1, 8), halves, 1e-5))["triton-rows"] != "ok"

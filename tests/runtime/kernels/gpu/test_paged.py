@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 
-from localllm.quant.vectors import widened
-from localllm.runtime.kernels.gpu.paged import APART_FLOAT8, APART_WHOLE
+from localllm.quant.vectors import to_float32
+from localllm.runtime.kernels.gpu.paged import SPLIT_FP8_ASM, SPLIT_INT8_ASM
 
 
 @pytest.mark.parametrize(
-    ("form", "asm"), [(torch.int8, APART_WHOLE), (torch.float8_e4m3fn, APART_FLOAT8)], ids=str
+    ("form", "asm"), [(torch.int8, SPLIT_INT8_ASM), (torch.float8_e4m3fn, SPLIT_FP8_ASM)], ids=str
 )
 def test_every_pair_is_taken_apart_exactly(form: torch.dtype, asm) -> None:
     pairs = torch.arange(2**16)
@@ -19,7 +19,7 @@ def test_every_pair_is_taken_apart_exactly(form: torch.dtype, asm) -> None:
     for lanes, shift in ((even, 0), (odd, 8)):
         for lane, pair in ((lanes & 0xFFFF, low), (lanes >> 16, high)):
             numbers = (pair >> shift & 0xFF).to(torch.uint8).view(form)
-            assert torch.equal(of_bfloat16(lane), widened(numbers).double())
+            assert torch.equal(of_bfloat16(lane), to_float32(numbers).double())
 
 
 def carried_out(asm: str, pair: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats.repack import repacked
-from localllm.quant.packing import GGUF_PLANES
+from localllm.quant.formats.repack import repack
+from localllm.quant.packing import GGUF_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels import linear, prepared
+from localllm.runtime.kernels import linear, prepare_weights
 from localllm.runtime.kernels.gpu import dequantize as unpacking
 from localllm.runtime.kernels.gpu import gemm
 from tests.quant.test_lanes import blocks, integers
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("interpreter")
 
 
 def laid(weight: QuantizedTensor) -> QuantizedTensor:
-    found = repacked(weight)
+    found = repack(weight)
     assert found
     return found
 
@@ -39,7 +39,7 @@ WEIGHTS = {
     "mxfp4": lambda: floats("mxfp4", 33, 96, None),
     "fp8": lambda: floats("fp8", 33, 96, None),
     "fp8 64": lambda: floats("fp8", 16, 160, 64),
-    **{form: (lambda form=form: blocks(form, 18, 256)) for form in GGUF_PLANES},
+    **{form: (lambda form=form: blocks(form, 18, 256)) for form in GGUF_GPU_PACKED},
 }
 
 
@@ -57,16 +57,16 @@ def test_every_format_is_unpacked_as_it_is(name: str) -> None:
     rows, columns = weight.shape
     for dtype in (torch.float32, torch.float16):
         w = torch.full((rows + 1, columns), torch.nan, dtype=dtype)
-        unpacking.unpack_rows(weight, 0, w[:rows])
+        unpacking.dequantize_rows(weight, 0, w[:rows])
         assert torch.equal(w[:rows], dequantize(weight, dtype))
         assert w[rows].isnan().all()
 
 
 def test_columns_shared_out_are_added_up() -> None:
     weight, x = laid(integers("int8", 5, 2100, None)), rows_of(17, 2100)
-    assert gemm.parts_of(weight, x.device) == 2
+    assert gemm.split_k(weight, x.device) == 2
     residual = rows_of(17, 5).float()
-    found = gemm.product(x.float(), weight, torch.ones(5), residual)
+    found = gemm.quantized_gemm(x.float(), weight, torch.ones(5), residual)
     expected = torch.nn.functional.linear(x.double(), dequantize(weight, torch.float64)) + 1 + residual
     torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-5)
 
@@ -111,12 +111,12 @@ def test_x_of_any_dimensions(shape: tuple[int, ...]) -> None:
 
 
 def test_a_weight_is_laid_out_when_it_is_loaded() -> None:
-    [stacked] = prepared(blocks("q4_k", 16, 256), blocks("q4_k", 5, 256), dtype=torch.float32)
+    [stacked] = prepare_weights(blocks("q4_k", 16, 256), blocks("q4_k", 5, 256), dtype=torch.float32)
     assert isinstance(stacked, QuantizedTensor) and (stacked.format, stacked.shape) == ("int4_planes", (21, 256))
-    apart = prepared(blocks("q4_k", 16, 256), blocks("q6_k", 5, 256), dtype=torch.float32)
+    apart = prepare_weights(blocks("q4_k", 16, 256), blocks("q6_k", 5, 256), dtype=torch.float32)
     assert [weight.format for weight in apart if isinstance(weight, QuantizedTensor)] == [
         "int4_planes",
         "int8_planes",
     ]
-    [plain] = prepared(blocks("f16", 16, 256), dtype=torch.float32)
+    [plain] = prepare_weights(blocks("f16", 16, 256), dtype=torch.float32)
     assert isinstance(plain, Tensor) and plain.dtype == torch.float32

@@ -10,7 +10,7 @@ from torch import Tensor
 from localllm.arch.config import DeltaNetConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.cache import RecurrentCache
-from localllm.runtime.kernels.gpu.delta_net import FEW
+from localllm.runtime.kernels.gpu.delta_net import MAX_STEP_TOKENS
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.state import BlockPool, SequenceState
 from tests.runtime.kernels.harness import check
@@ -19,7 +19,7 @@ from tests.tiny import CPU
 pytestmark = pytest.mark.usefixtures("interpreter")
 ROWS = 12
 SINGLE = [[(1, 1)], [(9, 1), (1, 1), (70, 1)]]
-SPANS = [[(5, 4), (4, 4)], [(90, 70)], [(7, 1), (64, 64), (5, 3), (FEW + 1, FEW + 1)]]
+SPANS = [[(5, 4), (4, 4)], [(90, 70)], [(7, 1), (64, 64), (5, 3), (MAX_STEP_TOKENS + 1, MAX_STEP_TOKENS + 1)]]
 
 
 def step(spans: list[tuple[int, int]], saved: bool) -> Batch:
@@ -31,9 +31,9 @@ def step(spans: list[tuple[int, int]], saved: bool) -> Batch:
     for state, (context, count) in zip(states, spans, strict=True):
         state.extend(context - 1)
         if saved and count > 2:
-            state.save(context - count // 2)
-            state.save(context - count + 1)
-    return Batch.of(states, [[0] * count for _, count in spans], [], CPU)
+            state.plan_save(context - count // 2)
+            state.plan_save(context - count + 1)
+    return Batch.from_states(states, [[0] * count for _, count in spans], [], CPU)
 
 
 def numbers(*shape: int) -> Tensor:
@@ -48,7 +48,7 @@ def delta_arguments(spans: list[tuple[int, int]], saved: bool, fading: float, co
     v = numbers(tokens, config.value_heads, config.value_dim)
     decay = -fading * numbers(tokens, config.value_heads).double().square()
     beta = numbers(tokens, config.value_heads, 1)[..., 0].double().sigmoid()
-    matrix = numbers(ROWS, *config.matrix)
+    matrix = numbers(ROWS, *config.state_shape)
 
     def make(d: torch.dtype):
         exact = d if d == torch.float64 else torch.float32
@@ -63,7 +63,7 @@ def delta_arguments(spans: list[tuple[int, int]], saved: bool, fading: float, co
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spans", SINGLE, ids=str)
 def test_single_tokens(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
-    config = DeltaNetConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=40, kernel=4)
+    config = DeltaNetConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=40, kernel_size=4)
     make = delta_arguments(spans, False, 1.0, config)
     assert check("delta_net", make, dtype) == ["triton-chunks", "cpu-tokens", "torch-chunks"]
     compare_rows(make)
@@ -72,7 +72,7 @@ def test_single_tokens(spans: list[tuple[int, int]], dtype: torch.dtype) -> None
 @pytest.mark.parametrize(("saved", "fading"), [(False, 0.01), (True, 30.0)])
 @pytest.mark.parametrize("spans", SPANS, ids=str)
 def test_spans(spans: list[tuple[int, int]], fading: float, saved: bool) -> None:
-    config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=24, value_dim=12, kernel=4)
+    config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=24, value_dim=12, kernel_size=4)
     make = delta_arguments(spans, saved, fading, config)
     assert check("delta_net", make, torch.bfloat16) == ["triton-chunks", "cpu-tokens", "torch-chunks"]
     compare_rows(make)
@@ -89,7 +89,7 @@ def compare_rows(make) -> None:
 
 def test_repeated_keys_lose_no_digits() -> None:
     """The system is worst where all keys are one and nothing fades."""
-    config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=16, value_dim=16, kernel=4)
+    config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=16, value_dim=16, kernel_size=4)
     make = delta_arguments([(64, 64)], False, 0.0, config)
 
     def alike(d: torch.dtype):
@@ -101,15 +101,15 @@ def test_repeated_keys_lose_no_digits() -> None:
 
 
 def test_a_token_has_the_same_bits_whatever_stands_beside_it() -> None:
-    config = DeltaNetConfig(key_heads=1, value_heads=2, key_dim=16, value_dim=16, kernel=4)
+    config = DeltaNetConfig(key_heads=1, value_heads=2, key_dim=16, value_dim=16, kernel_size=4)
     make = delta_arguments([(7, 1), (40, 40), (3, 3)], False, 0.1, config)
     q, k, v, decay, beta, cache, batch = make(torch.float32)
     together = KERNELS["delta_net"][0].run(q, k, v, decay, beta, cache, batch)
     _, _, _, _, _, cache, _ = make(torch.float32)
     for t in (0, 41, 42, 43):
-        row = batch.rows[:1] if t == 0 else batch.rows[2:]
+        row = batch.state_slots[:1] if t == 0 else batch.state_slots[2:]
         start = torch.tensor([0, 1], dtype=torch.int32)
-        alone = replace(batch, query_start=start, rows=row, longest=1, uniform=1, spans=())
+        alone = replace(batch, query_start=start, state_slots=row, max_query_len=1, uniform_query_len=1, spans=())
         each = (x[t : t + 1] for x in (q, k, v, decay, beta))
         assert torch.equal(KERNELS["delta_net"][0].run(*each, cache, alone)[0], together[t])
 

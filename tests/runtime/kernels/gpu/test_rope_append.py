@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, QueryGrowth, RopeConfig
-from localllm.quant.vectors import FORMS, MOST, dequantize
+from localllm.arch.config import AttentionConfig, QueryScaling, RopeConfig
+from localllm.quant.vectors import DTYPE_MAX, KV_DTYPES, dequantize_vectors
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache, bits_of
-from localllm.runtime.kernels.gpu.rope_append import rope_append, takes
+from localllm.runtime.cache import KVCache, as_bits
+from localllm.runtime.kernels.gpu.rope_append import rope_append, rope_append_unsupported
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.rope_append import rope_append_reference
 from tests.tiny import CPU
@@ -32,7 +32,7 @@ VARIANTS = {
     "values normed": replace(TURNED, qk_norm="per_head", value_norm=True),
     "keys as values": replace(TURNED, qk_norm="per_head", value_norm=True, keys_as_values=True),
     "another's keys": replace(TURNED, qk_norm="per_head", kv_source=0),
-    "growing": replace(PLAIN, query_growth=QueryGrowth(0.5, 16)),
+    "growing": replace(PLAIN, query_growth=QueryScaling(0.5, 16)),
     "wide": AttentionConfig(heads=2, kv_heads=1, head_dim=128, rope=RopeConfig(1e4, 128), scale=1.0),
 }
 POSITIONS = torch.tensor([0, 15, 16, 70, 1])
@@ -53,7 +53,7 @@ def cache_of(c: AttentionConfig, form: torch.dtype) -> KVCache:
     cache = KVCache(2, 16, c.kv_heads, c.head_dim, form, CPU)
     for rows in (cache.k, cache.v, cache.k_scale, cache.v_scale):
         if rows is not None:
-            bits_of(rows).view(torch.uint8).fill_(0x7F)
+            as_bits(rows).view(torch.uint8).fill_(0x7F)
     return cache
 
 
@@ -77,7 +77,7 @@ def both(c: AttentionConfig, dtype: torch.dtype, form: torch.dtype, kind: str = 
     """(q, gate, cache) of the kernel and of plain torch."""
     qkv, angles, norms = arguments(c, dtype, kind)
     caches, there = [cache_of(c, form) for _ in range(2)], SLOTS >= 0
-    assert takes(qkv, caches[0], batch_of(SLOTS), c, angles, *norms, 1e-5) is None
+    assert rope_append_unsupported(qkv, caches[0], batch_of(SLOTS), c, angles, *norms, 1e-5) is None
     q, gate = rope_append(qkv, caches[0], batch_of(SLOTS), c, angles, *norms, 1e-5)
     # Plain torch knows no token without a slot: it writes that one to a slot of its own, which is put back.
     spare = torch.where(there, SLOTS, 31)
@@ -85,7 +85,7 @@ def both(c: AttentionConfig, dtype: torch.dtype, form: torch.dtype, kind: str = 
     fresh = cache_of(c, form)
     for name in ("k", "v", "k_scale", "v_scale"):
         if (rows := getattr(caches[1], name)) is not None:
-            bits_of(rows)[31] = bits_of(getattr(fresh, name))[31]
+            as_bits(rows)[31] = as_bits(getattr(fresh, name))[31]
     return (q, gate, caches[0]), (*expected, caches[1])
 
 
@@ -107,22 +107,22 @@ def test_means_are_taken_off() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", KV_DTYPES)
 def test_eight_bits_are_those_of_plain_torch(form: str, dtype: torch.dtype) -> None:
-    (_, _, cache), (_, _, expected) = both(PLAIN, dtype, FORMS[form])
+    (_, _, cache), (_, _, expected) = both(PLAIN, dtype, KV_DTYPES[form])
     for name in ("k", "v", "k_scale", "v_scale"):
-        got, wanted = bits_of(getattr(cache, name)), bits_of(getattr(expected, name))
+        got, wanted = as_bits(getattr(cache, name)), as_bits(getattr(expected, name))
         assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)), name
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", KV_DTYPES)
 @pytest.mark.parametrize("name", ["normed", "keys as values", "partial, interleaved"])
 def test_eight_bits_of_turned_heads(name: str, form: str) -> None:
-    (_, _, cache), (_, _, expected) = both(VARIANTS[name], torch.bfloat16, FORMS[form])
+    (_, _, cache), (_, _, expected) = both(VARIANTS[name], torch.bfloat16, KV_DTYPES[form])
     there = SLOTS[SLOTS >= 0]
     for side in ("k", "v"):
         got, wanted = (
-            dequantize(getattr(each, side)[there], getattr(each, side + "_scale")[there], torch.float32)
+            dequantize_vectors(getattr(each, side)[there], getattr(each, side + "_scale")[there], torch.float32)
             for each in (cache, expected)
         )
         step = wanted.abs().amax(-1, keepdim=True) / (127 if form == "int8" else 14)
@@ -131,22 +131,22 @@ def test_eight_bits_of_turned_heads(name: str, form: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NaN, whose scale is NaN too
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", KV_DTYPES)
 def test_every_number_of_eight_bits_and_all_between(form: str) -> None:
     c = AttentionConfig(heads=1, kv_heads=1, head_dim=1024, rope=None, scale=1.0)
-    most, places = MOST[FORMS[form]], torch.tensor([0, 1, 2, 3, 4])
+    most, places = DTYPE_MAX[KV_DTYPES[form]], torch.tensor([0, 1, 2, 3, 4])
     x = torch.linspace(-most, most, 1024).repeat(5, 3)
     x[1] = torch.logspace(-40, 2.2, 1024).repeat(3) * torch.tensor([1.0, -1.0]).repeat(1536)
     x[2], x[3, 1030], x[3, 2060], x[4, 1500] = 0.0, torch.nan, torch.inf, -torch.inf
-    got, expected = cache_of(c, FORMS[form]), cache_of(c, FORMS[form])
+    got, expected = cache_of(c, KV_DTYPES[form]), cache_of(c, KV_DTYPES[form])
     rope_append(x, got, batch_of(places), c, None, None, None, 1e-5)
     rope_append_reference(x, expected, batch_of(places), c, None, None, None, 1e-5)
     for side in ("k", "v"):
         rows, scales = getattr(got, side), getattr(got, side + "_scale")
-        assert torch.equal(bits_of(rows)[:3], bits_of(getattr(expected, side))[:3])
+        assert torch.equal(as_bits(rows)[:3], as_bits(getattr(expected, side))[:3])
         assert torch.equal(scales[:3], getattr(expected, side + "_scale")[:3])
     for cache in (got, expected):
-        assert not dequantize(cache.k, cache.k_scale, torch.float32)[3:5].isfinite().all(-1).any()
+        assert not dequantize_vectors(cache.k, cache.k_scale, torch.float32)[3:5].isfinite().all(-1).any()
     assert not got.v_scale[3].isfinite().any()
 
 
@@ -154,7 +154,7 @@ def test_a_token_has_the_same_bits_alone() -> None:
     c = VARIANTS["normed"]
     qkv, (cos, sin), norms = arguments(c, torch.bfloat16)
     together = rope_append(qkv, cache_of(c, torch.bfloat16), batch_of(SLOTS), c, (cos, sin), *norms, 1e-5)[0]
-    alone = replace(batch_of(SLOTS), slot=SLOTS[3:4], positions=POSITIONS[3:4])
+    alone = replace(batch_of(SLOTS), slot_mapping=SLOTS[3:4], positions=POSITIONS[3:4])
     angles = (cos[3:4].contiguous(), sin[3:4].contiguous())
     q = rope_append(qkv[3:4], cache_of(c, torch.bfloat16), alone, c, angles, *norms, 1e-5)[0]
     assert torch.equal(q[0], together[3])
@@ -164,10 +164,10 @@ def test_reasons() -> None:
     qkv, angles, norms = arguments(VARIANTS["normed"], torch.bfloat16)
     batch, c = batch_of(SLOTS), VARIANTS["normed"]
     cache = cache_of(c, torch.float32)
-    assert takes(qkv, cache, batch, c, angles, *norms, 1e-5)
+    assert rope_append_unsupported(qkv, cache, batch, c, angles, *norms, 1e-5)
     cache = cache_of(c, torch.bfloat16)
     whole = replace(c, qk_norm="whole")
-    assert takes(qkv, cache, batch, replace(whole, output_gate=True), angles, *norms, 1e-5)
-    layered = replace(norms[0], kind="layer")
-    assert takes(qkv, cache, batch, whole, angles, layered, layered, 1e-5)
-    assert takes(qkv, cache, batch, replace(c, head_dim=2048), angles, *norms, 1e-5)
+    assert rope_append_unsupported(qkv, cache, batch, replace(whole, output_gate=True), angles, *norms, 1e-5)
+    layered = replace(norms[0], norm_type="layer")
+    assert rope_append_unsupported(qkv, cache, batch, whole, angles, layered, layered, 1e-5)
+    assert rope_append_unsupported(qkv, cache, batch, replace(c, head_dim=2048), angles, *norms, 1e-5)

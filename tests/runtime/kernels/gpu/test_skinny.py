@@ -10,11 +10,11 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf
-from localllm.quant.formats.planes import planes_of
-from localllm.quant.formats.repack import repacked
-from localllm.quant.tensor import ORDER, QuantizedTensor
-from localllm.runtime.kernels.gpu.skinny import tickets
-from localllm.runtime.kernels.gpu.skinny_linear import product
+from localllm.quant.formats.planes import pack_codes
+from localllm.quant.formats.repack import repack
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.runtime.kernels.gpu.skinny import ticket_counters
+from localllm.runtime.kernels.gpu.skinny_linear import small_m_matmul
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import explain
 from tests.quant.test_lanes import blocks, integers
@@ -31,7 +31,7 @@ def random(*shape: int) -> Tensor:
 def planes(form: str, rows: int, columns: int, group: int | None, *, zeros: bool = False) -> QuantizedTensor:
     weight = integers(form, rows, columns, group, zeros=zeros)
     weight.parts["scale"] = (weight.parts["scale"] / 8).bfloat16()
-    made = repacked(weight)
+    made = repack(weight)
     assert made
     return made
 
@@ -88,14 +88,14 @@ def test_what_stands_around_a_product(form: str, activation: Activation, dtype: 
 def test_a_row_knows_neither_how_many_there_are_nor_what_they_hold(form: str, dtype: torch.dtype) -> None:
     weight = random(34, 384).to(dtype) if form == "plain" else planes(form, 34, 384, 32)
     x = random(16, 384).to(dtype)
-    alone = torch.cat([product(x[row : row + 1], weight, None) for row in (0, 7, 15)])
-    together = product(x, weight, None)[[0, 7, 15]]
+    alone = torch.cat([small_m_matmul(x[row : row + 1], weight, None) for row in (0, 7, 15)])
+    together = small_m_matmul(x, weight, None)[[0, 7, 15]]
     x[[1, 6, 8, 14]] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0]).to(dtype)[:, None]
-    beside = product(x, weight, None)
+    beside = small_m_matmul(x, weight, None)
     assert torch.equal(alone, together)
     assert torch.equal(alone, beside[[0, 7, 15]])
     assert beside[1].isnan().all() and (beside[14] == 0).all()
-    assert torch.equal(alone[:2], product(x[[0, 7]], weight, None))
+    assert torch.equal(alone[:2], small_m_matmul(x[[0, 7]], weight, None))
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -110,29 +110,29 @@ def test_nothing_but_the_sum_is_rounded(form: str, group: int | None, zeros: boo
         matrix = dequantize(weight, torch.float64)
         exact = x.double() @ matrix.T
         allowed = 2**-24 * 1024 * (x.double().abs() @ matrix.abs().T) + eps * exact.abs()
-        assert ((product(x, weight, None).double() - exact).abs() <= allowed).all()
+        assert ((small_m_matmul(x, weight, None).double() - exact).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("form", ["q4_1", "q2_k", "q4_k", "q6_k"])
 def test_blocks_with_minimums_and_scales_of_scales(form: str) -> None:
     weight = blocks(form, 20, 512)
-    rows = weight.parts[gguf.PART].unflatten(1, (-1, gguf.BY_NAME[form].block_bytes))
-    apart = gguf.TAKE_APART[form](rows.flatten(0, 1))
+    rows = weight.parts[gguf.BLOCKS_PART].unflatten(1, (-1, gguf.BLOCK_TYPE_BY_NAME[form].block_bytes))
+    apart = gguf.UNPACKERS[form](rows.flatten(0, 1))
     numbers = {"scale": apart.scale, "minimum": apart.minimum}
     if apart.factor is not None:
         numbers = {"scale": apart.factor, "minimum": apart.minimum_factor}
         numbers |= {"block_scale": apart.scale, "block_minimum": apart.minimum}
     parts = {name: part.reshape(20, -1) for name, part in numbers.items() if part is not None}
     group = 512 // parts["scale"].shape[1]
-    made = planes_of(apart.codes.reshape(20, -1), group, 8 if form == "q6_k" else 4, **parts)
+    made = pack_codes(apart.codes.reshape(20, -1), group, 8 if form == "q6_k" else 4, **parts)
     x = random(3, 512)
     assert check("linear", lambda d: (x.to(d), made, None), torch.float16)[0] == "triton-skinny-planes"
 
 
 def test_columns_in_another_order() -> None:
     weight = integers("int4", 24, 256, 32)
-    weight.parts[ORDER] = torch.randperm(256, generator=torch.Generator().manual_seed(0))
-    made = repacked(weight)
+    weight.parts[COLUMN_ORDER] = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+    made = repack(weight)
     x = random(2, 256)
     assert check("linear", lambda d: (x.to(d), made, None), torch.float32)
 
@@ -154,9 +154,9 @@ def test_nothing_that_is_not_its_own_is_read_or_written(form: str, monkeypatch: 
         return results[-1][:-64].view(*shape)
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    y = product(x, weight, None)
+    y = small_m_matmul(x, weight, None)
     assert y.isfinite().all() and results and all(result[-64:].isnan().all() for result in results)
-    assert not tickets(x.device).any()
+    assert not ticket_counters(x.device).any()
 
 
 def test_why_other_products_are_passed_over() -> None:

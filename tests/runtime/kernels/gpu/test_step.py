@@ -4,30 +4,30 @@ import pytest
 import torch
 
 from localllm.runtime.kernels.gpu.step import (
-    LENGTH,
-    NEWEST,
-    NOBODY,
-    PLACE,
-    TOKENS,
-    Columns,
-    begin,
-    begin_reference,
-    end,
+    CONTEXT_LEN,
+    FIRST_TOKEN,
+    NEWEST_INDEX,
+    NEWEST_TOKEN,
+    PADDING,
+    StepColumns,
+    begin_step,
+    begin_step_reference,
+    end_step,
 )
 
 MOST, SIZE, WIDTH = 6, 8, 5
-WRITTEN = ("token_ids", "positions", "slot", "context_len", "rows")
+WRITTEN = ("token_ids", "positions", "slot", "context_len", "state_slots")
 
 
-def columns(bucket: int, count: int, lengths: list[int]) -> Columns:
+def columns(bucket: int, count: int, lengths: list[int]) -> StepColumns:
     generator = torch.Generator().manual_seed(bucket * 31 + count)
-    inputs = torch.randint(1000, (TOKENS + 16, MOST), generator=generator)
-    inputs[PLACE] = torch.randperm(MOST, generator=generator)
-    inputs[LENGTH] = NOBODY
-    inputs[LENGTH, : len(lengths)] = torch.tensor(lengths)
-    inputs[TOKENS + count - 1, 0] = NEWEST
-    inputs[PLACE:LENGTH, len(lengths) :] = 10**12  # what nobody has is not looked at
-    return Columns(
+    inputs = torch.randint(1000, (FIRST_TOKEN + 16, MOST), generator=generator)
+    inputs[NEWEST_INDEX] = torch.randperm(MOST, generator=generator)
+    inputs[CONTEXT_LEN] = PADDING
+    inputs[CONTEXT_LEN, : len(lengths)] = torch.tensor(lengths)
+    inputs[FIRST_TOKEN + count - 1, 0] = NEWEST_TOKEN
+    inputs[NEWEST_INDEX:CONTEXT_LEN, len(lengths) :] = 10**12  # what nobody has is not looked at
+    return StepColumns(
         inputs,
         torch.randint(1000, (MOST,), generator=generator),
         torch.randint(1, 99, (MOST, WIDTH), generator=generator, dtype=torch.int32),
@@ -36,7 +36,7 @@ def columns(bucket: int, count: int, lengths: list[int]) -> Columns:
         count,
         SIZE,
         spare_block=99,
-        spare_row=44,
+        spare_slot=44,
     )
 
 
@@ -47,22 +47,22 @@ def columns(bucket: int, count: int, lengths: list[int]) -> Columns:
 )
 def test_begin(interpreter: None, bucket: int, count: int, lengths: list[int]) -> None:
     expected, found = (columns(bucket, count, lengths) for _ in range(2))
-    begin_reference(expected)
-    begin(found)
+    begin_step_reference(expected)
+    begin_step(found)
     for name in WRITTEN:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert (found.slot[len(lengths) * count :] == 99 * SIZE).all()
-    assert (found.rows[len(lengths) :] == 44).all() and (found.context_len[len(lengths) :] == 0).all()
+    assert (found.state_slots[len(lengths) :] == 44).all() and (found.context_len[len(lengths) :] == 0).all()
     if lengths:
-        assert found.token_ids[count - 1] == found.newest[found.inputs[PLACE, 0]]
+        assert found.token_ids[count - 1] == found.newest[found.inputs[NEWEST_INDEX, 0]]
 
 
 def test_end_hands_the_last_choice_on(interpreter: None) -> None:
     c = columns(4, 3, [6, 37])
     before, newest, choices = c.inputs.clone(), c.newest.clone(), torch.arange(1100, 1112)
-    end(c, choices)
-    assert c.newest[before[PLACE, :2]].tolist() == [1102, 1105]
+    end_step(c, choices)
+    assert c.newest[before[NEWEST_INDEX, :2]].tolist() == [1102, 1105]
     assert (c.newest != newest).sum() == 2
-    before[LENGTH, :2] += 3
-    before[TOKENS : TOKENS + 3, :2] = NEWEST
+    before[CONTEXT_LEN, :2] += 3
+    before[FIRST_TOKEN : FIRST_TOKEN + 3, :2] = NEWEST_TOKEN
     assert torch.equal(c.inputs, before)

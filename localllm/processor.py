@@ -1,0 +1,72 @@
+"""What the processor has, in LLVM's words, and how much of it LOCALLLM_CPU leaves to the compiled kernels."""
+
+import functools
+from collections.abc import Mapping
+
+from localllm.errors import UsageError
+from localllm.settings import Settings
+
+# What a processor must have for a level, the highest first; without a conversion between float16 and float32 a
+# kernel would call into nowhere.
+LEVELS = {
+    "avx512": ("avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "avx2": ("avx2", "f16c", "fma"),
+    "baseline": (),
+}
+BEYOND = {  # how the names of features begin that a level goes without
+    "avx512": (),
+    "avx2": ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert"),
+    "baseline": ("avx", "amx", "f16c", "fma", "xop", "vaes", "vpclmulqdq"),
+}
+NAMES = {"avx2": "x86-64-v3", "baseline": "x86-64"}  # of processors of such a level
+
+
+@functools.cache
+def forced_level() -> str | None:
+    """Return the level that LOCALLLM_CPU names; None: it names none.
+
+    Raises UsageError where it is no level, or the processor lacks it.
+    """
+    level = Settings.from_environment().cpu
+    if level is not None and not reaches_level(host_features(), level):
+        raise UsageError(f"LOCALLLM_CPU is {level!r}, and this processor lacks it", "name a lower level, or none")
+    return level
+
+
+def reaches_level(features: Mapping[str, bool], level: str) -> bool:
+    """Return whether a processor with these features reaches a level."""
+    return all(features.get(feature) for feature in LEVELS[level])
+
+
+def limit_features(features: Mapping[str, bool], level: str | None) -> dict[str, bool]:
+    """Return the features with those beyond a level denied."""
+    beyond = () if level is None else BEYOND[level]
+    return {name: there and not name.startswith(beyond) for name, there in features.items()}
+
+
+@functools.cache
+def host_features() -> dict[str, bool]:
+    """Return what the processor has; nothing where LLVM cannot tell."""
+    import llvmlite.binding as llvm  # here and below, so that a command that computes nothing does not wait for it
+
+    try:
+        return dict(llvm.get_host_cpu_features())
+    except RuntimeError:
+        return {}
+
+
+@functools.cache
+def features() -> dict[str, bool]:
+    """Return what kernels may use of it."""
+    return limit_features(host_features(), forced_level())
+
+
+@functools.cache
+def target_cpu() -> str:
+    """Return the processor that kernels are compiled for, in LLVM's words."""
+    import llvmlite.binding as llvm
+
+    level = forced_level()
+    if level in NAMES and host_features().get("sse2"):  # the levels have names on x86 alone
+        return NAMES[level]
+    return llvm.get_host_cpu_name()

@@ -1,0 +1,110 @@
+"""Products, attention and the recurrence with the instructions of lesser processors, each in a process of its own:
+the compiled programs give the same bits with AVX2 as with AVX-512, and torch alone nearly the same numbers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localllm import processor
+from localllm.arch.config import AttentionConfig, DeltaNetConfig
+from localllm.runtime import kernels
+from localllm.runtime.cache import KVCache, RecurrentCache
+from localllm.runtime.kernels import explain, prepare_weights
+from tests.quant.test_lanes import blocks, integers
+from tests.runtime.kernels import test_attention, test_recurrent
+from tests.tiny import CPU
+
+ROOT = Path(__file__).parents[4]
+CALLS: list[tuple[str, str]] = []  # operations, and the kernels that they chose
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def called(operation: str, *arguments: Any) -> torch.Tensor:
+    CALLS.append((operation, next(name for name, reason in explain(operation, *arguments) if reason == "ok")))
+    return getattr(kernels, {"plain_linear": "linear"}.get(operation, operation))(*arguments)
+
+
+def results() -> dict[str, torch.Tensor]:
+    """Return what the operations give of the same arguments, and which kernels give it."""
+    found = {}
+    weights = {form: integers(form, 21, 300, 32, zeros=True) for form in ("int4", "int8")}
+    weights["q4_k"] = blocks("q4_k", 37, 512)
+    for dtype in (torch.float32, torch.bfloat16):
+        for form, stored in weights.items():
+            [weight] = prepare_weights(stored)
+            for rows in (1, 5, 65) if dtype == torch.float32 else (1, 5):
+                x = numbers(rows, stored.shape[1]).to(dtype)
+                found[f"{form} {rows} {dtype}"] = called("linear", x, weight, None)
+        for rows in (1, 5):
+            x, weight = numbers(rows, 99).to(dtype), numbers(13, 99).to(dtype)
+            found[f"plain {rows} {dtype}"] = called("plain_linear", x, weight, None)
+        found[f"attention {dtype}"] = attended(dtype)
+        found[f"recurrence {dtype}"], found[f"state {dtype}"] = gone_on(dtype)
+    return found
+
+
+def attended(dtype: torch.dtype) -> torch.Tensor:
+    spans = [(33, 1), (40, 12)]
+    batch, slots = test_attention.step(spans, True), test_attention.BLOCKS * test_attention.SIZE
+    cache = KVCache(test_attention.BLOCKS, test_attention.SIZE, 2, 10, dtype, CPU)
+    cache.append(numbers(slots, 2, 10).to(dtype), numbers(slots, 2, 11)[..., :10].to(dtype), torch.arange(slots))
+    config = AttentionConfig(6, 2, 10, None, 0.3, None, 5.0)
+    return called("attention", numbers(13, 6, 10).to(dtype), cache, batch, config, None)
+
+
+def gone_on(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    config = DeltaNetConfig(key_heads=2, value_heads=6, key_dim=8, value_dim=12, kernel_size=4)
+    batch = test_recurrent.step([(7, 1), (70, 68)], True)
+    q, k = (torch.nn.functional.normalize(numbers(69, 2, 8 + i)[..., :8], dim=-1) for i in range(2))
+    decay, beta = -numbers(69, 6).square(), numbers(69, 6, 1)[..., 0].sigmoid()
+    cache = RecurrentCache(test_recurrent.ROWS, config, dtype, CPU)
+    cache.matrix = numbers(test_recurrent.ROWS, *config.state_shape)
+    made = called("delta_net", q, k, numbers(69, 6, 12).to(dtype), decay, beta, cache, batch)
+    return made, cache.matrix
+
+
+def at_level(level: str, file: Path) -> tuple[list[tuple[str, str]], dict[str, torch.Tensor]]:
+    """Return the choices and results of a process that is kept to a level."""
+    environment = os.environ | {"LOCALLLM_CPU": level, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", __name__, str(file)], env=environment, cwd=ROOT, check=True)
+    return torch.load(file)
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, torch.Tensor]:
+    return results()
+
+
+def test_avx2_gives_the_same_bits(here: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    if not processor.reaches_level(processor.host_features(), "avx2"):
+        pytest.skip("the processor has no AVX2")
+    calls, found = at_level("avx2", tmp_path / "found")
+    assert {name for _, name in calls} == {"cpu-lanes", "cpu-lanes-dequantized", "cpu-rows", "cpu-tokens"}
+    different = [name for name, expected in here.items() if not torch.equal(found[name], expected)]
+    assert not different
+
+
+def test_without_compiled_kernels_torch_gives_the_same_numbers(
+    here: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    calls, found = at_level("baseline", tmp_path / "found")
+    assert not {name for _, name in calls} & {"cpu-lanes", "cpu-lanes-dequantized", "cpu-rows", "cpu-tokens"}
+    for name, expected in here.items():
+        step = 2e-5 if "float32" in name else 2e-2
+        size = expected.float().abs().max().item()
+        torch.testing.assert_close(found[name].float(), expected.float(), atol=step * size, rtol=step)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        torch.set_num_threads(1)
+        made = results()
+    torch.save((CALLS, made), sys.argv[1])
