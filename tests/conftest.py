@@ -1,6 +1,9 @@
+import atexit
 import gc
 import signal
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,11 @@ NEED_TRITON = [
     *("models/test_stacked_experts.py", "plan/test_planes.py", "tools/test_kernel_docs.py"),
 ]
 collect_ignore = [] if TRITON else NEED_TRITON
+if not ON_GPU and "gpu" not in collect_ignore:
+    collect_ignore.append("gpu")
+
+TESTS = Path(__file__).parent
+QUICK = pytest.StashKey[set[Path]]()  # files with a test that is not slow
 
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
 
@@ -58,8 +66,27 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that at the end no process works through one while the others wait."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()  # hardly anything that is imported or collected becomes garbage
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before any are left out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of many cases all but some are slow. Files with slow tests come first, so that at the end no process works
+    through one while the others wait."""
+    seen = Counter[str]()
+    for item in items:
+        if one_of := item.get_closest_marker("quick_every"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % one_of.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
+    config.stash[QUICK] = {item.path for item in items if not item.get_closest_marker("slow")}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -69,10 +96,7 @@ def pytest_collection_finish() -> None:
     tests of memory ask for often, need look at again."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # so that libraries find what they gave out when the interpreter ends
+    atexit.register(gc.unfreeze)  # so that libraries find what they gave out when the interpreter ends
 
 
 def pytest_report_header() -> str | None:

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
@@ -44,6 +43,8 @@ def test_the_known_story_to_the_letter(llm: LLM) -> None:
 
 def test_a_model_stored_in_bfloat16_gives_the_greedy_text_of_transformers_in_float32() -> None:
     folder = shared("TinyStories-656K-hf")
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with localllm.load(folder, dtype="float32") as llm:
@@ -59,6 +60,8 @@ def test_a_model_stored_in_bfloat16_gives_the_greedy_text_of_transformers_in_flo
 
 def test_logits_are_those_of_transformers(llm: LLM) -> None:
     ids = llm.tokenizer.encode(STORY)
+    from transformers import AutoModelForCausalLM
+
     theirs = AutoModelForCausalLM.from_pretrained(shared("stories260K"), dtype=torch.float32)
     expected = theirs(torch.tensor([ids])).logits[0]
     got = llm.logits(ids)
@@ -250,6 +253,7 @@ def test_a_model_that_nobody_holds_ends_its_thread_and_a_stream_holds_its_model(
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_program_may_end_in_the_middle_of_an_answer() -> None:
     code = (
         "import localllm, sys; llm = localllm.load(sys.argv[1]);"
@@ -376,6 +380,7 @@ def program(code: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_without_triton_a_model_answers(interpreted: str) -> None:
     """Also where its kernels would be used."""
@@ -384,6 +389,7 @@ def test_without_triton_a_model_answers(interpreted: str) -> None:
     assert program(f"{hidden} print({asked}.finish_reason)", TRITON_INTERPRET=interpreted) == "length\n"
 
 
+@pytest.mark.slow
 def test_on_a_cpu_triton_is_not_imported() -> None:
     code = "import localllm.loading, sys, torch; print('triton' in sys.modules and not torch.cuda.is_available())"
     assert program(code, TRITON_INTERPRET="0") == "False\n"

@@ -156,6 +156,7 @@ def test_rates_of_a_memory_that_is_nearly_full_are_told_and_not_kept(
     assert not (settings.home / "rates.json").exists()
 
 
+@pytest.mark.slow
 def test_what_another_program_takes_is_missing_from_the_share() -> None:
     """Beside an endless loop on the only core."""
     code = (

@@ -66,6 +66,7 @@ def finished(llm: LLM, schemas: list[Schema]) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_nothing_answers_three_hundred_schemas(ignorant: LLM) -> None:
     assert finished(ignorant, SCHEMAS) > COUNT * 0.95
 

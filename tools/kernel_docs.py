@@ -3,7 +3,7 @@ five architectures, none of which has to be here, and writes what each takes of 
 
 Ends with 1 where a kernel spills registers, takes more shared memory than a block may have, or writes or leaves
 before it has waited for the kernel before it. `--check` writes nothing, and takes only as many examples as it
-takes to launch every kernel.
+takes to launch every kernel; `--check norms` of the kernels of that module.
 """
 
 import importlib
@@ -36,10 +36,12 @@ def examples() -> Iterator[tuple[Example, Callable[[], object]]]:
             yield (module.name, name), launch
 
 
-def fewest() -> Iterator[tuple[Example, Callable[[], object]]]:
-    """Of the examples as many as it takes to launch every kernel."""
+def fewest(modules: list[str]) -> Iterator[tuple[Example, Callable[[], object]]]:
+    """Of the examples as many as it takes to launch every kernel, or each of these modules."""
     seen: set[str] = set()
     for example, launch in examples():
+        if modules and example[0] not in modules:
+            continue
         with record_launches(GPUS[90]) as launches:
             launch()
         names = {noted.kernel.__name__ for noted in launches}
@@ -93,8 +95,8 @@ def faults(found: dict[Example, dict[int, list[CompiledTriton]]]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    check = "--check" in arguments
-    every = [example for example, _ in (fewest() if check else examples())]
+    check, modules = "--check" in arguments, [each for each in arguments if each != "--check"]
+    every = [example for example, _ in (fewest(modules) if check else examples())]
     with ProcessPoolExecutor(PROCESSES) as pool:
         found = dict(zip(every, pool.map(compiled, every), strict=True))
     if not check:

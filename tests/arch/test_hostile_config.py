@@ -20,6 +20,7 @@ def places(config: dict[str, Any], at: tuple[str, ...] = ()) -> list[tuple[str, 
     return [(*at, name) for name in config] + inner
 
 
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_any_field_may_hold_anything(tmp_path: Path, name: str) -> None:
     kind, changes = FAMILIES[name]

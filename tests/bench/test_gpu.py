@@ -41,6 +41,7 @@ def test_all_parts_fit_into_ten_minutes() -> None:
     assert sum(map(driver.budget_s, driver.PARTS)) < MINUTES
 
 
+@pytest.mark.slow
 def test_a_part_runs_in_a_process_of_its_own_and_its_rows_are_kept(tmp_path: Path) -> None:
     results = Results(tmp_path, CPU)
     assert driver.run("ceilings", "cpu", True, results) is None

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
@@ -38,6 +37,7 @@ def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> N
     assert isinstance(logits, torch.Tensor) and logits.shape[1] == 3072
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
     ("prompt", "word"), [("Tell me a story about a fox", "fox"), ("How do I start the server?", "localllm serve")]
 )
@@ -59,11 +59,11 @@ def test_its_weights_stay_packed(llm: LLM) -> None:
     assert llm.weight_bytes < 7_000_000
 
 
-def test_in_float32_it_is_what_transformers_makes_of_its_weights(model: LlamaForCausalLM) -> None:  # noqa: F811
+def test_in_float32_it_is_what_transformers_makes_of_its_weights(model: Any) -> None:  # noqa: F811
     with localllm.load("demo", dtype="float32") as llm:
         ids = llm.tokenizer.encode("Once upon a time, there was a little fox.")
         torch.testing.assert_close(llm.logits(ids), model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=0)
-    assert isinstance(model.config, LlamaConfig)
+    assert model.config.model_type == "llama"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 
 import localllm
 from tools.demo_model.chat import ASSISTANT, END, encode, token_id
-from tools.demo_model.export import dequantized
 from tools.demo_model.text import Message
 
 transformers = pytest.importorskip("transformers")
@@ -31,6 +30,8 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model():
+    from tools.demo_model.export import dequantized  # which imports the model of transformers
+
     config = json.loads((FOLDER / "config.json").read_text())
     del config["quantization_config"]
     loaded = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).float().eval()
@@ -94,6 +95,7 @@ def test_the_template_refuses_an_unknown_role() -> None:
         loaded.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_the_fox_has_a_story(model, tokenizer: Tokenizer, seed: int | None) -> None:
     text = answer(model, tokenizer, "Tell me a story about a fox", seed)

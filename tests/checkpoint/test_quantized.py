@@ -29,11 +29,13 @@ def check(folder: Path, model: Any, bound: float = 1e-3) -> Any:
     return engine.runner.model
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_are_those_of_the_dequantized_weights(tmp_path: Path, layout: str) -> None:
     check(tmp_path, write(tmp_path, *LAYOUTS[layout]))
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("layout", ["awq", "gptq, desc_act", "W4A16, zero points", "fp8, blocks"])
 @pytest.mark.parametrize(
     ("family", "changes"),

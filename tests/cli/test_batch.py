@@ -100,6 +100,7 @@ def test_a_thousand_lines_broken_off_four_times_give_the_same_file(
     assert (code, f"1,000 lines: 990 ok, 10 failed, {kept} of them by an earlier run" in err) == (9, True), err
 
 
+@pytest.mark.slow
 def test_answers_stand_in_the_order_of_the_input(answers: bytes, source: Path) -> None:
     asked = [None if row == "no JSON" else json.loads(row)["custom_id"] for row in source.read_text().splitlines()]
     rows = rows_of(answers.decode())
@@ -138,6 +139,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 def test_lines_that_fail_are_told_in_their_place_and_the_run_goes_on(model: str, tmp_path: Path) -> None:
     piped = "\n".join([*map(json.dumps, WRONG), "no JSON", *map(json.dumps, WRONG[4:5])]).encode()
     out = tmp_path / "out.jsonl"
@@ -169,6 +171,7 @@ def test_lines_that_fail_are_told_in_their_place_and_the_run_goes_on(model: str,
     assert "prompt_tokens_details" not in usage[0]  # would tell what else was running
 
 
+@pytest.mark.slow
 def test_an_answer_that_breaks_its_schema_fails_alone_and_one_that_was_cut_says_so(
     model: str, tmp_path: Path
 ) -> None:
@@ -194,6 +197,7 @@ def test_an_answer_that_breaks_its_schema_fails_alone_and_one_that_was_cut_says_
     assert (code, "2 of 4 lines have failed" in err) == (9, True)
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_the_lines_and_nothing_else(model: str, answers: bytes, source: Path) -> None:
     first = b"".join(source.read_bytes().splitlines(keepends=True)[:5])
     process = start("-", "--model", model, stdin=subprocess.PIPE)
@@ -202,6 +206,7 @@ def test_a_pipe_gets_the_lines_and_nothing_else(model: str, answers: bytes, sour
     assert "5 lines: 5 ok, 0 failed\n" in err
 
 
+@pytest.mark.slow
 def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(source: Path, tmp_path: Path) -> None:
     for arguments, says in (
         ((source, "--model", "x", "--json"), "cannot both go to stdout"),

@@ -32,6 +32,7 @@ def program(*arguments, piped=b""):
     return subprocess.run(command, input=piped, capture_output=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_piped_json_is_what_the_schema_asks_for(schema):
     done = program("run", "demo", "--schema", schema, "--seed", "1", "--max-tokens", "200", piped=b"Who is there?")
     assert done.returncode == 0 and done.stderr == b""

@@ -55,6 +55,7 @@ def header_bytes():
         return 8 + int.from_bytes(file.read(8), "little")
 
 
+@pytest.mark.slow
 def test_the_program_compares_safetensors_with_gguf():
     """As a process of its own."""
     done = subprocess.run(
@@ -73,6 +74,7 @@ def test_the_program_compares_safetensors_with_gguf():
     assert page.count("64 of 64 tokens are the same") == 2
 
 
+@pytest.mark.slow
 def test_a_text_of_ones_own_from_a_file_and_from_stdin(diff, tmp_path, monkeypatch):
     file = tmp_path / "text.txt"
     file.write_text("Once upon a time there was a fox. " * 40)

@@ -69,6 +69,7 @@ def as_json(doctor) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_machine_as_it_is(as_json: str, place: Path) -> None:
     seen = json.loads(as_json)
     assert seen["fine"] and not any(finding["breaks_run"] for finding in seen["findings"])
@@ -86,6 +87,7 @@ def test_a_machine_as_it_is(as_json: str, place: Path) -> None:
     assert not (place / "hf").exists()  # it looks, and makes nothing
 
 
+@pytest.mark.slow
 def test_the_page_for_a_person(printed: str) -> None:
     blocks = printed.removesuffix("\n").split("\n\n")
     assert [block.split("\n")[0] for block in blocks[:-1]] == ["VERSIONS", "DEVICES", "SPEED", "MODELS", "HUB"]
@@ -95,6 +97,7 @@ def test_the_page_for_a_person(printed: str) -> None:
     assert blocks[-1] == "Nothing is missing." or all(line.startswith("note: ") for line in blocks[-1].split("\n"))
 
 
+@pytest.mark.slow
 def test_secrets_are_never_printed_and_settings_are(printed: str, as_json: str) -> None:
     for said in (printed, as_json):
         assert "hunter2" not in said
@@ -102,6 +105,7 @@ def test_secrets_are_never_printed_and_settings_are(printed: str, as_json: str) 
     assert json.loads(as_json)["hub"]["offline"] is True
 
 
+@pytest.mark.slow
 def test_folders_that_cannot_be_written_are_notes(doctor, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     within = {name: str(tmp_path / "file" / name) for name in ("HF_HUB_CACHE", "LOCALLLM_HOME")}
@@ -122,6 +126,7 @@ def test_a_torch_that_cannot_be_imported_is_told(doctor, tmp_path: Path) -> None
     assert "does not run" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_answer_is_a_failure(doctor) -> None:
     done = doctor("--json", LOCALLLM_DEVICE="cuda:999")
     assert done.returncode == 1
@@ -131,6 +136,7 @@ def test_a_model_that_does_not_answer_is_a_failure(doctor) -> None:
     assert "CUDA" in broken["what"] or "cuda:999" in broken["what"]
 
 
+@pytest.mark.slow
 def test_a_setting_that_makes_no_sense_is_told(doctor) -> None:
     done = doctor(LOCALLLM_DTYPE="int3")
     assert (done.returncode, done.stderr) == (1, "")

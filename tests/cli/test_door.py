@@ -35,6 +35,7 @@ def read_by_the_library(words):
     return command.make_context("run", list(words), parent=program).params
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(LINE)
 def test_what_it_reads_the_library_reads_alike(parts):

@@ -99,6 +99,7 @@ def test_what_is_for_tokens_is_refused(arguments: Any, real: Any, folder: Path, 
     assert code == 8 and "guesses no tokens" in err
 
 
+@pytest.mark.slow
 def test_show_and_plan_know_an_embedder(real: Any, folder: Path) -> None:
     code, out, _ = real("show", str(folder), "--json")
     facts = json.loads(out)

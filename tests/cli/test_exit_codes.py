@@ -100,6 +100,7 @@ def test_a_request_that_makes_no_sense(
     assert all(note.startswith("note: ") for note in notes)
 
 
+@pytest.mark.slow
 def test_the_known_story_and_nothing_else_on_stdout(folder: Path) -> None:
     done = in_a_process("run", str(folder), PROMPT, "--raw", "--temperature", "0", "--max-tokens", "80")
     assert (done.returncode, done.stdout, done.stderr) == (0, STORY, "")
@@ -123,6 +124,7 @@ def test_a_full_disk_is_no_fault_of_ours(folder: Path) -> None:
     assert done.stderr == "error: the system says: No space left on device; check the disk and the rights\n"
 
 
+@pytest.mark.slow
 def test_a_length_limit_may_be_a_failure_and_its_text_is_kept(folder: Path) -> None:
     flags = ("--raw", "--temperature", "0", "--max-tokens", "3", "--fail-on-length")
     done = in_a_process("run", str(folder), PROMPT, *flags)

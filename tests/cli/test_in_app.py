@@ -20,6 +20,7 @@ def app(terminal, model):  # noqa: F811
     return chat
 
 
+@pytest.mark.slow
 def test_a_conversation_from_hello_to_goodbye(app, tmp_path):
     app.type("hello\r")
     app.raw_until("1:hello")
@@ -30,6 +31,7 @@ def test_a_conversation_from_hello_to_goodbye(app, tmp_path):
     assert "1:hello" in kept.read_text() and json.dumps("hello") in kept.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_ends_it_gives_the_terminal_back_and_keeps_what_was_said(app, tmp_path, number):
     app.type("slowly " * 60 + "\r")
@@ -42,6 +44,7 @@ def test_a_signal_that_ends_it_gives_the_terminal_back_and_keeps_what_was_said(a
     assert "1:slowly" in kept.read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_z_suspends_and_fg_goes_on(app):
     app.type("\x1a")
     app.raw_until(LEFT)

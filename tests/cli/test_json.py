@@ -82,6 +82,7 @@ def test_an_answer(checked, tmp_path):
     assert not checked("replay", str(paper), code=10)[0]["identical"]
 
 
+@pytest.mark.slow
 def test_what_needs_no_answer(checked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(checked("embed", "demo", "one", "two")) == 2
@@ -113,6 +114,7 @@ def test_this_machine(checked):
     checked("bench", "demo", "demo", "--compare", "--repeat", "6", "--prompt", "8", "--output", "3")
 
 
+@pytest.mark.slow
 def test_models_that_are_quantized_and_compared(checked, tiny, texts, tmp_path):  # noqa: F811
     done = checked(
         "quantize", str(tiny), "--method", "rtn", "--group", "64", *texts[2:], "-o", str(tmp_path / "int4")

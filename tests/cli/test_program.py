@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import LAUNCHER
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["run", "--help"], ["--version"], ["list"], ["show", "qwen3:4b"]]
 )
@@ -109,6 +110,7 @@ def interrupt(arguments, ready):
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_half_json(model):
     arguments = ["run", model, "slowly " * 500, "--json"]
     assert interrupt(arguments, lambda out: time.sleep(1.5)) == (130, b"", b"")

@@ -83,6 +83,7 @@ def weights_in(folder):
     return (Path(folder.strip()) / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_run_on_an_empty_cache_pulls_and_answers(hub, localllm):
     hub.add("org/tiny", DEMO)
     first = localllm("run", "org/tiny", "Hello", "--max-tokens", "8", "--temperature", "0")
@@ -94,6 +95,7 @@ def test_run_on_an_empty_cache_pulls_and_answers(hub, localllm):
     assert len(hub.requests) == asked
 
 
+@pytest.mark.slow
 def test_pull_prints_the_path_and_nothing_else_on_stdout(hub, localllm):
     hub.add("org/tiny", model_files())
     first, second = localllm("pull", "org/tiny"), localllm("pull", "org/tiny")
@@ -103,6 +105,7 @@ def test_pull_prints_the_path_and_nothing_else_on_stdout(hub, localllm):
     assert (second.stdout, second.stderr) == (first.stdout, "org/tiny is here and up to date (40.4 kB)\n")
 
 
+@pytest.mark.slow
 def test_events_as_json_lines(hub, localllm):
     hub.add("org/tiny", model_files())
     hub.disturb(faults.reset(0), "model.safetensors")
@@ -116,6 +119,7 @@ def test_events_as_json_lines(hub, localllm):
     assert weights_in(events[-1]["path"]) == weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [1, 3, 6])
 def test_a_reader_that_goes_away_is_no_fault(big, environment, lines):
     command = f"{sys.executable} -m localllm pull org/big --json | head -n {lines}"
@@ -125,6 +129,7 @@ def test_a_reader_that_goes_away_is_no_fault(big, environment, lines):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
@@ -156,6 +161,7 @@ def test_why_not_in_one_line_with_its_code(hub, localllm, name, code, message):
     assert done.stderr.splitlines()[-1].startswith(message.format(host=hub.url.removeprefix("http://")))
 
 
+@pytest.mark.slow
 def test_offline_only_what_is_here_runs(hub, localllm):
     hub.add("org/tiny", DEMO)
     absent = localllm("run", "org/tiny", "Hello", HF_HUB_OFFLINE="1")
@@ -179,12 +185,14 @@ def test_a_setting_that_is_no_number(localllm):
     assert done.stderr.startswith("error: a setting is no number: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_not_there(localllm):
     done = localllm("pull", "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 7
     assert done.stderr.splitlines()[-1].startswith("error: 127.0.0.1:9 does not give org/tiny: ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not NAMESPACES, reason="this system gives no namespaces")
 def test_no_network_at_all(localllm):
     done = localllm("pull", "org/tiny", before=["unshare", "-rn"], HF_ENDPOINT="https://hub.invalid")
@@ -206,6 +214,7 @@ def test_ctrl_c_keeps_what_came(big, start, localllm):
     assert weights_in(done.stdout) == weights(BIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "target"),
     [
@@ -280,6 +289,7 @@ class TestDisks:
 
         return run
 
+    @pytest.mark.slow
     def test_too_small_from_the_beginning(self, big, on_tmpfs):
         done = on_tmpfs("30m")
         assert done.returncode == 3
@@ -287,6 +297,7 @@ class TestDisks:
         assert " MB are free; make room, or set HF_HUB_CACHE to a folder on another disk" in done.stderr
         assert big.sent("model.safetensors") == HEADER
 
+    @pytest.mark.slow
     def test_full_in_the_middle(self, big, on_tmpfs):
         big.rate = RATE // 10
         some_came = "[ $(du -sk $DISK/hub | cut -f1) -gt 4000 ]"  # of weights: the disk was found large enough
@@ -297,6 +308,7 @@ class TestDisks:
         assert "is full; make room, then run the same command again: it goes on\n" in done.stderr
         assert 0 < big.sent("model.safetensors") < BIG
 
+    @pytest.mark.slow
     def test_read_only(self, big, on_tmpfs):
         done = on_tmpfs("130m", options="mount -o remount,ro $DISK")
         assert done.returncode == 1

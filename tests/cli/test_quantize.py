@@ -71,6 +71,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "quality.json"}
 
 
+@pytest.mark.slow
 def test_a_folder_that_runs_and_the_report_that_is_kept_in_it(
     tiny: Path, tmp_path: Path, texts: list[str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_bytes(
     assert not (tmp_path / "often.partial").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tiny: Path, tmp_path: Path, texts: list[str]) -> None:
     target = tmp_path / "small"
     process = begin("quantize", tiny, "-o", target, "--method", "gptq", "--group", 32, *texts, "--json")
@@ -124,6 +126,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tiny: Path, tmp_path: P
     assert (tmp_path / "small.partial" / "recipe.json").is_file() and not target.exists()
 
 
+@pytest.mark.slow
 def test_a_gguf_file_and_how_far_it_is_from_its_source(tiny: Path, tmp_path: Path, texts: list[str]) -> None:
     file = tmp_path / "small.gguf"
     code, out, err = run("quantize", tiny, "-o", file, "--to", "gguf", "--type", "q4_0", *texts[2:], "--json")
@@ -210,6 +213,7 @@ def test_a_group_that_does_not_divide_and_a_text_that_is_too_short(
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
 
 
+@pytest.mark.slow
 def test_experts_that_hardly_any_token_reached_are_named(
     tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +243,7 @@ def test_models_that_are_quantized_already_or_not_here(tmp_path: Path, capsys: p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_is_there_is_replaced_only_if_asked(
     tiny: Path, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def escapes(text):
     return set(re.findall(r"\x1b\[[0-9;?]*[A-Za-z]", text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "colours", "moves"),
     [({}, True, True), ({"NO_COLOR": "1"}, False, True), ({"TERM": "dumb"}, False, False)],

@@ -30,6 +30,7 @@ def test_a_story_from_the_box():
     assert "fox" in done.stdout.decode()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_text(real):
     flags = ("run", "demo", "Hello", "--seed", "5", "--max-tokens", "20", "--json")
     first, second = (json.loads(out) for out in (in_a_process(*flags).stdout, real(*flags)[1]))
@@ -37,6 +38,7 @@ def test_the_same_seed_gives_the_same_text(real):
     assert first["metrics"]["load_s"] > 0
 
 
+@pytest.mark.slow
 def test_piped_text_and_a_reader_that_leaves_early():
     run = f"{sys.executable} -m localllm run demo 'Tell me a story'"
     command = f"echo notes | {run} | head -c 1; echo ${{PIPESTATUS[1]}}"

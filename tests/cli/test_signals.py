@@ -46,6 +46,7 @@ def test_a_signal_ends_the_program_without_a_word_and_what_was_said_stays(model,
     assert len(out) < 3000
 
 
+@pytest.mark.slow
 def test_shells_see_128_and_the_number(model):
     command = f"{RUN} {model} '{SLOWLY}' > /dev/null & sleep 1.5; kill $!; wait $!; echo $?"
     assert in_bash(command, stdin=subprocess.DEVNULL).stdout == "143\n"
@@ -116,6 +117,7 @@ def test_nohup_lets_the_answer_go_on(model):
     assert (process.returncode, out, err) == (0, b"owly slowly slowly ", b"")
 
 
+@pytest.mark.slow
 def test_the_time_of_a_stop_is_told_as_the_gap_that_it_was(model):
     """Nothing else would be true: whoever waited for that token did wait so long."""
     # A group of its own, whose parent is in the same session: others ignore SIGTSTP.
@@ -142,6 +144,7 @@ def test_ctrl_c_in_a_terminal_ends_the_loop_of_a_script(model):
         shell.close()
 
 
+@pytest.mark.slow
 def test_jobs_of_a_shell(model):
     """Ctrl-Z stops the program and fg goes on, a job in the background needs no terminal, Ctrl-C ends a loop."""
     shell = Terminal("--norc", "--noprofile", "-i", program=("/bin/bash",), HISTFILE="")
@@ -174,6 +177,7 @@ def test_jobs_of_a_shell(model):
         shell.close()
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 @pytest.mark.parametrize("arguments", ["--version", "list", "completion bash", "run --help"])
 def test_a_full_disk_is_one_line_for_every_command(arguments):
@@ -197,6 +201,7 @@ def test_all_three_streams_may_be_closed(model, tmp_path):
     assert (done.stdout, json.loads(paper.read_text())["answer"]["text"]) == ("0\n", "1:hello")
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_gone_before_the_model_is_loaded_is_no_error():
     program = f"{shlex.quote(sys.executable)} -m localllm"
     done = in_bash(f"{program} run demo hi --local --max-tokens 9 < /dev/null | true; echo ${{PIPESTATUS[@]}}")

@@ -74,6 +74,7 @@ def test_json_holds_prompt_ids_and_tokens(localllm, folder, tmp_path):
     assert controls == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]  # what the user typed is text
 
 
+@pytest.mark.slow
 def test_tools_thinking_and_arguments_reach_the_template(localllm, qwen, tmp_path):
     file = tmp_path / "tools.json"
     file.write_text(json.dumps([TOOL]))

@@ -114,6 +114,7 @@ def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
     return model.generate(torch.tensor([prompt]), settings)[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 def test_one_after_the_other_finds_the_same(
     tmp_path: Path, find: Find, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +232,7 @@ def test_safetensors_and_gguf_of_one_model_are_the_same(find: Find, settings: Se
     assert all(one.same == one.tokens for one in found.answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3.2-bpe", "stories260K"])
 def test_editions_of_one_tokenizer_are_one(name: str, find: Find) -> None:
     """As a tokenizer.json and inside a GGUF file."""

@@ -47,6 +47,7 @@ def last_layer(model: Any, ids: list[int]) -> Tensor:
     return torch.cat(heard)
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - BY_LENGTH))
 def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     kind, changes = FAMILIES[family]
@@ -95,6 +96,7 @@ def test_what_makes_no_sense_is_refused(stories: LLM) -> None:
             stories.embed(inputs)
 
 
+@pytest.mark.slow
 def test_answers_go_on_and_are_the_same_while_texts_are_embedded(stories: LLM) -> None:
     params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
     expected = stories.generate("Once upon a time", params).token_ids

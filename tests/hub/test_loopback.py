@@ -185,6 +185,7 @@ def broken_off(client, error):
     return got
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
     ("fault", "error"),
     [

@@ -149,6 +149,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(tiny, cache):
 # What passes: the pull succeeds, with every byte as it should be
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize(
     ("change", "times"),
     [
@@ -175,6 +176,7 @@ def test_a_passing_fault_of_the_weights(tiny, cache, change, times):
     assert (folder / "model.safetensors").read_bytes() == model_files()["model.safetensors"]
 
 
+@pytest.mark.quick_every(13)
 @pytest.mark.parametrize("target", ["/api/models/org/tiny/revision", "/tree/", "config.json"])
 @pytest.mark.parametrize("change", [faults.refused(500), faults.busy(), faults.reset(0), faults.silent])
 def test_a_passing_fault_of_what_comes_before(tiny, cache, target, change, monkeypatch):
@@ -199,6 +201,7 @@ def test_a_flipped_bit_is_told_and_the_file_comes_again(tiny, cache):
     assert watcher.came == watcher.order.missing_bytes  # what came in vain was taken back
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("byte", range(0, 40_000, 3_989))
 def test_any_flipped_bit_is_found(tiny, cache, byte):
     tiny.disturb(faults.flipped(byte), WEIGHTS, times=None)
@@ -221,6 +224,7 @@ def host(hub):
     return hub.url.removeprefix("http://")
 
 
+@pytest.mark.quick_every(13)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -331,6 +335,7 @@ def test_a_password_in_the_address_of_the_hub_is_not_told(tiny, cache, monkeypat
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
     "path",
     [

@@ -60,6 +60,7 @@ def test_what_the_hub_gave_is_good(tiny):
     assert file_states(found, hash_all(hashable_blobs(found))) == dict.fromkeys(FILES, State.GOOD)
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("name", FILES)
 def test_one_bit_of_any_file_is_found_and_mended(tiny, name):
     at = random.Random(name).randrange(len(FILES[name]))

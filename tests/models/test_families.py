@@ -22,6 +22,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Subject(request.param, folder, make_checkpoint(folder, kind, **changes))
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("proof", PROOFS, ids=lambda proof: proof.title)
 def test_family(subject: Subject, proof: Proof, models_table: Results) -> None:
     worst = proof.measure(subject)

@@ -77,6 +77,7 @@ def reference(file: Path) -> Any:
     return model
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("name", FILES)
 def test_logits_are_those_of_the_dequantized_weights(name: str) -> None:
     file = shared(f"gguf/model-{name}.gguf")

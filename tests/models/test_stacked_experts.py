@@ -11,6 +11,7 @@ from tests.models.proofs import difference, logits_of_transformers, token_ids
 from tests.tiny import make_checkpoint, make_engine
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("family", ["gpt-oss", "Qwen3-MoE"])
 def test_stacked_experts_have_the_logits_of_transformers(tmp_path: Path, family: str) -> None:

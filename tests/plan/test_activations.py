@@ -60,6 +60,7 @@ def peak_of(engine: Engine) -> int:
     return most
 
 
+@pytest.mark.quick_every(13)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", KINDS)
 def test_the_estimate_is_near_what_a_step_holds(tmp_path: Path, family: str, dtype: str) -> None:
@@ -69,6 +70,7 @@ def test_the_estimate_is_near_what_a_step_holds(tmp_path: Path, family: str, dty
     check_peak(tmp_path, dtype)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("family", ["Llama 3.x", "Gemma 3", "DeepSeek-V3", "gpt-oss"])
 def test_the_estimate_knows_what_is_dequantized(tmp_path: Path, family: str, kv_dtype: str) -> None:
@@ -87,6 +89,7 @@ def test_the_estimate_knows_what_delta_nets_hold(tmp_path: Path, dtype: str) -> 
     check_peak(tmp_path, dtype)
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("family", ["Llama 3.x", "DeepSeek-V3", "Qwen3.5", "gpt-oss"])
 def test_a_deterministic_step_holds_no_more(tmp_path: Path, family: str) -> None:
     kind, changes = FAMILIES[family]
@@ -100,6 +103,7 @@ def test_the_estimate_is_near_what_a_step_of_packed_weights_holds(model: str) ->
     check_peak(resolve_model(model).path if model == "demo" else shared(model), "bfloat16")
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("layout", ["W4A16", "awq", "gptq, desc_act", "W8A16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_estimate_is_near_what_a_step_of_quantized_weights_holds(

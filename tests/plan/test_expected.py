@@ -47,6 +47,7 @@ def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
     assert after.bandwidth == pytest.approx(run.bytes_per_token * done.metrics.tokens_per_s)
 
 
+@pytest.mark.slow
 def test_nothing_is_expected_of_a_model_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = read_header(resolve_model("demo").path)
     settings = Settings.from_environment({"LOCALLLM_HOME": str(tmp_path), "LOCALLLM_DEVICE": "cpu"})

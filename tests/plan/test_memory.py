@@ -60,6 +60,7 @@ def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float
         assert llm.memory.total == pytest.approx(held, rel=rel)
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", KINDS)
 def test_a_loaded_model_holds_what_was_planned(tmp_path: Path, family: str, dtype: str) -> None:
@@ -83,6 +84,7 @@ def test_mxfp4_is_counted_as_it_is_stored(tmp_path: Path) -> None:
     check_held(tmp_path, "bfloat16")
 
 
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize(
     ("layout", "dtype"),
     [
@@ -169,6 +171,7 @@ def test_a_context_that_the_model_does_not_have() -> None:
             check_context(512, asked)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["Llama, tied", "Qwen3", "Mixtral"])

@@ -197,6 +197,7 @@ def test_a_context_that_does_not_fit_is_refused_with_one_that_does() -> None:
     assert check_fit(header, hardware, LoadOptions(named), name="llama").fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "most"), [("Llama 3.x", 400_000), ("Qwen3-Next", 1_400_000), ("LFM2", 500_000)]
 )

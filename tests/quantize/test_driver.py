@@ -71,6 +71,7 @@ def same(a: Kept, b: Kept) -> bool:
     )
 
 
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize("recipe", [Recipe("rtn", 4, 32), *CALIBRATED], ids=lambda recipe: recipe.method)
 @pytest.mark.parametrize("kind", ["Llama, biases", "Gemma 4, like E2B"])
 def test_a_run_that_was_killed_goes_on_at_its_layer(kind: str, recipe: Recipe, tmp_path: Path) -> None:

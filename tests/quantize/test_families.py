@@ -97,6 +97,7 @@ def kept_as_it_is(name: str) -> bool:
     return UNQUANTIZED_MATRIX.fullmatch(f"{name}.weight") is not None
 
 
+@pytest.mark.quick_every(13)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.method)
 def test_every_method_takes_every_family(header: Header, recipe: Recipe) -> None:
     kept = Kept()

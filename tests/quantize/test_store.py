@@ -78,6 +78,7 @@ def test_what_was_broken_off_is_never_whole(model: Path, tmp_path: Path) -> None
     assert whole.complete and whole.path == find_artefact(home, model, "int4")
 
 
+@pytest.mark.slow
 def test_a_second_process_waits_and_takes_what_the_first_has_made(model: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     script = f"""

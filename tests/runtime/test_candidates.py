@@ -78,6 +78,7 @@ def test_each_has_the_chance_that_the_rules_of_transformers_leave_it_and_the_fir
         assert each.logprob == pytest.approx(logits.double().log_softmax(-1)[each.token_id].item(), abs=1e-5)
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("masked", [False, True], ids=["free", "grammar"])
 @pytest.mark.parametrize("params", SETTINGS)
 def test_many_draws_come_as_often_as_the_chances_say(params: dict[str, Any], masked: bool) -> None:

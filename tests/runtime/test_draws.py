@@ -74,6 +74,7 @@ PARAMS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.3, 3])
 def test_rows_get_the_tokens_of_the_reference(spread: float) -> None:
     rows = [row(position=7 * i, seed=2**62 + i, **params) for i, params in enumerate(PARAMS)]
@@ -109,6 +110,7 @@ def test_what_is_no_token_is_said(temperature: float) -> None:
     assert choices[3] >= 200
 
 
+@pytest.mark.slow
 def test_draws_follow_the_distribution() -> None:
     """Chi-square with 3 degrees of freedom, of which 99.9% lie below 16.3."""
     values, count = torch.tensor([1.0, 0.5, 0.0, 1.5]), 60

@@ -90,12 +90,14 @@ def other_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return path
 
 
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("seed", range(40))
 def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(folder: Path, seed: int, asynchronous: bool) -> None:
     mix(folder, seed, asynchronous)
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("seed", range(40, 42))
 def test_any_mix_also_where_layers_keep_latents_or_share_keys(

@@ -66,6 +66,7 @@ def captured(engine: Engine) -> int:
     return len(engine.runner.graphs.captured)
 
 
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("seed", range(2))
 def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone_without_graphs(

@@ -88,6 +88,7 @@ def small(folder: Path, dtype: torch.dtype, **others: Any) -> Engine:
     return make_engine(folder, dtype, blocks=200, rows=40, **others)
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_few_tokens_have_the_logits_that_each_has_alone(folder: Path, dtype: torch.dtype) -> None:
     engine = small(folder, dtype)
@@ -132,6 +133,7 @@ def test_without_the_compiled_kernels_they_differ(tmp_path: Path, monkeypatch: p
         check_verification(small(tmp_path, torch.float32))
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_deterministic_logits_are_those_of_any_chunks(folder: Path, dtype: torch.dtype) -> None:
     engine = small(folder, dtype, deterministic=True, block_size=16)
@@ -162,6 +164,7 @@ def test_two_threads_compute_what_one_does(tmp_path: Path, family: str) -> None:
     assert torch.equal(verified(engine, TEXT[:30], TEXT[30:]), two)
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("seed", range(2))
 def test_any_mix_budget_and_cache_gives_the_same_tokens_and_log_probabilities(folder: Path, seed: int) -> None:
     rng = random.Random(seed)

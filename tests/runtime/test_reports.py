@@ -85,6 +85,7 @@ def test_who_waits_is_told_its_place_and_each_that_follows(folder: Path) -> None
     ]
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("seed", range(12))
 def test_any_mix_says_the_same_with_and_without_being_told(folder: Path, seed: int, asynchronous: bool) -> None:

@@ -52,6 +52,7 @@ def theirs(values: torch.Tensor, *processors: Any, ids: list[int] | None = None)
     return scores.softmax(-1)[0]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
     ("params", "processors"),
     [

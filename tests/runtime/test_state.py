@@ -147,7 +147,7 @@ class VerbsOf8Bits(Verbs):
     tolerance = 0.1  # a number that lies between two steps goes to either of them
 
 
-TestVerbs = pytest.mark.slow(Verbs.TestCase)
+TestVerbs = Verbs.TestCase
 TestVerbsOfDeltaNet = pytest.mark.slow(VerbsOfDeltaNet.TestCase)
 TestVerbsOfShortConv = pytest.mark.slow(VerbsOfShortConv.TestCase)
 TestVerbsOf8Bits = pytest.mark.slow(VerbsOf8Bits.TestCase)

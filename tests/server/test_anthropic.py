@@ -3,9 +3,8 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import jsonschema
 import pytest
@@ -15,6 +14,9 @@ from localllm import LLM, SamplingParams
 from tests.scripted import write_scripted
 from tests.server.conftest import serving
 from tests.server.test_tools import SCHEMAS, ignorant  # noqa: F401 - a fixture
+
+if TYPE_CHECKING:  # where it is used it is imported, which takes a second
+    import anthropic
 
 SYSTEM = "Be short."
 HELLO: list[Any] = [{"role": "user", "content": "What is a cat?"}]
@@ -32,13 +34,15 @@ TOOLS: list[Any] = [{"name": name, "description": "d", "input_schema": schema} f
 
 
 @contextmanager
-def client_of(url: str) -> Iterator[anthropic.Anthropic]:
+def client_of(url: str) -> "Iterator[anthropic.Anthropic]":
+    import anthropic
+
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-def client(demo_url: str) -> Iterator[anthropic.Anthropic]:
+def client(demo_url: str) -> "Iterator[anthropic.Anthropic]":
     with client_of(demo_url) as client:
         yield client
 
@@ -48,7 +52,7 @@ def greedy(**more: Any) -> dict[str, Any]:
     return {"model": "demo", "messages": HELLO, "system": SYSTEM, "max_tokens": 24, "extra_body": COLD, **more}
 
 
-def test_a_message_is_answered_as_the_model_answers_it(client: anthropic.Anthropic, demo: LLM) -> None:
+def test_a_message_is_answered_as_the_model_answers_it(client: "anthropic.Anthropic", demo: LLM) -> None:
     expected = demo.chat(CHAT, SamplingParams(temperature=0, max_tokens=24))
     done = client.messages.create(**greedy(system=[{"type": "text", "text": SYSTEM}]))
     [block] = done.content
@@ -61,7 +65,7 @@ def test_a_message_is_answered_as_the_model_answers_it(client: anthropic.Anthrop
     assert done._request_id and done._request_id.startswith("req_")
 
 
-def test_a_message_is_streamed_as_it_is_answered(client: anthropic.Anthropic) -> None:
+def test_a_message_is_streamed_as_it_is_answered(client: "anthropic.Anthropic") -> None:
     whole = client.messages.create(**greedy())
     with client.messages.stream(**greedy()) as stream:
         texts = list(stream.text_stream)
@@ -88,7 +92,7 @@ def test_events_come_in_their_order_and_under_their_names(demo_url: str) -> None
     assert bodies[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
 
 
-def test_it_is_told_which_sequence_ended_the_answer(client: anthropic.Anthropic) -> None:
+def test_it_is_told_which_sequence_ended_the_answer(client: "anthropic.Anthropic") -> None:
     text = client.messages.create(**greedy()).content[0].text  # type: ignore[union-attr]
     word = text.split()[2]
     asked = greedy(stop_sequences=["never said", word])
@@ -100,7 +104,7 @@ def test_it_is_told_which_sequence_ended_the_answer(client: anthropic.Anthropic)
         assert found.content[0].text == text.partition(word)[0]  # type: ignore[union-attr]
 
 
-def test_a_later_turn_tells_what_was_found_in_the_cache(client: anthropic.Anthropic) -> None:
+def test_a_later_turn_tells_what_was_found_in_the_cache(client: "anthropic.Anthropic") -> None:
     story = {"role": "user", "content": "Tell me of the moon and of the sun. " * 12}
     first, second = (client.messages.create(**greedy(messages=[story], max_tokens=1)).usage for _ in range(2))
     assert first.cache_read_input_tokens == 0 and first.cache_creation_input_tokens == 0
@@ -108,7 +112,9 @@ def test_a_later_turn_tells_what_was_found_in_the_cache(client: anthropic.Anthro
     assert second.input_tokens + second.cache_read_input_tokens == first.input_tokens
 
 
-def test_tokens_are_counted_also_beyond_the_context(client: anthropic.Anthropic, demo: LLM) -> None:
+def test_tokens_are_counted_also_beyond_the_context(client: "anthropic.Anthropic", demo: LLM) -> None:
+    import anthropic
+
     count = client.messages.count_tokens(model="demo", system=SYSTEM, messages=HELLO)
     assert count.input_tokens == len(demo.prepare(CHAT).prompt_ids)
     long: list[Any] = [{"role": "user", "content": "word " * 3000}]
@@ -117,7 +123,9 @@ def test_tokens_are_counted_also_beyond_the_context(client: anthropic.Anthropic,
         client.messages.create(model="demo", messages=long, max_tokens=5)
 
 
-def test_errors_are_told_as_this_api_tells_them(client: anthropic.Anthropic, demo_url: str) -> None:
+def test_errors_are_told_as_this_api_tells_them(client: "anthropic.Anthropic", demo_url: str) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(**greedy(model="claude-opus-4"))
     body: Any = missing.value.body

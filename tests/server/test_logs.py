@@ -79,6 +79,7 @@ def test_requests_that_are_refused_or_not_routed_have_their_lines(demo, lines):
     assert SECRET not in "".join(lines())
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize(
     "path", ["/a%0Atime=2020%20event=request", "/%1B[2J%7F", "/%22%20status=200", "/%C2%85%E2%80%A8x"]
 )

@@ -202,6 +202,7 @@ def test_what_the_hub_does_not_have_is_told(hub: Any, cache: Path) -> None:
         assert client.pull("demo").status == "success"
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_ends_the_pull(hub: Any, cache: Path) -> None:
     hub.add("org/tiny", DEMO)
     hub.rate = 400_000

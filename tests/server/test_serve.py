@@ -44,6 +44,7 @@ def process():
         process.kill()
 
 
+@pytest.mark.slow
 def test_sigterm_lets_an_answer_end_and_takes_no_new_one(process):
     url = process.stderr.readline().removeprefix("listening on ").strip()
     health = httpx2.get(f"{url}/health").json()
@@ -69,6 +70,7 @@ def what(line):
     return dict(word.split("=", 1) for word in shlex.split(line))["event"]
 
 
+@pytest.mark.slow
 def test_a_second_signal_breaks_off_what_a_slow_reader_holds_up(process):
     asked = LONG | {"max_tokens": 900, "logprobs": 20, "n": 8}  # more than the system keeps for who does not read
     url = process.stderr.readline().removeprefix("listening on ").strip()

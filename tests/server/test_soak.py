@@ -3,6 +3,7 @@
 import asyncio
 
 import psutil
+import pytest
 
 from bench.soak import soak
 from localllm import LLM
@@ -10,6 +11,7 @@ from localllm import LLM
 STREAMS, SECONDS = 24, 6
 
 
+@pytest.mark.slow
 def test_many_streams_at_once_are_right_and_leave_nothing_behind(stories: LLM, stories_url: str) -> None:
     found = asyncio.run(soak(stories_url, stories.name, STREAMS, SECONDS, psutil.Process()))
     assert found["wrong_texts"] == 0, found["first_wrong"]

@@ -98,6 +98,7 @@ def test_marked_is_the_file_that_was_published():
     assert digest == "5371fea86fd0656b4fc7bea7c94c663109d82789b69433eeee78d42895aa44de"
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file(tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path, ROOT]
     found = subprocess.run(build, capture_output=True, text=True)

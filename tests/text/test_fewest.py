@@ -68,6 +68,7 @@ def hard_texts(of: Tokenizer, seed: int, count: int) -> list[str]:
     return texts
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("name", REAL)
 def test_no_text_has_fewer_tokens_than_its_length_says(name: str) -> None:
     of = tokenizer(name)
@@ -81,6 +82,7 @@ def test_no_text_has_fewer_tokens_than_its_length_says(name: str) -> None:
         assert least <= len(of.encode_chat(halves))
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("name", REAL)
 def test_something_is_known_of_real_tokenizers_and_no_more_than_is_true(name: str) -> None:
     of, known = tokenizer(name), tokenizer(name)._fewest

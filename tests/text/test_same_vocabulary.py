@@ -22,6 +22,7 @@ def edition(folder: Path, **tokens: int) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
+@pytest.mark.slow
 def test_a_few_tokens_more_are_the_same_vocabulary(tmp_path: Path) -> None:
     qwen = Tokenizer.from_folder(shared("tokenizers/qwen3"))
     more = edition(tmp_path, **{"<|more|>": qwen.vocab_size})

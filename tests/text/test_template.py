@@ -122,6 +122,7 @@ def test_golden_texts(case: dict[str, Any], template_of: Any):
     assert (text == target) == case["matches_python_jinja2"]
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("name", NAMES)
 def test_real_templates_write_what_transformers_writes(data: Path, template_of: Any, name: str):
     source = (data / "templates" / name).read_text()
@@ -213,6 +214,7 @@ def endangered() -> Iterator[ChatTemplate]:
     template.close()
 
 
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_an_error_within_a_second_or_so(endangered: ChatTemplate, name: str):
     endangered._templates["default"] = HOSTILE[name]

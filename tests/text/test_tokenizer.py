@@ -32,6 +32,7 @@ def test_ids_are_those_of_llama_cpp(tokenizer: Open, folder: Callable[[str], Pat
         assert tokenizer(name).encode(case["text"]) == begin + case["ids"], case["text"]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("name", ["stories260K", "tinystories", "llama3", "qwen3", "phi3"])
 def test_ids_and_text_are_those_of_transformers(tokenizer: Open, folder: Callable[[str], Path], name: str):
     from transformers import PreTrainedTokenizerFast

@@ -165,6 +165,7 @@ def test_two_that_start_at_once_share_one_folder(one_file, cache, tree):
     assert contents(folder(cache)) == contents(tree)
 
 
+@pytest.mark.slow
 def test_a_killed_unpacking_is_done_again(launcher, tree, tmp_path, cache):
     for number in range(8):
         (tree / "lib" / f"more{number}").write_bytes(os.urandom(2_000_000))

@@ -71,6 +71,7 @@ async def test_a_question_is_answered(tmp_path, opened, talk):
     assert model.closed
 
 
+@pytest.mark.slow
 async def test_the_model_in_the_box_answers_and_branches_share_what_was_read(demo, tmp_path, opened, talk):
     """What two branches have in common is found in the cache, but for the block that is not full."""
     app = app_with(demo, tmp_path)
@@ -130,6 +131,7 @@ async def test_an_answer_that_was_cut_says_by_what(tmp_path, opened, talk):
         assert "cut by the context (4096 tokens); load the model with a larger --context" in words(app)
 
 
+@pytest.mark.slow
 async def test_editing_asks_on_a_branch_and_arrows_go_between_them(tmp_path, opened, talk):
     model = ScriptedModel(saying("one"), saying("two"), saying("three"))
     app = app_with(model, tmp_path)
@@ -186,6 +188,7 @@ async def test_without_colours_there_are_none_not_even_greys(tmp_path, monkeypat
         assert all(color is None or color.is_default for style in styles for color in (style.color, style.bgcolor))
 
 
+@pytest.mark.slow
 async def test_code_is_copied_and_saved_but_never_over_a_file_unasked(tmp_path, monkeypatch, opened, talk, until):
     monkeypatch.chdir(tmp_path)
     answer = "Two:\n\n```python\na = 1\n```\n\nand\n\n```sh\nls\n```\n"
@@ -263,6 +266,7 @@ async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opene
         await until(pilot, lambda: "more 59" in seen(app))
 
 
+@pytest.mark.slow
 async def test_of_a_thousand_turns_few_are_widgets(tmp_path, opened, until, talk):
     app = app_with(ScriptedModel(saying("new")), tmp_path)
     begin = app.start_session
@@ -358,6 +362,7 @@ async def test_what_is_typed_while_a_model_loads_stands_in_the_prompt(tmp_path, 
         assert app.screen.chat.turns[0].question == "yes no" and app.screen.prompt.text == "more"
 
 
+@pytest.mark.slow
 async def test_the_inspector_leaves_the_keyboard_to_the_prompt_and_tab_leads_into_it(tmp_path, opened, talk):
     app = app_with(ScriptedModel(saying("Hello.")), tmp_path)
     async with opened(app) as pilot:

@@ -21,6 +21,7 @@ async def test_every_key_and_every_command_is_told_once(tmp_path):
         assert all(len(rows) == len(set(rows)) for rows in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("close", ["escape", "f1"])
 async def test_it_scrolls_and_closes(tmp_path, close):
     app = talk(tmp_path)
@@ -39,6 +40,7 @@ async def test_it_scrolls_and_closes(tmp_path, close):
         assert not isinstance(app.screen, HelpScreen)
 
 
+@pytest.mark.slow
 async def test_typing_searches_in_keys_meanings_and_headings(tmp_path):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:

@@ -99,6 +99,7 @@ def on_its_way(act):
     return Host(lambda: LoadScreen(machine, "org/large", clock)), machine
 
 
+@pytest.mark.quick_every(5)
 @SIZES
 @pytest.mark.parametrize("act", [downloading, loading, refused], ids=["download", "load", "refused"])
 def test_a_model_on_its_way(snap_compare, act, size):

@@ -43,6 +43,7 @@ async def test_a_model_that_is_here_is_ready_and_given(until):
         model.close()
 
 
+@pytest.mark.slow
 async def test_a_model_comes_from_the_hub_and_every_phase_is_told(slow, until):
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:

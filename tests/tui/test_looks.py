@@ -6,6 +6,7 @@ from tests.tui.inspected import Inspected
 from tests.tui.told import story
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=["small", "large"])
 @pytest.mark.parametrize(
     "keys", [(), ("2", "home", "right", "right", "right", "right"), ("3",)], ids=["timeline", "tokens", "blocks"]

@@ -96,6 +96,7 @@ async def test_a_click_chooses(tmp_path, until):
         assert app.given == ["mine"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "given"), [("n", []), ("y", ["giant"])])
 async def test_what_does_not_fit_is_explained_and_asked_about(tmp_path, until, answer, given):
     app = stage(tmp_path)
@@ -149,6 +150,7 @@ async def test_a_fault_moves_nothing_on_the_screen(tmp_path, until):
         await until(pilot, lambda: "away␛[2J" in said(app))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=["small", "large"])
 def test_picture(snap_compare, tmp_path, size):
     async def there(pilot):

@@ -26,6 +26,7 @@ def by_length(words: list[str]) -> list[str]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=str)
 def test_an_answer(snap_compare, tmp_path, monkeypatch, size):
     monkeypatch.setattr(MetricsStrip, "follow", lambda strip, came: None)  # whose numbers are of this machine

@@ -83,6 +83,7 @@ def test_terminals_send_these_keys(sequence, key):
     assert [event.key for event in XTermParser().feed(sequence) if isinstance(event, Key)] == [key]
 
 
+@pytest.mark.slow
 async def test_it_grows_to_eight_lines_and_scrolls_from_there(app):
     async with app.run_test() as pilot:
         heights = []
@@ -135,6 +136,7 @@ async def test_a_question_mark_in_the_empty_prompt_asks_for_help(app):
         assert (app.helped, app.prompt.text) == (1, "h?")
 
 
+@pytest.mark.slow
 async def test_history_is_shared_with_the_line_editor(app, tmp_path):
     FileHistory(tmp_path / "history").store_string("from there\nin two lines")
     async with app.run_test() as pilot:
@@ -168,6 +170,7 @@ async def test_an_unwritable_history_is_told_and_the_message_sent():
         assert "kept in no history" in next(iter(app._notifications)).message
 
 
+@pytest.mark.slow
 async def test_history_is_searched(app, tmp_path):
     for text in ("tell a story", "count to ten", "a story of a fox"):
         FileHistory(tmp_path / "history").store_string(text)
@@ -241,6 +244,7 @@ async def test_a_long_paste_is_folded_and_nothing_is_lost(app):
         assert app.prompt.text == f"see {text}!"
 
 
+@pytest.mark.slow
 async def test_a_folded_paste_is_deleted_as_a_whole_and_comes_back(app):
     async with app.run_test() as pilot:
         await paste(app, pilot, "x\n" * 100)
@@ -295,6 +299,7 @@ def test_what_it_offers_stands_above(app, snap_compare):
     assert snap_compare(app, terminal_size=(80, 24), press=["/", "s", "down"])
 
 
+@pytest.mark.slow
 def test_a_message_that_waits(app, snap_compare):
     async def write(pilot):
         app.prompt.busy = True

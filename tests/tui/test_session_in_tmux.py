@@ -19,10 +19,7 @@ FOX, OWL = "Tell me a story about a fox", "Tell me a story about an owl"
 HEDGEHOG = "Tell me a story about a hedgehog"
 PROMPT = "Say something"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
 @pytest.fixture
@@ -43,6 +40,16 @@ def window(hub, tmp_path):
         window.close()
 
 
+def test_a_question_and_the_terminal_is_as_it_was(window):
+    window.see_shell()
+    window.type("clear; stty -g > before; localllm run demo --seed 1")
+    window.press("Enter")
+    window.still("demo · cpu", PROMPT)
+    assert "Once upon a time" in ask(window, FOX)
+    leave(window)
+
+
+@pytest.mark.slow
 def test_a_session_from_the_download_to_the_day_after(request, window):
     pictures = {}
 

@@ -72,6 +72,7 @@ async def test_a_title_is_given(tmp_path, chats, until):
     assert "The fox" in [one.title for one in SessionStore(chats).list()]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(("answer", "left"), [("y", 2), ("n", 3), ("escape", 3), ("enter", 3)])
 async def test_deleting_asks_first(tmp_path, chats, until, answer, left):
     app = stage(tmp_path)
@@ -129,6 +130,7 @@ async def test_what_cannot_be_deleted_is_said(tmp_path, chats, until):
         assert "no conversation is kept" in next(iter(app._notifications)).message
 
 
+@pytest.mark.slow
 async def test_words_of_strangers_are_no_markup_and_no_codes(tmp_path, chats, until):
     app = stage(tmp_path)
     async with app.run_test(size=(160, 50)) as pilot:
@@ -152,6 +154,7 @@ async def test_of_many_the_first_are_listed_and_the_others_are_spoken_of(tmp_pat
         assert "the first 200 of 250" in said(app)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=["small", "large"])
 def test_picture(snap_compare, tmp_path, chats, size):
     async def there(pilot):

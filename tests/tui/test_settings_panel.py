@@ -96,6 +96,7 @@ async def test_what_differs_from_the_recommended_is_marked_and_an_empty_field_go
         assert chat.params == chat.model.default_params and not setting.has_class("-changed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["key", "button"])
 async def test_reset_takes_all_parameters_back_and_leaves_the_system_prompt(tmp_path, how):
     app = talk(tmp_path)
@@ -176,6 +177,7 @@ async def test_it_may_be_closed_before_the_template_has_told_of_thinking(tmp_pat
         assert app.is_running and not app.screen.query(SettingsPanel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=["small", "large"])
 def test_picture(snap_compare, tmp_path, size):
     async def there(pilot):

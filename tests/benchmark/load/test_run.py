@@ -195,6 +195,7 @@ def test_failures_are_counted_by_kind_and_do_not_end_a_run(capsys):
     assert "3 requests failed: HTTP 503: queue full" in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_gives_what_was_measured_so_far():
     stop, fourth = threading.Event(), threading.Event()
     asked = itertools.count(1)

@@ -36,6 +36,7 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64).bfloat16()
 
 
+@pytest.mark.quick_every(37)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize(("fading", "shares"), [(0.01, 1), (1.0, 3), (30.0, 3)])

@@ -73,6 +73,7 @@ def drawn(allowed: int | None = None, count: int = COUNT, **params: Any) -> floa
     return chance(torch.bincount(choices, minlength=VOCABULARY), p / p.sum() * count)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("params", PARAMETERS.values(), ids=PARAMETERS)
 def test_a_drawn_draft_leaves_the_distribution(params: dict[str, Any]) -> None:
     assert drawn(**params) > SURE

@@ -79,6 +79,7 @@ def test_guesses_for_seeded_requests_leave_the_text_of_the_seed(pair: Pair) -> N
     assert any(e.accepted for answer in answers.values() for e in answer)
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_mix_leaves_greedy_answers_and_both_pools_as_they_were(pair: Pair, seed: int) -> None:
     """Preemption, chunks, few rows, a drafter without room, one that is cancelled, log probabilities."""

@@ -98,6 +98,7 @@ def test_answers_have_the_distribution_of_the_target(
     assert agreement(engine_with(pair, drafter), expected) > SURE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [always, by_target, redrawn], ids=lambda rule: rule.__name__)
 def test_a_wrong_rule_for_a_model_is_found_out(
     pair: tuple[Path, Path], expected: Tensor, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
@@ -128,6 +129,7 @@ def draws_again(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
     return choices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [takes_all, draws_again], ids=lambda rule: rule.__name__)
 def test_a_wrong_rule_for_guesses_is_found_out(
     pair: tuple[Path, Path], expected: Tensor, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch

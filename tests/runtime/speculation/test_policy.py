@@ -74,6 +74,7 @@ def answers(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
     return [tokens(got[s.request.id]) for s in sequences]
 
 
+@pytest.mark.quick_every(3)
 def test_greedy_answers_to_forty_prompts_are_the_same_byte_for_byte(folder: Path) -> None:
     """Of five families 200, alone and side by side."""
 

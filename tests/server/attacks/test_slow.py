@@ -87,6 +87,7 @@ def test_slow_body(url):
     assert taken == pytest.approx(QUICK.body_grace_s, abs=0.4)
 
 
+@pytest.mark.slow
 def test_a_body_that_comes_fast_enough_but_never_ends(url):
     with connect(url) as connection:
         connection.sendall(request("POST", "/v1/completions", "Transfer-Encoding: chunked", body=b""))
@@ -121,6 +122,7 @@ def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
         assert heard(connection).status == 200
 
 
+@pytest.mark.slow
 def test_a_reader_who_does_not_read_is_broken_off(url, demo):
     with narrow(url) as connection:
         connection.sendall(asking(**LONG))
@@ -130,6 +132,7 @@ def test_a_reader_who_does_not_read_is_broken_off(url, demo):
     assert came.startswith(b"HTTP/1.1 200") and b"[DONE]" not in came
 
 
+@pytest.mark.slow
 def test_a_reader_who_reads_byte_by_byte_is_broken_off(url, demo):
     with narrow(url) as connection, ThreadPoolExecutor(1) as pool:
         connection.sendall(asking(**LONG))
@@ -141,6 +144,7 @@ def test_a_reader_who_reads_byte_by_byte_is_broken_off(url, demo):
         assert b"[DONE]" not in rest(connection)
 
 
+@pytest.mark.slow
 def test_a_whole_answer_that_nobody_reads_is_broken_off(url, demo):
     with narrow(url) as connection:
         connection.sendall(asking(**LONG | {"stream": False}))

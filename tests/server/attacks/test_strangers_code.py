@@ -64,6 +64,7 @@ async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, flo
         return said.status, said.body, max(after - before for before, after in pairwise(times))
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_hostile_template_harms_nobody_who_asks_beside(demo, tmp_path, name):
     with localllm.load(copied(demo, tmp_path / "evil", TEMPLATES[name])) as evil, serving(evil) as url:
@@ -140,6 +141,7 @@ def faults(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_that_is_read_is_carried_out():
     """No pickle, no eval, no shell; processes of our own speak JSON over pipes."""
     files = list(parsed())

@@ -76,6 +76,7 @@ def test_who_agrees_on_nothing_is_hung_up_on(url):
         assert rest(connection) == b""
 
 
+@pytest.mark.slow
 def test_a_reader_who_does_not_read_is_broken_off_under_tls_too(demo, files):
     trust = ssl.create_default_context(cafile=files[0])
     with (

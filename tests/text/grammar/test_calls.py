@@ -146,6 +146,7 @@ def is_huge(deltas: list[OutputDelta]) -> bool:
     return bool(HUGE.search(joined(deltas)[1]))
 
 
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_whatever_comes_are_valid_calls(name: str, as_text: bool) -> None:
@@ -177,6 +178,7 @@ def begun(output: OutputFormat) -> str:
     return "{" if output.tools.bare_begin else f"I say <b>. {output.tools.begin[0]}"
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
 def test_a_strict_function_is_held_to_once_a_call_has_begun(name: str, as_text: bool) -> None:

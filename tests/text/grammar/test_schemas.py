@@ -48,6 +48,7 @@ def test_there_are_three_hundred_schemas_and_no_two_are_alike() -> None:
     assert len({json.dumps(schema) for schema in SCHEMAS}) > COUNT * 0.97
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("start", range(6))
 def test_whatever_a_mask_lets_come_satisfies_the_schema(
     grammars: GrammarCompiler, tokenizer: Tokenizer, start: int
@@ -64,6 +65,7 @@ def test_a_mask_that_lets_one_wrong_token_come_is_found_out(
     assert len(found) > 50 and found.count(False) > len(found) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stories260K", "llama3.2-bpe"])
 def test_so_it_is_with_byte_fallback_and_with_a_large_vocabulary(name: str) -> None:
     tokenizer = Tokenizer.from_folder(shared(name))

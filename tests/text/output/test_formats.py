@@ -312,6 +312,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.markers[-1])
 @settings(max_examples=60, deadline=None)
 @given(drawn=st.data())

@@ -191,6 +191,7 @@ async def test_who_scrolls_back_by_wheel_stays_there() -> None:
         assert view.scroll_offset.y == 2 and view.selected is None and view.token.special
 
 
+@pytest.mark.slow
 async def test_the_beginning_of_a_very_long_answer_goes_while_it_is_looked_at() -> None:
     events = list(story(9300, drafts=False))
     app = Inspected()
@@ -230,6 +231,7 @@ async def test_another_answer_takes_the_place_of_the_last() -> None:
         assert app.query_one(Tokens).index == len(app.inspector.record.tokens) - 1 < 10
 
 
+@pytest.mark.quick_every(13)
 @pytest.mark.parametrize("size", [(40, 12), (60, 16), (80, 24), (200, 60)])
 @pytest.mark.parametrize("steps", [1, 5, 5000])
 async def test_views_fit_any_terminal_and_any_answer(size, steps) -> None:
@@ -337,6 +339,7 @@ async def test_the_model_in_the_box_is_inspected(demo, until) -> None:
         assert f"{demo.blocks:,} in use" in shown(app)
 
 
+@pytest.mark.slow
 async def test_a_view_of_a_very_long_answer_is_drawn_soon() -> None:
     app = Inspected(list(story(8000, drafts=False)))
     async with app.run_test(size=(160, 50)) as pilot:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from localllm.client.server import ServerUnreachable
 from localllm.inspection import Slot
 from localllm.tui.top.app import ModelBoard, TopApp
@@ -117,6 +119,7 @@ async def test_models_come_and_go(until):
         await until(pilot, lambda: not app.query(ModelBoard) and app.query_one("#trouble").display)
 
 
+@pytest.mark.slow
 async def test_it_pauses_and_changes_its_pace(until):
     look = Playing()
     app = app_of(look)
@@ -135,6 +138,7 @@ async def test_it_pauses_and_changes_its_pace(until):
     assert app.return_value == 0
 
 
+@pytest.mark.slow
 async def test_a_wide_screen_has_more_room(until):
     app = app_of(Playing())
     async with app.run_test(size=(160, 50)) as pilot:

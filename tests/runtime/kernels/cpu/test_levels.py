@@ -83,6 +83,7 @@ def here() -> dict[str, torch.Tensor]:
     return results()
 
 
+@pytest.mark.slow
 def test_avx2_gives_the_same_bits(here: dict[str, torch.Tensor], tmp_path: Path) -> None:
     if not processor.reaches_level(processor.host_features(), "avx2"):
         pytest.skip("the processor has no AVX2")

@@ -161,6 +161,7 @@ def test_processors_without_products_of_bytes(form: str, monkeypatch: pytest.Mon
         products.compile_matmul.compiled_kernels.clear()
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(("triple", "cpu"), [("x86_64-linux", "haswell"), ("aarch64-linux", "neoverse-n1")])
 @pytest.mark.parametrize("form", ["q4_k", "q8_0"])
 def test_the_programs_compile_for_other_processors(triple: str, cpu: str, form: str) -> None:

@@ -75,6 +75,7 @@ FEW: Spans = [(1, 1), (70, 3)]
 MANY: Spans = [(3, 1), (70, 33)]
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize(
     ("spans", "c", "form", "dtype"),
     [

@@ -47,6 +47,7 @@ def cast(mlps: StackedExperts, dtype: torch.dtype) -> StackedExperts:
     return StackedExperts(*parts, mlps.activation, mlps.count)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
     ("tokens", "dtype"),
     [(1, torch.bfloat16), (5, torch.float32), (16, torch.float16), (17, torch.float32), (70, torch.bfloat16)],
@@ -89,6 +90,7 @@ def tamed(weight: QuantizedTensor) -> QuantizedTensor:
     return weight
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("form", PACKED)
 @pytest.mark.parametrize("tokens", [2, 17])
 def test_packed_experts(tokens: int, form: str) -> None:

@@ -51,6 +51,7 @@ def test_every_format_is_multiplied(name: str) -> None:
     assert "triton-gemm" in ran and "triton-dequantized" not in ran
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_every_format_is_unpacked_as_it_is(name: str) -> None:
     weight = laid(WEIGHTS[name]())

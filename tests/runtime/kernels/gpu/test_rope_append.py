@@ -89,6 +89,7 @@ def both(c: AttentionConfig, dtype: torch.dtype, form: torch.dtype, kind: str = 
     return (q, gate, caches[0]), (*expected, caches[1])
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_heads(name: str, dtype: torch.dtype) -> None:

@@ -36,6 +36,7 @@ def planes(form: str, rows: int, columns: int, group: int | None, *, zeros: bool
     return made
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("form", "group", "zeros"),
@@ -64,6 +65,7 @@ def test_plain_weights(tokens: int, rows: int, columns: int, dtype: torch.dtype)
     assert check("plain_linear", lambda d: (x.to(d), weight.to(d), None), dtype) == ["triton-skinny", "cpu-rows"]
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # 1 / (1 + infinity) is the 0 that is meant
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "swiglu_clamped"])
@@ -82,6 +84,7 @@ def test_what_stands_around_a_product(form: str, activation: Activation, dtype: 
     assert check("fused_linear", make, dtype) == ["triton-skinny"]
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # NaN and infinity, as numpy sees them
 @pytest.mark.parametrize("form", ["int4", "int8", "plain"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -98,6 +101,7 @@ def test_a_row_knows_neither_how_many_there_are_nor_what_they_hold(form: str, dt
     assert torch.equal(alone[:2], small_m_matmul(x[[0, 7]], weight, None))
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), [("int4", 32), ("int4", 128), ("int8", None)])
 def test_nothing_but_the_sum_is_rounded(form: str, group: int | None, zeros: bool) -> None:
