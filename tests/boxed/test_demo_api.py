@@ -1,4 +1,4 @@
-"""The Python API on the model in the box, which every checkout has: README.md's example, and conversations."""
+"""Test the Python API on the bundled model: the example of docs/python.md, and conversations."""
 
 import re
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_example_of_the_python_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     assert example
     variables: dict[str, object] = {}
     exec(example[1], variables)
