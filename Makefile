@@ -3,11 +3,8 @@ PYTHON = .venv/bin/python
 setup:    ## a virtual environment with everything the tests need
 	python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]"
 
-test:     ## the quick tests, which hold every promise of ARCHITECTURE.md
+test:     ## all tests
 	$(PYTHON) -m pytest
-
-test-all: ## all tests, also the slow ones
-	$(PYTHON) -m pytest -m "slow or not slow"
 
 check:    ## format, lint, types, and who may import whom
 	$(PYTHON) -m ruff format --check .
@@ -18,15 +15,16 @@ check:    ## format, lint, types, and who may import whom
 bench:    ## a generated 1B model beside transformers; appends to bench/results/
 	$(PYTHON) -m bench.decode --save
 
-docs:     ## the help texts in docs/cli.md and words for Tab, the tables of docs/chat.md, hardware.md, kernels.md and models.md
+docs:     ## generated text: docs/cli.md, docs/schemas, man, words for Tab; parts of docs/chat, hardware, kernels, models, plan
 	$(PYTHON) tools/cli_docs.py
 	$(PYTHON) tools/chat_docs.py
 	$(PYTHON) tools/hardware_docs.py
 	$(PYTHON) tools/kernel_docs.py
-	$(PYTHON) -m pytest -q -n 0 -m "slow or not slow" tests/models --models-table
+	$(PYTHON) -m tests.plan.example
+	$(PYTHON) -m pytest -q -n 0 tests/models --models-table
 
 screens:  ## the pictures of the app in docs/images, from a session in tmux
-	$(PYTHON) -m pytest -q -n 0 -m slow tests/tui/test_session_in_tmux.py --screens
+	$(PYTHON) -m pytest -q -n 0 tests/tui/test_session_in_tmux.py --screens
 
 binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (docs/binary.md)
 	$(PYTHON) -m pip install -q -e ".[binary]"
@@ -36,4 +34,4 @@ binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (d
 catalog:  ## what models.toml states that the Hub does not
 	$(PYTHON) tools/catalog.py
 
-.PHONY: setup test test-all check bench docs screens binary catalog
+.PHONY: setup test check bench docs screens binary catalog
