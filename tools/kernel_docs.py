@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import triton
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -62,9 +64,16 @@ def compiled(example: Example) -> dict[int, list[CompiledTriton]]:
 
 
 def table(found: dict[Example, dict[int, list[CompiledTriton]]]) -> str:
-    """One row a kernel of an example: warps, registers and KiB of shared memory for each architecture."""
+    """Return one row per kernel and example, below the compiler's version and the number of kernels that spill.
+
+    A cell has warps, registers and KiB of shared memory for one architecture.
+    """
+    every = [kernel for by_arch in found.values() for kernels in by_arch.values() for kernel in kernels]
+    spilling = {kernel.name for kernel in every if kernel.spilled_bytes}
+    spills = f"{', '.join(sorted(spilling))} spill" if spilling else "no kernel spills"
+    compiler = f"Compiled with Triton {triton.__version__}: {spills} registers."
     head = ["kernel", "example", *(f"sm_{arch}" for arch in GPUS)]
-    rows = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    rows = [compiler, "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for (_, example), by_arch in found.items():
         for name in dict.fromkeys(kernel.name for kernels in by_arch.values() for kernel in kernels):
             cells = [cell(kernel for kernel in kernels if kernel.name == name) for kernels in by_arch.values()]
