@@ -3,8 +3,11 @@ PYTHON = .venv/bin/python
 setup:    ## a virtual environment with everything the tests need
 	python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]"
 
-test:     ## all tests
+test:     ## the quick tests, as in README.md
 	$(PYTHON) -m pytest
+
+test-all: ## every test: also full grids, attacks, soaks, and all kernels compiled
+	$(PYTHON) -m pytest -m "slow or not slow"
 
 check:    ## format, lint, types, and who may import whom
 	$(PYTHON) -m ruff format --check .
@@ -21,10 +24,10 @@ docs:     ## generated text: docs/cli.md, docs/schemas, man, words for Tab; part
 	$(PYTHON) tools/hardware_docs.py
 	$(PYTHON) tools/kernel_docs.py
 	$(PYTHON) -m tests.plan.example
-	$(PYTHON) -m pytest -q -n 0 tests/models --models-table
+	$(PYTHON) -m pytest -q -n 0 -m "slow or not slow" tests/models --models-table
 
 screens:  ## the pictures of the app in docs/images, from a session in tmux
-	$(PYTHON) -m pytest -q -n 0 tests/tui/test_session_in_tmux.py --screens
+	$(PYTHON) -m pytest -q -n 0 -m "slow or not slow" tests/tui/test_session_in_tmux.py --screens
 
 binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (docs/binary.md)
 	$(PYTHON) -m pip install -q -e ".[binary]"
@@ -34,4 +37,4 @@ binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (d
 catalog:  ## what models.toml states that the Hub does not
 	$(PYTHON) tools/catalog.py
 
-.PHONY: setup test check bench docs screens binary catalog
+.PHONY: setup test test-all check bench docs screens binary catalog
