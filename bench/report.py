@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from localllm.device import device_name, resolve_device
+from localllm.hardware.device import device_name, resolve_device
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -19,8 +19,8 @@ from typing import Any
 import localllm
 from bench.rounds import Sample, new_prompt, run, take_turns
 from localllm import LLM, SamplingParams
+from localllm.llm.worker import Stream
 from localllm.metrics import Metrics, percentile
-from localllm.worker import Stream
 
 AT_ONCE = 8  # requests
 QUESTION, ADDED = 16, 16  # tokens

@@ -27,10 +27,10 @@ from bench.rounds import Sample, medians, new_prompt
 from localllm.metrics import Metrics
 from localllm.plan.memory import MAX_VERIFIED_TOKENS
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.speculation.gate import DraftBudget
+from localllm.runtime.speculation.draft_budget import DraftBudget
 from localllm.runtime.speculation.lookup import PromptLookup
 from localllm.runtime.speculation.policy import DraftTrack, SpeculativeDrafter
-from localllm.runtime.speculation.price import StepCost, estimate_cpu_cost
+from localllm.runtime.speculation.step_cost import StepCost, estimate_cpu_cost
 from localllm.settings import Settings
 
 TOKEN, OTHER = 7, 8  # what the output is forced to be, and a wrong guess

@@ -13,11 +13,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "LLM": "localllm.llm",
-    "load": "localllm.loading",
-    "Embedder": "localllm.embedder",
-    "load_embedder": "localllm.embedder",
-    "Embeddings": "localllm.embedding",
+    "LLM": "localllm.llm.llm",
+    "load": "localllm.llm.loader",
+    "Embedder": "localllm.llm.embedder",
+    "load_embedder": "localllm.llm.embedder",
+    "Embeddings": "localllm.llm.embedding_inputs",
     "Completion": "localllm.request",
     "FinishReason": "localllm.request",
     "GenerationEvent": "localllm.request",

@@ -13,7 +13,7 @@ def main() -> int:
             from localllm.cli.complete import print_completions
 
             return print_completions(os.environ[COMPLETION_VARIABLE])
-        from localllm.cli.door import help_page, parse_run_flags
+        from localllm.cli.fast_start import help_page, parse_run_flags
 
         if page := help_page(sys.argv[1:]):
             from localllm.cli.exits import run_with_exit_code

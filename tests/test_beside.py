@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 import localllm
-from localllm.beside import DraftModelPlan
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit
+from localllm.llm.draft_model import DraftModelPlan
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.request import SamplingParams
 from tests.shared import shared

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from localllm import processor
-from localllm.device import (
+from localllm.errors import NoSuchDevice, UsageError
+from localllm.hardware import processor
+from localllm.hardware.device import (
     container_bytes,
     container_memory,
     count_nvidia_devices,
@@ -21,7 +22,6 @@ from localllm.device import (
     resolve_dtype,
     usable_cores,
 )
-from localllm.errors import NoSuchDevice, UsageError
 
 CPU = torch.device("cpu")
 

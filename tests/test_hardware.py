@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from localllm import hardware
 from localllm.errors import UsageError
-from localllm.hardware import RESERVED_BYTES, device_names, find_device
+from localllm.hardware import catalog
+from localllm.hardware.catalog import RESERVED_BYTES, device_names, find_device
 
-CATALOGUE = Path(hardware.__file__).with_name("hardware.toml")
+CATALOGUE = Path(catalog.__file__).with_name("hardware.toml")
 
 
 @pytest.mark.parametrize(

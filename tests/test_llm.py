@@ -356,7 +356,7 @@ def test_options_that_make_no_sense(options: dict[str, str], kind: type[LocalLLM
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.loading.free_bytes", lambda device: 1_000_000)
+    monkeypatch.setattr("localllm.llm.loader.free_bytes", lambda device: 1_000_000)
     with pytest.raises(DoesNotFit, match=r"need 1\.04 MB in float32, 1\.00 MB are free") as caught:
         localllm.load(shared("stories260K"))
     assert caught.value.exit_code == 3
@@ -391,7 +391,9 @@ def test_without_triton_a_model_answers(interpreted: str) -> None:
 
 @pytest.mark.slow
 def test_on_a_cpu_triton_is_not_imported() -> None:
-    code = "import localllm.loading, sys, torch; print('triton' in sys.modules and not torch.cuda.is_available())"
+    code = (
+        "import localllm.llm.loader, sys, torch; print('triton' in sys.modules and not torch.cuda.is_available())"
+    )
     assert program(code, TRITON_INTERPRET="0") == "False\n"
 
 

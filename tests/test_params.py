@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from localllm import params
-from localllm.params import params_from_json, params_to_json
+from localllm import sampling
 from localllm.request import SamplingParams
+from localllm.sampling import params_from_json, params_to_json
 
 EVERY = SamplingParams(
     temperature=0.1,
@@ -43,7 +43,7 @@ def test_a_field_that_is_made_of_fields_travels_by_itself(monkeypatch: pytest.Mo
         shape: Shape | None = None
 
     Later.__annotations__["shape"] = Shape | None
-    monkeypatch.setattr(params, "SamplingParams", Later)
-    monkeypatch.setattr(params, "_NESTED", params._nested_dataclasses())
+    monkeypatch.setattr(sampling, "SamplingParams", Later)
+    monkeypatch.setattr(sampling, "_NESTED", sampling._nested_dataclasses())
     for given in (Later(shape=Shape("a")), Later()):
         assert params_from_json(json.loads(json.dumps(params_to_json(given)))) == given

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import llvmlite.binding as llvm
 import pytest
 
-from localllm import processor
-from localllm.device import cpu_features, dtype_for
 from localllm.errors import UsageError
+from localllm.hardware import processor
+from localllm.hardware.device import cpu_features, dtype_for
 from localllm.settings import CPU_LEVELS, Settings
 
 OLD = {"sse2": True, "avx": True, "avx2": True, "f16c": True, "fma": True, "bmi2": True, "avx512f": False}

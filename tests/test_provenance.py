@@ -4,7 +4,7 @@ import pytest
 
 from localllm.hub.resolve import resolve_model
 from localllm.hub.store import cache_root, parse_snapshot_path
-from localllm.provenance import source_name
+from localllm.receipts.provenance import source_name
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
 
 

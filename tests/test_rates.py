@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from localllm import rates
-from localllm.device import device_name, free_bytes
-from localllm.rates import RateSetup, measure, measure_this_machine, median_seconds
+from localllm.hardware import measure as rates
+from localllm.hardware.device import device_name, free_bytes
+from localllm.hardware.measure import RateSetup, measure, measure_this_machine, median_seconds
 from localllm.settings import Settings
 
 CPU = torch.device("cpu")
@@ -161,7 +161,7 @@ def test_what_another_program_takes_is_missing_from_the_share() -> None:
     """Beside an endless loop on the only core."""
     code = (
         "import os, subprocess, sys, torch; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
-        "from localllm.rates import measure\n"
+        "from localllm.hardware.measure import measure\n"
         "torch.set_num_threads(1)\n"
         "with subprocess.Popen([sys.executable, '-c', 'while True: pass']) as loop:\n"
         "    print(measure(torch.device('cpu'), torch.float32).share)\n"

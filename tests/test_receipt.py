@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from localllm.errors import UsageError
-from localllm.params import params_to_json
-from localllm.receipt import RECEIPT_VERSION, Answer, Question, Receipt, read, to_json, to_text
+from localllm.receipts.receipt import RECEIPT_VERSION, Answer, Question, Receipt, read, to_json, to_text
 from localllm.request import SamplingParams
+from localllm.sampling import params_to_json
 from tests.cli.fake_engine import MODEL, SETUP
 
 PARAMS = SamplingParams(temperature=0.5, logit_bias={3: float("-inf")}, stop=("x",), seed=7)

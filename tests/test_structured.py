@@ -9,7 +9,7 @@ import pytest
 
 import localllm
 from localllm.errors import OutputInvalid, UsageError
-from localllm.llm import LLM, collect_completion
+from localllm.llm.llm import LLM, collect_completion
 from localllm.request import FinishReason, Grammar, GrammarKind, SamplingParams
 from localllm.text.grammar.result import check_content
 from tests.scripted import write_scripted

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from localllm.units import format_bytes, format_count, format_flops, format_rate, format_seconds
+from localllm.formatting import format_bytes, format_count, format_flops, format_rate, format_seconds
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.safetensors import Weights
 from localllm.runtime.engine import Engine
-from localllm.runtime.load import WeightSource
+from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
 from localllm.runtime.speculation.drafter import Drafter
-from localllm.runtime.state import BlockPool
+from localllm.runtime.weight_source import WeightSource
 
 CPU = torch.device("cpu")
 

@@ -19,11 +19,11 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.remote import remote_header
 from localllm.errors import LocalLLMError
+from localllm.formatting import format_count
 from localllm.hub import pull
 from localllm.hub.catalog import CatalogEntry, catalog, catalog_entries
 from localllm.hub.http import translate_errors
 from localllm.hub.names import repo_of_entry
-from localllm.units import format_count
 
 AT_A_TIME = 4
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}

@@ -60,7 +60,7 @@ def argument(place: Any) -> str:
 
 
 def options(command: Any) -> dict[str, Any]:
-    """Each name of a flag, with what a shell shows of it and what `cli/door.py` reads it by."""
+    """Each name of a flag, with what a shell shows of it and what `cli/fast_start.py` reads it by."""
     context = typer.Context(command)
     return {
         name: {

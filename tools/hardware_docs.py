@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from localllm.hardware import device_names, find_device  # noqa: E402 (this tree, installed or not)
+from localllm.hardware.catalog import device_names, find_device  # noqa: E402 (this tree, installed or not)
 
 PAGE = ROOT / "docs" / "hardware.md"
 SECTION = re.compile(r"(<!-- catalogue -->\n).*?(<!-- end -->)", re.DOTALL)

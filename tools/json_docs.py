@@ -1,4 +1,4 @@
-"""Schemas of what each command prints with `--json`, made of the types in localllm/cli/printed.py: the comment
+"""Schemas of what each command prints with `--json`, made of the types in localllm/cli/json_schemas.py: the comment
 behind a field is its description. `tools/cli_docs.py` writes them into docs/schemas."""
 
 import ast
@@ -19,7 +19,7 @@ from typing_extensions import is_typeddict
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from localllm.cli.printed import JSON_OUTPUTS, JsonOutput  # noqa: E402 (this tree, installed or not)
+from localllm.cli.json_schemas import JSON_OUTPUTS, JsonOutput  # noqa: E402 (this tree, installed or not)
 from localllm.cli.printed_bench import FLATTEN  # noqa: E402
 
 FOLDER = ROOT / "docs" / "schemas"

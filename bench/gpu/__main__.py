@@ -17,8 +17,8 @@ from typing import cast
 
 from bench.gpu.results import FOLDER, Results
 from bench.gpu.setting import Part
-from localllm.device import resolve_device
 from localllm.errors import NoSuchDevice, UsageError
+from localllm.hardware.device import resolve_device
 
 PARTS = ("ceilings", "correct", "roofline", "prefill", "rivals", "cold", "kernels")
 

@@ -16,7 +16,7 @@ from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.packing import INT4, INT8
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 Form = Literal["bf16", "int8", "int4"]
 GROUP = 128  # columns that share a scale in INT4

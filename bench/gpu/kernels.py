@@ -26,9 +26,9 @@ from localllm.plan.memory import BLOCK_SIZE, blocks_for
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.registry import KERNELS
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.tensors import KVCache
 
 BUDGET_S = 60
 CONTEXT, TINY_CONTEXT = 1024, 20

@@ -16,10 +16,10 @@ from localllm.metrics import Stopwatch
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, blocks_for
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.state import BlockPool, SequenceState
 
 DTYPE = torch.bfloat16
 ANSWER = 512  # tokens that there is room for, behind each context

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import cast
 
 from bench.gpu.setting import Part, Setting
-from localllm.device import resolve_device
+from localllm.hardware.device import resolve_device
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from localllm.arch.cost import SequenceStep, flops, query_key_pairs
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.tensors import KVCache
 
 BUDGET_S = 45
 PROMPT, TINY_PROMPT = 4096, 40  # tokens

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bench.gpu.setting import Row
-from localllm.device import device_name, nvidia_driver
+from localllm.hardware.device import device_name, nvidia_driver
 
 FOLDER = Path(__file__).parents[1] / "results"
 CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw", "power.limit")

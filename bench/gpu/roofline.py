@@ -10,7 +10,7 @@ from bench.gpu.ceilings import copy_bandwidth
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import Model, generate, needed_bytes, step_seconds
 from bench.gpu.setting import Row, Setting, judged
-from localllm.runtime.graphs import QUERY_LENS
+from localllm.runtime.cuda_graphs import QUERY_LENS
 
 BUDGET_S = 130
 STEPS = 48  # of a window

@@ -8,8 +8,8 @@ from localllm.api import limits
 from localllm.api.asked import ParsedRequest
 from localllm.api.body import BadField, StrictModel, validate
 from localllm.errors import UsageError
-from localllm.params import params_from_json
 from localllm.request import SamplingParams
+from localllm.sampling import params_from_json
 
 
 class OpenBody(StrictModel):

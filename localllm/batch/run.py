@@ -13,11 +13,11 @@ from localllm.batch.lines import BatchLine, encode_line
 from localllm.batch.output import OutputStream as Out
 from localllm.batch.summary import BatchCounts
 from localllm.errors import DoesNotFit, LocalLLMError, OutputInvalid
-from localllm.llm import LLM, collect_completion
+from localllm.llm.llm import LLM, collect_completion
+from localllm.llm.worker import Stream
 from localllm.plan.memory import MAX_RUNNING
 from localllm.request import Completion, GenerationEvent, Request, SamplingParams
 from localllm.text.grammar.result import check_answer
-from localllm.worker import Stream
 
 # Lines, or requests, that are open at once. A long answer at the head holds up the writing of those behind it, not
 # their computing, until so many wait.

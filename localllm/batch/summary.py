@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.units import format_rate, format_seconds
+from localllm.formatting import format_rate, format_seconds
 
 
 @dataclass

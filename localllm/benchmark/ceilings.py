@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from localllm import rates
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
+from localllm.hardware import measure
 from localllm.plan import measured
 from localllm.plan.memory import MAX_RUNNING
 from localllm.runtime import kernels
@@ -66,8 +66,8 @@ def measure_ceilings(
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            found = rates.measure(device, dtype)
-            most = rates.buffer_bytes(device)
+            found = measure.measure(device, dtype)
+            most = measure.buffer_bytes(device)
             copy = found.copy if step_bytes >= most else measure_copy_rate(device, step_bytes)
             return Ceilings(
                 copy,
@@ -84,8 +84,10 @@ def measure_copy_rate(device: torch.device, size: int) -> float:
     half = max(1, size // 2)
     source = torch.ones(half, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    times = max(1, rates.buffer_bytes(device) // (2 * half))
-    taken = rates.median_seconds(rates.device_clock(device), lambda: [target.copy_(source) for _ in range(times)])
+    times = max(1, measure.buffer_bytes(device) // (2 * half))
+    taken = measure.median_seconds(
+        measure.device_clock(device), lambda: [target.copy_(source) for _ in range(times)]
+    )
     return times * 2 * half / taken
 
 
@@ -103,12 +105,12 @@ def measure_product_rates(
         first,
         *(kernels.prepare_weights(measured.sample_matrix(matrix, dtype, device))[0] for _ in range(count - 1)),
     ]
-    clock = rates.device_clock(device)
+    clock = measure.device_clock(device)
 
     def rate(of_rows: int) -> float:
         x = torch.ones(of_rows, first.shape[1], dtype=dtype, device=device)
         used = weights if of_rows <= MAX_RUNNING else weights[:1]
-        taken = rates.median_seconds(clock, lambda: [kernels.linear(x, weight) for weight in used])
+        taken = measure.median_seconds(clock, lambda: [kernels.linear(x, weight) for weight in used])
         return len(used) * first.nbytes / taken
 
     return {of_rows: rate(of_rows) for of_rows in sorted(rows)}

@@ -12,8 +12,8 @@ from localllm.benchmark.roofline import compute_roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.checkpoint.facts import tensor_formats
 from localllm.comparison.subject import Subject
-from localllm.device import device_name, peak_bytes, reset_peak_bytes
-from localllm.llm import LLM
+from localllm.hardware.device import device_name, peak_bytes, reset_peak_bytes
+from localllm.llm.llm import LLM
 from localllm.plan.memory import BLOCK_SIZE
 from localllm.plan.weights import representative_matrix
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes

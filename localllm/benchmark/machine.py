@@ -11,7 +11,7 @@ import psutil
 import torch
 
 import localllm
-from localllm.device import processor_name, usable_cores
+from localllm.hardware.device import processor_name, usable_cores
 
 CHECKOUT_ROOT = Path(localllm.__file__).parents[1]
 BUSY_SHARE, STOLEN_SHARE = (

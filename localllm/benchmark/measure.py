@@ -10,10 +10,10 @@ from itertools import accumulate
 from localllm.benchmark.prompts import PromptSource
 from localllm.benchmark.scenario import Scenario
 from localllm.errors import LocalLLMError
-from localllm.llm import LLM
+from localllm.llm.llm import LLM
+from localllm.llm.worker import Stream
 from localllm.metrics import Metrics
 from localllm.request import Request, SamplingParams
-from localllm.worker import Stream
 
 WARM_UP_TOKENS = 4  # of an answer that does not count
 

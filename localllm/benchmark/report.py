@@ -11,7 +11,7 @@ from localllm.benchmark.measure import Round
 from localllm.benchmark.result import BenchmarkResult, ModelResult, PairedComparison, ScenarioResult
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.summary import Distribution
-from localllm.units import format_bytes, format_seconds, three_digits
+from localllm.formatting import format_bytes, format_seconds, three_digits
 
 CsvRow = dict[str, str | int | float | None]
 

@@ -11,7 +11,7 @@ from localllm.benchmark.ratio import Ratio
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Distribution, RequestSummary, summarize
-from localllm.rates import MIN_CPU_SHARE
+from localllm.hardware.measure import MIN_CPU_SHARE
 
 MAX_STEADY_DRIFT = 0.1  # copies before and after are no further apart on a steady machine
 

@@ -13,10 +13,10 @@ from localllm.benchmark.result import BenchmarkResult, ModelResult, PairedCompar
 from localllm.benchmark.scenario import Scenario, ScenarioGrid, required_context, unrunnable_reason
 from localllm.checkpoint.header import read_header
 from localllm.comparison.subject import Subject, find_subject
-from localllm.device import reset_peak_bytes, resolve_device
 from localllm.errors import DoesNotFit, UsageError
+from localllm.hardware.device import reset_peak_bytes, resolve_device
 from localllm.hub.resolve import resolve_model
-from localllm.llm import LLM
+from localllm.llm.llm import LLM
 from localllm.quantize.keep import find_or_quantize
 from localllm.settings import Settings
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from localllm.checkpoint.gguf.tensors import GGUFFile
 from localllm.checkpoint.header import Header, TensorHeader
 from localllm.checkpoint.stored import arrange
-from localllm.device import dtype_name
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import damaged_file
+from localllm.hardware.device import dtype_name
 from localllm.hub.gguf import is_gguf
 
 FLOATS = ("F64", "F32", "F16", "BF16")

@@ -13,7 +13,7 @@ from localllm.cli.drafts import DraftStatusLine
 from localllm.cli.report import metrics_block
 from localllm.conversation.limits import length_limit, reached_max_tokens
 from localllm.errors import StoppedByLength, UsageError
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.request import (
     SEED_BITS,
     EventType,
@@ -26,7 +26,7 @@ from localllm.request import (
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
-    from localllm.receipt import Receipt
+    from localllm.receipts.receipt import Receipt
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _answer_json(
     llm: Model, events: Sequence[GenerationEvent], receipt: "Receipt", params: SamplingParams
 ) -> dict[str, Any]:
     """The object of `--json`; its fields are described in docs/cli.md."""
-    from localllm.receipt import to_json
+    from localllm.receipts.receipt import to_json
 
     last, answer = events[-1], receipt.answer
     content = {

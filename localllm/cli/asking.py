@@ -18,7 +18,7 @@ from localllm.errors import UsageError
 
 if TYPE_CHECKING:
     from localllm.conversation.session import Session
-    from localllm.model import Model
+    from localllm.protocol.model import Model
 
 NO_MODEL_REMEDY = "name one: `localllm list --all` shows them, `localllm run demo` needs no download"
 SINGLE_ANSWER_FLAGS = {

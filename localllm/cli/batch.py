@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from localllm.batch.job import Job
     from localllm.batch.output import OutputStream
     from localllm.batch.summary import BatchSummary
-    from localllm.llm import LLM
+    from localllm.llm.llm import LLM
 
 STDIO = "-"
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from localllm.batch.summary import BatchCounts, BatchSummary
 from localllm.cli.io import note, supports_redraw
 from localllm.cli.progress import LINE_INTERVAL_S
-from localllm.units import format_rate
+from localllm.formatting import format_rate
 
 OnBatchProgress = Callable[[BatchCounts], object]
 

@@ -5,7 +5,7 @@ from localllm.benchmark.result import BenchmarkResult, ModelResult
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.summary import RequestSummary
 from localllm.columns import format_columns, format_table
-from localllm.units import format_bytes, format_count, format_flops, format_seconds
+from localllm.formatting import format_bytes, format_count, format_flops, format_seconds
 
 Rows = list[tuple[str, ...]]
 

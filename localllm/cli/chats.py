@@ -8,13 +8,13 @@ import typer
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
 from localllm.conversation.export import export_text
-from localllm.conversation.keeping import format_hit, format_summaries
+from localllm.conversation.session_commands import format_hit, format_summaries
 from localllm.conversation.sessions import SearchHit, SessionStore, SessionSummary
 from localllm.errors import UsageError
 from localllm.files import write_user_file
+from localllm.formatting import format_utc
 from localllm.paths import expand_path
 from localllm.settings import Settings
-from localllm.units import format_utc
 
 SearchWords = Annotated[list[str] | None, typer.Argument(metavar="WORD", hidden=True)]
 Export = Annotated[str | None, options.option("--export", text="Print this conversation.", metavar="ID")]

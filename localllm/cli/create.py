@@ -38,7 +38,7 @@ def create(
     copied. The file is a Modelfile, as Ollama has it: FROM, PARAMETER, SYSTEM, TEMPLATE (in Jinja), MESSAGE and
     LICENSE. `localllm show NAME` shows it, `localllm rm NAME` takes the name away.
     """
-    from localllm.making import create as make
+    from localllm.llm.create import create as make
 
     out = StdoutWriter()
     path = Path(file)

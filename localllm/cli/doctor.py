@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 import typer
 
-from localllm import units
 from localllm.cli import options
-from localllm.cli.examination import Examination, Processor, examine_machine
+from localllm.cli.doctor_checks import Examination, Processor, examine_machine
+from localllm.cli.doctor_findings import Finding, diagnose
 from localllm.cli.io import StdoutWriter
-from localllm.cli.remedies import Finding, diagnose
 from localllm.columns import format_columns
+from localllm.formatting import format_bytes, format_flops, format_rate
 from localllm.settings import Settings
 
 Rows = list[tuple[str, str]]
@@ -55,8 +55,8 @@ def _format_page(seen: Examination, found: list[Finding]) -> str:
 
 def _processor_rows(cpu: Processor) -> Rows:
     cores = f"{cpu.cores:g}" if cpu.cores == cpu.cores_here else f"{cpu.cores:g} of {cpu.cores_here}"
-    memory = f"{units.format_bytes(cpu.memory_bytes)}, {units.format_bytes(cpu.free_bytes)} free"
-    limit = [("container", f"limited to {units.format_bytes(cpu.container_bytes)}")] if cpu.container_bytes else []
+    memory = f"{format_bytes(cpu.memory_bytes)}, {format_bytes(cpu.free_bytes)} free"
+    limit = [("container", f"limited to {format_bytes(cpu.container_bytes)}")] if cpu.container_bytes else []
     threads = "1 thread" if cpu.threads == 1 else f"{cpu.threads} threads"
     used = f"{' '.join(cpu.instructions)}, {threads}" if cpu.instructions else "-"
     return [("processor", cpu.name), ("cores", cores), ("torch uses", used), ("memory", memory), *limit]
@@ -64,7 +64,7 @@ def _processor_rows(cpu: Processor) -> Rows:
 
 def _gpu_rows(seen: Examination) -> Iterator[tuple[str, str]]:
     for gpu in seen.gpus:
-        memory = f"{units.format_bytes(gpu.memory_bytes)}, {units.format_bytes(gpu.free_bytes)} free"
+        memory = f"{format_bytes(gpu.memory_bytes)}, {format_bytes(gpu.free_bytes)} free"
         yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, capability {gpu.capability}"
     if not seen.gpus:
         yield "GPU", "none that torch can use"
@@ -75,28 +75,32 @@ def _gpu_rows(seen: Examination) -> Iterator[tuple[str, str]]:
 def _speed_rows(seen: Examination) -> Iterator[tuple[str, str]]:
     for measured in seen.measured:
         if rates := measured.rates:
-            yield f"{measured.device} copies", f"{units.format_bytes(rates.copy)}/s, read and written"
-            yield f"{measured.device} reads", f"{units.format_bytes(rates.read)}/s of weights in {measured.dtype}"
-            yield f"{measured.device} multiplies", units.format_flops(rates.flops)
+            yield f"{measured.device} copies", f"{format_bytes(rates.copy)}/s, read and written"
+            yield (
+                f"{measured.device} reads",
+                f"{format_bytes(rates.read)}/s of weights in {measured.dtype}",
+            )
+            yield f"{measured.device} multiplies", format_flops(rates.flops)
     boxed = seen.boxed
     where = f" on {boxed.device} in {boxed.dtype}"
     yield (
         "boxed model",
-        "does not run" if boxed.fault else units.format_rate(boxed.tokens_per_s or math.nan) + where,
+        "does not run" if boxed.fault else format_rate(boxed.tokens_per_s or math.nan) + where,
     )
 
 
 def _model_rows(seen: Examination) -> Rows:
     cache, home = seen.cache, seen.home
     state = "" if cache.exists else ", not made yet"
-    unfinished = (
-        f"{cache.unfinished}, {units.format_bytes(cache.unfinished_bytes)}" if cache.unfinished else "none"
-    )
+    unfinished = f"{cache.unfinished}, {format_bytes(cache.unfinished_bytes)}" if cache.unfinished else "none"
     return [
         ("cache", f"{cache.path} ({cache.because}{state}{'' if cache.writable else ', cannot be written'})"),
-        ("models in it", f"{cache.models}, {units.format_bytes(cache.model_bytes)}" if cache.models else "none"),
+        (
+            "models in it",
+            f"{cache.models}, {format_bytes(cache.model_bytes)}" if cache.models else "none",
+        ),
         ("unfinished", unfinished),
-        ("free disk", units.format_bytes(cache.free_bytes)),
+        ("free disk", format_bytes(cache.free_bytes)),
         ("own folder", f"{home.path} ({home.because}{'' if home.writable else ', cannot be written'})"),
     ]
 

@@ -15,7 +15,7 @@ from localllm.cli.loading import load_embedding_model
 from localllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from localllm.embedding import Embeddings
+    from localllm.llm.embedding_inputs import Embeddings
 
 LINES_PER_BATCH = 256  # of stdin that are embedded together
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from localllm.errors import UsageError
 from localllm.files import parse_strict_json
-from localllm.params import parse_logit_bias
 from localllm.request import SamplingParams
+from localllm.sampling import parse_logit_bias
 
 
 def parse_sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:

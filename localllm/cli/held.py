@@ -6,7 +6,7 @@ from typing import Any
 
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.settings import Settings
 
 

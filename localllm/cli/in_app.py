@@ -11,7 +11,7 @@ from localllm.cli.machine import LocalMachine
 from localllm.cli.signals import die_by_signal
 from localllm.conversation.session import Session
 from localllm.errors import LocalLLMError, UsageError
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.settings import Settings
 
 MIN_COLUMNS, MIN_LINES = 40, 12  # the smallest window that the app is of use in

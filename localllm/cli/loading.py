@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from localllm.cli.io import note, status
 from localllm.cli.report import load_block
 from localllm.cli.watching import StderrWatch
-from localllm.device import free_bytes, resolve_device
+from localllm.hardware.device import free_bytes, resolve_device
 from localllm.hub.resolve import missing_repo, resolve_model
-from localllm.model import Model
 from localllm.plan.fit import FreeMemory, LoadOptions
+from localllm.protocol.model import Model
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find_artefact, recipe_of
 from localllm.request import Grammar
@@ -21,9 +21,9 @@ from localllm.tui.machine import LoadObserver
 
 if TYPE_CHECKING:
     from localllm.checkpoint.header import Header
-    from localllm.embedding import Embeddings
     from localllm.hub.pull import PullPlan
-    from localllm.llm import LLM
+    from localllm.llm.embedding_inputs import Embeddings
+    from localllm.llm.llm import LLM
 
 
 EMBEDDER_FLAGS = ("device", "dtype", "context", "force")
@@ -72,7 +72,7 @@ def load_model(
             quantize_missing(name, quant, settings, told)
         told.phase("import")
         start = time.perf_counter()
-        from localllm.loading import load
+        from localllm.llm.loader import load
 
         imported_s = time.perf_counter() - start
         where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}
@@ -105,7 +105,7 @@ def load_embedding_model(
     if not is_embedder(name):
         return cast("LLM", load_model(name, **where))
     with status(f"loading {name}"):
-        from localllm.embedder import load_embedder
+        from localllm.llm.embedder import load_embedder
 
         where |= {"device": device or "auto", "dtype": dtype or "auto"}
         return load_embedder(name, settings=Settings.from_environment(), **where)
@@ -142,7 +142,7 @@ def fetch_missing(
     """Pull a model that is not here. Raises what `fetch` and `resolve` raise."""
     if repo := missing_repo(name):
         from localllm.cli.offers import TargetDevice, offer_from_header
-        from localllm.fetch import fetch
+        from localllm.llm.fetch import fetch
 
         wish = LoadOptions(
             context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype

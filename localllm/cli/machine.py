@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.cli.exits import invalid_hf_setting
 from localllm.cli.io import note
 from localllm.cli.served import LOADING_FLAGS, connect_to_server
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.request import Grammar
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from localllm import units
 from localllm.checkpoint.facts import ModelSummary, summarize_model
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
 from localllm.cli.quality_page import format_quality
 from localllm.columns import format_columns, format_table
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
+from localllm.formatting import format_bytes, format_count, format_rough_bytes
 from localllm.hub.aliases import read_aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, catalog_entries
 from localllm.hub.folder import missing_files
@@ -66,8 +66,8 @@ class ModelEntry:
         if not self.facts:
             return self.stated_parameters or "-"
         active = self.facts.active_parameters
-        one_token = f", {units.format_count(active)} active" if active < self.facts.parameters else ""
-        return units.format_count(self.facts.parameters) + one_token
+        one_token = f", {format_count(active)} active" if active < self.facts.parameters else ""
+        return format_count(self.facts.parameters) + one_token
 
     @property
     def is_here(self) -> bool:
@@ -234,8 +234,8 @@ def _entry_from_header(
 
 
 def _table_row(entry: ModelEntry) -> tuple[str, ...]:
-    stated = units.format_rough_bytes(entry.download_bytes) if entry.download_bytes else "-"
-    size = units.format_bytes(entry.facts.weight_bytes) if entry.facts else stated
+    stated = format_rough_bytes(entry.download_bytes) if entry.download_bytes else "-"
+    size = format_bytes(entry.facts.weight_bytes) if entry.facts else stated
     context = str(entry.context) if entry.context else "-"
     return (entry.name, entry.parameters, context, size, entry.license or "-", entry.state)
 
@@ -258,12 +258,12 @@ def _details(entry: ModelEntry) -> list[tuple[str, str]]:
             ("vocabulary", f"{facts.vocab_size} tokens"),
             *_labelled_lines("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
             *([("vectors", f"of {facts.dimensions} numbers")] if facts.dimensions else []),
-            ("KV cache", f"{units.format_bytes(facts.kv_bytes_per_token)} a token in 16 bits"),
-            *([("state", f"{units.format_bytes(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
-            ("weights", units.format_bytes(facts.weight_bytes)),
+            ("KV cache", f"{format_bytes(facts.kv_bytes_per_token)} a token in 16 bits"),
+            *([("state", f"{format_bytes(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
+            ("weights", format_bytes(facts.weight_bytes)),
             *_labelled_lines(
                 "formats",
-                [f"{f.name}: {f.tensors} tensors, {units.format_bytes(f.nbytes)}" for f in facts.formats],
+                [f"{f.name}: {f.tensors} tensors, {format_bytes(f.nbytes)}" for f in facts.formats],
             ),
             ("quantization", facts.quantization or "none"),
             *([("does not run", str(facts.refused))] if facts.refused else []),
@@ -271,7 +271,7 @@ def _details(entry: ModelEntry) -> list[tuple[str, str]]:
             ("sampling", " ".join(f"{name}={value}" for name, value in drawn.items()) or "-"),
         ]
     elif entry.repo:
-        size = [("download", units.format_rough_bytes(entry.download_bytes))] if entry.download_bytes else []
+        size = [("download", format_rough_bytes(entry.download_bytes))] if entry.download_bytes else []
         rows += [*size, ("to get it", f"localllm pull {entry.name}")]
     return rows
 

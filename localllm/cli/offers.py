@@ -11,15 +11,15 @@ from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.cli.models import ModelEntry, list_entries
 from localllm.cli.recommended import Candidate, recommend
-from localllm.device import dtype_for, free_bytes, resolve_device
 from localllm.errors import LocalLLMError
+from localllm.formatting import format_count, parse_count
+from localllm.hardware.device import dtype_for, free_bytes, resolve_device
 from localllm.hub.catalog import CatalogEntry, catalog
 from localllm.plan.fit import Fit, FreeMemory, LoadOptions, fit_model
 from localllm.plan.memory import blocks_for
 from localllm.quant.packing import ELEMENT_BYTES
 from localllm.settings import Settings
 from localllm.tui.machine import ModelOffer
-from localllm.units import format_count, parse_count
 
 if TYPE_CHECKING:
     import torch
@@ -147,9 +147,9 @@ def estimate_weight_bytes(known: CatalogEntry, parameters: float | None, target:
 
 def measured_read_rate(target: TargetDevice) -> float | None:
     """Bytes of plain weights a second that steps of decoding get through here, if that was measured."""
-    from localllm.device import resolve_dtype
+    from localllm.hardware.device import resolve_dtype
+    from localllm.hardware.measure import stored_rates
     from localllm.plan.measured import DECODE_SHARE
-    from localllm.rates import stored_rates
 
     dtype = resolve_dtype(target.wish.dtype, "BF16", target.device)
     kept = stored_rates(target.device, dtype, target.settings)

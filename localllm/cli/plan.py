@@ -11,7 +11,7 @@ from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note, status
 from localllm.cli.plan_page import format_plan
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hardware import find_device
+from localllm.hardware.catalog import find_device
 from localllm.hub.resolve import missing_repo, resolve_model
 from localllm.plan.expected import expect_on_device
 from localllm.plan.fit import LoadOptions

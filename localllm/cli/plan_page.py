@@ -3,8 +3,8 @@ unless a word is that long."""
 
 import textwrap
 
-from localllm import units
 from localllm.columns import format_columns, format_table
+from localllm.formatting import format_bytes, format_flops, format_rate, format_seconds
 from localllm.plan.plan import Choice, Plan
 from localllm.plan.speed import Speed
 from localllm.plan.weights import GGUF_BITS
@@ -30,7 +30,7 @@ def format_plan(plan: Plan) -> str:
 
 def _device_rows(plan: Plan) -> Rows:
     hardware = plan.hardware
-    rates = f"reads {units.format_bytes(hardware.bandwidth)}/s, computes {units.format_flops(hardware.flops)}"
+    rates = f"reads {format_bytes(hardware.bandwidth)}/s, computes {format_flops(hardware.flops)}"
     return [
         *_wrapped("model", f"{plan.name}, {_mark_published(plan.chosen, plan)}"),
         *_wrapped("device", hardware.name),
@@ -42,14 +42,17 @@ def _device_rows(plan: Plan) -> Rows:
 def _memory_rows(plan: Plan) -> Rows:
     fit = plan.fit
     users = f" for {plan.users} users" if plan.users > 1 else ""
-    states = [("states", f"{units.format_bytes(plan.state_bytes)}{users}, of recurrent layers")]
+    states = [("states", f"{format_bytes(plan.state_bytes)}{users}, of recurrent layers")]
     verdict = f"no: {fit.refusal.message}; {plan.remedy}" if fit.refusal else "yes"
     return [
-        ("weights", units.format_bytes(fit.weights.total)),
+        ("weights", format_bytes(fit.weights.total)),
         *_cache_rows(plan),
         *(states if plan.state_bytes else []),
-        ("activations", units.format_bytes(plan.activation_bytes)),
-        ("total", f"{units.format_bytes(plan.total_bytes)} of {units.format_bytes(plan.hardware.memory_bytes)}"),
+        ("activations", format_bytes(plan.activation_bytes)),
+        (
+            "total",
+            f"{format_bytes(plan.total_bytes)} of {format_bytes(plan.hardware.memory_bytes)}",
+        ),
         *_wrapped("fits", verdict),
         *_capacity_rows(plan),
     ]
@@ -57,17 +60,15 @@ def _memory_rows(plan: Plan) -> Rows:
 
 def _cache_rows(plan: Plan) -> Rows:
     """Keys and values; what a step reads of them, where that is something else."""
-    each = f"{units.format_bytes(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
-    together = f"{units.format_bytes(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
+    each = f"{format_bytes(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
+    together = f"{format_bytes(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
     kept = f" in {plan.fit.kv_dtype}" if plan.fit.kv_dtype != plan.fit.dtype else ""
-    rows = _wrapped("KV cache", f"{together}{each}, {units.format_bytes(plan.kv_bytes_per_token)} a token{kept}")
+    rows = _wrapped("KV cache", f"{together}{each}, {format_bytes(plan.kv_bytes_per_token)} a token{kept}")
     whole = plan.context * plan.kv_bytes_per_token
     if plan.kv_bytes_read < whole:
-        rows.append(
-            ("", f"of which a token reads {units.format_bytes(plan.kv_bytes_read)}: some layers see a window")
-        )
+        rows.append(("", f"of which a token reads {format_bytes(plan.kv_bytes_read)}: some layers see a window"))
     elif plan.kv_bytes_read > whole:
-        rows.append(("", f"a token reads {units.format_bytes(plan.kv_bytes_read)}: some layers share theirs"))
+        rows.append(("", f"a token reads {format_bytes(plan.kv_bytes_read)}: some layers share theirs"))
     return rows
 
 
@@ -88,14 +89,17 @@ def _speed_table(plan: Plan) -> str:
     told = [("AT MOST", plan.chosen.ceiling), *([("EXPECTED", plan.expected)] if plan.expected else [])]
 
     def together(speed: Speed) -> str:
-        return f"{units.format_rate(speed.all_tokens_per_s)} of {speed.users}"
+        return f"{format_rate(speed.all_tokens_per_s)} of {speed.users}"
 
     speeds = [speed for _, speed in told]
     rows = [
         ("SPEED", *(head for head, _ in told)),
-        (f"TTFT of {plan.prompt} tokens", *(units.format_seconds(speed.ttft_s) for speed in speeds)),
-        ("decoding at first", *(units.format_rate(speed.first_tokens_per_s) for speed in speeds)),
-        (f"with {plan.context} tokens in the cache", *(units.format_rate(speed.tokens_per_s) for speed in speeds)),
+        (f"TTFT of {plan.prompt} tokens", *(format_seconds(speed.ttft_s) for speed in speeds)),
+        ("decoding at first", *(format_rate(speed.first_tokens_per_s) for speed in speeds)),
+        (
+            f"with {plan.context} tokens in the cache",
+            *(format_rate(speed.tokens_per_s) for speed in speeds),
+        ),
         *([("all users together", *map(together, speeds))] if plan.users > 1 else []),
         ("bound by", *(BOUND_NAMES[speed.bound] for speed in speeds)),
     ]
@@ -111,11 +115,11 @@ def _quantization_tables(plan: Plan) -> list[str]:
     rows = [
         (
             _mark_published(choice, plan),
-            units.format_bytes(choice.fit.weights.total),
+            format_bytes(choice.fit.weights.total),
             "yes" if choice.fit.fits else "no",
             str(choice.fit.max_context or "-"),
-            units.format_seconds(choice.ceiling.ttft_s),
-            units.format_rate(choice.ceiling.tokens_per_s),
+            format_seconds(choice.ceiling.ttft_s),
+            format_rate(choice.ceiling.tokens_per_s),
         )
         for choice in plan.choices
     ]

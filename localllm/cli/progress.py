@@ -26,9 +26,9 @@ from rich.table import Column
 from rich.text import Text
 
 from localllm.cli.io import StdoutWriter, note, supports_redraw
+from localllm.formatting import format_bytes, format_seconds
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import PullPlan, PullProgress
-from localllm.units import format_bytes, format_seconds
 from localllm.visible import printable
 
 MAX_VISIBLE_BARS = 8  # of files that are done stay in sight

@@ -10,7 +10,7 @@ from localllm.cli.io import StdoutWriter, note
 from localllm.client.model import version_mismatch
 from localllm.client.server import ServerClient, check_server_name
 from localllm.columns import format_table
-from localllm.units import format_bytes, format_seconds
+from localllm.formatting import format_bytes, format_seconds
 
 
 def ps(server: options.RunningServer = None, as_json: options.Json = False) -> None:

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter
-from localllm.device import resolve_device, total_bytes
 from localllm.errors import UsageError
+from localllm.hardware.device import resolve_device, total_bytes
 from localllm.hub.catalog import CatalogEntry
 from localllm.hub.names import RepoName, parse_name
 from localllm.plan.fit import FreeMemory, LoadOptions
@@ -27,7 +27,7 @@ def pull(
     machine has not the memory for the model.
     """
     from localllm.cli import progress  # with the Hub's library 0.1 s that other commands need not wait for
-    from localllm.fetch import fetch
+    from localllm.llm.fetch import fetch
 
     repo, settings = parse_name(model), Settings.from_environment()
     if isinstance(repo, CatalogEntry):

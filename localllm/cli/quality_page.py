@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localllm import units
 from localllm.columns import format_columns, format_table
+from localllm.formatting import format_bytes, format_rate
 from localllm.quality.report import Answers, Error, Estimate, Quality, Side
-from localllm.quant.recipe import Recipe
+from localllm.quantize.recipe import Recipe
 
 VALUE_WIDTH = 62  # characters beside the longest name
 MAX_WORST = 5  # layers, and matrices, that are shown
@@ -61,7 +61,7 @@ def _model_table(quality: Quality) -> str:
     sides, distance = (quality.reference, quality.other), quality.distance
 
     def speeds(name: str, found: Sequence[float | None]) -> list[tuple[str, ...]]:
-        rates = [units.format_rate(math.nan if rate is None else rate) for rate in found]
+        rates = [format_rate(math.nan if rate is None else rate) for rate in found]
         return [(name, *rates)] if any(rate is not None for rate in found) else []
 
     def cache(side: Side) -> str:
@@ -70,7 +70,7 @@ def _model_table(quality: Quality) -> str:
     return format_table(
         [
             ("", "REFERENCE", "COMPARED"),
-            ("weights", *(units.format_bytes(side.weight_bytes) for side in sides)),
+            ("weights", *(format_bytes(side.weight_bytes) for side in sides)),
             ("computes in", *(side.dtype for side in sides)),
             *([("KV cache in", *map(cache, sides))] if any(side.kv_dtype for side in sides) else []),
             ("perplexity", *map(_estimate, (distance.reference_perplexity, distance.other_perplexity))),

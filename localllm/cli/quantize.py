@@ -16,7 +16,7 @@ from localllm.hub.resolve import ModelRef, resolve_model
 from localllm.paths import expand_path
 from localllm.quality.report import Quality, as_dict
 from localllm.quality.text import EVALUATION_NAME, WINDOW_TOKENS, split_into_windows
-from localllm.quant.recipe import METHODS, Method, Recipe
+from localllm.quantize.recipe import METHODS, Method, Recipe
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from localllm import receipt
 from localllm.files import explain_disk_errors, write_atomic
-from localllm.model import Model
-from localllm.params import params_to_json
-from localllm.receipt import Receipt
+from localllm.protocol.model import Model
+from localllm.receipts import receipt
+from localllm.receipts.receipt import Receipt
 from localllm.request import EventType, GenerationEvent, Request
+from localllm.sampling import params_to_json
 
 
 def collect_answer(events: Sequence[GenerationEvent]) -> receipt.Answer:

@@ -9,6 +9,7 @@ from localllm.cli.io import StdoutWriter, note
 from localllm.cli.progress import byte_progress, download_progress
 from localllm.columns import format_table
 from localllm.errors import DamagedModel, LocalLLMError
+from localllm.formatting import format_bytes
 from localllm.hub.names import RepoName
 from localllm.hub.verify import (
     FAULTY,
@@ -20,7 +21,6 @@ from localllm.hub.verify import (
     hashable_blobs,
     repair,
 )
-from localllm.units import format_bytes
 
 
 @dataclass

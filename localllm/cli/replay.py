@@ -9,13 +9,13 @@ import typer
 
 from localllm.cli import io, options
 from localllm.cli.loading import load_model
-from localllm.device import resolve_device
 from localllm.errors import NoSuchDevice, NotReproduced
-from localllm.receipt import read
+from localllm.hardware.device import resolve_device
+from localllm.receipts.receipt import read
 
 if TYPE_CHECKING:  # they need torch
-    from localllm.llm import LLM
-    from localllm.replay import Replayed, Said
+    from localllm.comparison.replay import Replayed, Said
+    from localllm.llm.llm import LLM
 
 
 def replay(
@@ -51,7 +51,7 @@ def replay(
             deterministic=None if setup.deterministic else False,  # where it holds no more, that is told
         )
     ) as llm:
-        from localllm.replay import replay as compute
+        from localllm.comparison.replay import replay as compute
 
         with io.status("computing the answer again"):
             found = compute(cast("LLM", llm), paper, lambda change: io.note(f"note: {change}"))

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from localllm.columns import format_columns
+from localllm.formatting import format_bytes, format_rate, format_seconds
 from localllm.metrics import Metrics
-from localllm.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from localllm.plan.memory import MemoryPlan

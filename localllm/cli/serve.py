@@ -11,12 +11,12 @@ from localllm.cli import options
 from localllm.cli.io import note
 from localllm.cli.loading import load_for_server
 from localllm.errors import UsageError
+from localllm.formatting import parse_duration
 from localllm.settings import Settings
-from localllm.units import parse_duration
 
 if TYPE_CHECKING:
-    from localllm.embedder import Embedder
-    from localllm.llm import LLM  # torch, for which `--help` need not wait
+    from localllm.llm.embedder import Embedder
+    from localllm.llm.llm import LLM  # torch, for which `--help` need not wait
 
 
 def serve(

@@ -10,6 +10,7 @@ from localllm.cli import options
 from localllm.cli.io import StdoutWriter
 from localllm.cli.models import artefact_source
 from localllm.errors import UsageError
+from localllm.formatting import format_bytes
 from localllm.hub.aliases import read_aliases
 from localllm.hub.made import edition_files
 from localllm.hub.names import RepoName, parse_name, strip_latest
@@ -17,7 +18,6 @@ from localllm.hub.naming import assigned_target, copy_name, remove_name
 from localllm.hub.remove import Removal, plan_removal, removable_repo
 from localllm.quantize.store import find_artefacts
 from localllm.settings import Settings
-from localllm.units import format_bytes
 
 ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)]
 OptionalModelName = Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)]

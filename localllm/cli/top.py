@@ -10,8 +10,8 @@ from localllm.cli import options
 from localllm.cli.io import StdoutWriter, is_interactive
 from localllm.client.server import ServerClient
 from localllm.errors import UsageError
+from localllm.formatting import parse_duration
 from localllm.tui.top.glance import fetch_snapshot, throughput_between
-from localllm.units import parse_duration
 
 MIN_INTERVAL_S = 0.1
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from localllm.client.server import HANDSHAKE_TIMEOUT_S, JsonObject, ServerClient, check_server_name
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
-from localllm.params import params_from_json, params_to_json
+from localllm.protocol.events import event_from_json
 from localllm.request import GenerationEvent, Request, SamplingParams
-from localllm.wire import event_from_json
+from localllm.sampling import params_from_json, params_to_json
 
 if TYPE_CHECKING:
-    from localllm import receipt  # only those who want one wait for what it needs
     from localllm.inspection import StepReads
+    from localllm.receipts import receipt  # only those who want one wait for what it needs
 
 
 class RemoteModel:
@@ -44,7 +44,7 @@ class RemoteModel:
 
     @property
     def reads(self) -> "StepReads":
-        from localllm.steps import step_reads_from_json
+        from localllm.protocol.steps import step_reads_from_json
 
         try:
             return step_reads_from_json(self.read_bytes)
@@ -106,7 +106,7 @@ class RemoteModel:
         return self.submit(self.prepare(prompt, params, tools, template_arguments, inspect=inspect))
 
     def provenance(self) -> "tuple[receipt.Model, receipt.Setup]":
-        from localllm.receipt import provenance_from_json
+        from localllm.receipts.receipt import provenance_from_json
 
         found = self.server.request_json("/localllm/provenance", {"model": self.name}, timeout_s=None)
         try:

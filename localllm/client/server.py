@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from localllm.client.http import Connection, Response
 from localllm.errors import AccessDenied, LocalLLMError, UsageError
+from localllm.protocol.events import SERVER_NAME, error_from_json
 from localllm.settings import Settings
-from localllm.wire import SERVER_NAME, error_from_json
 
 DEFAULT_PORT = 11434
 HANDSHAKE_TIMEOUT_S = 2.0  # for a server to say what it is

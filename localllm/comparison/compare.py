@@ -11,12 +11,12 @@ from contextlib import ExitStack, closing
 
 from localllm.comparison.look import ANSWER_TOKENS, LogitsReader, ProbeResult, choose_prompts, probe
 from localllm.comparison.subject import Subject, fits_together, shared_vocab_size, shared_windows
-from localllm.quality import kept, measure
+from localllm.formatting import format_bytes
+from localllm.quality import cache, measure
 from localllm.quality.report import Answers, Error, Quality, Scored, Side
 from localllm.quality.text import EVALUATION_NAME, EVALUATION_TEXT, MAX_TOKENS
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
-from localllm.units import format_bytes
 
 
 def compare_models(
@@ -49,12 +49,12 @@ def compare_models(
         seen, ours = probe(first, windows, prompts), LogitsReader(first, vocab)
         logits: measure.LogitsFunction = ours
         if not together:
-            needed = kept.logits_bytes(windows, vocab)
+            needed = cache.logits_bytes(windows, vocab)
             note(
                 f"note: memory does not hold {reference.name} and {candidate.name} together, so they run one "
                 f"after the other, with {format_bytes(needed)} of logits in a temporary file in {settings.home}"
             )
-            logits = held.enter_context(kept.open_logits_file(settings.home, needed))
+            logits = held.enter_context(cache.open_logits_file(settings.home, needed))
             logits.record(ours, windows)
             first.close()
         second = held.enter_context(closing(candidate.load(context)))

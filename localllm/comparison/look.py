@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from localllm.llm import LLM
+from localllm.llm.llm import LLM
 from localllm.quality.text import Windows
 from localllm.request import SamplingParams
-from localllm.runtime.looking import capture_layer_outputs, stream_logits
+from localllm.runtime.probes import capture_layer_outputs, stream_logits
 
 LOGITS_PER_CHUNK = 2**25  # logits at once, 134 MB
 PROBED_LAYER_TOKENS = 128  # at the begin of the text, whose layers are looked at

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localllm import loading
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.tokenizer import read_tokenizer
-from localllm.device import free_bytes, resolve_device
 from localllm.errors import UsageError
+from localllm.hardware.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve_model
-from localllm.llm import LLM
+from localllm.llm import loader
+from localllm.llm.llm import LLM
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, fit_model
 from localllm.quality.text import WINDOW_TOKENS, Windows, split_into_windows
 from localllm.settings import Settings
@@ -50,7 +50,7 @@ def find_subject(
     place, kind, kept = device or settings.device, dtype or settings.dtype, kv_dtype or settings.kv_dtype
 
     def load(context: int) -> LLM:
-        return loading.load(name, device=place, dtype=kind, kv_dtype=kept, context=context, settings=settings)
+        return loader.load(name, device=place, dtype=kind, kv_dtype=kept, context=context, settings=settings)
 
     return Subject(ref.name, header, config, read_tokenizer(header), place, kind, kept, load)
 

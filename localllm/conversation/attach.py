@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from localllm.conversation.fences import fence_text
 from localllm.errors import UsageError
-from localllm.units import format_bytes
+from localllm.formatting import format_bytes
 
 MAX_FILE_BYTES = 2**20  # of a file: about 250,000 tokens, more than most contexts hold
 MAX_PASTE_CHARACTERS = 10_000  # characters of a paste that may be paths

@@ -13,7 +13,7 @@ from localllm.conversation.attach import Attachment
 from localllm.conversation.turn import Message, Turn
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
-from localllm.model import ChatModel, Stream
+from localllm.protocol.model import ChatModel, Stream
 from localllm.request import EventType, GenerationEvent, SamplingParams
 
 AnswerEvents = Generator[GenerationEvent, None, None]

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from localllm.columns import format_columns, format_table
-from localllm.conversation import keeping
+from localllm.conversation import session_commands
 from localllm.conversation.chat import AnswerEvents
 from localllm.conversation.parameters import PARAMETER_NAMES, with_parameter
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
+from localllm.formatting import format_bytes
 from localllm.request import SamplingParams
-from localllm.units import format_bytes
 
 EXCERPT_CHARACTERS = 50  # characters of a question in a list
 
@@ -226,12 +226,14 @@ COMMANDS = {
     "/redo": Command("/redo", "bring back what was taken back", _redo),
     "/branch": Command("/branch [NUMBER]", "list the branches, or go on with one", _branch),
     "/clear": Command("/clear, /new", "begin a new conversation", _clear),
-    "/title": Command("/title [TEXT]", "what the conversation is called in lists", keeping.title),
-    "/sessions": Command("/sessions", "kept conversations, the newest first", keeping.sessions),
-    "/search": Command("/search WORDS", "find kept conversations by what was said", keeping.search),
-    "/save": Command("/save NAME", "keep the conversation under a name", keeping.save),
-    "/load": Command("/load ID | NAME | last", "go on with a kept one", keeping.load),
-    "/export": Command("/export [all] FILE.md | FILE.json", "write this branch, or all, out", keeping.export),
+    "/title": Command("/title [TEXT]", "what the conversation is called in lists", session_commands.title),
+    "/sessions": Command("/sessions", "kept conversations, the newest first", session_commands.sessions),
+    "/search": Command("/search WORDS", "find kept conversations by what was said", session_commands.search),
+    "/save": Command("/save NAME", "keep the conversation under a name", session_commands.save),
+    "/load": Command("/load ID | NAME | last", "go on with a kept one", session_commands.load),
+    "/export": Command(
+        "/export [all] FILE.md | FILE.json", "write this branch, or all, out", session_commands.export
+    ),
     "/bye": Command("/bye, /exit", "leave", _leave),
 }
 COMMANDS |= {"/?": COMMANDS["/help"], "/new": COMMANDS["/clear"], "/exit": COMMANDS["/bye"]}

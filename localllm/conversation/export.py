@@ -10,12 +10,12 @@ from typing import Any
 
 from localllm.conversation.attach import LANGUAGE_PATTERN
 from localllm.conversation.fences import fence_text
-from localllm.conversation.kept import SavedSession
+from localllm.conversation.session_file import SavedSession
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.params import params_to_json
+from localllm.formatting import format_utc
 from localllm.request import SamplingParams
-from localllm.units import format_utc
+from localllm.sampling import params_to_json
 
 FORMATS = ("md", "json")
 FENCE_PATTERN = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")

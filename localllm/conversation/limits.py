@@ -1,6 +1,6 @@
 """Which limit ended an answer, and what to do about it."""
 
-from localllm.model import ChatModel
+from localllm.protocol.model import ChatModel
 from localllm.request import SamplingParams
 
 

@@ -4,8 +4,8 @@ import dataclasses
 import difflib
 
 from localllm.errors import UsageError
-from localllm.params import parse_logit_bias
 from localllm.request import SamplingParams
+from localllm.sampling import parse_logit_bias
 
 # A conversation shows text alone, so asking for log probabilities would change nothing that can be seen; and a
 # grammar is for one answer.

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from localllm.conversation.attach import escape_references, read_attachments
 from localllm.conversation.chat import AnswerEvents, Chat
-from localllm.conversation.kept import SavedSession, to_text
+from localllm.conversation.session_file import SavedSession, to_text
 from localllm.conversation.sessions import AUTOMATIC_NAME_PATTERN, FileVersion, SessionStore
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.model import Model
+from localllm.protocol.model import Model
 
 
 @dataclass

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localllm.conversation import kept
-from localllm.conversation.kept import SavedSession, SessionHeader
+from localllm.conversation import session_file
+from localllm.conversation.session_file import SavedSession, SessionHeader
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 
@@ -66,7 +66,7 @@ class SessionStore:
             try:
                 if not NAME_PATTERN.fullmatch(path.stem):
                     raise UsageError(f"{path.name!r} is no name for a conversation")
-                summary = SessionSummary(path.stem, kept.read_header(path), status.st_size)
+                summary = SessionSummary(path.stem, session_file.read_header(path), status.st_size)
             except UsageError as error:
                 summary = SessionSummary(path.stem, None, status.st_size, error.message)
             found.append((summary.header.changed if summary.header else status.st_mtime, path.stem, summary))
@@ -101,7 +101,7 @@ class SessionStore:
     def read(self, name: str) -> tuple[SavedSession, FileVersion | None]:
         """A conversation by its whole name, and which state of it that is. Raises UsageError."""
         stamp = self.file_version(name)
-        return kept.read(self.path(name)), stamp
+        return session_file.read(self.path(name)), stamp
 
     def file_version(self, name: str) -> FileVersion | None:
         try:
@@ -125,7 +125,7 @@ class SessionStore:
             with FileLock(self.folder / ".lock", timeout=5, mode=0o600):
                 if name is None or self.file_version(name) not in (expected_version, None):
                     name = self._new_name(session.began)
-                kept.write(self.path(name), session)
+                session_file.write(self.path(name), session)
                 return name, self.file_version(name)
         except (OSError, Timeout) as error:
             raise UsageError(f"the conversation cannot be saved: {error}") from error
@@ -152,7 +152,7 @@ class SessionStore:
         for summary in self.list() if wanted else ():
             if summary.header:
                 try:
-                    conversation = kept.read(self.path(summary.id))
+                    conversation = session_file.read(self.path(summary.id))
                 except UsageError:  # damaged behind its first line, or deleted meanwhile
                     continue
                 if hit := _search_hit(summary, conversation, wanted):

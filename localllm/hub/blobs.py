@@ -15,10 +15,10 @@ from types import TracebackType
 
 from localllm.errors import DiskFull, UsageError
 from localllm.files import explain_disk_errors
+from localllm.formatting import format_bytes
 from localllm.hub.cache import nearest_existing
 from localllm.hub.made import edition_files, find_edition
 from localllm.settings import Settings
-from localllm.units import format_bytes
 
 DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 QUANTIZED_UPLOAD = re.compile(r"[0-9a-f]{64}@")  # how `quantize.store` calls what it makes of such a folder

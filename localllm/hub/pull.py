@@ -16,6 +16,7 @@ from uuid import uuid4
 from huggingface_hub.file_download import _create_symlink
 
 from localllm.errors import DamagedModel, DiskFull, NetworkError
+from localllm.formatting import format_bytes
 from localllm.hub.cache import nearest_existing
 from localllm.hub.http import Say
 from localllm.hub.listing import COMMIT, Listing, RemoteFile, fetch_listing
@@ -27,7 +28,6 @@ from localllm.hub.select import select_files
 from localllm.hub.store import blob_path, cached_commit, repo_root
 from localllm.hub.threads import thread_pool
 from localllm.hub.transfer import FileTransfer, first_error, is_complete, writing_cache
-from localllm.units import format_bytes
 
 CONNECTIONS = 8  # at a time, for all files
 FILE_WORKERS = 4  # at a time; each hashes what has come, with a core of its own

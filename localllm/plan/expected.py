@@ -14,8 +14,9 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import SequenceStep, WeightBytes, bytes_read, flops
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, TensorHeader
-from localllm.device import device_name, dtype_name, resolve_device, resolve_dtype
-from localllm.hardware import DeviceSpec
+from localllm.hardware.catalog import DeviceSpec
+from localllm.hardware.device import device_name, dtype_name, resolve_device, resolve_dtype
+from localllm.hardware.measure import measure_this_machine, stored_rates
 from localllm.metrics import Metrics
 from localllm.plan import runs
 from localllm.plan.fit import Fit, LoadOptions, fit_model
@@ -25,7 +26,6 @@ from localllm.plan.plan import Expectation
 from localllm.plan.speed import prefill_steps
 from localllm.plan.weights import representative_matrix, stored_dtype
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
-from localllm.rates import measure_this_machine, stored_rates
 from localllm.settings import Settings
 
 if TYPE_CHECKING:

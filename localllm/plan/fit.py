@@ -11,8 +11,9 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
-from localllm.device import dtype_for, kv_dtype_for
 from localllm.errors import DoesNotFit, UsageError
+from localllm.formatting import format_bytes
+from localllm.hardware.device import dtype_for, kv_dtype_for
 from localllm.plan.activations import dequantized_matrix_bytes
 from localllm.plan.memory import (
     CACHED_CONTEXTS,
@@ -24,7 +25,6 @@ from localllm.plan.memory import (
     check_context,
 )
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
-from localllm.units import format_bytes
 
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # quantizations, those of most bits first
 

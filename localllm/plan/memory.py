@@ -10,9 +10,9 @@ from functools import cached_property
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, kv_bytes_per_token, state_bytes
 from localllm.errors import DoesNotFit, UsageError
+from localllm.formatting import format_bytes
 from localllm.plan.activations import activation_bytes
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
-from localllm.units import format_bytes
 
 BLOCK_SIZE = 16  # tokens
 # Tokens a step. On two cores larger chunks prefill no faster and hold others up longer; on a GPU each chunk pays

@@ -9,7 +9,7 @@ from localllm.arch.cost import SequenceStep, kv_bytes_per_token, kv_bytes_read, 
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
-from localllm.hardware import DeviceSpec
+from localllm.hardware.catalog import DeviceSpec
 from localllm.plan.fit import QUANT_ORDER, Fit, LoadOptions, fit_model, remedy
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
 from localllm.plan.speed import Speed, predict_speed

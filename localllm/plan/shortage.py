@@ -1,9 +1,9 @@
 """What to say where a device has less memory than was planned with: the plan's arithmetic, and flags that help."""
 
 from localllm.errors import DoesNotFit
+from localllm.formatting import format_bytes
 from localllm.plan.memory import BLOCK_SIZE, MemoryPlan
 from localllm.quant.packing import KV_8BIT_DTYPES
-from localllm.units import format_bytes
 
 
 def shortage_error(memory: MemoryPlan, device: str, kv_dtype: str, quantized: bool) -> DoesNotFit:

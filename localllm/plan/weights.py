@@ -1,6 +1,6 @@
 """What each tensor of a checkpoint takes in memory once it is loaded, and what it would take quantized.
 
-Knows headers alone; `runtime/load.py` and the layers do what is told here, and a test compares the two.
+Knows headers alone; `runtime/weight_source.py` and the layers do what is told here, and a test compares the two.
 """
 
 import re

@@ -30,12 +30,12 @@ from localllm.checkpoint.header import Header, read_safetensors_header
 from localllm.errors import UsageError
 from localllm.files import explain_disk_errors, read_json
 from localllm.hub.folder import INDEX_FILE, weight_files
-from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.companions import copy_companion_files
 from localllm.quantize.compressed import StorageScheme, choose_scheme, quantization_config, to_stored_tensors
 from localllm.quantize.disk import DRAFT_SUFFIX, check_disk_space, fsync_path, write_durably
 from localllm.quantize.expected import artefact_bytes
+from localllm.quantize.recipe import Recipe
 from localllm.quantize.shards import save_tensors
 from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, check_source, source_identity
 from localllm.quantize.target import LOCK_FILE, check_target, clear_partial

@@ -2,11 +2,11 @@
 
 from localllm.arch.config import ModelConfig
 from localllm.checkpoint.header import Header
-from localllm.device import free_host_bytes
 from localllm.errors import DoesNotFit, UsageError
-from localllm.quant.inputs import MAX_SAMPLES
-from localllm.quant.recipe import METHODS, Recipe
-from localllm.units import format_bytes
+from localllm.formatting import format_bytes
+from localllm.hardware.device import free_host_bytes
+from localllm.quantize.inputs import MAX_SAMPLES
+from localllm.quantize.recipe import METHODS, Recipe
 
 GROUP_SIZES = (32, 64, 128)  # columns
 FLOAT32_BYTES = 4  # bytes

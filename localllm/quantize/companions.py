@@ -6,8 +6,8 @@ from pathlib import Path
 
 from localllm.hub.card import read_license
 from localllm.hub.folder import INDEX_FILE, TEMPLATES_FOLDER
-from localllm.quant.recipe import Recipe
 from localllm.quantize.disk import write_durably
+from localllm.quantize.recipe import Recipe
 from localllm.quantize.source import hub_revision
 
 COMPANION_SUFFIXES = (".json", ".jinja", ".model", ".txt")

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from localllm.errors import DiskFull
-from localllm.units import format_bytes
+from localllm.formatting import format_bytes
 
 DRAFT_SUFFIX = ".draft"  # ends the name of a file that is being written
 

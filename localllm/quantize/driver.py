@@ -21,13 +21,13 @@ from localllm.errors import UsageError
 from localllm.plan.weights import stored_dtype
 from localllm.quant.grid import Grid
 from localllm.quant.packing import W8A8
-from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import states
 from localllm.quantize.check import check_memory, check_recipe
-from localllm.quantize.held import RecordedWeights, RecordingSource
 from localllm.quantize.layers import CPU, HiddenStates, build_layer
 from localllm.quantize.matrices import CalibratedLayer, quantizable_names, round_to_nearest
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.resident import RecordedWeights, RecordingSource
 from localllm.quantize.states import QuantizationResult
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.norm import load_norm

@@ -5,7 +5,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.plan.weights import UNQUANTIZED_MATRIX, is_multiplied
-from localllm.quant.recipe import Recipe
+from localllm.quantize.recipe import Recipe
 
 GROUPS_LARGEST_FIRST = (128, 64, 32)
 HEADER_BYTES = 2**16  # of the files, for each: names and places of tensors

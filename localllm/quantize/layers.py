@@ -15,17 +15,17 @@ from localllm.arch.cost import state_bytes
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
 from localllm.plan.memory import BLOCK_SIZE
-from localllm.quantize.held import RecordedWeights, RecordingSource
+from localllm.quantize.resident import RecordedWeights, RecordingSource
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import LayerCache, RecurrentCache, make_caches
 from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.tensors import LayerCache, RecurrentCache, make_caches
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.per_layer import PerLayerInputs
 from localllm.runtime.layers.rope import Rope
-from localllm.runtime.load import WeightSource
 from localllm.runtime.model import Layer, scale_by
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.weight_source import WeightSource
 
 CPU = torch.device("cpu")
 LAYERS_MODULE_PREFIX = "localllm.runtime.layers."

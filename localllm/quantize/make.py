@@ -5,10 +5,10 @@ from pathlib import Path
 
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
-from localllm.quant.recipe import Recipe
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.calibrate import calibration_windows, default_calibration_text
 from localllm.quantize.driver import quantize_layers
+from localllm.quantize.recipe import Recipe
 from localllm.quantize.states import QuantizationResult, digest_token_ids
 from localllm.text.tokenizer import Tokenizer
 

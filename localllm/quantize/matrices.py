@@ -10,22 +10,22 @@ from localllm.arch.config import ModelConfig
 from localllm.checkpoint.header import Header
 from localllm.errors import DamagedModel
 from localllm.plan.weights import UNQUANTIZED_MATRIX
-from localllm.quant import awq, gptq, rtn, smooth
 from localllm.quant.dequantize import dequantize
 from localllm.quant.grid import Grid, row_tiles
-from localllm.quant.inputs import InputStatistics
-from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize import awq, gptq, rtn, smoothquant
 from localllm.quantize.folds import ScaleFold, apply_fold, find_folds
-from localllm.quantize.held import RecordedWeights
+from localllm.quantize.inputs import InputStatistics
 from localllm.quantize.layers import HiddenStates, InputHook, build_layer, observe_linears
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.resident import RecordedWeights
 from localllm.quantize.states import QuantizationResult
 from localllm.runtime.kernels.threads import run_in_parts
 
 MIN_INPUT_ROWS = 64  # inputs that a matrix must have seen to be fitted to them
 MAX_SEARCHED_MATRICES = 8  # matrices that a scale is searched for, spread over all where more read the same inputs
 FLOAT32_BYTES = 4  # bytes
-SCALE_SEARCHES = {"awq": awq.search_scale, "smoothquant": smooth.search_scale}
+SCALE_SEARCHES = {"awq": awq.search_scale, "smoothquant": smoothquant.search_scale}
 
 
 def quantizable_names(holding: RecordedWeights) -> list[str]:
@@ -212,7 +212,7 @@ class CalibratedLayer:
         return relative_error(self.round_activations(rows) @ became.T - exact, exact)
 
     def round_activations(self, x: Tensor) -> Tensor:
-        return smooth.fake_quantize_tokens(x) if self.recipe.activations else x
+        return smoothquant.fake_quantize_tokens(x) if self.recipe.activations else x
 
     def advance_hidden_states(self) -> None:
         """The hidden states become those behind the layer as it is now."""

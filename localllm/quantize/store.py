@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UsageError
 from localllm.files import explain_disk_errors, read_json
-from localllm.quant.recipe import Recipe
+from localllm.quantize.recipe import Recipe
 from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, source_identity
 
 RECIPES = {"int8": Recipe("rtn", 8, None), "int4": Recipe("rtn", 4, 128)}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import RopeConfig
-from localllm.runtime.sent import upload_values
-from localllm.runtime.state import NO_COPIES, CacheCopies, SequenceState
+from localllm.runtime.host_to_device import upload_values
+from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
 
 
 @dataclass(frozen=True)

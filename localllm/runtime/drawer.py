@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from localllm.request import SamplingParams
-from localllm.runtime.draws import BucketSampler, TokenHistories, unsupported_reason, variant_of
+from localllm.runtime.gpu_sampler import BucketSampler, TokenHistories, unsupported_reason, variant_of
 from localllm.runtime.sampler import SamplingSpec, sample
 
 

@@ -10,9 +10,9 @@ from localllm.errors import UnsupportedModel
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.rope import Rope
-from localllm.runtime.load import WeightSource
 from localllm.runtime.model import Layer, round_scale, scale_by
 from localllm.runtime.texts import EncoderBatch
+from localllm.runtime.weight_source import WeightSource
 
 
 class Encoder:

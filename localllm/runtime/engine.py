@@ -22,14 +22,14 @@ from localllm.inspection import StepReport
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
 from localllm.runtime.chunk import MIN_CHUNK_TOKENS, ChunkPolicy
-from localllm.runtime.reports import StepObservation, StepReporter
+from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, compute_logprobs
 from localllm.runtime.scheduler import ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.drafter import Drafter
-from localllm.runtime.state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.step import Step, StepOutput
+from localllm.runtime.step_reports import StepObservation, StepReporter
 
 SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
     NOT_FINITE: lambda: LocalLLMError("the model computed NaN or infinity", "try --dtype float32"),

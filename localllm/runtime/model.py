@@ -9,8 +9,8 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import LayerCache
 from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kv_cache.tensors import LayerCache
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.ffn import load_ffn
 from localllm.runtime.layers.linear import Linear
@@ -18,8 +18,8 @@ from localllm.runtime.layers.mixer import load_mixer
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerGate, PerLayerInputs
 from localllm.runtime.layers.rope import Rope
-from localllm.runtime.load import WeightSource
 from localllm.runtime.texts import EncoderBatch
+from localllm.runtime.weight_source import WeightSource
 
 
 class Layer:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from localllm.arch.pooling import DenseConfig, Pooling, PoolingType
 from localllm.runtime.layers.linear import Linear
-from localllm.runtime.load import WeightSource
 from localllm.runtime.texts import EncoderBatch
+from localllm.runtime.weight_source import WeightSource
 
 
 class Pooler:

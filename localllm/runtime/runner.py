@@ -9,17 +9,17 @@ from torch import Tensor
 
 from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture
-from localllm.runtime.cache import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
-from localllm.runtime.kernels.forms import batch_invariance
+from localllm.runtime.host_to_device import upload_values
+from localllm.runtime.kernels.batch_invariance import batch_invariance
+from localllm.runtime.kv_cache.sequence_state import CacheCopies
+from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import sample
-from localllm.runtime.sent import upload_values
-from localllm.runtime.state import CacheCopies
 from localllm.runtime.step import Readback, Step, StepOutput
 
 if TYPE_CHECKING:
+    from localllm.runtime.cuda_graphs import CudaGraphs, GraphOutput
     from localllm.runtime.drawer import GpuSampler
-    from localllm.runtime.graphs import CudaGraphs, GraphOutput
 
 NO_LOGITS = torch.empty(0, 0)
 
@@ -66,7 +66,7 @@ class Runner:
         if graph_max_len is not None:
             # Here, as they need Triton, which is not everywhere.
             gpu_sampler = importlib.import_module("localllm.runtime.drawer")
-            cuda_graphs = importlib.import_module("localllm.runtime.graphs")
+            cuda_graphs = importlib.import_module("localllm.runtime.cuda_graphs")
             self.gpu_sampler = gpu_sampler.GpuSampler(max_running, graph_max_len, model.config.vocab_size, device)
             self.graphs = cuda_graphs.CudaGraphs(
                 model,

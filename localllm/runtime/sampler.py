@@ -20,7 +20,7 @@ from torch import Tensor
 
 from localllm.request import SamplingParams, TokenLogprob
 from localllm.runtime.constraint import MaskProvider
-from localllm.runtime.sent import upload_tensor, upload_values
+from localllm.runtime.host_to_device import upload_tensor, upload_values
 from localllm.runtime.speculation.acceptance import rejection_weights
 
 # Choices that are no tokens, so that nothing waits for the check.

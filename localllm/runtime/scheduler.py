@@ -15,8 +15,8 @@ is computed again.
 
 import bisect
 
+from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.state import BlockPool, OutOfBlocks, SequenceState
 
 FIRST_BUDGET_SHARE = 4  # one part in so many of the budget is kept for the first sequence
 MAX_ANSWER_SHARE = 4  # one part in so many of all blocks is the most that is reserved for one answer

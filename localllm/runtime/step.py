@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
 from localllm.runtime.sampler import SamplingSpec
-from localllm.runtime.state import NO_COPIES, CacheCopies, SequenceState
 
 
 class Readback:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import RopeConfig
-from localllm.runtime.sent import upload_values
+from localllm.runtime.host_to_device import upload_values
 
 
 @dataclass(frozen=True)

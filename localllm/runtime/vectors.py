@@ -9,8 +9,8 @@ from torch import Tensor
 
 from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
+from localllm.runtime.kv_cache.sequence_state import OutOfBlocks, SequenceState
 from localllm.runtime.pooling import Pooler
-from localllm.runtime.state import OutOfBlocks, SequenceState
 
 TokenIds = Sequence[int]
 

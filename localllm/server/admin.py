@@ -19,7 +19,7 @@ from localllm.server.body import read_json_body
 from localllm.server.guard import UNAUTHENTICATED
 from localllm.server.models import ModelPool
 from localllm.server.openapi import route_docs
-from localllm.server.sums import CONTENT_TYPE, ServerMetrics
+from localllm.server.prometheus import CONTENT_TYPE, ServerMetrics
 
 JsonObject = dict[str, Any]
 MAX_DETOKENIZE_TOKENS = 2**20  # of a body of /v1/detokenize

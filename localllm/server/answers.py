@@ -14,7 +14,7 @@ from typing import Protocol
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request
-from localllm.server.account import CANCELLED, FAILED, current_request_stats
+from localllm.server.request_stats import CANCELLED, FAILED, current_request_stats
 
 Delivered = GenerationEvent | BaseException
 

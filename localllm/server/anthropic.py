@@ -14,7 +14,7 @@ from localllm.api.anthropic.requests import parse_count_request, parse_message_r
 from localllm.api.anthropic.responses import JsonObject, error_object, message_object
 from localllm.api.anthropic.streams import MessageStream
 from localllm.errors import LocalLLMError
-from localllm.llm import collect_completion
+from localllm.llm.llm import collect_completion
 from localllm.request import Request as Prepared
 from localllm.request import SamplingParams
 from localllm.server.answers import AnswerReader

@@ -9,16 +9,27 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.errors import LocalLLMError
-from localllm.server import admin, anthropic, embeddings, ollama, openai, overview, own, responses, store, web
+from localllm.server import (
+    admin,
+    anthropic,
+    embeddings,
+    native_api,
+    ollama,
+    openai,
+    overview,
+    responses,
+    store,
+    web,
+)
 from localllm.server.access import AccessPolicy
+from localllm.server.errors import error_response
 from localllm.server.guard import Guard
 from localllm.server.inventory import Inventory
 from localllm.server.limits import ConnectionLimits
 from localllm.server.logs import RequestLogger
 from localllm.server.models import ModelPool
 from localllm.server.openapi import add_openapi_route
-from localllm.server.refusals import error_response
-from localllm.server.sums import ServerMetrics
+from localllm.server.prometheus import ServerMetrics
 
 CLIENT_CLOSED_STATUS = 499  # nobody reads it; the logs of other servers have the number
 
@@ -59,7 +70,7 @@ def create_app(
     app.include_router(ollama.router(models, inventory))
     app.include_router(store.router(models, inventory))
     app.include_router(admin.router(models, sums))
-    app.include_router(own.router(models))
+    app.include_router(native_api.router(models))
     app.include_router(overview.status_router(models, sums.recent_latencies))
     app.include_router(web.router())
     add_openapi_route(app)

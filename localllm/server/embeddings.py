@@ -23,7 +23,7 @@ from localllm.api.ollama.embeddings import (
     parse_legacy_embeddings,
 )
 from localllm.api.openai.embeddings import EmbeddingsBody, openai_embeddings_object, parse_openai_embeddings
-from localllm.embedding import Embeddings
+from localllm.llm.embedding_inputs import Embeddings
 from localllm.server.body import read_json_body
 from localllm.server.inventory import Inventory
 from localllm.server.lease import Lease

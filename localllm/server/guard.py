@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.errors import LocalLLMError, UsageError
 from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, MissingKey, header_values
+from localllm.server.errors import error_response
 from localllm.server.limits import ConnectionLimits
-from localllm.server.refusals import error_response
 
 PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell strangers nothing
 UNAUTHENTICATED = "localllm.stranger"  # is set in the scope of those who read them without a key

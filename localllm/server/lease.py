@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Protocol
 
 from localllm.api.tokens import TokenTexts
-from localllm.embedder import Embedder
-from localllm.embedding import EmbeddingModel
 from localllm.errors import UnsupportedModel
-from localllm.llm import LLM
+from localllm.llm.embedder import Embedder
+from localllm.llm.embedding_inputs import EmbeddingModel
+from localllm.llm.llm import LLM
 
 
 @dataclass(eq=False)

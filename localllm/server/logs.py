@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.server.account import CURRENT_REQUEST, RequestStats
+from localllm.server.request_stats import CURRENT_REQUEST, RequestStats
 
 if TYPE_CHECKING:
-    from localllm.server.sums import ServerMetrics  # torch, for which a wrong flag need not wait
+    from localllm.server.prometheus import ServerMetrics  # torch, for which a wrong flag need not wait
 
 log = logging.getLogger("localllm.requests")
 CLIENT_CLOSED_STATUS = 499  # the status of an answer that nobody waited for, as other servers write it

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from localllm.embedder import Embedder
 from localllm.errors import Busy, DoesNotFit, LocalLLMError, ModelNotFound, UsageError
 from localllm.hub.made import find_edition
 from localllm.hub.names import strip_latest
 from localllm.hub.resolve import resolve_model
-from localllm.llm import LLM
+from localllm.llm.embedder import Embedder
+from localllm.llm.llm import LLM
 from localllm.modelfile.edition import Edition
 from localllm.server.events import ModelEventLog
 from localllm.server.lease import Lease, LoadedModel

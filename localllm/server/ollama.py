@@ -23,7 +23,7 @@ from localllm.api.ollama.responses import (
     merge_chunks,
 )
 from localllm.errors import LocalLLMError, ModelNotFound
-from localllm.llm import collect_completion
+from localllm.llm.llm import collect_completion
 from localllm.request import GenerationEvent
 from localllm.request import Request as Prepared
 from localllm.server.answers import AnswerReader

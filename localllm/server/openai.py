@@ -28,7 +28,7 @@ from localllm.api.openai.responses import (
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.errors import LocalLLMError
 from localllm.hub.installed import installed_models
-from localllm.llm import LLM, collect_completion
+from localllm.llm.llm import LLM, collect_completion
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared

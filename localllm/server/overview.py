@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter
 
 from localllm import __version__
-from localllm.device import free_bytes, resolve_device
-from localllm.llm import LLM
+from localllm.hardware.device import free_bytes, resolve_device
+from localllm.llm.llm import LLM
 from localllm.metrics import EngineStats
+from localllm.protocol.events import SERVER_NAME
 from localllm.server.lease import LoadedModel
 from localllm.server.models import ModelPool
-from localllm.server.recent import RecentLatencies
-from localllm.wire import SERVER_NAME
+from localllm.server.request_log import RecentLatencies
 
 Status = dict[str, Any]
 ENGINE_COUNTS = (

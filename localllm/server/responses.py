@@ -15,7 +15,7 @@ from localllm.api.openai.responses_api.bodies import ResponseBody
 from localllm.api.openai.responses_api.requests import parse_response_body, parse_response_request
 from localllm.api.openai.responses_api.stream import ResponseStream
 from localllm.errors import LocalLLMError
-from localllm.llm import collect_completion
+from localllm.llm.llm import collect_completion
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import AnswerReader

@@ -13,14 +13,14 @@ from starlette.responses import JSONResponse, Response
 from localllm.api.ollama.bodies import CopyBody, CreateBody, NameBody, PullBody, ShowBody, model_name, parse_body
 from localllm.api.ollama.creating import parse_create_request
 from localllm.api.ollama.responses import JsonObject, error_object
-from localllm.device import resolve_device, total_bytes
 from localllm.errors import LocalLLMError, ModelNotFound, UsageError
+from localllm.hardware.device import resolve_device, total_bytes
 from localllm.hub.blobs import BlobUpload, blob_file
 from localllm.hub.catalog import CatalogEntry
 from localllm.hub.names import RepoName, is_path, parse_name, strip_latest
 from localllm.hub.naming import assigned_target, copy_name, remove_name
 from localllm.hub.remove import Removal, plan_removal, removable_repo
-from localllm.making import create
+from localllm.llm.create import create
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.server.body import read_json_body
 from localllm.server.inventory import Inventory
@@ -145,7 +145,7 @@ def repo_to_pull(name: str) -> RepoName | None:
 def pull_model(repo: RepoName | None, progress: ProgressReporter) -> None:
     progress.report("pulling manifest")
     if repo:
-        from localllm.fetch import fetch  # with the Hub's library
+        from localllm.llm.fetch import fetch  # with the Hub's library
 
         settings = Settings.from_environment()
         place = resolve_device(settings.device)

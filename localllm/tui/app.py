@@ -14,7 +14,7 @@ from textual.binding import Binding
 from textual.events import Key, Paste
 
 from localllm.conversation.session import Session
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.tui.chat_screen import ChatScreen
 from localllm.tui.first_run import FirstRunScreen
 from localllm.tui.garbage import freeze_garbage, unfreeze_garbage

@@ -11,7 +11,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import Button, Input, Label, RadioButton, RadioSet, Static
 
 from localllm.conversation.export import FORMATS, export_text
-from localllm.conversation.kept import SavedSession
+from localllm.conversation.session_file import SavedSession
 from localllm.errors import LocalLLMError, UsageError
 from localllm.files import write_user_file
 from localllm.paths import expand_path

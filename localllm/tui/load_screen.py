@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.tui.load_page import render_load
 from localllm.tui.machine import Machine
 from localllm.tui.opening import DOWNLOAD, LoadTask

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from localllm.model import Model
+from localllm.protocol.model import Model
 
 if TYPE_CHECKING:
     from localllm.hub.pull import PullProgress  # with the Hub's library 0.1 s that not everybody need wait for

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
+from localllm.formatting import format_bytes, three_digits
 from localllm.tui.cells import align_left, align_right, truncate
 from localllm.tui.dialogs import Confirm
 from localllm.tui.machine import Machine, ModelOffer
 from localllm.tui.offered import memory_and_speed, parameters_and_license
 from localllm.tui.picker import Picker
-from localllm.units import format_bytes, three_digits
 
 LOCAL_MARK, REMOTE_MARK = "●", "↓"
 LICENSE_MIN_WIDTH = 96  # cells of the list from which there is room for the licence

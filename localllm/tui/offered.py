@@ -1,7 +1,7 @@
 """What is said of an offered model in a line. Only what is known; knows no screen."""
 
+from localllm.formatting import format_bytes
 from localllm.tui.machine import ModelOffer
-from localllm.units import format_bytes
 from localllm.visible import one_line
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from localllm.errors import LocalLLMError
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import PullPlan
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.tui.machine import Cancelled, Machine, ModelOffer
 
 DOWNLOAD, QUANTIZE = "download", "quantize"

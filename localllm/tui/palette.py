@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from localllm.conversation.commands import COMMANDS
-from localllm.conversation.kept import SessionHeader
+from localllm.conversation.session_file import SessionHeader
 from localllm.conversation.sessions import SessionStore
 from localllm.tui.cells import truncate
 from localllm.tui.keys import key_bindings

@@ -11,8 +11,8 @@ from localllm.api.limits import MAX_MESSAGES, MAX_PARTS, MAX_STOP_CHARACTERS, MA
 from localllm.api.ollama.requests import parse_chat_request, parse_generate_request
 from localllm.api.openai.responses_api.requests import parse_response_request
 from localllm.api.own import parse_answer_request
-from localllm.params import params_to_json
 from localllm.request import SamplingParams
+from localllm.sampling import params_to_json
 
 Read = Callable[[dict[str, Any]], object]
 

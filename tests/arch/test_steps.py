@@ -24,7 +24,7 @@ from localllm.checkpoint.header import read_header
 from localllm.plan.weights import weight_bytes
 from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
-from localllm.runtime.state import SequenceState
+from localllm.runtime.kv_cache.sequence_state import SequenceState
 from tests.models.families import FAMILIES
 from tests.plan.held import Reads, alive, bytes_of
 from tests.plan.published import DEEPSEEK_V3

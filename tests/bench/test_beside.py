@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu.choice import first
-from localllm.runtime.cache import KVCache
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS
+from localllm.runtime.kv_cache.tensors import KVCache
 from tests.gpu.beside import compared, converted
 from tests.gpu.steps import drawn, greedy, run, text
 from tests.tiny import CPU, make_checkpoint, make_engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm import rates
+from localllm.hardware import measure
 from localllm.hub.catalog import boxed_folder, catalog
 from localllm.settings import Settings
 from tests.models.families import FAMILIES
@@ -18,10 +18,10 @@ assert DEMO
 def small_ceilings() -> Iterator[None]:
     """Rates of little matrices: what they are does not matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rates, "COLUMNS", 128)
-        patch.setattr(rates, "MATRIX_ROWS", {"cpu": 64})
-        patch.setattr(rates, "BUFFER_BYTES", {"cpu": 2**22})
-        patch.setattr(rates, "MAX_DURATION_S", 0.01)
+        patch.setattr(measure, "COLUMNS", 128)
+        patch.setattr(measure, "MATRIX_ROWS", {"cpu": 64})
+        patch.setattr(measure, "BUFFER_BYTES", {"cpu": 2**22})
+        patch.setattr(measure, "MAX_DURATION_S", 0.01)
         yield
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from localllm.benchmark.machine import Noise, NoiseMeter, git_commit
-from localllm.device import peak_bytes, reset_peak_bytes, resolve_device
+from localllm.hardware.device import peak_bytes, reset_peak_bytes, resolve_device
 
 
 def git(folder: Path, *words: str) -> None:

@@ -27,7 +27,7 @@ from localllm.cli.bench_page import format_benchmark
 from localllm.comparison import subject as subjects
 from localllm.comparison.subject import Subject
 from localllm.errors import DoesNotFit, UsageError
-from localllm.llm import LLM
+from localllm.llm.llm import LLM
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.plan.weights import weight_bytes
 from localllm.runtime.sequence import Sequence

@@ -20,7 +20,7 @@ from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import linear
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 from tests.checkpoint import published
 from tests.checkpoint.published import AWQ, GPTQ, LAYOUTS, PER_TOKEN, compressed, in_words
 from tests.tiny import CPU

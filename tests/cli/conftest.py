@@ -38,8 +38,8 @@ def base(tmp_path):
 
 @pytest.fixture
 def engine(monkeypatch) -> ModuleType:
-    """The fake engine in the place of `localllm.loading`; `engine.loaded` lists what was loaded, and how."""
-    monkeypatch.setitem(sys.modules, "localllm.loading", None)  # so that it is taken out again
+    """The fake engine in the place of `localllm.llm.loader`; `engine.loaded` lists what was loaded, and how."""
+    monkeypatch.setitem(sys.modules, "localllm.llm.loader", None)  # so that it is taken out again
     return fake_engine.install()
 
 

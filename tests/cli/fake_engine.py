@@ -15,7 +15,7 @@ from localllm.errors import ContextOverflow, DamagedModel, UsageError
 from localllm.inspection import StepReads
 from localllm.metrics import Stopwatch
 from localllm.plan.memory import MemoryPlan
-from localllm.receipt import Model, Setup
+from localllm.receipts.receipt import Model, Setup
 from localllm.request import (
     EventType,
     FinishReason,
@@ -189,8 +189,8 @@ class FakeLLM:
 
 
 def install():
-    """Stand in for `localllm.loading`; names ending in `base` get a model without a chat template."""
-    module = ModuleType("localllm.loading")
+    """Stand in for `localllm.llm.loader`; names ending in `base` get a model without a chat template."""
+    module = ModuleType("localllm.llm.loader")
     module.loaded = []
 
     def load(
@@ -215,5 +215,5 @@ def install():
         return llm
 
     module.load = load
-    sys.modules["localllm.loading"] = module
+    sys.modules["localllm.llm.loader"] = module
     return module

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from localllm import rates
 from localllm.cli.app import main
+from localllm.hardware import measure
 from tests.shared import shared
 
 SHORT = ("--prompt", "12,20", "--output", 4, "--repeat", 2)
@@ -16,9 +16,9 @@ SHORT = ("--prompt", "12,20", "--output", 4, "--repeat", 2)
 @pytest.fixture
 def bench(capsys, monkeypatch):
     """Arguments in; exit code, stdout and stderr out. What ceilings are does not matter here."""
-    monkeypatch.setattr(rates, "BUFFER_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(rates, "MATRIX_ROWS", {"cpu": 64})
-    monkeypatch.setattr(rates, "MAX_DURATION_S", 0.01)
+    monkeypatch.setattr(measure, "BUFFER_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(measure, "MATRIX_ROWS", {"cpu": 64})
+    monkeypatch.setattr(measure, "MAX_DURATION_S", 0.01)
 
     def run(*arguments):
         code = main(["bench", *map(str, arguments)])

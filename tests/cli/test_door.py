@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.cli.app import app, invoke
-from localllm.cli.door import WORDS_FILE, help_page, parse_run_flags
+from localllm.cli.fast_start import WORDS_FILE, help_page, parse_run_flags
 
 OPTIONS = json.loads(WORDS_FILE.read_text(encoding="utf-8"))["commands"]["run"]["options"]
 VALUES = st.one_of(

@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from localllm.cli.app import COMMANDS
-from localllm.cli.printed import JSON_OUTPUTS
+from localllm.cli.json_schemas import JSON_OUTPUTS
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from localllm.request import SamplingParams

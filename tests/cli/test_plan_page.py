@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from localllm.cli.plan_page import format_plan
-from localllm.hardware import find_device
+from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Expectation, plan_model
 from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of

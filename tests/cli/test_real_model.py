@@ -12,7 +12,7 @@ from localllm.hub.catalog import boxed_folder, catalog
 DEMO = boxed_folder(catalog()["demo"])
 pytestmark = [
     pytest.mark.skipif(
-        importlib.util.find_spec("localllm.loading") is None, reason="the engine is not in this tree"
+        importlib.util.find_spec("localllm.llm.loader") is None, reason="the engine is not in this tree"
     ),
     pytest.mark.skipif(not (DEMO and DEMO.exists()), reason="the boxed model is not in this tree"),
 ]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.examination import BoxedModel, Examination, Home, Measured, Nvidia, Processor, Terminal
-from localllm.cli.remedies import diagnose
-from localllm.device import Gpu
+from localllm.cli.doctor_checks import BoxedModel, Examination, Home, Measured, Nvidia, Processor, Terminal
+from localllm.cli.doctor_findings import diagnose
+from localllm.hardware.device import Gpu
+from localllm.hardware.measure import Rates
 from localllm.hub.access import HubAccess
 from localllm.hub.cache import CacheState
-from localllm.rates import Rates
 
 RATES = Rates(copy=1e12, read=1e12, flops=1e14, share=1.0)
 GPU = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", runs=True, memory_bytes=25_000_000_000, free_bytes=24_000_000_000)

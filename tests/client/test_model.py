@@ -12,8 +12,8 @@ from localllm import LLM, SamplingParams
 from localllm.client.model import RemoteModel, open_model
 from localllm.client.server import NotLocalLLMServer, ServerClient, ServerUnreachable, parse_address
 from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound, UsageError
-from localllm.params import params_to_json
 from localllm.request import Grammar, GrammarKind
+from localllm.sampling import params_to_json
 
 MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is a cat?"}]
 GREEDY = SamplingParams(temperature=0, seed=1, max_tokens=16, logprobs=2, prompt_logprobs=1)

@@ -22,7 +22,7 @@ from localllm.comparison.subject import Subject, find_subject, shared_vocab_size
 from localllm.errors import DiskFull, DoesNotFit, UsageError
 from localllm.hub.catalog import boxed_folder, catalog
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
-from localllm.quality import kept
+from localllm.quality import cache
 from localllm.quality.report import Quality
 from localllm.quality.text import EVALUATION_NAME, EVALUATION_TEXT, split_into_windows
 from localllm.settings import Settings
@@ -138,7 +138,7 @@ def test_one_after_the_other_finds_the_same(
     with pytest.raises(DoesNotFit, match="the weights of demo need"):
         compare_models(a, b, settings, tokens=200)
     monkeypatch.setattr(subjects, "free_bytes", lambda place: enough)
-    monkeypatch.setattr(kept, "logits_bytes", lambda windows, vocab: 10**18)
+    monkeypatch.setattr(cache, "logits_bytes", lambda windows, vocab: 10**18)
     with pytest.raises(DiskFull, match="give fewer --tokens"):
         compare_models(a, b, settings, tokens=200)
 

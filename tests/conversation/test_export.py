@@ -7,7 +7,7 @@ from markdown_it import MarkdownIt
 from localllm.conversation.attach import Attachment
 from localllm.conversation.chat import Chat
 from localllm.conversation.export import export_text
-from localllm.conversation.kept import SavedSession
+from localllm.conversation.session_file import SavedSession
 from localllm.errors import UsageError
 from localllm.request import SamplingParams
 from tests.cli.fake_engine import FakeLLM

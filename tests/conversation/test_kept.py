@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.conversation import kept
+from localllm.conversation import session_file
 from localllm.conversation.attach import Attachment
 from localllm.conversation.chat import Chat
-from localllm.conversation.kept import SavedSession
+from localllm.conversation.session_file import SavedSession
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
@@ -67,33 +67,33 @@ def test_a_whole_tree_comes_back(chat, tmp_path):
         grammar=Grammar(GrammarKind.CHOICE, '["a", "b"]'),
     )
     file = tmp_path / "chats" / "one.json"
-    kept.write(file, SavedSession.from_chat(chat, "", 1.5, 2.5))
-    back = kept.read(file)
+    session_file.write(file, SavedSession.from_chat(chat, "", 1.5, 2.5))
+    back = session_file.read(file)
     other = Chat(FakeLLM())
     back.restore_into(other)
     assert tree(other.root) == tree(chat.root)
     assert (other.messages, other.system, other.params) == (chat.messages, chat.system, chat.params)
     assert other.template_arguments == chat.template_arguments
     assert (back.title, back.began, back.changed, back.model) == ("hello ü \x00", 1.5, 2.5, "demo")
-    assert kept.to_text(SavedSession.from_chat(other, "", 1.5, 2.5)) == file.read_text()
+    assert session_file.to_text(SavedSession.from_chat(other, "", 1.5, 2.5)) == file.read_text()
     assert other.redo() and other.current.question == "more"
     assert [path.name for path in file.parent.iterdir()] == ["one.json"]
     assert (file.stat().st_mode & 0o77, file.parent.stat().st_mode & 0o77) == (0, 0)
 
 
 def test_another_model_keeps_the_arguments_of_its_own_template(chat, tmp_path):
-    kept.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
+    session_file.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
     other = Chat(FakeLLM("other"), template_arguments={"enable_thinking": False})
-    kept.read(tmp_path / "one.json").restore_into(other)
+    session_file.read(tmp_path / "one.json").restore_into(other)
     assert other.template_arguments == {"enable_thinking": False}
 
 
 def test_numbers_of_an_answer_come_back_without_those_of_single_tokens(tmp_path):
     chat = Chat(FakeLLM())
     say(chat, "hello")
-    kept.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
+    session_file.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
     other = Chat(FakeLLM())
-    kept.read(tmp_path / "one.json").restore_into(other)
+    session_file.read(tmp_path / "one.json").restore_into(other)
     before, after = chat.last_metrics, other.last_metrics
     assert (after.prompt_tokens, after.output_tokens, after.ttft_s) == (5, 7, before.ttft_s)
     assert (after.tokens_per_s, after.itl_s) == (before.tokens_per_s, ())
@@ -104,8 +104,8 @@ def test_what_could_not_be_measured_stays_so(tmp_path):
     chat = Chat(FakeLLM())
     say(chat, "hello")
     chat.current.metrics = Metrics(1, 0, 0, math.nan, 0, math.nan, math.nan, (), 1, 0)
-    kept.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
-    assert math.isnan(kept.read(tmp_path / "one.json").current.metrics.ttft_s)
+    session_file.write(tmp_path / "one.json", SavedSession.from_chat(chat, "", 0, 0))
+    assert math.isnan(session_file.read(tmp_path / "one.json").current.metrics.ttft_s)
 
 
 def test_a_file_of_the_first_version_is_read(tmp_path):
@@ -118,12 +118,12 @@ def test_a_file_of_the_first_version_is_read(tmp_path):
     file = tmp_path / "old.json"
     file.write_text(json.dumps(FIRST | {"messages": messages, "system": "be brief"}))
     chat = Chat(FakeLLM())
-    kept.read(file).restore_into(chat)
+    session_file.read(file).restore_into(chat)
     assert (chat.messages, chat.system) == (messages, "be brief")
-    assert kept.read_header(file)[:2] == ("hello", "m")
-    assert kept.read_header(file).questions == 2
-    kept.write(file, SavedSession.from_chat(chat, "", 0, 0))
-    assert tree(kept.read(file).root) == tree(chat.root)
+    assert session_file.read_header(file)[:2] == ("hello", "m")
+    assert session_file.read_header(file).questions == 2
+    session_file.write(file, SavedSession.from_chat(chat, "", 0, 0))
+    assert tree(session_file.read(file).root) == tree(chat.root)
 
 
 FIRST = {"version": 1, "model": "m", "system": None, "params": {"logit_bias": {}}, "messages": []}
@@ -148,7 +148,7 @@ def test_a_damaged_file_of_the_first_version_is_refused(tmp_path, change, messag
     file = tmp_path / "chat.json"
     file.write_text(json.dumps(FIRST | change))
     with pytest.raises(UsageError, match=message):
-        kept.read(file)
+        session_file.read(file)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"1", b'{"version": [2]}', b"[" * 100_000])
@@ -156,14 +156,14 @@ def test_what_is_no_json_object_is_refused(tmp_path, content):
     file = tmp_path / "chat.json"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=r"chat\.json"):
-        kept.read(file)
+        session_file.read(file)
 
 
 def test_a_file_larger_than_any_is_not_read(tmp_path):
     with (tmp_path / "chat.json").open("wb") as file:
-        file.truncate(kept.MAX_FILE_BYTES + 1)
+        file.truncate(session_file.MAX_FILE_BYTES + 1)
     with pytest.raises(UsageError, match="larger than any conversation"):
-        kept.read(tmp_path / "chat.json")
+        session_file.read(tmp_path / "chat.json")
 
 
 @pytest.mark.parametrize(
@@ -190,17 +190,17 @@ def test_a_file_larger_than_any_is_not_read(tmp_path):
     ],
 )
 def test_a_damaged_turn_is_refused(chat, tmp_path, turn, field, value, message):
-    content = json.loads(kept.to_text(SavedSession.from_chat(chat, "", 0, 0)))
+    content = json.loads(session_file.to_text(SavedSession.from_chat(chat, "", 0, 0)))
     content["turns"][turn][field] = value
     (tmp_path / "chat.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match=f"damaged conversation.*{message}"):
-        kept.read(tmp_path / "chat.json")
+        session_file.read(tmp_path / "chat.json")
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_change_of_a_byte_or_a_value_gets_through_unseen_or_crashes(chat, tmp_path, seed):
     """It is refused in a sentence, or read as a conversation that can be written again."""
-    text, chance = kept.to_text(SavedSession.from_chat(chat, "", 0, 0)), random.Random(seed)
+    text, chance = session_file.to_text(SavedSession.from_chat(chat, "", 0, 0)), random.Random(seed)
     values = [None, True, -1, 1e400, 2**70, "x", [], {}, [[]], {"a": 1}]
     for _ in range(200):
         if chance.random() < 0.5:
@@ -213,25 +213,25 @@ def test_no_change_of_a_byte_or_a_value_gets_through_unseen_or_crashes(chat, tmp
             damaged = json.dumps(content)
         (tmp_path / "chat.json").write_text(damaged)
         try:
-            found = kept.read(tmp_path / "chat.json")
+            found = session_file.read(tmp_path / "chat.json")
         except UsageError:
             continue
-        kept.to_text(found)
-        kept.read_header(tmp_path / "chat.json")
+        session_file.to_text(found)
+        session_file.read_header(tmp_path / "chat.json")
 
 
 def test_a_conversation_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
-        kept.read(tmp_path / "none.json")
+        session_file.read(tmp_path / "none.json")
 
 
 def test_a_failed_save_leaves_the_old_file(chat, tmp_path, monkeypatch):
     file = tmp_path / "chat.json"
-    kept.write(file, SavedSession.from_chat(chat, "", 0, 0))
+    session_file.write(file, SavedSession.from_chat(chat, "", 0, 0))
     before = file.read_bytes()
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk is full")))
     with pytest.raises(UsageError, match="cannot be saved: disk is full"):
-        kept.write(file, SavedSession.from_chat(chat, "", 1, 1))
+        session_file.write(file, SavedSession.from_chat(chat, "", 1, 1))
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
 
@@ -240,34 +240,34 @@ def test_text_that_no_file_can_hold_is_one_sentence(tmp_path):
     chat = Chat(FakeLLM())
     say(chat, "\udc80")
     with pytest.raises(UsageError, match="cannot be saved"):
-        kept.write(tmp_path / "chat.json", SavedSession.from_chat(chat, "", 0, 0))
+        session_file.write(tmp_path / "chat.json", SavedSession.from_chat(chat, "", 0, 0))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_title_is_the_begin_of_the_first_question_in_one_line():
     chat = Chat(FakeLLM())
-    assert kept.default_title(chat.root) == ""
+    assert session_file.default_title(chat.root) == ""
     say(chat, "  what\n\tis " + "very " * 100)
-    assert kept.default_title(chat.root) == ("what is " + "very " * 100)[:59].rstrip() + "…"
+    assert session_file.default_title(chat.root) == ("what is " + "very " * 100)[:59].rstrip() + "…"
 
 
 def test_the_first_line_is_all_that_a_list_reads(chat, tmp_path):
     file = tmp_path / "chat.json"
-    kept.write(file, SavedSession.from_chat(chat, "a title", 3, 4))
-    head = kept.read_header(file)
+    session_file.write(file, SavedSession.from_chat(chat, "a title", 3, 4))
+    head = session_file.read_header(file)
     assert head == ("a title", "demo", 3, 4, 5)
     line = file.read_bytes().split(b"\n")[0]
     file.write_bytes(line + b"\nnot JSON at all")
-    assert kept.read_header(file) == head
+    assert session_file.read_header(file) == head
     with pytest.raises(UsageError):
-        kept.read(file)
+        session_file.read(file)
 
 
 def test_a_file_that_another_program_laid_out_is_read_whole(chat, tmp_path):
     file = tmp_path / "chat.json"
-    content = json.loads(kept.to_text(SavedSession.from_chat(chat, "a title", 3, 4)))
+    content = json.loads(session_file.to_text(SavedSession.from_chat(chat, "a title", 3, 4)))
     file.write_text(json.dumps(content, indent=4, sort_keys=True))
-    assert kept.read_header(file) == ("a title", "demo", 3, 4, 5)
+    assert session_file.read_header(file) == ("a title", "demo", 3, 4, 5)
 
 
 def test_a_long_conversation_is_written_and_read_at_once(tmp_path):
@@ -281,8 +281,8 @@ def test_a_long_conversation_is_written_and_read_at_once(tmp_path):
         at.chosen_child = at = turn
     began = time.perf_counter()
     conversation = SavedSession("t", "m", 0, 0, SamplingParams(), root=root, current=at)
-    kept.write(tmp_path / "chat.json", conversation)
-    back = kept.read(tmp_path / "chat.json")
+    session_file.write(tmp_path / "chat.json", conversation)
+    back = session_file.read(tmp_path / "chat.json")
     assert time.perf_counter() - began < 1
     assert tree(back.root) == tree(root)
     assert back.current.depth == 1000
@@ -351,8 +351,8 @@ def test_any_conversation_holds_together_and_comes_back(steps, tmp_path_factory)
         assert len(chat.branches) == sum(not turn.children for turn in turns)
         assert [m["content"] for m in chat.messages[::2]] == [turn.question for turn in chat.turns]
     file = tmp_path_factory.mktemp("chats") / "one.json"
-    kept.write(file, SavedSession.from_chat(chat, "", 0, 0))
+    session_file.write(file, SavedSession.from_chat(chat, "", 0, 0))
     back = Chat(FakeLLM())
-    kept.read(file).restore_into(back)
+    session_file.read(file).restore_into(back)
     assert tree(back.root) == tree(chat.root)
     assert back.messages == chat.messages

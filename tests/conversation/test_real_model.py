@@ -3,9 +3,9 @@
 import pytest
 
 import localllm
-from localllm.conversation import kept
+from localllm.conversation import session_file
 from localllm.conversation.chat import Chat
-from localllm.conversation.kept import SavedSession
+from localllm.conversation.session_file import SavedSession
 from localllm.request import SamplingParams
 
 BLOCK = 16  # tokens: what is shared is found in whole blocks
@@ -41,9 +41,9 @@ def test_what_is_brought_back_and_what_was_kept_is_found_as_well(chat, llm, tmp_
     list(chat.ask("Was she happy?"))
     before = chat.last_metrics
     assert before.cached_tokens >= before.prompt_tokens // 2
-    kept.write(tmp_path / "chat.json", SavedSession.from_chat(chat, "", 0, 0))
+    session_file.write(tmp_path / "chat.json", SavedSession.from_chat(chat, "", 0, 0))
     other = Chat(llm)
-    kept.read(tmp_path / "chat.json").restore_into(other)
+    session_file.read(tmp_path / "chat.json").restore_into(other)
     list(other.ask("And now?"))
     assert other.last_metrics.cached_tokens >= before.prompt_tokens + before.output_tokens - 2 * BLOCK
 

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from localllm.conversation import kept
+from localllm.conversation import session_file
 from localllm.conversation.chat import Chat
-from localllm.conversation.kept import SavedSession
 from localllm.conversation.session import Session
+from localllm.conversation.session_file import SavedSession
 from localllm.conversation.sessions import SessionStore, normalize_title
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
@@ -175,7 +175,9 @@ def test_two_who_go_on_with_one_conversation_lose_nothing(session):
     list(other.ask("there"))
     told = other.save()
     assert told == f"another process has gone on with {session.id}; this conversation is kept as {other.id}"
-    questions = {tuple(turn.question for turn in kept.read(p).current.path) for p in session.folder.glob("*.json")}
+    questions = {
+        tuple(turn.question for turn in session_file.read(p).current.path) for p in session.folder.glob("*.json")
+    }
     assert questions == {("hello", "here"), ("hello", "there")}
     assert other.save() == ""
 

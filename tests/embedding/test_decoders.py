@@ -15,8 +15,8 @@ from localllm import LLM, SamplingParams
 from localllm.arch.pooling import POOLING_TYPES, Pooling
 from localllm.errors import ContextOverflow, DoesNotFit, LocalLLMError, UsageError
 from localllm.runtime.engine import Engine
+from localllm.runtime.kv_cache.sequence_state import OutOfBlocks
 from localllm.runtime.pooling import Pooler
-from localllm.runtime.state import OutOfBlocks
 from localllm.runtime.vectors import embed_in_chunks
 from tests.models.families import FAMILIES
 from tests.models.proofs import logits_of_transformers, token_ids

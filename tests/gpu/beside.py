@@ -19,8 +19,8 @@ from torch import Tensor
 
 from bench.gpu.choice import chosen, first
 from localllm.quant.vectors import DTYPE_MAX
-from localllm.runtime.cache import KVCache, LatentCache, RecurrentCache
 from localllm.runtime.kernels.registry import KERNELS, Kernel
+from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, RecurrentCache
 
 CHANGING = (KVCache, LatentCache, RecurrentCache)
 LARGE = 2**24  # elements: weights, which nothing changes

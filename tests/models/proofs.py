@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
-from localllm.runtime.state import SequenceState
+from localllm.runtime.kv_cache.sequence_state import SequenceState
 from tests.gguf_writer import write_gguf
 from tests.models.families import FAMILIES, NOT_IN_GGUF, OTHERWISE_IN_GGUF
 from tests.tiny import CPU, make_checkpoint, make_engine

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from localllm.arch.describe import parse_config
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
-from localllm.runtime.state import SequenceState
+from localllm.runtime.kv_cache.sequence_state import SequenceState
 from tests.models.families import FAMILIES
 from tests.models.proofs import extend, token_ids
 from tests.runtime.test_engine import run, sequence, tokens

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from localllm.cli.plan_page import format_plan
-from localllm.hardware import find_device
+from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Plan, plan_model
 from tests.plan.published import LLAMA_70B, header_of

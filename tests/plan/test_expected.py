@@ -52,6 +52,6 @@ def test_nothing_is_expected_of_a_model_that_does_not_run(tmp_path: Path, monkey
     header = read_header(resolve_model("demo").path)
     settings = Settings.from_environment({"LOCALLLM_HOME": str(tmp_path), "LOCALLLM_DEVICE": "cpu"})
     assert expected.expect_on_device(header, LoadOptions(), "auto", settings, name="demo")[1]
-    monkeypatch.setattr("localllm.rates.free_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr("localllm.hardware.measure.free_bytes", lambda _: 1_000_000)
     hardware, nothing = expected.expect_on_device(header, LoadOptions(), "auto", settings, name="demo")
     assert (hardware.memory_bytes, nothing) == (1_000_000, None)

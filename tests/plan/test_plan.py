@@ -13,7 +13,7 @@ import localllm
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit, UsageError
-from localllm.hardware import DeviceSpec, find_device
+from localllm.hardware.catalog import DeviceSpec, find_device
 from localllm.hub.resolve import resolve_model
 from localllm.plan.fit import LoadOptions, check_fit
 from localllm.plan.plan import Expectation, Plan, plan_model
@@ -124,7 +124,7 @@ def test_a_plan_fits_exactly_where_load_does_not_refuse(
     taken, step = fit.weights.total, fit.needs.workspace(16)
     verdicts = []
     for spare in (-1000, 0, step, *(step + more for more in (1000, 20_000, 50_000, 200_000, 400_000, 2_000_000))):
-        monkeypatch.setattr("localllm.loading.free_bytes", lambda _, spare=spare: taken + spare)
+        monkeypatch.setattr("localllm.llm.loader.free_bytes", lambda _, spare=spare: taken + spare)
         for context in (None, 16, 100, 256):
             found = plan_model(
                 header, small(taken + spare), LoadOptions(context, dtype="float32"), name=folder.name
@@ -319,7 +319,7 @@ def test_a_plan_for_a_named_gpu_imports_no_torch(tmp_path: Path) -> None:
     folder = write_sparse(tmp_path / "llama", LLAMA_8B)
     code = (
         "import sys; from pathlib import Path; from localllm.checkpoint.header import read_header;"
-        "from localllm.hardware import find_device; from localllm.plan.plan import plan_model;"
+        "from localllm.hardware.catalog import find_device; from localllm.plan.plan import plan_model;"
         "from localllm.plan.fit import LoadOptions;"
         "p = plan_model(read_header(Path(sys.argv[1])), find_device('4090'), LoadOptions(), name='llama');"
         "print(p.fit.weights.total, 'torch' in sys.modules)"

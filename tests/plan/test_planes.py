@@ -10,10 +10,10 @@ from localllm.checkpoint.header import read_header
 from localllm.checkpoint.safetensors import Weights
 from localllm.plan.weights import weight_bytes
 from localllm.quant.packing import stays_packed
-from localllm.runtime import load
+from localllm.runtime import weight_source
 from localllm.runtime.kernels.gpu import dequantize as unpacking
-from localllm.runtime.load import WeightSource
 from localllm.runtime.model import Decoder
+from localllm.runtime.weight_source import WeightSource
 from tests.checkpoint import published
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.plan.held import alive, bytes_of
@@ -45,7 +45,7 @@ def test_mxfp4(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["awq", "gptq, zero points", "gptq, 8 bits, desc_act, zero points", *FLOATS])
 def test_published_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    monkeypatch.setattr(load, "stays_packed", lambda form, _: stays_packed(form, "cuda"))
+    monkeypatch.setattr(weight_source, "stays_packed", lambda form, _: stays_packed(form, "cuda"))
     published.write(tmp_path, *published.LAYOUTS[layout])
     check_planned(tmp_path)
 

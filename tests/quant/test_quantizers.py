@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.quant import awq, gptq, rtn, smooth
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int8
 from localllm.quant.grid import Grid, fit, second_moments
-from localllm.quant.inputs import MAX_SAMPLES, InputStatistics
+from localllm.quantize import awq, gptq, rtn, smoothquant
+from localllm.quantize.inputs import MAX_SAMPLES, InputStatistics
 
 GRIDS = [
     Grid(bits, group, symmetric) for bits in (4, 8) for group in (32, 128, None) for symmetric in (True, False)
@@ -195,9 +195,9 @@ def test_smoothing_helps_where_inputs_have_outliers() -> None:
 
     def off(s: Tensor) -> float:
         rounded = dequantize(rtn.quantize(weight * s, grid), torch.float32)
-        return (smooth.fake_quantize_tokens(x / s) @ rounded.T - x @ weight.T).square().sum().item()
+        return (smoothquant.fake_quantize_tokens(x / s) @ rounded.T - x @ weight.T).square().sum().item()
 
-    s = smooth.search_scale([weight], heard(x), grid, lambda s: s)
+    s = smoothquant.search_scale([weight], heard(x), grid, lambda s: s)
     formula = x.abs().amax(0) ** 0.5 / weight.abs().amax(0) ** 0.5
     assert off(s) <= off(formula) * 1.0001
     assert off(s) < 0.1 * off(torch.ones(128))
@@ -206,8 +206,8 @@ def test_smoothing_helps_where_inputs_have_outliers() -> None:
 def test_inputs_by_token_are_rounded_as_int8_rows_are() -> None:
     x = correlated(20, 64)
     expected = dequantize(int8.quantize_int8(x, torch.float32), torch.float32)
-    torch.testing.assert_close(smooth.fake_quantize_tokens(x), expected)
-    assert torch.equal(smooth.fake_quantize_tokens(torch.zeros(2, 4)), torch.zeros(2, 4))
+    torch.testing.assert_close(smoothquant.fake_quantize_tokens(x), expected)
+    assert torch.equal(smoothquant.fake_quantize_tokens(torch.zeros(2, 4)), torch.zeros(2, 4))
 
 
 def test_statistics_are_those_of_all_inputs_in_bounded_memory() -> None:

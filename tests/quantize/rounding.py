@@ -7,10 +7,10 @@ from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
 from localllm.quant.formats import int4, int8
 from localllm.quant.formats.groups import expand_groups, split_groups
-from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.expected import is_quantized
+from localllm.quantize.recipe import Recipe
 
 
 def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantizedTensor:

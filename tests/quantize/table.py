@@ -21,11 +21,11 @@ from torch import Tensor
 import localllm
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.quant.recipe import Recipe
-from localllm.quant.smooth import fake_quantize_tokens
 from localllm.quantize import calibrate
 from localllm.quantize.driver import quantize_layers
 from localllm.quantize.layers import find_linears
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.smoothquant import fake_quantize_tokens
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer

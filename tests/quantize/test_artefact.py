@@ -14,13 +14,13 @@ from localllm.checkpoint.header import Header, read_header, read_safetensors_hea
 from localllm.errors import DiskFull, UsageError
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int4, int8
-from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import shards, states
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.compressed import choose_scheme, quantization_config, to_stored_tensors
 from localllm.quantize.driver import quantize_layers
 from localllm.quantize.expected import check_group_size
+from localllm.quantize.recipe import Recipe
 from tests.quantize.rounding import quantized_parts, write_rounded
 from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine

@@ -15,12 +15,11 @@ from torch import Tensor
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.errors import DamagedModel, DoesNotFit, UsageError
-from localllm.quant import gptq, rtn
 from localllm.quant.grid import Grid
-from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize import check
+from localllm.quantize import check, gptq, rtn
 from localllm.quantize.driver import quantize_layers
+from localllm.quantize.recipe import Recipe
 from localllm.runtime.kernels.norm import Norm
 from tests.models.families import FAMILIES
 from tests.quantize.plain import Kept, plain, write_plain
@@ -302,7 +301,7 @@ import torch
 from pathlib import Path
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.quant.recipe import Recipe
+from localllm.quantize.recipe import Recipe
 from localllm.quantize.check import TRANSIENT, required_memory_bytes
 from localllm.quantize.driver import quantize_layers
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.plan.weights import UNQUANTIZED_MATRIX
-from localllm.quant.recipe import Recipe
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.driver import quantize_layers
 from localllm.quantize.folds import apply_fold, find_folds
-from localllm.quantize.held import RecordedWeights
 from localllm.quantize.layers import HiddenStates, build_layer
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.resident import RecordedWeights
 from tests.models.families import FAMILIES
 from tests.quantize.plain import Kept, plain
 from tests.tiny import make_checkpoint, make_engine

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import triton.knobs
 
-from localllm.runtime.build import set_triton_cache_dir
+from localllm.runtime.model_loader import set_triton_cache_dir
 
 
 def test_compiled_kernels_lie_in_the_users_cache_unless_the_environment_says_otherwise(

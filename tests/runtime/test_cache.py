@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from localllm.quant.vectors import KV_DTYPES, dequantize_vectors
-from localllm.runtime.cache import KVCache, LatentCache
 from localllm.runtime.engine import Engine
-from localllm.runtime.tiered_rows import HOST_CHUNK_BLOCKS
-from localllm.runtime.tiers import CopyRun
+from localllm.runtime.kv_cache.state_slots import HOST_CHUNK_BLOCKS
+from localllm.runtime.kv_cache.tensors import KVCache, LatentCache
+from localllm.runtime.kv_cache.tiers import CopyRun
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import CPU, make_checkpoint, make_engine

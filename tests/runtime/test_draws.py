@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from localllm.request import SamplingParams
-from localllm.runtime import draws
-from localllm.runtime.draws import BucketSampler, SamplingVariant, TokenHistories, variant_of
+from localllm.runtime import gpu_sampler
+from localllm.runtime.gpu_sampler import BucketSampler, SamplingVariant, TokenHistories, variant_of
 from localllm.runtime.kernels.gpu import sampling
 from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, SamplingSpec, sample
 
@@ -27,7 +27,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "MAX_CANDIDATES", 16)
     monkeypatch.setattr(sampling, "SEARCH_BLOCK", 128)
     monkeypatch.setattr(sampling, "HISTORY_BLOCK", 32)
-    monkeypatch.setattr(draws, "MAX_BIASES", 4)
+    monkeypatch.setattr(gpu_sampler, "MAX_BIASES", 4)
 
 
 def row(
@@ -172,8 +172,10 @@ def test_a_step_of_the_same_rows_uploads_nothing(monkeypatch: pytest.MonkeyPatch
     rows = [row(4, prompt=(1, 2, 3, 4), history=0, repetition_penalty=1.1), row(9)]
     made = BucketSampler(2, VOCABULARY, CPU, TokenHistories(2, CONTEXT, VOCABULARY, CPU))
     filled: list[Tensor] = []
-    copy = draws.upload_into
-    monkeypatch.setattr(draws, "upload_into", lambda target, values: (filled.append(values), copy(target, values)))
+    copy = gpu_sampler.upload_into
+    monkeypatch.setattr(
+        gpu_sampler, "upload_into", lambda target, values: (filled.append(values), copy(target, values))
+    )
     made.prepare(rows)
     assert len(filled) == 2  # a history, and the columns
     made.launch(variant_of(rows, VOCABULARY), logits(2), torch.zeros(2, dtype=torch.int64))

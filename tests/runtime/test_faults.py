@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localllm.runtime.faults import gpu_failure_error, is_gpu_failure, is_out_of_memory
+from localllm.runtime.device_errors import gpu_failure_error, is_gpu_failure, is_out_of_memory
 
 ILLEGAL = (
     "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from localllm.request import SamplingParams
-from localllm.runtime import graphs
-from localllm.runtime.draws import variant_of
+from localllm.runtime import cuda_graphs
 from localllm.runtime.engine import Engine
+from localllm.runtime.gpu_sampler import variant_of
+from localllm.runtime.host_to_device import upload_into
 from localllm.runtime.kernels.registry import KERNELS
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.sampler import SamplingSpec
-from localllm.runtime.sent import upload_into
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.state import BlockPool, SequenceState
 from localllm.runtime.step import Step
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens
@@ -36,21 +36,21 @@ def from_the_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def where_the_last_step_left_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a replay does: the next one writes to the same memory."""
-    capture = graphs.CudaGraphs.capture
+    capture = cuda_graphs.CudaGraphs.capture
 
-    def captured(self: graphs.CudaGraphs, key: graphs.GraphKey) -> Callable[[], graphs.GraphOutput]:
+    def captured(self: cuda_graphs.CudaGraphs, key: cuda_graphs.GraphKey) -> Callable[[], cuda_graphs.GraphOutput]:
         run, places = capture(self, key), []
 
-        def replay() -> graphs.GraphOutput:
+        def replay() -> cuda_graphs.GraphOutput:
             found = run()
             if found.logits is None:
                 return found
             places.append(found.logits)
-            return graphs.GraphOutput(found.sampled_ids, places[0].copy_(found.logits))
+            return cuda_graphs.GraphOutput(found.sampled_ids, places[0].copy_(found.logits))
 
         return replay
 
-    monkeypatch.setattr(graphs.CudaGraphs, "capture", captured)
+    monkeypatch.setattr(cuda_graphs.CudaGraphs, "capture", captured)
 
 
 @pytest.fixture(scope="module", params=["Llama 3.x", "DeepSeek-V3", "Gemma 4, all at once"])
@@ -125,7 +125,7 @@ def test_a_step_that_the_device_knows_is_not_sent(folder: Path, monkeypatch: pyt
         sent.append(values)
         upload_into(target, values)
 
-    monkeypatch.setattr(graphs, "upload_into", noted)
+    monkeypatch.setattr(cuda_graphs, "upload_into", noted)
     steps = []
     while engine.has_unfinished_requests:
         sent.clear()
@@ -151,7 +151,7 @@ def test_a_step_of_so_many_tokens_that_weights_are_unpacked_is_not_captured(fold
     draws = [SamplingSpec(SamplingParams(temperature=0), 0, i, ids, Counter()) for i in ids]
     for many, taken in ((4, True), (5, False), (8, False)):
         step = Step(states[:many], [ids] * many, list(range(16 * many)), draws * many, list(range(many)), [])
-        assert isinstance(found.key_of(step), graphs.GraphKey) == taken
+        assert isinstance(found.key_of(step), cuda_graphs.GraphKey) == taken
 
 
 def test_several_drafts_whose_tokens_are_counted_are_drawn_on_the_host(folder: Path) -> None:
@@ -165,7 +165,7 @@ def test_several_drafts_whose_tokens_are_counted_are_drawn_on_the_host(folder: P
 
 def test_only_tokens_that_the_device_does_not_count_are_read_before_the_next_step(folder: Path) -> None:
     def must_read(graphs: bool, **others: object) -> bool:
-        engine = make_engine(folder, graphs=graphs)
+        engine = make_engine(folder, graphs=cuda_graphs)
         engine.runner.asynchronous = True
         engine.add_sequence(sequence([3, 4, 5], temperature=0, repetition_penalty=1.3))
         engine.step()
@@ -207,7 +207,7 @@ def test_guesses_are_verified_in_one_launch_and_change_nothing(folder: Path) -> 
     assert {key.count for key in engine.runner.graphs.captured} >= {1, 4}
 
 
-@pytest.mark.parametrize(("family", "widths"), [("Qwen3", graphs.QUERY_LENS), ("Qwen3.5", ())])
+@pytest.mark.parametrize(("family", "widths"), [("Qwen3", cuda_graphs.QUERY_LENS), ("Qwen3.5", ())])
 def test_drafts_are_filled_up_only_where_their_step_can_be_captured(
     tmp_path: Path, family: str, widths: tuple[int, ...]
 ) -> None:
@@ -232,16 +232,16 @@ def test_a_step_that_there_is_no_memory_to_capture_runs_kernel_by_kernel(
 ) -> None:
     """And another is captured still."""
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
-    launch = graphs.CudaGraphs.run
+    launch = cuda_graphs.CudaGraphs.run
     tried: list[int] = []
 
-    def run_out(self: graphs.CudaGraphs, key: graphs.GraphKey) -> graphs.GraphOutput:
+    def run_out(self: cuda_graphs.CudaGraphs, key: cuda_graphs.GraphKey) -> cuda_graphs.GraphOutput:
         tried.append(key.bucket)
         if key.bucket > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return launch(self, key)
 
-    monkeypatch.setattr(graphs.CudaGraphs, "run", run_out)
+    monkeypatch.setattr(cuda_graphs.CudaGraphs, "run", run_out)
     long, short = ({"temperature": 0, "max_tokens": count} for count in (8, 4))
     got = run(engine, [sequence([3, 4, 5], **long), sequence([6, 7], **short)])
     expected = run(plain, [sequence([3, 4, 5], **long), sequence([6, 7], **short)])
@@ -260,7 +260,7 @@ def test_the_hosts_copy_is_what_was_sent(folder: Path, monkeypatch: pytest.Monke
     run(engine, [sequence([3, 4, 5], temperature=0, max_tokens=8)])
     found = engine.runner.graphs
     assert found and found.host_inputs == found.inputs.tolist()
-    monkeypatch.setattr(graphs, "upload_into", no_memory)
+    monkeypatch.setattr(cuda_graphs, "upload_into", no_memory)
     with pytest.raises(MemoryError):
         found.upload_inputs(found.padding_inputs())
     assert found.host_inputs == found.inputs.tolist() != found.padding_inputs()

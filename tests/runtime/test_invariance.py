@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.quant import rtn
 from localllm.quant.grid import Grid
 from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize import rtn
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS
+from localllm.runtime.kv_cache.sequence_state import SequenceState
 from localllm.runtime.layers.linear import Linear
-from localllm.runtime.state import SequenceState
 from tests.models.families import FAMILIES
 from tests.models.proofs import extend, token_ids
 from tests.runtime.test_engine import run, sequence, tokens

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from localllm.metrics import Stopwatch
 from localllm.request import Request, SamplingParams
+from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.scheduler import FIRST_BUDGET_SHARE, MAX_PASSED, Scheduler
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.state import BlockPool
 
 BLOCK = 4
 

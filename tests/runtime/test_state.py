@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
-from localllm.runtime.state import BlockPool, OutOfBlocks, SequenceState, Snapshot
+from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState, Snapshot
 from tests.models.families import FAMILIES
 from tests.tiny import CPU, make_checkpoint, make_engine
 

@@ -7,9 +7,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from localllm.runtime.places import OutOfBlocks
-from localllm.runtime.state import BlockPool, SequenceState
-from localllm.runtime.tiers import TieredBlockAllocator, merge_copies
+from localllm.runtime.kv_cache.blocks import OutOfBlocks
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.tiers import TieredBlockAllocator, merge_copies
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine

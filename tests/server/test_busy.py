@@ -10,7 +10,7 @@ import pytest
 
 import localllm
 from localllm import LLM, SamplingParams
-from localllm.params import params_to_json
+from localllm.sampling import params_to_json
 from tests.server.conftest import serving
 
 SHORT = SamplingParams(temperature=0, max_tokens=4)

@@ -14,7 +14,7 @@ import pytest
 
 from localllm.server.logs import LogFormat, LogFormatter, RequestLogger
 from localllm.server.models import ModelPool
-from localllm.server.sums import ServerMetrics
+from localllm.server.prometheus import ServerMetrics
 from tests.server.conftest import refuse_to_load, serving
 
 SECRET = "the prompt that nobody must read"

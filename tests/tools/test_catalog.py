@@ -10,7 +10,7 @@ import pytest
 
 from localllm.arch.cost import parameter_count
 from localllm.arch.describe import parse_config
-from localllm.units import format_count
+from localllm.formatting import format_count
 from tests.hub.faults import edited
 from tests.hub.folders import write_model
 from tests.hub.loopback import LoopbackHub

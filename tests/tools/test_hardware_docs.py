@@ -1,4 +1,4 @@
-from localllm.hardware import device_names
+from localllm.hardware.catalog import device_names
 from tools.hardware_docs import PAGE, render
 
 

@@ -10,7 +10,7 @@ from textual.screen import Screen
 
 from localllm.cli.machine import LocalMachine
 from localllm.cli.served import LOADING_FLAGS
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.machine import Cancelled, ModelOffer
 from localllm.tui.opening import LoadTask

@@ -12,8 +12,8 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from localllm.conversation.chat import Chat
-from localllm.conversation.kept import SavedSession, write
 from localllm.conversation.session import Session
+from localllm.conversation.session_file import SavedSession, write
 from localllm.conversation.turn import Turn
 from localllm.request import SamplingParams
 from localllm.tui.keys import key_name

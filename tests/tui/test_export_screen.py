@@ -4,7 +4,7 @@ import re
 import pytest
 from textual.widgets import Button, Input, RadioButton
 
-from localllm.conversation.kept import SavedSession
+from localllm.conversation.session_file import SavedSession
 from localllm.request import SamplingParams
 from localllm.tui.dialogs import Confirm
 from localllm.tui.export_screen import ExportScreen, export_file_name

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from localllm.api.body import BadField, StrictModel, validate
 from localllm.api.ollama.bodies import parse_keep_alive
-from localllm.embedding import Embeddings
+from localllm.llm.embedding_inputs import Embeddings
 
 MAX_OLLAMA_INPUTS = 2048  # of one body
 

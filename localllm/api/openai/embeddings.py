@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from localllm.api.body import BadField, StrictModel, validate
-from localllm.embedding import Embeddings
+from localllm.llm.embedding_inputs import Embeddings
 
 MAX_INPUTS = 2048  # of one body, as OpenAI documents
 IGNORED_FIELDS = ("user",)

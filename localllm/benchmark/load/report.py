@@ -12,7 +12,7 @@ from localllm.benchmark.load.measured import LATENCIES, LoadMeasures
 from localllm.benchmark.load.run import LoadPlan, LoadResult, LoadTarget
 from localllm.benchmark.ratio import MIN_PAIRS, paired_ratio
 from localllm.benchmark.summary import Distribution
-from localllm.units import format_seconds, three_digits
+from localllm.formatting import format_seconds, three_digits
 
 TableRow = tuple[str, ...]
 LATENCY_LABELS = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}

@@ -15,10 +15,10 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig
 from localllm.quant.vectors import dequantize_vectors, to_float32
 from localllm.runtime.batch import Batch, SequenceSpan
-from localllm.runtime.cache import KVCache, as_bits
 from localllm.runtime.kernels.cpu import attention as own
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import run_in_parts
+from localllm.runtime.kv_cache.tensors import KVCache, as_bits
 
 MAX_SCORES = 2**23  # 32 MB in float32
 TILE_ELEMENTS = 2**18  # numbers of keys that are widened at once: 1 MB of float32, in a core's own cache

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels.elementwise import silu as activated
 from localllm.runtime.kernels.registry import dispatch, kernel
+from localllm.runtime.kv_cache.tensors import RecurrentCache
 
 
 def causal_conv(x: Tensor, taps: Tensor, cache: RecurrentCache, batch: Batch, silu: bool = False) -> Tensor:

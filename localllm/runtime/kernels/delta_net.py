@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels.cpu import recurrence
 from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kv_cache.tensors import RecurrentCache
 
 # 512 tokens, 32 heads of 128 x 128, one thread, best of 9: 351 ms in 16, 330 in 32, 277 in 64, 344 in 128.
 CHUNK_TOKENS = 64

@@ -18,10 +18,10 @@ from torch import Tensor
 from localllm.arch.config import LatentConfig
 from localllm.quant.vectors import dequantize_vectors
 from localllm.runtime.batch import Batch, SequenceSpan
-from localllm.runtime.cache import LatentCache, as_bits
 from localllm.runtime.kernels.attention import MAX_SCORES, attention_mask, masked_attention, read_positions
 from localllm.runtime.kernels.cpu import attention as own
 from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kv_cache.tensors import LatentCache, as_bits
 
 MAX_EXPANDED_ELEMENTS = 2**25  # numbers in the keys of so many heads: 128 MB in float32
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.device import dtype_name
+from localllm.hardware.device import dtype_name
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf, lanes, w8a8
 from localllm.quant.packing import INTERLEAVED_BITS
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels import forms
-from localllm.runtime.kernels.cpu import plain, products
+from localllm.runtime.kernels import batch_invariance
+from localllm.runtime.kernels.cpu import dense_matmul, quantized_matmul
 from localllm.runtime.kernels.cpu.compile import cpu_supported
 from localllm.runtime.kernels.cpu.laying import interleave_weights
 from localllm.runtime.kernels.registry import choose, kernel
@@ -45,7 +45,7 @@ def prepare_weights(
     found = (whole,) if whole is not None else tuple(prepare_weight(weight, dtype, on_read) for weight in weights)
     for weight in found:
         if dtype and isinstance(weight, QuantizedTensor) and weight.format in INTERLEAVED_BITS:
-            products.compile_ahead(weight, dtype)
+            quantized_matmul.compile_ahead(weight, dtype)
     return found
 
 
@@ -90,25 +90,25 @@ def interleaved_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | N
         return f"the weight is {weight.format}"
     if x.device.type != "cpu":
         return f"x is on {x.device}"
-    return None if x.dtype in products.PLANES_BY_DTYPE else f"x is {dtype_name(x.dtype)}"
+    return None if x.dtype in quantized_matmul.PLANES_BY_DTYPE else f"x is {dtype_name(x.dtype)}"
 
 
 def interleaved_small_m_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if reason := interleaved_unsupported(x, weight, bias):
         return reason
     rows = x.shape[:-1].numel()
-    few = rows <= products.MAX_ROWS or forms.batch_invariant()
+    few = rows <= quantized_matmul.MAX_ROWS or batch_invariance.batch_invariant()
     return None if few else f"{rows} rows: dequantizing first is faster"
 
 
 @kernel("linear", "cpu-lanes", interleaved_small_m_unsupported)
 def linear_interleaved(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    return flatten_rows(products.matmul_small_m, x, weight, bias)
+    return flatten_rows(quantized_matmul.matmul_small_m, x, weight, bias)
 
 
 @kernel("linear", "cpu-lanes-dequantized", interleaved_unsupported)
 def linear_interleaved_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    return flatten_rows(products.matmul_dequantized, x, weight, bias)
+    return flatten_rows(quantized_matmul.matmul_dequantized, x, weight, bias)
 
 
 def flatten_rows(
@@ -168,8 +168,8 @@ def int8_matmul(x: Tensor, weight: QuantizedTensor) -> Tensor:
 @kernel("linear", "w8a8-reference", w8a8_unsupported)
 def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     tokens, scale = w8a8.quantize_activations(x)
-    products = F.linear(tokens, weight.parts["q"].float())  # of whole numbers
-    y = (products * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
+    quantized_matmul = F.linear(tokens, weight.parts["q"].float())  # of whole numbers
+    y = (quantized_matmul * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
     return y if bias is None else y + bias
 
 
@@ -192,16 +192,16 @@ def linear_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) ->
 
 
 def dense_rows_unsupported(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    if reason := plain.unsupported(x, weight):
+    if reason := dense_matmul.unsupported(x, weight):
         return reason
     rows = x.numel() // weight.shape[1]
-    few = rows <= plain.MAX_ROWS or forms.batch_invariant()
+    few = rows <= dense_matmul.MAX_ROWS or batch_invariance.batch_invariant()
     return None if few else f"{rows} rows: torch's own product is faster"
 
 
 @kernel("plain_linear", "cpu-rows", dense_rows_unsupported)
 def dense_linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = plain.matmul(x, weight)
+    y = dense_matmul.matmul(x, weight)
     return y if bias is None else y + bias
 
 

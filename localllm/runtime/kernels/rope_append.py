@@ -11,10 +11,10 @@ from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, QueryScaling
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.elementwise import map_in_vectors, rms_norm, rotate
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kv_cache.tensors import KVCache
 
 Angles = tuple[Tensor, Tensor]
 

@@ -5,11 +5,11 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kv_cache.tensors import KVCache
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 class Attention:

@@ -8,10 +8,10 @@ from torch import Tensor
 from localllm.arch.config import DeltaNetConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kv_cache.tensors import RecurrentCache
 from localllm.runtime.layers.linear import Linear
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 class DeltaNet:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 class Embedding:

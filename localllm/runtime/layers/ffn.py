@@ -13,7 +13,7 @@ from localllm.runtime.kernels.experts import StackedExperts
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import identity, load_norm
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 class MLP:

@@ -6,11 +6,11 @@ from torch import Tensor
 from localllm.arch.config import LatentConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import LatentCache
 from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kv_cache.tensors import LatentCache
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 class LatentAttention:

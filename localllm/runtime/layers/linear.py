@@ -9,7 +9,7 @@ from localllm.arch.config import Activation
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime import kernels
 from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 class Linear:

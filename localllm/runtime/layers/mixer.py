@@ -17,7 +17,7 @@ from localllm.runtime.layers.delta_net import DeltaNet
 from localllm.runtime.layers.latent import LatentAttention
 from localllm.runtime.layers.short_conv import ShortConv
 from localllm.runtime.layers.within import EncoderAttention
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 def load_mixer(config: Mixer, model: ModelConfig, source: WeightSource) -> Callable[..., Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from localllm.arch.config import ModelConfig
 from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 def load_norm(source: WeightSource, name: str, size: int, model: ModelConfig, eps: float | None = None) -> Norm:

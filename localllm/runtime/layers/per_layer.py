@@ -9,7 +9,7 @@ from localllm.runtime import kernels
 from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
-from localllm.runtime.load import WeightSource
+from localllm.runtime.weight_source import WeightSource
 
 
 class PerLayerInputs:

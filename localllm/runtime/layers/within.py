@@ -8,8 +8,8 @@ from localllm.arch.config import AttentionConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.attention import Attention
-from localllm.runtime.load import WeightSource
 from localllm.runtime.texts import EncoderBatch
+from localllm.runtime.weight_source import WeightSource
 
 
 class EncoderAttention(Attention):

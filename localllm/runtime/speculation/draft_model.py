@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from localllm.request import SamplingParams
+from localllm.runtime.host_to_device import upload_values
+from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import SamplingSpec, sample, sample_drafts
-from localllm.runtime.sent import upload_values
 from localllm.runtime.sequence import Sequence
+from localllm.runtime.speculation.acceptance_rate import AcceptanceRate, DraftModelCost, choose_draft_count
 from localllm.runtime.speculation.follower import DraftSequence
-from localllm.runtime.speculation.pace import AcceptanceRate, DraftModelCost, choose_draft_count
-from localllm.runtime.state import BlockPool, OutOfBlocks
 from localllm.runtime.step import Step
 
 GREEDY = SamplingSpec(SamplingParams(temperature=0), 0, 0, (), Counter())

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.sampler import SamplingSpec
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.speculation.pace import AcceptanceRate
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.speculation.acceptance_rate import AcceptanceRate
 
 
 @dataclass(eq=False)

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.speculation.drafter import Drafter
-from localllm.runtime.speculation.gate import (
+from localllm.runtime.speculation.draft_budget import (
     FORCED_MATCH,
     MIN_GAIN,
     DraftBudget,
     choose_draft_counts,
     choose_width,
 )
+from localllm.runtime.speculation.drafter import Drafter
 from localllm.runtime.speculation.lookup import PromptLookup
-from localllm.runtime.speculation.price import StepCost
+from localllm.runtime.speculation.step_cost import StepCost
 
 MAX_DRAFTS = 15  # of a sequence: with the token before them they are the widest step that is captured
 

@@ -4,14 +4,14 @@ from typing import Protocol, runtime_checkable
 
 from textual.content import Content
 
+from localllm.formatting import format_bytes
 from localllm.inspection import StepReport
 from localllm.metrics import EngineStats
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.tui.inspector.drawn import LineWidget
 from localllm.tui.inspector.lanes import DIM_STYLE, Cell, paint_cells
 from localllm.tui.inspector.record import AnswerRecord
 from localllm.tui.sparkline import bar
-from localllm.units import format_bytes
 
 HEADING = "Keys and values so far, block by block; a found one is not computed again."
 CACHED_CELL, PROMPT_CELL, ANSWER_CELL, FREE_CELL = (

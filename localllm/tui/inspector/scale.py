@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from localllm.formatting import format_seconds
 from localllm.tui.sparkline import round_up_scale
-from localllm.units import format_seconds
 
 LABEL_SPACING = 13  # at least from one label to the next
 MIN_SPAN_S = 1e-3

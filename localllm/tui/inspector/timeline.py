@@ -7,6 +7,7 @@ from textual.binding import Binding
 from textual.content import Content
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 
+from localllm.formatting import format_rate, format_seconds
 from localllm.metrics import percentile
 from localllm.tui.inspector.drawn import LineWidget
 from localllm.tui.inspector.flow import DRAFT_MARKS, printable
@@ -24,7 +25,6 @@ from localllm.tui.inspector.lanes import (
 from localllm.tui.inspector.record import AnswerRecord, AnswerToken, DraftStatus, StepRecord
 from localllm.tui.inspector.scale import TimeScale
 from localllm.tui.sparkline import round_up_scale
-from localllm.units import format_rate, format_seconds
 
 HEADING = "Every step of the engine, and how long each took. ← → choose one, + - zoom."
 MAX_ZOOM = 16

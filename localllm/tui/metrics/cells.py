@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
+from localllm.formatting import format_bytes, format_rate, format_seconds
 from localllm.tui.metrics.live import AnswerPhase, LiveNumbers
 from localllm.tui.sparkline import bar, round_up_scale, sparkline
-from localllm.units import format_bytes, format_rate, format_seconds
 
 GAP = "  "
 LABEL_STYLE = "$foreground-muted"

@@ -8,7 +8,7 @@ from textual.reactive import reactive
 from textual.timer import Timer
 from textual.widget import Widget
 
-from localllm.model import Model
+from localllm.protocol.model import Model
 from localllm.tui.answering import AnswerEnd, TimedEvent
 from localllm.tui.metrics.cells import render_metrics
 from localllm.tui.metrics.live import IDLE_NUMBERS, AnswerPhase, LiveMetrics, LiveNumbers

@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 
 from localllm.columns import format_table
+from localllm.formatting import format_bytes, format_rate, format_seconds
 from localllm.inspection import Slot
 from localllm.tui.sparkline import bar
 from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot, Throughput
-from localllm.units import format_bytes, format_rate, format_seconds
 from localllm.visible import one_line
 
 BAR_CELLS = 20

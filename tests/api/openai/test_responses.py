@@ -24,7 +24,7 @@ from localllm.api.openai.responses import (
 )
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.api.tokens import TokenTexts
-from localllm.llm import collect_completion
+from localllm.llm.llm import collect_completion
 from localllm.request import Completion, GenerationEvent, Request
 from tests.scripted import write_scripted
 from tests.shared import shared

@@ -6,9 +6,9 @@ import torch
 from localllm.arch.config import AttentionConfig
 from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.attention import attention
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.tensors import KVCache
 from tests.runtime.kernels.harness import COMPILED, check
 from tests.tiny import CPU
 

@@ -4,8 +4,8 @@ import torch
 from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.batch import Batch, SequenceSpan
-from localllm.runtime.cache import LatentCache
 from localllm.runtime.kernels.latent import absorbed_is_cheaper
+from localllm.runtime.kv_cache.tensors import LatentCache
 from tests.runtime.kernels.harness import COMPILED, check
 from tests.runtime.kernels.test_attention import BLOCKS, SIZE, step
 from tests.tiny import CPU

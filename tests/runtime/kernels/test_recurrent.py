@@ -6,10 +6,10 @@ import torch
 
 from localllm.arch.config import DeltaNetConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels import causal_conv
 from localllm.runtime.kernels.registry import KERNELS
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.tensors import RecurrentCache
 from tests.runtime.kernels.harness import COMPILED, check
 from tests.tiny import CPU
 

@@ -9,7 +9,7 @@ from localllm.quant.formats import gguf
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import linear
-from localllm.runtime.kernels.forms import batch_invariance, batch_invariant
+from localllm.runtime.kernels.batch_invariance import batch_invariance, batch_invariant
 from localllm.runtime.kernels.threads import run_in_parts
 from tests.runtime.kernels.harness import needs_compiled
 

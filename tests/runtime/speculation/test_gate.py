@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from localllm.runtime.speculation.gate import (
+from localllm.runtime.speculation.draft_budget import (
     INCOME_PER_TOKEN,
     INITIAL_BALANCE,
     MIN_GAIN,

@@ -15,7 +15,7 @@ from localllm.runtime.constraint import MaskProvider
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.policy import MAX_DRAFTS, SpeculativeDrafter
-from localllm.runtime.speculation.price import StepCost
+from localllm.runtime.speculation.step_cost import StepCost
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import Answers, run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine

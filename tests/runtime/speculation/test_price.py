@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from localllm.runtime.speculation.price import StepCost
+from localllm.runtime.speculation.step_cost import StepCost
 
 
 def guess(rows: int) -> float:

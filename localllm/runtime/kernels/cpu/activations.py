@@ -9,8 +9,8 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
 from localllm.runtime.kernels.cpu.functions import exp, sigmoid, tanh
+from localllm.runtime.kernels.cpu.ir import LANES, Program, Value
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
-from localllm.runtime.kernels.cpu.program import LANES, Program, Value
 
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # gpt-oss: swiglu_limit and swiglu_alpha of its release
 # erf(x) = 1 - t (a1 + t (a2 + ...)) exp(-x^2), t = 1 / (1 + RATE x), for x >= 0 within 1.5e-7 (Abramowitz and

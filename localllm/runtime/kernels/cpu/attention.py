@@ -7,8 +7,8 @@ from torch import Tensor
 
 from localllm.quant.vectors import DTYPE_MAX
 from localllm.runtime.batch import Batch
-from localllm.runtime.kernels import forms
-from localllm.runtime.kernels.cpu.attending import (
+from localllm.runtime.kernels import batch_invariance
+from localllm.runtime.kernels.cpu.attention_ir import (
     ADDRESS_COUNT,
     FACTOR_COUNT,
     INTEGER_COUNT,
@@ -41,7 +41,7 @@ def unsupported(q: Tensor, stored: Tensor) -> str | None:
 
 def max_short_tokens() -> int | None:
     """Of a sequence that the program is for; None: it is for all."""
-    return None if forms.batch_invariant() else TASK_TOKENS
+    return None if batch_invariance.batch_invariant() else TASK_TOKENS
 
 
 def short_sequences(batch: Batch, max_tokens: int | None) -> list[int]:

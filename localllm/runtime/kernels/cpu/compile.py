@@ -17,10 +17,10 @@ import llvmlite
 import llvmlite.binding as llvm
 import torch
 
-from localllm import processor
-from localllm.processor import features
+from localllm.hardware import processor
+from localllm.hardware.processor import features
 from localllm.runtime.kernels.cpu import kept
-from localllm.runtime.kernels.cpu.program import Program
+from localllm.runtime.kernels.cpu.ir import Program
 from localllm.runtime.kernels.threads import run_in_parts
 
 P = TypeVarTuple("P")

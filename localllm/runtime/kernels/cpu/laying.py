@@ -12,7 +12,7 @@ from localllm.quant.memory import empty_huge_pages
 from localllm.quant.packing import INT4_INTERLEAVED, INT8_INTERLEAVED, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
-from localllm.runtime.kernels.cpu.program import INT, SHORT, Program
+from localllm.runtime.kernels.cpu.ir import INT, SHORT, Program
 
 SCALE_BYTES, WORD_BYTES = 2, 4
 CHUNK_BYTES = 2**24  # bytes of a file

@@ -7,17 +7,7 @@ import torch
 from localllm.quant.formats.int4 import INT4_ZERO_POINT
 from localllm.quant.packing import INTERLEAVED_BITS
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.cpu.program import (
-    BFLOAT,
-    FLOAT,
-    HALF,
-    INT,
-    LANES,
-    Element,
-    Program,
-    Value,
-    vector_type,
-)
+from localllm.runtime.kernels.cpu.ir import BFLOAT, FLOAT, HALF, INT, LANES, Element, Program, Value, vector_type
 
 ELEMENT_TYPES: dict[torch.dtype, Element] = {torch.float32: FLOAT, torch.float16: HALF, torch.bfloat16: BFLOAT}
 PART_NAMES: tuple[str, ...] = ("q", "scale", "zero", "minimum", "block_scale", "block_minimum")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
+from localllm.runtime.kernels.cpu.ir import FLOAT, LANES, Program
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
-from localllm.runtime.kernels.cpu.program import FLOAT, LANES, Program
 
 
 def emit_rms_norm(p: Program, kind: torch.dtype, weighted: bool) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
 from localllm.runtime.kernels.cpu.functions import exp
+from localllm.runtime.kernels.cpu.ir import FLOAT, LANES, Element, Program, Value
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
-from localllm.runtime.kernels.cpu.program import FLOAT, LANES, Element, Program, Value
 
 BLOCK_COLUMNS = 8 * LANES  # columns of a matrix
 

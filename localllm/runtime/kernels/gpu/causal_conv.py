@@ -16,12 +16,12 @@ from torch import Tensor
 
 from localllm.arch.config import DeltaNetConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels.gpu.delta_net import sequence_pieces
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
 from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.registry import kernel
+from localllm.runtime.kv_cache.tensors import RecurrentCache
 
 BLOCK_TOKENS = 16  # of a program; all that look back into the row have to be among the first
 BLOCK_CHANNELS = 256  # of a program: 32 programs a token of 8,192 channels

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.gpu.launch import (
     SMALL_SHARED_ARCHS,
     allow_next_kernel,
@@ -55,6 +54,7 @@ from localllm.runtime.kernels.gpu.splits import (
     split_chunk,
 )
 from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kv_cache.tensors import KVCache
 
 
 @triton.jit(do_not_specialize=["queries"])

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from localllm.arch.config import DeltaNetConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels.gpu.launch import (
     allow_next_kernel,
     dot,
@@ -39,6 +38,7 @@ from localllm.runtime.kernels.gpu.launch import (
 from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
 from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.registry import kernel
+from localllm.runtime.kv_cache.tensors import RecurrentCache
 
 MAX_STEP_TOKENS = 16  # tokens of a sequence that are taken one after another
 CHUNK_TOKENS = 32  # tokens; twice as many do not fit in registers

@@ -32,7 +32,6 @@ from localllm.runtime.kernels.gpu.chunks import (
     scale_applies_last,
     weight_arguments,
 )
-from localllm.runtime.kernels.gpu.gemm import WGMMA_ARCH
 from localllm.runtime.kernels.gpu.launch import (
     allow_next_kernel,
     gpu_of,
@@ -41,6 +40,7 @@ from localllm.runtime.kernels.gpu.launch import (
     wait_for_inputs,
 )
 from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
+from localllm.runtime.kernels.gpu.quantized_gemm import WGMMA_ARCH
 from localllm.runtime.kernels.registry import kernel
 
 MAX_UNSORTED_TOKENS = 16  # tokens: the columns of a tensor core's smallest product

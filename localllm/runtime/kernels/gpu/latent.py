@@ -23,7 +23,6 @@ from torch import Tensor
 
 from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import LatentCache
 from localllm.runtime.kernels.gpu.heads import per_head_matmul
 from localllm.runtime.kernels.gpu.launch import (
     SMALL_SHARED_ARCHS,
@@ -54,6 +53,7 @@ from localllm.runtime.kernels.gpu.paged import (
 )
 from localllm.runtime.kernels.gpu.splits import SplitWorkspace, choose_splits, chunk_tiles, combine_splits
 from localllm.runtime.kernels.registry import kernel
+from localllm.runtime.kv_cache.tensors import LatentCache
 
 
 @triton.jit(do_not_specialize=["queries"])

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.gpu.decode import attention_example, attention_unsupported, launch_decode
 from localllm.runtime.kernels.gpu.launch import (
     SMALL_SHARED_ARCHS,
@@ -47,6 +46,7 @@ from localllm.runtime.kernels.gpu.paged import (
     zero_accumulator,
 )
 from localllm.runtime.kernels.registry import kernel
+from localllm.runtime.kv_cache.tensors import KVCache
 
 
 @triton.jit(do_not_specialize=["sequences"])

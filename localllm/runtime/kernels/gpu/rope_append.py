@@ -20,13 +20,13 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig, QueryScaling, RopeConfig
 from localllm.quant.vectors import DTYPE_MAX, SCALE_DTYPE
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache, as_bits
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
 from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kernels.rope_append import Angles
+from localllm.runtime.kv_cache.tensors import KVCache, as_bits
 
 BLOCK_HEADS = 4  # of a program; depends on nothing, so that sums keep their order
 MAX_HEAD_DIM = 1024  # a head

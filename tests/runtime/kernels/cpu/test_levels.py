@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from localllm import processor
 from localllm.arch.config import AttentionConfig, DeltaNetConfig
+from localllm.hardware import processor
 from localllm.runtime import kernels
-from localllm.runtime.cache import KVCache, RecurrentCache
 from localllm.runtime.kernels import explain, prepare_weights
+from localllm.runtime.kv_cache.tensors import KVCache, RecurrentCache
 from tests.quant.test_lanes import blocks, integers
 from tests.runtime.kernels import test_attention, test_recurrent
 from tests.tiny import CPU

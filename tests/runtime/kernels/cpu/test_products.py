@@ -12,11 +12,11 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.formats.lanes import interleave
 from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.cpu import programs
+from localllm.runtime.kernels.cpu import matmul_ir
 from localllm.runtime.kernels.cpu.compile import llvm_target, openmp
+from localllm.runtime.kernels.cpu.ir import Program
 from localllm.runtime.kernels.cpu.layout import InterleavedLayout
-from localllm.runtime.kernels.cpu.products import matmul_dequantized, matmul_small_m
-from localllm.runtime.kernels.cpu.program import Program
+from localllm.runtime.kernels.cpu.quantized_matmul import matmul_dequantized, matmul_small_m
 from tests.quant.test_lanes import blocks, integers
 
 WAYS = {"few": matmul_small_m, "many": matmul_dequantized}
@@ -149,16 +149,16 @@ def test_outliers_do_not_spoil_other_groups() -> None:
 def test_processors_without_products_of_bytes(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sums of whole numbers, and therefore the same bits."""
     from localllm.runtime.kernels.cpu import compile as compiling
-    from localllm.runtime.kernels.cpu import products
+    from localllm.runtime.kernels.cpu import quantized_matmul
 
     weight, x = laned(blocks(form, 37, 512)), rows_of(5, 512, torch.float32)
     expected = matmul_small_m(x, weight)
     monkeypatch.setattr(compiling, "VNNI_FEATURES", ("no such feature",))
-    products.compile_matmul.compiled_kernels.clear()
+    quantized_matmul.compile_matmul.compiled_kernels.clear()
     try:
         assert torch.equal(matmul_small_m(x, weight), expected)
     finally:
-        products.compile_matmul.compiled_kernels.clear()
+        quantized_matmul.compile_matmul.compiled_kernels.clear()
 
 
 @pytest.mark.quick_every(3)
@@ -169,7 +169,7 @@ def test_the_programs_compile_for_other_processors(triple: str, cpu: str, form: 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     program = Program("multiply", vnni=False)
-    programs.emit_matmul(
+    matmul_ir.emit_matmul(
         program, InterleavedLayout.from_weight(laned(blocks(form, 16, 256))), 2, 4, torch.bfloat16
     )
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
@@ -190,7 +190,7 @@ def test_programs_are_compiled_once_however_many_ask() -> None:
 
     def write(size: int) -> CompiledKernel:
         made.append(size)
-        return CompiledKernel(lambda p: programs.emit_split_bytes(p, torch.float32, size, 2), "planes", 6)
+        return CompiledKernel(lambda p: matmul_ir.emit_split_bytes(p, torch.float32, size, 2), "planes", 6)
 
     program = CompileOnce(write)
     with ThreadPoolExecutor(4) as pool:

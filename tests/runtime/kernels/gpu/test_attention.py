@@ -10,11 +10,11 @@ import torch
 
 from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.gpu import decode, prefill
 from localllm.runtime.kernels.registry import explain
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.tensors import KVCache
 from tests.runtime.kernels.harness import check
 from tests.tiny import CPU
 

@@ -7,8 +7,8 @@ import torch
 
 from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import LatentCache
 from localllm.runtime.kernels.latent import latent_attention
+from localllm.runtime.kv_cache.tensors import LatentCache
 from tests.runtime.kernels.gpu.test_attention import BLOCKS, SIZE, Spans, poisoned, slots, step
 from tests.runtime.kernels.harness import check
 from tests.tiny import CPU

@@ -11,7 +11,7 @@ from localllm.quant.packing import GGUF_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import linear, prepare_weights
 from localllm.runtime.kernels.gpu import dequantize as unpacking
-from localllm.runtime.kernels.gpu import gemm
+from localllm.runtime.kernels.gpu import quantized_gemm
 from tests.quant.test_lanes import blocks, integers
 from tests.quant.test_repack import floats
 from tests.runtime.kernels.harness import check
@@ -65,9 +65,9 @@ def test_every_format_is_unpacked_as_it_is(name: str) -> None:
 
 def test_columns_shared_out_are_added_up() -> None:
     weight, x = laid(integers("int8", 5, 2100, None)), rows_of(17, 2100)
-    assert gemm.split_k(weight, x.device) == 2
+    assert quantized_gemm.split_k(weight, x.device) == 2
     residual = rows_of(17, 5).float()
-    found = gemm.quantized_gemm(x.float(), weight, torch.ones(5), residual)
+    found = quantized_gemm.quantized_gemm(x.float(), weight, torch.ones(5), residual)
     expected = torch.nn.functional.linear(x.double(), dequantize(weight, torch.float64)) + 1 + residual
     torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-5)
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from localllm.arch.config import DeltaNetConfig
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import RecurrentCache
 from localllm.runtime.kernels.gpu.delta_net import MAX_STEP_TOKENS
 from localllm.runtime.kernels.registry import KERNELS
-from localllm.runtime.state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
+from localllm.runtime.kv_cache.tensors import RecurrentCache
 from tests.runtime.kernels.harness import check
 from tests.tiny import CPU
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig, QueryScaling, RopeConfig
 from localllm.quant.vectors import DTYPE_MAX, KV_DTYPES, dequantize_vectors
 from localllm.runtime.batch import Batch
-from localllm.runtime.cache import KVCache, as_bits
 from localllm.runtime.kernels.gpu.rope_append import rope_append, rope_append_unsupported
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.rope_append import rope_append_reference
+from localllm.runtime.kv_cache.tensors import KVCache, as_bits
 from tests.tiny import CPU
 
 pytestmark = pytest.mark.usefixtures("interpreter")

@@ -13,8 +13,8 @@ from localllm.quant.formats import gguf
 from localllm.quant.formats.planes import pack_codes
 from localllm.quant.formats.repack import repack
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
-from localllm.runtime.kernels.gpu.skinny import ticket_counters
-from localllm.runtime.kernels.gpu.skinny_linear import small_m_matmul
+from localllm.runtime.kernels.gpu.small_m import ticket_counters
+from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import explain
 from tests.quant.test_lanes import blocks, integers

@@ -1,0 +1,244 @@
+"""What each command prints with `--json`, as types. `tools/json_docs.py` makes the JSON schemas of docs/schemas of
+them, with the comments as descriptions.
+
+No command imports this: the tests hold what commands print against it.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
+
+from typing_extensions import TypedDict  # Pydantic takes no other before Python 3.12
+
+from localllm.cli.doctor_checks import Examination
+from localllm.cli.doctor_findings import Finding
+from localllm.cli.printed_bench import FLATTEN, Benchmark, LoadTest, Measurements
+from localllm.cli.printed_models import (
+    Begin,
+    Checked,
+    Created,
+    Listed,
+    Named,
+    Note,
+    Part,
+    Planned,
+    Progress,
+    Pulled,
+    Quantized,
+    Removed,
+    RemovedName,
+    RemovedQuant,
+    Report,
+    Shown,
+    Verified,
+)
+from localllm.comparison.replay import Replayed
+from localllm.receipts import receipt
+from localllm.server.events import ModelEvent
+from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot, Throughput
+
+
+class ToolCall(TypedDict):
+    id: str
+    name: str
+    arguments: dict[str, Any]  # as the model gave them
+
+
+class Likely(TypedDict):
+    token_id: int
+    token: str  # its text
+    logprob: float | None  # null: it cannot be
+
+
+class Logprob(Likely):
+    top: list[Likely]  # the N likeliest
+
+
+class Receipt(TypedDict):
+    """What `localllm replay` needs to compute the answer again: docs/receipts.md."""
+
+    version: int
+    receipt: Annotated[receipt.Receipt, FLATTEN]
+
+
+class Answer(TypedDict):
+    """One answer."""
+
+    model: str
+    device: str  # cpu, cuda:0
+    dtype: str  # it computed in
+    kv_dtype: str  # of keys and values
+    context: int  # tokens that it had room for
+    text: str  # the answer
+    reasoning: str  # what the model thought before; "" where it did not
+    tool_calls: list[ToolCall]
+    token_ids: list[int]  # all that the model said, thoughts and markup too
+    finish_reason: Literal["stop", "length"]  # `length`: --max-tokens or the context cut it
+    seed: int | None  # that was used, given or drawn
+    metrics: Measurements | None
+    receipt: Receipt
+    logprobs: NotRequired[list[Logprob]]  # with --logprobs, one a token
+    prompt_logprobs: NotRequired[list[Logprob]]  # with --prompt-logprobs, of each token but the first
+
+
+class Talk(TypedDict):
+    """A kept conversation; null where its file is damaged."""
+
+    id: str
+    title: str | None
+    model: str | None
+    began: str | None  # UTC
+    changed: str | None  # UTC
+    questions: int | None
+    bytes: int
+    fault: str | None  # why it cannot be read
+
+
+class Spot(TypedDict):
+    question: int  # from 1; 0: the title or the system prompt
+    part: str  # title, system, question, file, thoughts or answer
+    before: str
+    match: str
+    after: str
+
+
+class FoundTalk(Talk):
+    place: Spot
+
+
+class Deleted(TypedDict):
+    """A conversation that --rm deleted."""
+
+    id: str
+
+
+class Vector(TypedDict):
+    """One text."""
+
+    index: int  # of the text, from 0
+    tokens: int
+    truncated: int  # tokens that were cut off
+    embedding: list[float]
+
+
+class Loaded(TypedDict):
+    name: str
+    path: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    context: int  # tokens
+    bytes: int  # weights and cache
+    since: float  # seconds since 1970
+    until: float | None  # when it is unloaded if nobody asks, in seconds since 1970; null: never
+    users: int
+    running: int  # answers under way
+    waiting: int  # requests
+    blocks: int  # of the cache
+    used_blocks: int
+    cached_blocks: int  # whose content later requests would find
+
+
+class Served(TypedDict):
+    """What a server has loaded."""
+
+    server: str
+    version: str
+    models: list[Loaded]
+    loading: list[str]  # names
+    events: list[ModelEvent]
+
+
+class Watched(TypedDict):
+    seen: Annotated[ModelSnapshot, FLATTEN]
+    pace: Throughput | None  # null: it was loaded meanwhile
+
+
+class Looked(TypedDict):
+    """A server, looked at."""
+
+    glance: Annotated[ServerSnapshot, FLATTEN]
+    models: list[Watched]
+
+
+class Stopped(TypedDict):
+    """A model that was told to go."""
+
+    name: str
+    users: int  # whose answers end first
+
+
+class Replay(TypedDict):
+    """An answer that was computed again."""
+
+    identical: bool
+    replayed: Annotated[Replayed, FLATTEN]
+    margin: float | None  # how much likelier the token of then is, in natural logarithms
+
+
+class Summary(TypedDict):
+    """What a batch came to: tokens and times are of this run, lines of the whole file."""
+
+    lines: int
+    ok: int
+    failed: int
+    kept: int  # answered by an earlier run
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float | None
+    answer_tokens: int
+    seconds: float
+    tokens_per_s: float | None
+    lines_per_s: float | None
+    steps: int
+    tokens_per_step: float | None
+
+
+class Token(TypedDict):
+    id: int
+    text: str
+    kind: Literal["control", "added", "text"]  # `added`: matched as a whole
+
+
+class Prompt(TypedDict):
+    """The prompt that a conversation becomes."""
+
+    prompt: str
+    token_ids: list[int]
+    tokens: list[Token]
+
+
+class Health(TypedDict):
+    """What a machine has and lacks."""
+
+    fine: bool  # nothing is broken that `localllm run` needs
+    seen: Annotated[Examination, FLATTEN]
+    findings: list[Finding]
+
+
+class JsonOutput(NamedTuple):
+    stdout: Literal["object", "array", "lines"]  # `lines`: an object each
+    type: Any  # of the object, or of each
+
+
+JSON_OUTPUTS = {
+    "run": JsonOutput("object", Answer),
+    "chats": JsonOutput("array", Talk | FoundTalk | Deleted),
+    "embed": JsonOutput("lines", Vector),
+    "ps": JsonOutput("object", Served),
+    "top": JsonOutput("object", Looked),
+    "stop": JsonOutput("object", Stopped),
+    "replay": JsonOutput("object", Replay),
+    "pull": JsonOutput("lines", Begin | Progress | Note | Verified | Pulled),
+    "list": JsonOutput("array", Listed),
+    "show": JsonOutput("object", Shown),
+    "plan": JsonOutput("object", Planned),
+    "bench": JsonOutput("object", Benchmark | LoadTest),
+    "quantize": JsonOutput("lines", Part | Quantized),
+    "diff": JsonOutput("object", Report),
+    "batch": JsonOutput("object", Summary),
+    "rm": JsonOutput("array", Removed | RemovedName | RemovedQuant),
+    "verify": JsonOutput("array", Checked),
+    "cp": JsonOutput("object", Named),
+    "create": JsonOutput("object", Created),
+    "template": JsonOutput("object", Prompt),
+    "doctor": JsonOutput("object", Health),
+}

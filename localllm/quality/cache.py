@@ -1,0 +1,65 @@
+"""A model's logits in a temporary file, for two models that memory does not hold at once: the file stands in for
+the first while the second computes. As exact as the model itself, since they are kept as they were.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from localllm.errors import DiskFull
+from localllm.files import explain_disk_errors
+from localllm.formatting import format_bytes
+from localllm.quality.measure import LogitsFunction
+from localllm.quality.text import Windows
+
+LOGIT_BYTES = 4  # of a logit
+
+
+@contextmanager
+def open_logits_file(folder: Path, needed: int) -> Iterator["LogitsFile"]:
+    """A file that is gone in the end, also after a crash. needed: bytes, see `bytes_of`. Raises DiskFull where so
+    many are not free."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DiskFull(
+            f"the logits of one model take {format_bytes(needed)} in {folder}, "
+            f"which has {format_bytes(free)} free",
+            "give fewer --tokens, or free memory for both models at once",
+        )
+    with tempfile.TemporaryFile(dir=folder, prefix="logits-") as file:
+        yield LogitsFile(file, folder)
+
+
+class LogitsFile:
+    """A function as `measure.Logits` describes it, of the windows that were recorded."""
+
+    def __init__(self, file: IO[bytes], folder: Path):
+        self.file = file
+        self.folder = folder  # that the file is in, for errors
+        self.offsets: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}  # offset and shape, by window
+
+    def record(self, logits: LogitsFunction, windows: Windows) -> None:
+        """Raises DiskFull where the disk has become full."""
+        for ids in windows.ids:
+            found = self.offsets[ids] = []
+            for piece in logits(ids):
+                found.append((self.file.tell(), tuple(piece.shape)))
+                with explain_disk_errors(self.folder):
+                    self.file.write(piece.float().cpu().contiguous().numpy().data)
+
+    def __call__(self, ids: Sequence[int]) -> Iterator[Tensor]:
+        for offset, shape in self.offsets[tuple(ids)]:
+            self.file.seek(offset)
+            content = self.file.read(torch.Size(shape).numel() * LOGIT_BYTES)
+            yield torch.frombuffer(bytearray(content), dtype=torch.float32).view(shape)
+
+
+def logits_bytes(windows: Windows, vocab: int) -> int:
+    return windows.tokens * vocab * LOGIT_BYTES
