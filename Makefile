@@ -27,7 +27,7 @@ docs:     ## generated text: docs/cli.md, docs/schemas, man, words for Tab; part
 	$(PYTHON) -m pytest -q -n 0 -m "slow or not slow" tests/models --models-table
 
 screens:  ## the pictures of the app in docs/images, from a session in tmux
-	$(PYTHON) -m pytest -q -n 0 -m "slow or not slow" tests/tui/test_session_in_tmux.py --screens
+	$(PYTHON) -m pytest -q -n 0 -m slow tests/tui/test_session_in_tmux.py --screens
 
 binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (docs/binary.md)
 	$(PYTHON) -m pip install -q -e ".[binary]"

@@ -13,7 +13,7 @@ import localllm
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
-from localllm.inspection import Candidate, StepReport
+from localllm.metrics import Candidate, StepReport
 from localllm.request import GenerationEvent
 from localllm.tui.app import ChatApp
 from tests.tui.scripted import Played, ScriptedMachine, ScriptedModel, saying

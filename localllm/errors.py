@@ -21,6 +21,15 @@
 Code and status belong to the class, so no other file holds a table of them. Exit 130: interrupted.
 """
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """The remedy: the name that is spelt alike, or none."""
+    near = difflib.get_close_matches(name[:80], choices, n=1)
+    return f"did you mean {near[0]}?" if near else "leave it out"
+
 
 class LocalLLMError(Exception):
     """`message` says what is wrong, `remedy` what to do about it; `str()` joins them with a semicolon."""

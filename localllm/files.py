@@ -13,6 +13,16 @@ from typing import Any
 
 from localllm.errors import DamagedModel, DiskFull, LocalLLMError, UsageError
 
+
+def expand_path(path: str) -> Path:
+    """With a home folder in place of its `~`. Raises UsageError where nobody knows which that is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        home = path.split("/", 1)[0]
+        raise UsageError(f"nobody knows which folder {home} of {path} is", "write the whole path") from error
+
+
 # Where a folder has a tokenizer. The first that is there counts: tokenizer.json alone says every step, and where
 # Mistral gives both others, tokenizer.model is the one it has left behind.
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")

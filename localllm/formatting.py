@@ -2,8 +2,39 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 from localllm.errors import UsageError
+
+# They must not move the cursor or set the title: ESC is shown as ␛ and so on.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+CONTROL_PICTURES |= {code: 0xFFFD for code in range(0x80, 0xA0)}
+ONE_LINE_PICTURES = CONTROL_PICTURES | {ord("\t"): " ", ord("\n"): " ", 0x2028: " ", 0x2029: " "}
+
+
+def printable(text: str) -> str:
+    """With its tabs and lines as they are."""
+    return text.translate(CONTROL_PICTURES)
+
+
+def one_line(text: str) -> str:
+    """A name or a title, whatever stands in it."""
+    return text.translate(ONE_LINE_PICTURES)
+
+
+def format_columns(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values, aligned."""
+    return format_table([(f"{name} ", value) for name, value in rows])
+
+
+def format_table(rows: Sequence[Sequence[str]], alignments: str = "") -> str:
+    """Columns as wide as their widest cell; alignments: where the cells of each stand, `<` or `>`, else to the
+    left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    places = [f"{side}{width}" for side, width in zip(alignments.ljust(len(widths), "<"), widths, strict=True)]
+    padded = ("  ".join(f"{cell:{place}}" for cell, place in zip(row, places, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in padded)
+
 
 ROUNDS_TO_ONE = 0.9995  # what rounds to 1 in three digits: 999.6 MB are written as 1.00 GB, and not as 1000 MB
 

@@ -16,7 +16,7 @@ from localllm.errors import DamagedModel, UsageError
 from localllm.metrics import Metrics
 
 if TYPE_CHECKING:
-    from localllm.inspection import StepReport  # only those who want one wait for it
+    from localllm.metrics import StepReport  # only those who want one wait for it
 
 SEED_LIMIT = 2**63
 SEED_BITS = 53  # of a seed that is drawn: what JSON readers keep of a number

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localllm.errors import UsageError
-from localllm.paths import expand_path
+from localllm.files import expand_path
 
 CPU_LEVELS = ("avx512", "avx2", "baseline")
 

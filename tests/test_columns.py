@@ -1,4 +1,4 @@
-from localllm.columns import format_columns, format_table
+from localllm.formatting import format_columns, format_table
 
 
 def test_cells_stand_on_the_side_that_is_asked_for():

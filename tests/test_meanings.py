@@ -1,7 +1,7 @@
 from dataclasses import fields
 
-from localllm.meanings import PARAMETER_HELP
 from localllm.request import SamplingParams
+from localllm.sampling import PARAMETER_HELP
 
 
 def test_every_parameter_of_a_conversation_has_a_meaning():

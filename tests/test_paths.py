@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import UsageError
-from localllm.paths import expand_path
+from localllm.files import expand_path
 from localllm.settings import Settings
 
 

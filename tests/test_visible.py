@@ -1,4 +1,4 @@
-from localllm.visible import one_line, printable
+from localllm.formatting import one_line, printable
 
 
 def test_control_codes_are_seen_and_do_nothing():

@@ -18,7 +18,7 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
-from localllm.runtime.speculation.drafter import Drafter
+from localllm.runtime.speculation.policy import Drafter
 from localllm.runtime.weight_source import WeightSource
 
 CPU = torch.device("cpu")

@@ -1,5 +1,6 @@
-"""Schemas of what each command prints with `--json`, made of the types in localllm/cli/json_schemas.py: the comment
-behind a field is its description. `tools/cli_docs.py` writes them into docs/schemas."""
+"""Schemas of what each command prints with `--json`, made of the types in localllm/cli/json_schemas.py.
+
+The comment behind a field is its description. `tools/cli_docs.py` writes the schemas into docs/schemas."""
 
 import ast
 import inspect

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError
 
-from localllm.errors import UsageError
-from localllm.near import did_you_mean
+from localllm.errors import UsageError, did_you_mean
 from localllm.request import nesting_depth
 
 MAX_NESTING = 256  # objects and lists; deeper ones end the stack of whoever walks through them later

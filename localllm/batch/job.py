@@ -3,18 +3,76 @@
 import hashlib
 import json
 import os
+import sqlite3
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, BinaryIO
 
-from localllm.batch.input import iter_lines, read_contents
-from localllm.batch.lines import BatchLine, read_line
+from localllm.batch.lines import MAX_LINE_BYTES, BatchLine, read_line
 from localllm.batch.output import OutputFile, OutputStream
-from localllm.batch.seen import SeenIds
 from localllm.batch.state import JobState, check_output_empty, check_unchanged, read_state, write_state
 from localllm.batch.summary import BatchCounts, BatchSummary
 from localllm.errors import UsageError
+
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class InputContents:
+    """What is known of a file before its first line is answered."""
+
+    size_bytes: int  # bytes
+    sha256: str
+    line_count: int  # that are not empty
+
+
+def read_contents(file: BinaryIO) -> InputContents:
+    """Reads all of it once and goes back to its start."""
+    digest = hashlib.sha256()
+    lines = sum(1 for _ in iter_lines(file, digest.update))
+    size = file.tell()
+    file.seek(0, os.SEEK_SET)
+    return InputContents(size, digest.hexdigest(), lines)
+
+
+def iter_lines(file: BinaryIO, on_bytes: Callable[[bytes], object] = len) -> Iterator[tuple[int, bytes]]:
+    """Yield each line that is not empty with its number from 1; a line longer than MAX_LINE_BYTES is cut just
+    beyond
+    that length. on_bytes: called with all bytes as they are read."""
+    number, begins = 0, True
+    for piece in iter(partial(file.readline, MAX_LINE_BYTES + 1), b""):
+        on_bytes(piece)
+        if begins:
+            number += 1
+            text = piece.removeprefix(BOM) if number == 1 else piece
+            if text.strip():
+                yield number, text
+        begins = piece.endswith(b"\n")
+
+
+class SeenIds:
+    """A set on the disk: a nameless database that goes with the process, however it ends, and whose part in memory
+    does not grow."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(
+            "", isolation_level=None
+        )  # "": a temporary file, removed once it is open
+        self.connection.execute("PRAGMA journal_mode = OFF")
+        self.connection.execute("PRAGMA synchronous = OFF")
+        self.connection.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+
+    def add(self, text: str) -> bool:
+        """Is it new?"""
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        return self.connection.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
+
+    def close(self) -> None:
+        self.connection.close()
+
 
 FINGERPRINT_FIELDS = ("localllm", "model", "quant")
 

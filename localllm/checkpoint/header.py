@@ -5,7 +5,7 @@ Trusts nothing: every name, count and length in a file is checked before it is u
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,6 @@ from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import TensorLayout
 from localllm.arch.parts import MAX_EXPERTS
 from localllm.arch.pooling import POOLING
-from localllm.checkpoint.embedder import read_pooling
 from localllm.checkpoint.gguf.config import sampling_defaults, to_config
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.checkpoint.gguf.names import rotary_heads, runtime_name, runtime_shape
@@ -25,8 +24,57 @@ from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged_file, parse_json, read_json, refuse_lfs_pointer
 from localllm.hub.folder import weight_files
 from localllm.hub.gguf import is_gguf
-from localllm.hub.modules import WEIGHTS_FILE, ModuleEntry, read_modules
+from localllm.hub.modules import CONFIG_FILE, SETTINGS_FILES, WEIGHTS_FILE, ModuleEntry, read_modules
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
+
+# By the name of the field that is true for the one in use, and by what `pooling_mode` calls it.
+POOLING_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+POOLING_ALIASES = {"lasttoken": "last"}
+DENSE_ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Tanh": "tanh"}
+
+
+def read_pooling(folder: Path, modules: Sequence[ModuleEntry]) -> dict[str, Any]:
+    """Raises DamagedModel for fields that make no sense, UnsupportedModel for a pooling that does not run."""
+    sizes, texts = (ConfigFields(read_json(folder / name)) for name in SETTINGS_FILES)
+    return {
+        "kind": pooling_type(ConfigFields(read_json(folder / modules[1].folder / CONFIG_FILE))),
+        "dense": [dense_config(folder / module.folder) for module in modules if module.module_type == "Dense"],
+        "prompts": texts.section("prompts").values,
+        "default_prompt": texts.text("default_prompt_name", ""),
+        "most_tokens": sizes.size("max_seq_length", None),
+    }
+
+
+def pooling_type(hf: ConfigFields) -> str:
+    if not hf.flag("include_prompt", True):
+        raise UnsupportedModel(
+            "an embedder that leaves its prompt out of the mean is not supported", "use another"
+        )
+    used = [name for field, name in POOLING_MODES.items() if hf.flag(field)]
+    mode = hf.values.get("pooling_mode", used)
+    used = [mode] if isinstance(mode, str) else list(mode) if isinstance(mode, list | tuple) else [repr(mode)]
+    if len(used) != 1:
+        raise UnsupportedModel(f"a pooling of {len(used)} kinds at once is not supported", "use another model")
+    return POOLING_ALIASES.get(used[0], used[0])
+
+
+def dense_config(folder: Path) -> Mapping[str, Any]:
+    hf = ConfigFields(read_json(folder / CONFIG_FILE))
+    named = hf.text("activation_function", "torch.nn.modules.activation.Tanh")
+    return {
+        "columns": hf.size("in_features"),
+        "rows": hf.size("out_features"),
+        "bias": hf.flag("bias", True),
+        "activation": DENSE_ACTIVATIONS.get(named, named),
+    }
+
 
 HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
 MAX_TENSORS = 2**18  # experts one by one; the largest real model, 384 experts in 61 layers, has 140,000

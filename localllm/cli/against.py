@@ -6,8 +6,8 @@ from typing import Any
 
 from localllm.cli import io
 from localllm.cli.progress import status_line
-from localllm.columns import format_columns, format_table
 from localllm.errors import UsageError
+from localllm.formatting import format_columns, format_table
 
 LOAD_TEST_FLAGS = {
     "api": "--api",

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
-from localllm.cli.drafts import DraftStatusLine
 from localllm.cli.report import metrics_block
 from localllm.conversation.limits import length_limit, reached_max_tokens
 from localllm.errors import StoppedByLength, UsageError
@@ -27,6 +26,74 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.receipts.receipt import Receipt
+import os
+import sys
+from contextlib import suppress
+
+from localllm.cli.io import note, supports_redraw
+
+# Down a line and up again, in the same column, so that there is one below; the cursor kept; that line, emptied.
+CLEAR_LINE_BELOW, RESTORE_CURSOR = "\x1bD\x1bM\x1b7\x1b[1E\x1b[2K", "\x1b8"
+
+
+class DraftStatusLine:
+    def __init__(self) -> None:
+        self.redraws = supports_redraw(sys.stderr)
+        self.draft_tokens = self.accepted_tokens = self.tokens = 0
+        self.shown = False
+        self.width = os.get_terminal_size(sys.stderr.fileno()).columns if self.redraws else 0
+        self.column = 0  # that the answer's next character comes to; the width: its last one filled the line
+        self.event_type = EventType.CONTENT
+
+    def add_event(self, event: GenerationEvent) -> None:
+        self.tokens += len(event.token_ids)
+        self.draft_tokens += event.drafted
+        self.accepted_tokens += event.accepted
+        if self.redraws:
+            if event.kind is not self.event_type or event.tool_call:
+                self.column = 0  # thoughts and calls end their lines
+            self.event_type = event.kind
+            self.column = cursor_column_after(event.text, self.column, self.width)
+
+    def show(self) -> None:
+        if self.redraws and self.column < self.width:
+            self._put(f"{CLEAR_LINE_BELOW}{self.text()}{RESTORE_CURSOR}")
+            self.shown = True
+
+    def hide(self) -> None:
+        """Before anything else is written."""
+        if self.shown:
+            self._put(CLEAR_LINE_BELOW + RESTORE_CURSOR)
+            self.shown = False
+
+    def finish(self) -> None:
+        self.hide()
+        note(self.text())
+
+    def text(self) -> str:
+        steps = self.tokens - self.accepted_tokens
+        each = f"{self.tokens / steps:.2f}" if steps else "no"
+        return f"draft: {self.draft_tokens} drafted, {self.accepted_tokens} accepted, {each} tokens/step"
+
+    def _put(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def cursor_column_after(text: str, column: int, width: int) -> int:
+    """Where the cursor of a terminal of so many columns stands behind a text that begins at `column`."""
+    from rich.cells import get_character_cell_size  # a pipe need not wait for it
+
+    for character in text:
+        if character == "\n":
+            column = 0
+        elif character == "\t":
+            column = min(column // 8 * 8 + 8, width - 1)
+        else:
+            cells = get_character_cell_size(character)
+            column = cells if cells and column + cells > width else column + cells
+    return column
 
 
 @dataclass(frozen=True)
@@ -91,11 +158,11 @@ def print_answer(
     if last.metrics:
         llm.record(last.metrics, Settings.from_environment().home, io.note)
     if options.as_json or options.receipt:
-        from localllm.cli.receipts import (
+        from localllm.cli.replay import (  # 0.2 s that a text need not wait for
             build_receipt,
             collect_answer,
             write_receipt,
-        )  # 0.2 s that a text need not wait for
+        )
 
         receipt = build_receipt(
             llm, prompt, question.template_arguments, request, collect_answer(events), last.seed

@@ -16,12 +16,12 @@ from localllm.cli.diff import diff
 from localllm.cli.doctor import doctor
 from localllm.cli.embed import embed
 from localllm.cli.exits import run_with_exit_code
+from localllm.cli.flags import with_quiet_flag
 from localllm.cli.models import list_models, show
 from localllm.cli.plan import plan
 from localllm.cli.ps import ps, stop
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
-from localllm.cli.quiet import with_quiet_flag
 from localllm.cli.replay import replay
 from localllm.cli.run import run
 from localllm.cli.serve import serve

@@ -11,9 +11,8 @@ from localllm.conversation.export import export_text
 from localllm.conversation.session_commands import format_hit, format_summaries
 from localllm.conversation.sessions import SearchHit, SessionStore, SessionSummary
 from localllm.errors import UsageError
-from localllm.files import write_user_file
+from localllm.files import expand_path, write_user_file
 from localllm.formatting import format_utc
-from localllm.paths import expand_path
 from localllm.settings import Settings
 
 SearchWords = Annotated[list[str] | None, typer.Argument(metavar="WORD", hidden=True)]

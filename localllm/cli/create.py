@@ -10,12 +10,12 @@ import typer
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
 from localllm.errors import UsageError
+from localllm.files import expand_path
 from localllm.hub.made import find_edition
 from localllm.hub.names import is_path, strip_latest
 from localllm.modelfile.edition import TEXT_LIMIT, to_json
 from localllm.modelfile.parse import parse_modelfile
 from localllm.modelfile.plan import CreateRequest
-from localllm.paths import expand_path
 
 ModelfilePath = Annotated[
     str, typer.Option("-f", "--file", help="What it is made of.", metavar="FILE", show_default="Modelfile")

@@ -11,8 +11,7 @@ from localllm.cli import options
 from localllm.cli.doctor_checks import Examination, Processor, examine_machine
 from localllm.cli.doctor_findings import Finding, diagnose
 from localllm.cli.io import StdoutWriter
-from localllm.columns import format_columns
-from localllm.formatting import format_bytes, format_flops, format_rate
+from localllm.formatting import format_bytes, format_columns, format_flops, format_rate
 from localllm.settings import Settings
 
 Rows = list[tuple[str, str]]

@@ -1,13 +1,86 @@
 """What becomes of flags: fields of SamplingParams and arguments of templates. Knows not how they are read."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
+from localllm.cli import io, options
+from localllm.cli.io import silence_stderr
 from localllm.errors import UsageError
 from localllm.files import parse_strict_json
-from localllm.request import SamplingParams
+from localllm.request import Grammar, GrammarKind, SamplingParams
 from localllm.sampling import parse_logit_bias
+
+GRAMMAR_FLAGS = {
+    "schema": "--schema",
+    "json_object": "--json-object",
+    "regex": "--regex",
+    "grammar": "--grammar",
+    "choice": "--choice",
+}
+_LARK_START = re.compile(r"^\s*(%llguidance\b|\??start\b[^:\n]*:(?!:))", re.MULTILINE)
+_GBNF_ROOT = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+
+
+def parse_grammar_flags(flags: Mapping[str, Any]) -> Grammar | None:
+    """What the flags ask for; None without one. Raises UsageError for two of them, a file that cannot be read, and
+    what `Grammar` refuses."""
+    asked = [name for name in GRAMMAR_FLAGS if flags[name] not in (None, False)]
+    if len(asked) > 1:
+        both = " and ".join(GRAMMAR_FLAGS[name] for name in asked)
+        raise UsageError(f"{both} are for two different answers", "give one of them")
+    for name in asked:
+        match name:
+            case "schema":
+                return Grammar(GrammarKind.JSON_SCHEMA, io.read_text(flags[name]))
+            case "json_object":
+                return Grammar(GrammarKind.JSON)
+            case "regex":
+                return Grammar(GrammarKind.REGEX, flags[name])
+            case "grammar":
+                return _grammar_from_text(io.read_text(flags[name]), io.display_name(flags[name]))
+            case _:
+                return Grammar(GrammarKind.CHOICE, _choices_json(flags[name]))
+    return None
+
+
+def _grammar_from_text(text: str, file_name: str) -> Grammar:
+    """Lark begins with `start:`, GBNF with `root ::=`."""
+    if _GBNF_ROOT.search(text):
+        return Grammar(GrammarKind.GBNF, text)
+    if _LARK_START.search(text):
+        return Grammar(GrammarKind.LARK, text)
+    raise UsageError(
+        f"{file_name} is neither a Lark nor a GBNF grammar", "begin it with `start:` or with `root ::=`"
+    )
+
+
+def _choices_json(text: str) -> str:
+    """`a,b,c`, or a JSON array for texts with commas."""
+    return text if text.lstrip().startswith("[") else json.dumps([part.strip() for part in text.split(",")])
+
+
+Quiet = Annotated[bool, options.switch("--quiet", text="Nothing on stderr but errors.")]
+
+
+def with_quiet_flag(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with a flag more."""
+
+    @wraps(command)
+    def run(*arguments: Any, quiet: bool = False, **flags: Any) -> None:
+        with silence_stderr(flags | {"quiet": quiet}):
+            command(*arguments, **flags)
+
+    hints = get_type_hints(command, include_extras=True)
+    signature = inspect.signature(command)
+    flag = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]
+    run.__annotations__ = hints | {"quiet": Quiet}
+    return run
 
 
 def parse_sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The conversation in the app: whether this terminal can show it, and what the program leaves behind."""
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -9,10 +10,27 @@ from typing import Any
 from localllm.cli.io import is_terminal
 from localllm.cli.machine import LocalMachine
 from localllm.cli.signals import die_by_signal
+from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from localllm.errors import LocalLLMError, UsageError
 from localllm.protocol.model import Model
 from localllm.settings import Settings
+
+
+def open_session(
+    llm: Model, flags: Mapping[str, Any], given: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> Session:
+    """given: fields of SamplingParams; arguments: of the template. What was given as a flag also holds for a kept
+    conversation, whose own the rest is. Raises UsageError where there is none such."""
+    chat = Chat(llm, dataclasses.replace(llm.default_params, **given), flags["system"], arguments)
+    session = Session(llm, chat, Settings.from_environment().home / "chats", flags["verbose"])
+    if flags["resume"]:
+        session.load(flags["resume"])
+        chat.params = dataclasses.replace(chat.params, **given)
+        chat.template_arguments |= arguments
+        chat.system = flags["system"] or chat.system
+    return session
+
 
 MIN_COLUMNS, MIN_LINES = 40, 12  # the smallest window that the app is of use in
 PLAIN_REMEDY = "--plain talks line by line"

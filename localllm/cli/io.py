@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from localllm.errors import UsageError
-from localllm.files import parse_strict_json
-from localllm.paths import expand_path
-from localllm.visible import printable
+from localllm.files import expand_path, parse_strict_json
+from localllm.formatting import printable
 
 NO_PROMPT_REMEDY = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
 DIM, RESET = "\x1b[2m", "\x1b[0m"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.cli.io import note, status
+from localllm.cli.progress import StderrWatch
 from localllm.cli.report import load_block
-from localllm.cli.watching import StderrWatch
 from localllm.hardware.device import free_bytes, resolve_device
 from localllm.hub.resolve import missing_repo, resolve_model
 from localllm.plan.fit import FreeMemory, LoadOptions

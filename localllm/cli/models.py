@@ -12,9 +12,8 @@ from localllm.checkpoint.facts import ModelSummary, summarize_model
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
 from localllm.cli.quality_page import format_quality
-from localllm.columns import format_columns, format_table
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
-from localllm.formatting import format_bytes, format_count, format_rough_bytes
+from localllm.formatting import format_bytes, format_columns, format_count, format_rough_bytes, format_table
 from localllm.hub.aliases import read_aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, catalog_entries
 from localllm.hub.folder import missing_files

@@ -10,7 +10,6 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.cli.models import ModelEntry, list_entries
-from localllm.cli.recommended import Candidate, recommend
 from localllm.errors import LocalLLMError
 from localllm.formatting import format_count, parse_count
 from localllm.hardware.device import dtype_for, free_bytes, resolve_device
@@ -23,6 +22,49 @@ from localllm.tui.machine import ModelOffer
 
 if TYPE_CHECKING:
     import torch
+import math
+
+MAX_MEMORY_FRACTION = 3 / 4  # of the free memory
+MIN_TOKENS_PER_S = 8.0  # 250 words a minute are 5.5, at four tokens for three words
+# Bytes of weights a second that a processor reads whose rate was never measured: a third of what two channels of
+# DDR4-2666 give at most. A GPU reads all that it holds many times a second.
+ASSUMED_READ_BYTES_PER_S = {"cpu": 14e9, "cuda": math.inf}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that answers, of which enough is known."""
+
+    offer: ModelOffer
+    parameters: float
+    active_parameters: float  # of them, those that one token meets
+    weight_bytes: int  # in memory
+    gated: bool = False  # and not here
+
+    @property
+    def strength(self) -> float:
+        return math.sqrt(self.parameters * self.active_parameters)
+
+    def tokens_per_s(self, device_type: str) -> float:
+        """device_type: of the device."""
+        read = self.weight_bytes * self.active_parameters / self.parameters
+        return self.offer.tokens_per_s or ASSUMED_READ_BYTES_PER_S[device_type] / read
+
+
+def recommend(candidates: Sequence[Candidate], device_type: str) -> ModelOffer | None:
+    """None where nothing fits that comfortably. Among equals one that is here, then the smaller download."""
+
+    def good(candidate: Candidate) -> bool:
+        offer = candidate.offer
+        fits = offer.fits and (offer.needs_bytes or 0) <= MAX_MEMORY_FRACTION * (offer.free_bytes or 0)
+        return bool(fits) and not candidate.gated and candidate.tokens_per_s(device_type) >= MIN_TOKENS_PER_S
+
+    def rank(candidate: Candidate) -> tuple[float, bool, float]:
+        return candidate.strength, candidate.offer.is_here, -candidate.weight_bytes
+
+    best = max(filter(good, candidates), key=rank, default=None)
+    return best.offer if best else None
+
 
 # A usual context, its step and its recurrent states take so much of nearly all models of the catalogue, or less
 # (tests/cli/test_offers.py has the plan's own numbers).

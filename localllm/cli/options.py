@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.meanings import PARAMETER_HELP, THINK_HELP
+from localllm.sampling import PARAMETER_HELP, THINK_HELP
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
 

@@ -9,8 +9,7 @@ from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
 from localllm.client.model import version_mismatch
 from localllm.client.server import ServerClient, check_server_name
-from localllm.columns import format_table
-from localllm.formatting import format_bytes, format_seconds
+from localllm.formatting import format_bytes, format_seconds, format_table
 
 
 def ps(server: options.RunningServer = None, as_json: options.Json = False) -> None:

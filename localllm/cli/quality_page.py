@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localllm.columns import format_columns, format_table
-from localllm.formatting import format_bytes, format_rate
+from localllm.formatting import format_bytes, format_columns, format_rate, format_table
 from localllm.quality.report import Answers, Error, Estimate, Quality, Side
 from localllm.quantize.recipe import Recipe
 

@@ -12,8 +12,8 @@ from localllm.checkpoint.header import Header, read_header
 from localllm.cli import io, options, progress, quality_page
 from localllm.cli.io import StdoutWriter, note, status
 from localllm.errors import DoesNotFit, UsageError
+from localllm.files import expand_path
 from localllm.hub.resolve import ModelRef, resolve_model
-from localllm.paths import expand_path
 from localllm.quality.report import Quality, as_dict
 from localllm.quality.text import EVALUATION_NAME, WINDOW_TOKENS, split_into_windows
 from localllm.quantize.recipe import METHODS, Method, Recipe

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from localllm.cli.io import StdoutWriter, note
 from localllm.cli.progress import byte_progress, download_progress
-from localllm.columns import format_table
 from localllm.errors import DamagedModel, LocalLLMError
-from localllm.formatting import format_bytes
+from localllm.formatting import format_bytes, format_table
 from localllm.hub.names import RepoName
 from localllm.hub.verify import (
     FAULTY,

@@ -25,8 +25,8 @@ from localllm.conversation.commands import execute, strip_triple_quotes
 from localllm.conversation.limits import length_limit
 from localllm.conversation.session import Session
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
+from localllm.formatting import printable
 from localllm.request import FinishReason
-from localllm.visible import printable
 
 TERMIOS_LFLAG = 3  # place of c_lflag in what tcgetattr gives
 OPENING_QUOTES = re.compile(r'\s*(/system\s+)?"""')

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from localllm.columns import format_columns
-from localllm.formatting import format_bytes, format_rate, format_seconds
+from localllm.formatting import format_bytes, format_columns, format_rate, format_seconds
 from localllm.metrics import Metrics
 
 if TYPE_CHECKING:

@@ -9,13 +9,12 @@ import typer
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.cli import io, options
 from localllm.cli.flags import parse_template_args
-from localllm.columns import format_table
 from localllm.errors import UsageError
-from localllm.files import TOKENIZER_FILES
+from localllm.files import TOKENIZER_FILES, expand_path
+from localllm.formatting import format_table
 from localllm.hub.gguf import is_gguf, models_in_folder
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve_model
-from localllm.paths import expand_path
 from localllm.text.control import RenderedChat
 from localllm.text.detokenizer import Detokenizer
 from localllm.text.messages import normalize_message

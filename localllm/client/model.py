@@ -13,7 +13,7 @@ from localllm.request import GenerationEvent, Request, SamplingParams
 from localllm.sampling import params_from_json, params_to_json
 
 if TYPE_CHECKING:
-    from localllm.inspection import StepReads
+    from localllm.metrics import StepReads
     from localllm.receipts import receipt  # only those who want one wait for what it needs
 
 
@@ -44,7 +44,7 @@ class RemoteModel:
 
     @property
     def reads(self) -> "StepReads":
-        from localllm.protocol.steps import step_reads_from_json
+        from localllm.protocol.events import step_reads_from_json
 
         try:
             return step_reads_from_json(self.read_bytes)

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from localllm.columns import format_columns, format_table
 from localllm.conversation import session_commands
 from localllm.conversation.chat import AnswerEvents
 from localllm.conversation.parameters import PARAMETER_NAMES, with_parameter
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.formatting import format_bytes
+from localllm.formatting import format_bytes, format_columns, format_table
 from localllm.request import SamplingParams
 
 EXCERPT_CHARACTERS = 50  # characters of a question in a list

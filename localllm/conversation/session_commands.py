@@ -3,13 +3,12 @@
 import time
 from itertools import islice
 
-from localllm.columns import format_table
 from localllm.conversation.export import FORMATS, export_text
 from localllm.conversation.session import Session
 from localllm.conversation.sessions import SearchHit, SessionSummary, normalize_title
 from localllm.errors import UsageError
-from localllm.files import write_user_file
-from localllm.paths import expand_path
+from localllm.files import expand_path, write_user_file
+from localllm.formatting import format_table
 
 MAX_LISTED = 20  # conversations: a person reads no more of them in passing
 

@@ -43,17 +43,17 @@ from localllm.metrics import EngineStats, PhaseTimer
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.plan.memory import TOKEN_BUDGET, MemoryPlan, allocate_minimum
 from localllm.plan.shortage import shortage_error
+from localllm.runtime.batch import EncoderBatch
 from localllm.runtime.device_errors import (
     gpu_failure_error,
     is_gpu_failure,
     is_out_of_memory,
     translate_device_errors,
 )
-from localllm.runtime.encoder import Encoder
 from localllm.runtime.kernels.threads import threads_for
+from localllm.runtime.model import Encoder
 from localllm.runtime.model_loader import load_encoder, set_triton_cache_dir
 from localllm.runtime.pooling import Pooler
-from localllm.runtime.texts import EncoderBatch
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 

@@ -24,7 +24,6 @@ from localllm.errors import ContextOverflow, DoesNotFit, UsageError
 from localllm.hardware.device import dtype_name
 from localllm.hardware.measure import stored_rates
 from localllm.hub.resolve import ModelRef
-from localllm.inspection import Slot, StepReads
 from localllm.llm.cache_allocation import CacheAllocation
 from localllm.llm.chat_format import ChatFormats
 from localllm.llm.decoder_embeddings import PoolingType, embed_inputs
@@ -32,7 +31,7 @@ from localllm.llm.embedding_inputs import EmbeddingInput, Embeddings, never_gone
 from localllm.llm.embedding_inputs import InputEncoder as TextReads
 from localllm.llm.prompt import Prompt, PromptEncoder, is_messages
 from localllm.llm.worker import Deliver, Stream, Worker
-from localllm.metrics import EngineStats, Metrics, Stopwatch
+from localllm.metrics import EngineStats, Metrics, Slot, StepReads, Stopwatch
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import to_sampling_params
 from localllm.plan import expected, runs

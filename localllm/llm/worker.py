@@ -15,8 +15,7 @@ import torch
 
 from localllm.errors import Busy, ContextOverflow, LocalLLMError
 from localllm.hardware.device import device_context, peak_bytes, release_cached
-from localllm.inspection import Slot
-from localllm.metrics import EngineStats
+from localllm.metrics import EngineStats, Slot
 from localllm.request import EventType, FinishReason, GenerationEvent, ToolCall
 from localllm.runtime.device_errors import gpu_failure_error, is_gpu_failure, is_out_of_memory
 from localllm.runtime.engine import Engine, TokenEvent

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from localllm.errors import UsageError
-from localllm.near import did_you_mean
+from localllm.errors import UsageError, did_you_mean
 from localllm.request import SamplingParams
 
 Options = Mapping[str, Any]

@@ -10,7 +10,7 @@ from localllm.arch.cost import (
     elements_read_per_token,
     vectors_read_per_token,
 )
-from localllm.inspection import StepReads
+from localllm.metrics import StepReads
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 

@@ -12,8 +12,53 @@ from typing import Any
 
 from localllm import errors
 from localllm.errors import LocalLLMError
-from localllm.metrics import Metrics
+from localllm.metrics import Candidate, Metrics, StepReads, StepReport
 from localllm.request import EventType, FinishReason, GenerationEvent, TokenLogprob, ToolCall
+
+
+def step_to_json(step: StepReport) -> dict[str, Any]:
+    """Without what is as it mostly is."""
+    fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+    found: dict[str, Any] = {name: value for name, value in fields.items() if value}
+    if step.candidates:
+        found["candidates"] = [[candidate_to_json(each) for each in one] for one in step.candidates]
+    return found
+
+
+def step_from_json(fields: Mapping[str, Any]) -> StepReport:
+    times = {name: float(fields.get(name, 0)) for name in ("began_s", "ended_s")}
+    counted = ("tokens", "computed", "blocks", "found", "running", "waiting", "accepted", "place", "prompt")
+    counts = {name: int(fields.get(name, 0)) for name in counted}
+    drafts = tuple(map(int, fields.get("drafts", ())))
+    candidates = tuple(tuple(map(candidate_from_json, one)) for one in fields.get("candidates", ()))
+    return StepReport(**times, **counts, drafts=drafts, candidates=candidates)
+
+
+def step_reads_from_json(fields: Mapping[str, Any]) -> StepReads:
+    """What `dataclasses.asdict` gives. Raises LookupError, TypeError or ValueError where it is none."""
+    bandwidth = fields["bandwidth"]
+    return StepReads(
+        float(fields["weights"]),
+        float(fields["per_token"]),
+        float(fields["kept_per_token"]),
+        None if bandwidth is None else float(bandwidth),
+        tuple((int(window), float(size)) for window, size in fields["windows"]),
+    )
+
+
+def candidate_to_json(candidate: Candidate) -> list[Any]:
+    return [
+        candidate.token_id,
+        candidate.logprob if math.isfinite(candidate.logprob) else None,
+        candidate.chance,
+        candidate.cut_by,
+    ]
+
+
+def candidate_from_json(fields: Any) -> Candidate:
+    token, logprob, chance, cut_by = fields
+    return Candidate(int(token), -math.inf if logprob is None else float(logprob), float(chance), str(cut_by))
+
 
 JsonObject = dict[str, Any]
 TokenText = Callable[[int], str]
@@ -43,7 +88,7 @@ def event_to_json(event: GenerationEvent, token_text: TokenText) -> JsonObject:
             found[name] = [_logprob_to_json(entry) for entry in entries]
     named = {token for e in (*event.logprobs, *event.prompt_logprobs) for token in _tokens_of(e)}
     if event.step:
-        from localllm.protocol.steps import step_to_json  # only those who ask for steps wait for it
+        pass  # only those who ask for steps wait for it
 
         found["step"] = step_to_json(event.step)
         named |= {each.token_id for one in event.step.candidates for each in one} | {*event.step.drafts}
@@ -58,7 +103,7 @@ def event_from_json(fields: Mapping[str, Any]) -> tuple[GenerationEvent, dict[in
     reason, measured, call = fields.get("finish_reason"), fields.get("metrics"), fields.get("tool_call")
     step = fields.get("step")
     if step is not None:
-        from localllm.protocol.steps import step_from_json  # as above
+        pass  # as above
 
         step = step_from_json(step)
     event = GenerationEvent(

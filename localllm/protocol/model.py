@@ -8,7 +8,7 @@ from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request, SamplingParams
 
 if TYPE_CHECKING:
-    from localllm.inspection import StepReads
+    from localllm.metrics import StepReads
     from localllm.receipts import receipt  # only those who want one wait for what it needs
 
 

@@ -29,16 +29,81 @@ from localllm import __version__
 from localllm.checkpoint.header import Header, read_safetensors_header
 from localllm.errors import UsageError
 from localllm.files import explain_disk_errors, read_json
-from localllm.hub.folder import INDEX_FILE, weight_files
+from localllm.hub.card import read_license
+from localllm.hub.folder import INDEX_FILE, TEMPLATES_FOLDER, weight_files
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize.companions import copy_companion_files
 from localllm.quantize.compressed import StorageScheme, choose_scheme, quantization_config, to_stored_tensors
 from localllm.quantize.disk import DRAFT_SUFFIX, check_disk_space, fsync_path, write_durably
 from localllm.quantize.expected import artefact_bytes
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.shards import save_tensors
-from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, check_source, source_identity
-from localllm.quantize.target import LOCK_FILE, check_target, clear_partial
+from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, check_source, hub_revision, source_identity
+
+COMPANION_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+LEGAL_FILES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY", "COPYING")
+EXCLUDED_FILES = ("config.json", INDEX_FILE, "recipe.json", "quality.json")
+MODEL_CARD = "README.md"
+
+
+def copy_companion_files(source: Path, target: Path, recipe: Recipe) -> None:
+    folders = (source, source / TEMPLATES_FOLDER)
+    for file in sorted(file for folder in folders if folder.is_dir() for file in folder.iterdir()):
+        if file.is_file() and is_companion_file(file.name):
+            place = target / file.relative_to(source)
+            place.parent.mkdir(exist_ok=True)
+            write_durably(place, file.read_bytes())
+    if license := read_license(source):
+        write_durably(target / MODEL_CARD, write_model_card(source, license, recipe).encode())
+
+
+def is_companion_file(name: str) -> bool:
+    return name.upper().startswith(LEGAL_FILES) or (
+        name.endswith(COMPANION_SUFFIXES) and name not in EXCLUDED_FILES
+    )
+
+
+def write_model_card(source: Path, license: str, recipe: Recipe) -> str:
+    """The front matter that hubs and `localllm show` read, and a sentence."""
+    revision = hub_revision(source)
+    of = f"{revision[0]} at {revision[1]}" if revision else source.resolve().name
+    base = f"base_model: {revision[0]}\nbase_model_relation: quantized\n" if revision else ""
+    return f"---\nlicense: {license}\n{base}---\n\n{of}, quantized by localllm: {describe_recipe(recipe)}.\n"
+
+
+def describe_recipe(recipe: Recipe) -> str:
+    """`rtn, INT4 in groups of 128, symmetric, head INT8`"""
+    group = f"in groups of {recipe.group}" if recipe.group else "with a scale a row"
+    kind = "symmetric" if recipe.symmetric else "with zero points"
+    head = f"head INT{recipe.head_bits}" if recipe.head_bits < 16 else "head as it was"
+    activations = ["activations INT8"] if recipe.activations else []
+    return ", ".join([recipe.method, f"INT{recipe.bits} {group}", kind, *activations, head])
+
+
+LOCK_FILE = ".lock"
+
+
+def check_target(folder: Path, *, force: bool) -> None:
+    """Raises UsageError where something is at this place that an artefact must not replace, or for a place that
+    has no name of its own."""
+    if folder.name in ("", ".."):
+        raise UsageError(f"{folder} is no name for a new folder", "name one, as in -o DIR")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / RECIPE_FILE).is_file():
+        raise UsageError(f"{folder} is there and no model that localllm quantized", "name another folder")
+    if not force:
+        raise UsageError(f"{folder} is there", "name another folder, or add --force to replace it")
+
+
+def clear_partial(partial: Path) -> None:
+    """Empties a folder that is being written, but for its lock and what says that it is ours. Shards go before
+    what is said of them: those that are left, whenever this ends, are whole."""
+    for file in sorted(partial.iterdir(), key=Path.is_dir):
+        if file.is_dir():
+            shutil.rmtree(file)
+        elif file.name not in (LOCK_FILE, RECIPE_FILE):
+            file.unlink()
+
 
 PARTS, STATES, CONFIG_FILE = "parts", "states", "config.json"
 REST_PART = "rest"  # the part of what is copied

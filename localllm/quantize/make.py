@@ -1,16 +1,47 @@
 """One run of the quantizer: a model's folder and a recipe become an artefact, or go on becoming one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
+from localllm.errors import UsageError
 from localllm.quantize.artefact import Artefact
-from localllm.quantize.calibrate import calibration_windows, default_calibration_text
 from localllm.quantize.driver import quantize_layers
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.states import QuantizationResult, digest_token_ids
 from localllm.text.tokenizer import Tokenizer
+
+WINDOW_TOKENS = 512  # tokens
+MIN_CALIBRATION_TOKENS = 2048
+MAX_WINDOWS = 64
+
+
+def default_calibration_text() -> str:
+    """Prose, dialogue, code, lists and numbers in several languages, written for this project."""
+    return (resources.files("localllm.quantize") / "calibration.txt").read_text(encoding="utf-8")
+
+
+def calibration_windows(ids: Sequence[int], context: int) -> Tensor:
+    """Of a text's tokens, [windows, T] int64: T is 512, or the model's context where that is shorter; what is left
+    at the end is not used. Of a text of more than 64 windows those are taken that are spread evenly over it.
+
+    Raises UsageError for a text of less than 2,048 tokens.
+    """
+    if len(ids) < MIN_CALIBRATION_TOKENS:
+        raise UsageError(
+            f"the calibration text has {len(ids)} tokens and {MIN_CALIBRATION_TOKENS} are needed",
+            "name a longer text with --calib, or leave it out",
+        )
+    length = min(WINDOW_TOKENS, context)
+    count = len(ids) // length
+    chosen = torch.linspace(0, count - 1, min(count, MAX_WINDOWS)).round().long()
+    return torch.tensor(ids[: count * length]).view(count, length)[chosen]
+
 
 Progress = Callable[[str, int, int], None]  # part, how many are whole, of how many
 

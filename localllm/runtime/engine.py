@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from localllm.errors import LocalLLMError, UsageError
-from localllm.inspection import StepReport
+from localllm.metrics import StepReport
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
-from localllm.runtime.chunk import MIN_CHUNK_TOKENS, ChunkPolicy
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, compute_logprobs
-from localllm.runtime.scheduler import ScheduledTokens, Scheduler
+from localllm.runtime.scheduler import MIN_CHUNK_TOKENS, ChunkPolicy, ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
-from localllm.runtime.speculation.drafter import Drafter
+from localllm.runtime.speculation.policy import Drafter
 from localllm.runtime.step import Step, StepOutput
 from localllm.runtime.step_reports import StepObservation, StepReporter
 

@@ -1,10 +1,5 @@
-"""What a bucket of rows is drawn by, kept on the device: a step of the same rows uploads nothing.
-
-`set` says what the next step draws by and copies what has changed through pinned memory; `launch` starts kernels
-and nothing else, so that it can be captured in a graph. Between two calls of `set` there is one step, and with it
-each position is one further. The rules are those of `sampler.py`. Knows nothing of sequences, graphs and the
-engine.
-"""
+"""The draws of steps of any number of rows on a device that draws itself, and the same choices whether a step is
+captured or not."""
 
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, fields
@@ -17,7 +12,7 @@ from localllm.runtime.host_to_device import upload_into
 from localllm.runtime.kernels.gpu.nucleus import MAX_VOCABULARY
 from localllm.runtime.kernels.gpu.penalties import LogitBiases, TokenHistory
 from localllm.runtime.kernels.gpu.sampling import SamplingColumns, SamplingScratch, sample_tokens
-from localllm.runtime.sampler import SamplingSpec
+from localllm.runtime.sampler import SamplingSpec, sample
 
 MAX_BIASES = 1024  # tokens that one row's logit_bias may name; longer lists are left to `sampler.sample`
 ROW_ALIGNMENT = 4  # rows: columns begin at addresses that 16 divides, whatever the bucket
@@ -174,3 +169,33 @@ def unpack_columns(packed: Tensor, bucket: int) -> SamplingColumns:
 
 def column_tensors(of: SamplingColumns) -> list[Tensor]:
     return [getattr(of, field.name) for field in fields(of)]
+
+
+class GpuSampler:
+    def __init__(self, slots: int, max_len: int, vocabulary: int, device: torch.device):
+        """slots: sequences whose tokens the device counts; max_len: most tokens of one"""
+        self.vocab_size, self.device = vocabulary, device
+        self.histories = TokenHistories(slots, max_len, vocabulary, device)
+        self.buckets: dict[int, BucketSampler] = {}
+
+    def supports(self, params: SamplingParams) -> bool:
+        """Does the device itself count the tokens that are drawn by these parameters?"""
+        return unsupported_reason(params, self.vocab_size) is None
+
+    def bucket_sampler(self, rows: int) -> BucketSampler:
+        """Of steps with so many rows, or fewer."""
+        bucket = 1 << (rows - 1).bit_length()
+        if bucket not in self.buckets:
+            self.buckets[bucket] = BucketSampler(bucket, self.vocab_size, self.device, self.histories)
+        return self.buckets[bucket]
+
+    def sample(self, logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
+        """As `sampler.sample`."""
+        kind = variant_of(specs, self.vocab_size)
+        if not specs or kind.unsupported_reason:
+            return sample(logits, specs)
+        choices = torch.empty(len(specs), dtype=torch.int64, device=self.device)
+        draws = self.bucket_sampler(len(specs))
+        draws.prepare(specs)
+        draws.launch(kind, logits, choices)
+        return choices

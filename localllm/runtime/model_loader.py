@@ -12,12 +12,10 @@ from localllm.arch.pooling import Pooling
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.safetensors import Weights
 from localllm.metrics import PhaseTimer
-from localllm.runtime.encoder import Encoder
 from localllm.runtime.engine import Engine
-from localllm.runtime.model import Decoder
+from localllm.runtime.model import Decoder, Encoder
 from localllm.runtime.pooling import Pooler
-from localllm.runtime.ways import CudaCopier
-from localllm.runtime.weight_loader import WeightLoader
+from localllm.runtime.weight_loader import CudaCopier, WeightLoader
 from localllm.runtime.weight_source import WeightSource
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.pooling import DenseConfig, Pooling, PoolingType
+from localllm.runtime.batch import EncoderBatch
 from localllm.runtime.layers.linear import Linear
-from localllm.runtime.texts import EncoderBatch
 from localllm.runtime.weight_source import WeightSource
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 
 from torch import Tensor
 
-from localllm.runtime.batch import Batch
+from localllm.runtime.batch import Batch, EncoderBatch
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import SequenceState
 from localllm.runtime.kv_cache.tensors import LayerCache
 from localllm.runtime.model import Layer
-from localllm.runtime.texts import EncoderBatch
 
 
 def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:

@@ -19,7 +19,7 @@ from localllm.runtime.step import Readback, Step, StepOutput
 
 if TYPE_CHECKING:
     from localllm.runtime.cuda_graphs import CudaGraphs, GraphOutput
-    from localllm.runtime.drawer import GpuSampler
+    from localllm.runtime.gpu_sampler import GpuSampler
 
 NO_LOGITS = torch.empty(0, 0)
 
@@ -65,7 +65,7 @@ class Runner:
         self.no_graphs_reason = off if graph_max_len is None else ""  # why not, where it is so
         if graph_max_len is not None:
             # Here, as they need Triton, which is not everywhere.
-            gpu_sampler = importlib.import_module("localllm.runtime.drawer")
+            gpu_sampler = importlib.import_module("localllm.runtime.gpu_sampler")
             cuda_graphs = importlib.import_module("localllm.runtime.cuda_graphs")
             self.gpu_sampler = gpu_sampler.GpuSampler(max_running, graph_max_len, model.config.vocab_size, device)
             self.graphs = cuda_graphs.CudaGraphs(

@@ -10,18 +10,73 @@ This is the reference of `draws.py`, which does the same on a GPU while the host
 """
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from localllm.errors import LocalLLMError
 from localllm.request import SamplingParams, TokenLogprob
-from localllm.runtime.constraint import MaskProvider
 from localllm.runtime.host_to_device import upload_tensor, upload_values
-from localllm.runtime.speculation.acceptance import rejection_weights
+
+
+def rejection_weights(target: Tensor, draft_probs: Tensor, draft_ids: Tensor, points: Tensor) -> Tensor:
+    """What to draw from instead of the target where drafts stand: each draft alone, or the residual.
+
+    target, draft_probs: [N, vocab], in proportion to p and q; draft_ids: [N] int64; points: [N] in [0, 1),
+    independent
+    of those that drafts were drawn and residuals are drawn by. Returns [N, vocab] in target's dtype, in proportion
+    to probabilities.
+    """
+    p, q = (weights.double() / weights.double().sum(-1, keepdim=True) for weights in (target, draft_probs))
+    at = draft_ids[:, None]
+    accepted = points[:, None] * q.gather(-1, at) < p.gather(-1, at)
+    residual = (p - q).clamp(min=0)
+    # Where rounding alone tells p from q nothing may be left of the residual.
+    stands = accepted | (residual.sum(-1, keepdim=True) == 0)
+    return torch.where(stands, torch.zeros_like(p).scatter(-1, at, 1), residual).to(target.dtype)
+
+
+# Waits until they are known: of each position int32 [ceil(vocab / 32)], where bit t % 32 of word t // 32 is set if
+# the token t may come; None: any may.
+MaskProvider = Callable[[], ListLike[NDArray[np.int32] | None]]
+
+
+class Constraint(Protocol):
+    """One answer's, which it follows by `advance`."""
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more may come, not even an end token."""
+        ...
+
+    @property
+    def fault(self) -> LocalLLMError | None:
+        """Why it cannot be followed further: then nothing may come, and this answer ends with it."""
+        ...
+
+    def begin(self, drafts: ListLike[int]) -> MaskProvider:
+        """Begin to find out, while the model computes, what may come at each of the 1 + len(drafts) next
+        positions, as if the drafts came. They are allowed."""
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """The answer goes on with this token, which is allowed."""
+        ...
+
+    def forced(self, most: int) -> list[int]:
+        """Up to `most` tokens that spell what alone can come next; the model may still spell it otherwise."""
+        ...
+
+    def allowed(self, drafts: ListLike[int]) -> list[int]:
+        """The longest beginning of the drafts that may come."""
+        ...
+
 
 # Choices that are no tokens, so that nothing waits for the check.
 NOT_FINITE = -1  # the row holds NaN, or infinity

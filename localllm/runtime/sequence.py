@@ -7,9 +7,8 @@ from torch import Tensor
 
 from localllm.metrics import Stopwatch
 from localllm.request import Request
-from localllm.runtime.constraint import Constraint
 from localllm.runtime.kv_cache.sequence_state import SequenceState
-from localllm.runtime.sampler import SamplingSpec
+from localllm.runtime.sampler import Constraint, SamplingSpec
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterable, Sequence
 
 from localllm.errors import UsageError
-from localllm.paths import expand_path
+from localllm.files import expand_path
 from localllm.server.access import ANY_ORIGIN, AccessPolicy, key_digest
 
 MIN_KEY_LEN = 16  # characters; `openssl rand -hex 32` makes 64

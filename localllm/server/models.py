@@ -24,9 +24,9 @@ from localllm.hub.resolve import resolve_model
 from localllm.llm.embedder import Embedder
 from localllm.llm.llm import LLM
 from localllm.modelfile.edition import Edition
-from localllm.server.events import ModelEventLog
 from localllm.server.lease import Lease, LoadedModel
 from localllm.server.names import resolve_client_name
+from localllm.server.sse import ModelEventLog
 from localllm.server.threads import run_in_daemon_thread
 
 T = TypeVar("T")

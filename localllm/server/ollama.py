@@ -31,9 +31,8 @@ from localllm.server.body import read_json_body
 from localllm.server.inventory import Inventory
 from localllm.server.lease import Lease, LoadedModel
 from localllm.server.models import ModelPool
-from localllm.server.ndjson import ndjson_line, ndjson_response
 from localllm.server.openapi import route_docs
-from localllm.server.sse import run_until_disconnect
+from localllm.server.sse import ndjson_line, ndjson_response, run_until_disconnect
 from localllm.text.grammar.result import check_answer
 
 OLLAMA_VERSION = "0.33.0"

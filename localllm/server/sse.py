@@ -1,14 +1,49 @@
-"""Answers on their way to a client that may leave: streams of events, and whole answers that are waited for."""
+"""Streams of JSON objects, one a line, as Ollama's API sends them."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
+
+MAX_EVENTS = 200
+log = logging.getLogger("localllm.models")
+
+ModelEventType = Literal["loaded", "unloaded", "resized", "failed"]
+
+
+@dataclass(frozen=True)
+class ModelEvent:
+    what: ModelEventType
+    model: str
+    why: str
+    seconds: float | None = None  # that it took
+    at: float = field(default_factory=time.time)  # seconds since 1970
+
+
+class ModelEventLog:
+    def __init__(self) -> None:
+        self.recent: deque[ModelEvent] = deque(maxlen=MAX_EVENTS)
+        self.counts: dict[ModelEventType, int] = {"loaded": 0, "unloaded": 0, "resized": 0, "failed": 0}
+
+    def __iter__(self) -> Iterator[ModelEvent]:
+        """The oldest first."""
+        return iter(self.recent)
+
+    def add(self, what: ModelEventType, model: str, why: str, seconds: float | None = None) -> None:
+        self.recent.append(ModelEvent(what, model, why, seconds))
+        self.counts[what] += 1
+        took = {} if seconds is None else {"seconds": round(seconds, 3)}
+        log.info(what, extra={"fields": {"event": what, "model": model, "why": why, **took}})
+
 
 T = TypeVar("T")
 
@@ -74,3 +109,16 @@ async def wait_for_disconnect(request: Request) -> None:
     """Comes back when the client has left. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+NDJSON = "application/x-ndjson"
+
+
+def ndjson_line(value: Mapping[str, Any]) -> bytes:
+    """JSON has no line ends of its own."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def ndjson_response(made: AsyncGenerator[bytes], lease: AbstractContextManager[Any]) -> StreamResponse:
+    """lease: as of `EventStream`."""
+    return StreamResponse(made, lease, NDJSON)

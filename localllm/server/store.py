@@ -25,10 +25,9 @@ from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.server.body import read_json_body
 from localllm.server.inventory import Inventory
 from localllm.server.models import ModelPool
-from localllm.server.ndjson import ndjson_line, ndjson_response
 from localllm.server.openapi import route_docs
 from localllm.server.pulls import BackgroundWork, ProgressReporter, progress_lines
-from localllm.server.sse import run_until_disconnect
+from localllm.server.sse import ndjson_line, ndjson_response, run_until_disconnect
 from localllm.settings import Settings
 
 

@@ -1,23 +1,94 @@
 """Text to token ids and back, by the model's own tokenizer. Knows nothing of Jinja or of streams."""
 
+import base64
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import tokenizers
+from tokenizers import decoders
+
 from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, UnsupportedModel, UsageError
-from localllm.files import TOKENIZER_FILES
+from localllm.files import MAX_JSON_BYTES, TOKENIZER_FILES, damaged_file, parse_json
+from localllm.text.backends import SPACE, SpaceNormalization, byte_alphabet
 from localllm.text.control import RenderedChat
 from localllm.text.ends import find_turn_end_tokens
 from localllm.text.fewest import TokenCountBound
+from localllm.text.folder import read_chat_templates, read_special_tokens
 from localllm.text.gguf_tokenizer import read_gguf_tokenizer
 from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken
-from localllm.text.token_bytes import token_bytes
-from localllm.text.tokenizer_json import read_tokenizer_json
 from localllm.text.vocabulary import UNENCODABLE, TokenizerDescription
+
+SPACE_DECODERS = ("Replace", "Metaspace")  # write SPACE as a space
+TEXT_EDGE_DECODERS = ("Fuse", "Strip")  # change its two ends alone
+
+
+def token_bytes(tokens: Iterable[str | None], decoder: decoders.Decoder | None) -> list[bytes]:
+    """Of each token as its file spells it, b"" for None. Raises UnsupportedModel for an unknown decoder."""
+    described: Any = decoder.__getstate__() if decoder else b'{"type": "none at all"}'
+    steps = list(_steps(json.loads(described)))
+    kinds = {step["type"] for step in steps}
+    if kinds == {"ByteLevel"}:
+        return [b"" if token is None else _of_alphabet(token) for token in tokens]
+    replaced = [step["pattern"] for step in steps if step["type"] == "Replace"]
+    if kinds <= {*SPACE_DECODERS, *TEXT_EDGE_DECODERS, "ByteFallback"} and replaced in ([], [{"String": SPACE}]):
+        in_bytes = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)} if "ByteFallback" in kinds else {}
+        return [b"" if t is None else in_bytes.get(t) or t.replace(SPACE, " ").encode() for t in tokens]
+    raise UnsupportedModel(
+        f"the decoder of this tokenizer ({', '.join(sorted(kinds))}) tells no bytes of tokens",
+        "ask without a schema or grammar",
+    )
+
+
+def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
+    if decoder["type"] == "Sequence":
+        for part in decoder["decoders"]:
+            yield from _steps(part)
+    else:
+        yield decoder
+
+
+_BYTES = {ord(letter): byte for byte, letter in byte_alphabet().items()}
+
+
+def _of_alphabet(token: str) -> bytes:
+    """As the library: a token of which one letter is not of the alphabet is a text."""
+    written = token.translate(_BYTES)
+    return written.encode("latin-1") if all(ord(letter) in _BYTES for letter in token) else token.encode()
+
+
+CHARSMAP_KEY = "precompiled_charsmap"
+
+
+def read_tokenizer_json(file: Path) -> TokenizerDescription:
+    """Read it and its companions. Raises DamagedModel for those; what the Rust library raises passes through."""
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise damaged_file(file, "it is larger than any vocabulary")
+    content = file.read_bytes()
+    if CHARSMAP_KEY.encode() in content or b"\\u00" in content:  # or escapes may spell it; parsing all takes time
+        for table in _tables(parse_json(content, file).get("normalizer")):
+            SpaceNormalization(
+                precompiled_charsmap=base64.b64decode(table)
+            )  # which checks it: a wrong size in one ends the process
+    backend = tokenizers.Tokenizer.from_buffer(content)
+    special_tokens = read_special_tokens(file.parent)
+    eos = backend.token_to_id(special_tokens.get("eos_token", ""))
+    eos_ids = () if eos is None else (eos,)
+    return TokenizerDescription(file, backend, special_tokens, read_chat_templates(file.parent), eos_ids)
+
+
+def _tables(normalizer: Any) -> Iterator[str]:
+    """The tables of characters anywhere in it."""
+    for part in normalizer if isinstance(normalizer, list) else [normalizer]:
+        if isinstance(part, dict):
+            if isinstance(part.get(CHARSMAP_KEY), str):
+                yield part[CHARSMAP_KEY]
+            yield from _tables(part.get("normalizers"))
+
 
 _READERS: dict[str, Callable[[Path], TokenizerDescription]] = dict(
     zip(TOKENIZER_FILES, (read_tokenizer_json, read_tekken, read_sentencepiece_model), strict=True)

@@ -4,10 +4,11 @@ Knows the machine and its models by `Machine` alone.
 """
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from textual.app import App
 from textual.binding import Binding
@@ -17,12 +18,26 @@ from localllm.conversation.session import Session
 from localllm.protocol.model import Model
 from localllm.tui.chat_screen import ChatScreen
 from localllm.tui.first_run import FirstRunScreen
-from localllm.tui.garbage import freeze_garbage, unfreeze_garbage
 from localllm.tui.keys import key_name
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.machine import Machine
 from localllm.tui.themes import apply_theme, use_ansi_colors
 from localllm.tui.wishes import ModelChosen
+
+GC_THRESHOLDS: Final = (700, 10, 1000)  # the last is 10 as Python has it: all was gone through once a second
+
+
+def freeze_garbage() -> None:
+    """What is there now, once it holds no garbage; until `let_go`."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
+def unfreeze_garbage() -> None:
+    """What was left out may be garbage now, such as a model that is closed."""
+    gc.unfreeze()
+
 
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 

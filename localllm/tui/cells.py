@@ -2,7 +2,7 @@
 
 from rich.cells import cell_len, set_cell_size
 
-from localllm.visible import one_line
+from localllm.formatting import one_line
 
 
 def truncate(text: str, width: int) -> str:

@@ -1,14 +1,18 @@
 """A conversation on the screen: what was said above, the numbers below it, the prompt at the bottom."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal
+from textual.content import Content
 from textual.events import Key, Paste
 from textual.highlight import highlight
+from textual.reactive import reactive
+from textual.timer import Timer
+from textual.widget import Widget
 from textual.widgets import Footer, Static
 
 from localllm.conversation.chat import AnswerEvents
@@ -16,15 +20,74 @@ from localllm.conversation.commands import command_help, execute, strip_triple_q
 from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError, UsageError
-from localllm.tui.answering import AnswerObserver, AnswerThread
+from localllm.formatting import printable
+from localllm.protocol.model import Model
+from localllm.tui.answering import AnswerEnd, AnswerObserver, AnswerThread, TimedEvent
 from localllm.tui.inspector.panel import Inspector
 from localllm.tui.machine import Machine
-from localllm.tui.metrics.strip import MetricsStrip
+from localllm.tui.metrics.cells import render_metrics
+from localllm.tui.metrics.live import IDLE_NUMBERS, AnswerPhase, LiveMetrics, LiveNumbers
 from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.view import Transcript
 from localllm.tui.turn_screen import TurnScreen
 from localllm.tui.wishes import CommandChosen, SessionChosen
-from localllm.visible import printable
+
+FRAME_S = 1 / 30
+
+
+class MetricsStrip(Widget):
+    """Two lines, drawn anew at most thirty times a second, and not at all while nothing changes."""
+
+    DEFAULT_CSS = """
+    MetricsStrip {
+        height: 2;
+        padding: 0 1;
+        text-wrap: nowrap;
+        text-overflow: clip;
+        &.-idle { text-style: dim; }
+    }
+    """
+
+    numbers: reactive[LiveNumbers] = reactive(IDLE_NUMBERS)
+
+    def __init__(self, model: Model, clock: Callable[[], float] = time.perf_counter):
+        """clock: what the times of events are by."""
+        super().__init__(classes="-idle")
+        self.model = model
+        self.clock = clock
+        self.live: LiveMetrics | None = None
+        self.frames: Timer | None = None
+
+    def on_mount(self) -> None:
+        self.frames = self.set_interval(FRAME_S, self.update_numbers, pause=self.live is None)
+
+    def begin(self, began: float) -> None:
+        self.live = LiveMetrics(began, self.model.reads)
+        self.update_numbers()
+        if self.frames:
+            self.frames.resume()
+
+    def follow(self, events: Sequence[TimedEvent]) -> None:
+        if self.live:
+            self.live.follow(events)
+
+    def end(self, outcome: AnswerEnd) -> None:
+        if self.frames:
+            self.frames.pause()
+        if self.live:
+            self.live.end()
+        self.update_numbers()
+
+    def update_numbers(self) -> None:
+        if self.live:
+            self.numbers = self.live.numbers(self.clock())
+
+    def watch_numbers(self, before: LiveNumbers, after: LiveNumbers) -> None:
+        self.set_class(after.phase in (AnswerPhase.IDLE, AnswerPhase.ENDED), "-idle")
+
+    def render(self) -> Content:
+        return render_metrics(self.numbers, self.model.context, self.size.width)
+
 
 FRAMES_PER_S = 30
 SPLIT_MIN_COLUMNS = 110  # columns from which the inspector stands beside the conversation, and not in its place

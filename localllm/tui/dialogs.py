@@ -11,7 +11,7 @@ from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import Button, Input, Static
 
 from localllm.errors import LocalLLMError
-from localllm.visible import printable
+from localllm.formatting import printable
 
 
 class Dialog(ModalScreen[ScreenResultType]):

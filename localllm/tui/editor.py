@@ -14,7 +14,7 @@ from textual.widgets import TextArea
 from textual.widgets.text_area import Location
 
 from localllm.conversation.attach import dropped_file_references
-from localllm.visible import printable
+from localllm.formatting import printable
 
 # What terminals without a protocol for keys send for Alt+Enter, and Textual reads as Enter alone.
 cast(dict[str, Any], ANSI_SEQUENCES_KEYS)["\x1b\r"] = (SimpleNamespace(value="alt+enter"),)

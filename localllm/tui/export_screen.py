@@ -13,10 +13,9 @@ from textual.widgets import Button, Input, Label, RadioButton, RadioSet, Static
 from localllm.conversation.export import FORMATS, export_text
 from localllm.conversation.session_file import SavedSession
 from localllm.errors import LocalLLMError, UsageError
-from localllm.files import write_user_file
-from localllm.paths import expand_path
+from localllm.files import expand_path, write_user_file
+from localllm.formatting import one_line, printable
 from localllm.tui.dialogs import Confirm, Dialog
-from localllm.visible import one_line, printable
 
 FORMAT_NAMES = {"md": "Markdown", "json": "JSON"}
 MAX_NAME_CHARACTERS = 60  # characters of a name that is made from a title

@@ -3,10 +3,9 @@
 from rich.text import Text
 
 from localllm.errors import LocalLLMError
-from localllm.formatting import format_bytes, format_seconds
-from localllm.tui.offered import memory_and_speed, parameters_and_license
+from localllm.formatting import format_bytes, format_seconds, one_line
+from localllm.tui.offers import memory_and_speed, parameters_and_license
 from localllm.tui.opening import DOWNLOAD, QUANTIZE, FileDownload, LoadTask, Phase
-from localllm.visible import one_line
 
 MAX_FILES = 6  # lines of a download, beside that for all
 MAX_NOTES = 3

@@ -9,7 +9,7 @@ from localllm.formatting import format_bytes, three_digits
 from localllm.tui.cells import align_left, align_right, truncate
 from localllm.tui.dialogs import Confirm
 from localllm.tui.machine import Machine, ModelOffer
-from localllm.tui.offered import memory_and_speed, parameters_and_license
+from localllm.tui.offers import memory_and_speed, parameters_and_license
 from localllm.tui.picker import Picker
 
 LOCAL_MARK, REMOTE_MARK = "●", "↓"

@@ -17,7 +17,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.worker import get_current_worker
 
-from localllm.visible import printable
+from localllm.formatting import printable
 
 Row = TypeVar("Row")
 Chosen = TypeVar("Chosen")

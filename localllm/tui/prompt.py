@@ -5,7 +5,9 @@ Tab, Escape and the page keys reach that where there is nothing to be done about
 """
 
 import asyncio
+import os
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,10 +19,67 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import TextArea
 
+from localllm.formatting import one_line
 from localllm.tui.editor import Editor
-from localllm.tui.history import PromptHistory
 from localllm.tui.offers import Suggestion, Suggestions, ends_in_file_reference, suggest_commands, suggest_files
-from localllm.visible import one_line
+
+MAX_READ_BYTES = 2**20  # from the end of the file: thousands of messages
+
+
+class PromptHistory:
+    """`entries` are the messages, oldest first: those of the file when they are first wanted, and those since."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.cached_entries: list[str] | None = None
+
+    @property
+    def entries(self) -> list[str]:
+        if self.cached_entries is None:
+            self.cached_entries = read_history(self.file)
+        return self.cached_entries
+
+    def add(self, text: str) -> None:
+        """Unless it is the same as the last one. Raises OSError where the file cannot be written."""
+        if self.entries[-1:] == [text]:
+            return
+        self.entries.append(text)
+        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lines = "".join(f"+{line}\n" for line in text.split("\n"))
+        entry = f"\n# {datetime.now()}\n{lines}".encode(errors="replace")
+        # In one piece: others may append to it at the same time.
+        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, entry)
+        finally:
+            os.close(descriptor)
+
+    def search(self, words: str) -> list[str]:
+        """Messages that have every word, newest first, each once."""
+        wanted = words.lower().split()
+        return [text for text in dict.fromkeys(reversed(self.entries)) if all(w in text.lower() for w in wanted)]
+
+
+def read_history(file: Path) -> list[str]:
+    """Oldest first; nothing where there is no file that can be read."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - MAX_READ_BYTES))
+            content = opened.read(MAX_READ_BYTES)
+    except OSError:
+        return []
+    if len(content) == MAX_READ_BYTES:  # the first is cut
+        content = content[content.find(b"\n#") + 1 :]
+    entries: list[str] = []
+    lines: list[str] = []
+    for line in [*content.decode(errors="replace").split("\n"), ""]:
+        if line.startswith("+"):
+            lines.append(line[1:])
+        elif lines:
+            entries.append("\n".join(lines))
+            lines = []
+    return entries
+
 
 PLACEHOLDER = "Say something, or ? for help"
 QUEUED_TITLE = " sent when the answer is there; Esc takes it back "

@@ -14,12 +14,11 @@ from textual.worker import get_current_worker
 
 from localllm.conversation.sessions import SearchHit, SessionStore, SessionSummary, normalize_title
 from localllm.errors import LocalLLMError
-from localllm.formatting import format_bytes
+from localllm.formatting import format_bytes, one_line
 from localllm.tui.cells import align_left, align_right, truncate
 from localllm.tui.dialogs import Confirm, LineInput
 from localllm.tui.export_screen import ExportScreen
 from localllm.tui.picker import MAX_ROWS, Picker
-from localllm.visible import one_line
 
 COLUMN_WIDTHS = (17, 5, 18)  # of the time, the number of questions, the model
 COLUMN_ALIGNMENTS = (align_left, align_right, align_left)

@@ -19,8 +19,8 @@ from textual.widgets import Button, Input, Label, Select, Static, TextArea
 from localllm.conversation.chat import Chat
 from localllm.conversation.parameters import with_parameter
 from localllm.errors import LocalLLMError, UsageError
-from localllm.meanings import PARAMETER_HELP, THINK_HELP
-from localllm.visible import one_line, printable
+from localllm.formatting import one_line, printable
+from localllm.sampling import PARAMETER_HELP, THINK_HELP
 
 FIELDS = (
     "temperature",

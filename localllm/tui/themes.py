@@ -8,7 +8,7 @@ from textual.app import App
 from textual.theme import Theme
 
 from localllm.files import write_atomic
-from localllm.visible import one_line
+from localllm.formatting import one_line
 
 THEME_FILE = "theme"
 MAX_NAME_BYTES = 64

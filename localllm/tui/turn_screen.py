@@ -1,18 +1,46 @@
 """What is done to a turn that was chosen: asked otherwise, answered again, left for another, copied, saved."""
 
 from collections.abc import Callable
+from pathlib import Path
+
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
 
 from localllm.conversation.chat import AnswerEvents, Chat
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.files import write_user_file
+from localllm.files import expand_path, write_user_file
+from localllm.formatting import printable
 from localllm.tui.dialogs import Confirm, LineInput
 from localllm.tui.panel_screen import PanelScreen
 from localllm.tui.prompt import Prompt
-from localllm.tui.transcript.saving import code_file_name, code_file_path
 from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
-from localllm.visible import printable
+
+TEXT_SUFFIX = ".txt"
+
+
+def code_file_name(language: str) -> str:
+    """A file's name as the language has it; language: as the model named it."""
+    try:
+        patterns = get_lexer_by_name(language).filenames
+    except ClassNotFound:
+        return "code" + TEXT_SUFFIX
+    ending = Path(patterns[0]).suffix if patterns else ""
+    return "code" + (ending if ending.removeprefix(".").isalnum() else TEXT_SUFFIX)
+
+
+def code_file_path(written: str) -> Path:
+    """Raises UsageError for what is no place for a file."""
+    path = expand_path(written.strip())
+    try:
+        if path.is_dir():  # also no name at all: the folder that one is in
+            raise UsageError(f"{path} is a folder", "name a file")
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent}", "make it first")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be looked for: {error.strerror}", "name another file") from error
+    return path
 
 
 class TurnScreen(PanelScreen):

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from localllm.batch.input import iter_lines, read_contents
-from localllm.batch.job import Job
+from localllm.batch.job import Job, iter_lines, read_contents
 from localllm.batch.lines import encode_line
 from localllm.batch.output import OutputFile, OutputStream
 from localllm.batch.state import state_path
@@ -182,7 +181,7 @@ def test_a_stream_goes_into_a_new_file_and_is_not_gone_on_with(source: Path, tmp
 
 
 def test_lines_have_the_numbers_that_editors_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.batch.input.MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("localllm.batch.job.MAX_LINE_BYTES", 20)
     text = b"\xef\xbb\xbfone\r\n\n  \ntwo\n" + b"x" * 50 + b"\nlast"
     found = list(iter_lines(io.BytesIO(text)))
     assert found == [(1, b"one\r\n"), (4, b"two\n"), (5, b"x" * 21), (6, b"last")]

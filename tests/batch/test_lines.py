@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from openai.types.batch_error import BatchError
 
+from localllm.batch.job import SeenIds
 from localllm.batch.lines import BatchLine, read_line
-from localllm.batch.seen import SeenIds
 from localllm.errors import ContextOverflow, UsageError
 from localllm.request import SamplingParams
 

@@ -12,8 +12,7 @@ from types import MappingProxyType, ModuleType
 from localllm.arch.cost import WeightBytes
 from localllm.checkpoint.digest import FileDigest
 from localllm.errors import ContextOverflow, DamagedModel, UsageError
-from localllm.inspection import StepReads
-from localllm.metrics import Stopwatch
+from localllm.metrics import StepReads, Stopwatch
 from localllm.plan.memory import MemoryPlan
 from localllm.receipts.receipt import Model, Setup
 from localllm.request import (

@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from localllm.cli.drafts import DraftStatusLine, cursor_column_after
+from localllm.cli.answer import DraftStatusLine, cursor_column_after
 from localllm.request import GenerationEvent
 
 STEP = [GenerationEvent(1, "a", (1,), drafted=3), GenerationEvent(1, "b", (2,), accepted=True)]

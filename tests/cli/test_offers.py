@@ -11,12 +11,13 @@ from localllm.arch.cost import WeightBytes
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.cli import offers as module
-from localllm.cli.offers import OVERHEAD_BYTES, list_offers
-from localllm.cli.recommended import (
+from localllm.cli.offers import (
     ASSUMED_READ_BYTES_PER_S,
     MAX_MEMORY_FRACTION,
     MIN_TOKENS_PER_S,
+    OVERHEAD_BYTES,
     Candidate,
+    list_offers,
     recommend,
 )
 from localllm.errors import LocalLLMError
@@ -198,6 +199,6 @@ def test_something_is_recommended_for_machines_of_every_size_and_it_is_of_the_ca
 
 def test_an_answer_of_a_server_does_not_wait_for_what_downloads_and_screens_need():
     slow = {"torch", "huggingface_hub", "textual"}
-    code = f"import sys, localllm.cli.asking; print(sorted({slow} & set(sys.modules)))"
+    code = f"import sys, localllm.cli.run; print(sorted({slow} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "[]\n"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.plan_page import format_plan
+from localllm.cli.plan import format_plan
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Expectation, plan_model

@@ -1,5 +1,5 @@
 from localllm.cli.report import load_block, metrics_block
-from localllm.columns import format_table
+from localllm.formatting import format_table
 from localllm.metrics import Stopwatch
 from tests.cli.fake_engine import FakeLLM
 

@@ -8,8 +8,7 @@ import torch
 
 from localllm.quant.vectors import KV_DTYPES, dequantize_vectors
 from localllm.runtime.engine import Engine
-from localllm.runtime.kv_cache.state_slots import HOST_CHUNK_BLOCKS
-from localllm.runtime.kv_cache.tensors import KVCache, LatentCache
+from localllm.runtime.kv_cache.tensors import HOST_CHUNK_BLOCKS, KVCache, LatentCache
 from localllm.runtime.kv_cache.tiers import CopyRun
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens

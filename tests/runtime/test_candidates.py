@@ -11,8 +11,8 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from localllm.request import SamplingParams
-from localllm.runtime.candidates import likeliest_candidates
 from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penalties, sample
+from localllm.runtime.step_reports import likeliest_candidates
 
 VOCABULARY = 97
 WARPERS: dict[str, Any] = {

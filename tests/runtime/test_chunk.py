@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localllm.runtime.chunk import MAX_SLOWDOWN, MIN_CHUNK_TOKENS, ChunkPolicy
+from localllm.runtime.scheduler import MAX_SLOWDOWN, MIN_CHUNK_TOKENS, ChunkPolicy
 
 
 def settle(chunk: ChunkPolicy, took: Callable[[int], float], steps: int = 40) -> int:

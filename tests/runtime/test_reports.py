@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.inspection import StepReport
+from localllm.metrics import StepReport
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
 from tests.models.families import FAMILIES

@@ -22,8 +22,7 @@ from localllm.checkpoint.safetensors import Weights
 from localllm.errors import DamagedModel
 from localllm.hub.resolve import resolve_model
 from localllm.runtime.model import Decoder
-from localllm.runtime.ways import CpuCopier, PendingCopy
-from localllm.runtime.weight_loader import WeightLoader
+from localllm.runtime.weight_loader import CpuCopier, PendingCopy, WeightLoader
 from localllm.runtime.weight_source import WeightSource
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES

@@ -7,7 +7,7 @@ import pytest
 
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
-from localllm.text.protobuf import read_fields
+from localllm.text.sentencepiece_model import read_fields
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
 from tests.text.sentencepiece import BPE, BYTES, SPECIAL, UNIGRAM, WORDS, field, message, model

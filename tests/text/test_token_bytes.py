@@ -2,8 +2,7 @@ import pytest
 import tokenizers
 
 from localllm.errors import UnsupportedModel
-from localllm.text.token_bytes import token_bytes
-from localllm.text.tokenizer import Tokenizer
+from localllm.text.tokenizer import Tokenizer, token_bytes
 from tests.shared import shared
 
 TEXT = 'Größe: 12 €\n\t{"key": [1, "💥"]}  <|im_end|>  naïve 日本 '

@@ -8,8 +8,7 @@ from typing import Any
 from textual.app import App
 from textual.screen import Screen
 
-from localllm.cli.machine import LocalMachine
-from localllm.cli.served import LOADING_FLAGS
+from localllm.cli.machine import LOADING_FLAGS, LocalMachine
 from localllm.protocol.model import Model
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.machine import Cancelled, ModelOffer

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from textual.app import App
 
 from localllm.tui.answering import AnswerEnd, TimedEvent
+from localllm.tui.chat_screen import MetricsStrip
 from localllm.tui.inspector.panel import Inspector
-from localllm.tui.metrics.strip import MetricsStrip
 from tests.tui.told import Told
 
 

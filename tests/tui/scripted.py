@@ -9,8 +9,7 @@ from typing import Any
 
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
-from localllm.inspection import StepReads
-from localllm.metrics import Metrics
+from localllm.metrics import Metrics, StepReads
 from localllm.request import EventType, FinishReason, GenerationEvent, Request, SamplingParams
 from localllm.tui.app import ChatApp
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from localllm.tui.metrics.strip import MetricsStrip
+from localllm.tui.chat_screen import MetricsStrip
 from tests.tui.scripted import ScriptedModel, app_with, saying
 
 ANSWER = """## Two ways

@@ -7,8 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from localllm.inspection import Candidate, StepReads, StepReport
-from localllm.metrics import Stopwatch
+from localllm.metrics import Candidate, StepReads, StepReport, Stopwatch
 from localllm.request import FinishReason, GenerationEvent
 from localllm.tui.answering import TimedEvent
 

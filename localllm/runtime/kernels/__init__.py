@@ -5,7 +5,6 @@ import os
 
 import torch
 
-from localllm.runtime.kernels.add_normed import add_norm
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
@@ -25,6 +24,7 @@ from localllm.runtime.kernels.experts import experts, supports_stacked
 from localllm.runtime.kernels.fused import fused_linear
 from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kernels.linear import linear, prepare_weights
+from localllm.runtime.kernels.norm import add_norm
 from localllm.runtime.kernels.registry import explain
 from localllm.runtime.kernels.rope_append import rope_append
 

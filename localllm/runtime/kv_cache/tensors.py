@@ -8,8 +8,48 @@ from torch import Tensor
 from localllm.arch.config import LatentConfig, Mixer, RecurrentConfig
 from localllm.quant.vectors import DTYPE_MAX, SCALE_DTYPE, quantize_vectors
 from localllm.runtime.kv_cache.blocks import ZERO_SOURCE
-from localllm.runtime.kv_cache.state_slots import tiered_tensors
 from localllm.runtime.kv_cache.tiers import CopyRun
+
+HOST_CHUNK_BLOCKS = (
+    64  # blocks aside that are allocated together, when the first of them is needed: to pin memory takes time
+)
+
+
+class TieredTensor:
+    """on_device: [slots, ...] on the device, those of `device_blocks` blocks first. Blocks with higher numbers
+    are aside."""
+
+    def __init__(self, on_device: Tensor, device_blocks: int, block_size: int):
+        self.on_device = on_device
+        self.block_size = block_size
+        self.device_blocks = device_blocks
+        self.host_chunks: dict[int, Tensor] = {}
+
+    def copy(self, run: CopyRun) -> None:
+        """Within a tier or between the two."""
+        source, target, count = run
+        while count:
+            read, written = self.slots_from(source), self.slots_from(target)
+            some = min(count * self.block_size, len(read), len(written))
+            written[:some].copy_(read[:some], non_blocking=True)
+            blocks = some // self.block_size
+            source, target, count = source + blocks, target + blocks, count - blocks
+
+    def slots_from(self, block: int) -> Tensor:
+        """Its rows, and those of the blocks behind it that lie in one piece with it."""
+        if block < self.device_blocks:
+            return self.on_device[block * self.block_size :]
+        piece, inside = divmod(block - self.device_blocks, HOST_CHUNK_BLOCKS)
+        if piece not in self.host_chunks:
+            shape = (HOST_CHUNK_BLOCKS * self.block_size, *self.on_device.shape[1:])
+            self.host_chunks[piece] = torch.empty(
+                shape, dtype=self.on_device.dtype, pin_memory=self.on_device.is_cuda
+            )
+        return self.host_chunks[piece][inside * self.block_size :]
+
+
+def tiered_tensors(tensors: Iterable[Tensor | None], blocks: int, block_size: int) -> list[TieredTensor]:
+    return [TieredTensor(each, blocks, block_size) for each in tensors if each is not None]
 
 
 class KVCache:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import (
@@ -12,12 +14,144 @@ from localllm.arch.config import (
     ModelConfig,
     ShortConvConfig,
 )
+from localllm.runtime import kernels
+from localllm.runtime.batch import Batch, EncoderBatch
+from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kv_cache.tensors import LatentCache, RecurrentCache
 from localllm.runtime.layers.attention import Attention
 from localllm.runtime.layers.delta_net import DeltaNet
-from localllm.runtime.layers.latent import LatentAttention
-from localllm.runtime.layers.short_conv import ShortConv
-from localllm.runtime.layers.within import EncoderAttention
+from localllm.runtime.layers.linear import Linear
+from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.weight_source import WeightSource
+
+
+class LatentAttention:
+    def __init__(self, config: LatentConfig, model: ModelConfig, source: WeightSource):
+        self.config = c = config
+        hidden, queries = model.hidden_size, {"q_proj": c.heads * (c.nope_dim + c.rope_dim)}
+        if c.q_lora_rank is None:
+            self.q_a = None
+            self.q = Linear.load(source, queries, hidden, bias=False)
+        else:
+            self.q_a = Linear.load(source, {"q_a_proj": c.q_lora_rank}, hidden, c.bias)
+            self.q_norm = load_norm(source, "q_a_norm", c.q_lora_rank, model, c.norm_eps)
+            self.q = Linear.load(source, {"q_b_proj": queries["q_proj"]}, c.q_lora_rank, bias=False)
+        self.kv_a = Linear.load(source, {"kv_a_proj": c.kv_lora_rank + c.rope_dim}, hidden, c.bias)
+        self.kv_norm = load_norm(source, "kv_a_norm", c.kv_lora_rank, model, c.norm_eps)
+        self.k_b, self.v_b = load_kv_b(c, source)
+        self.out = Linear.load(source, {"o_proj": hidden}, c.heads * c.value_dim, c.bias)
+
+    def __call__(
+        self, x: Tensor, batch: Batch, cache: LatentCache, norm: Norm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        c = self.config
+        x = norm(x) if norm else x  # for two products
+        q = (self.q(self.q_a(x), norm=self.q_norm) if self.q_a else self.q(x)).unflatten(-1, (c.heads, -1))
+        nope, turning = q.split((c.nope_dim, c.rope_dim), -1)
+        latent, key = self.kv_a(x).split((c.kv_lora_rank, c.rope_dim), -1)
+        turned = kernels.rotate(
+            torch.cat((turning, key[:, None]), 1), *batch.rope_angles[c.rope], c.rope.interleaved
+        )
+        turned, key = turned.split((c.heads, 1), 1)
+        cache.append(torch.cat((self.kv_norm(latent), key[:, 0]), -1), batch.slot_mapping)
+        q = torch.cat((nope, turned), -1)
+        return self.out(
+            kernels.latent_attention(q, cache, batch, c, self.k_b, self.v_b).flatten(1), residual=residual
+        )
+
+
+def load_kv_b(c: LatentConfig, source: WeightSource) -> tuple[Tensor, Tensor]:
+    """What makes each head's keys and values from the latent: [heads, nope_dim, rank], [heads, value_dim, rank].
+
+    Stored as one matrix `kv_b_proj` with a head's rows after another's, or apart and the keys' transposed (GGUF):
+    `k_b_proj` [heads * rank, nope_dim], `v_b_proj` [heads * value_dim, rank]. Held apart in the model's dtype,
+    because batched products of slices are up to nine times slower (bfloat16, 20 heads on a CPU).
+    """
+    heads, rank = c.heads, c.kv_lora_rank
+    if source.has_matrix("k_b_proj"):
+        k_b = (
+            source.dequantized_matrix("k_b_proj", heads * rank, c.nope_dim)
+            .view(heads, rank, c.nope_dim)
+            .transpose(1, 2)
+        )
+        v_b = source.dequantized_matrix("v_b_proj", heads * c.value_dim, rank).view(heads, c.value_dim, rank)
+    else:
+        whole = source.dequantized_matrix("kv_b_proj", heads * (c.nope_dim + c.value_dim), rank).view(
+            heads, -1, rank
+        )
+        k_b, v_b = whole.split((c.nope_dim, c.value_dim), 1)
+    return k_b.contiguous(), v_b.contiguous()
+
+
+class EncoderAttention(Attention):
+    """With the weights of the attention that has a cache."""
+
+    def __init__(self, config: AttentionConfig, model: ModelConfig, source: WeightSource):
+        super().__init__(config, model, source)
+        self.causal = model.encoder is not None and model.encoder.causal
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] - the texts take the batch's place
+        self, x: Tensor, batch: EncoderBatch, _: None, norm: Norm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        c = self.config
+        q, k, v = (
+            self.qkv(x, norm=norm).unflatten(-1, (-1, c.head_dim)).split((c.heads, c.kv_heads, c.kv_heads), 1)
+        )
+        if self.q_norm and self.k_norm:
+            whole = c.qk_norm == "whole"
+            q, k = (n(each.flatten(1) if whole else each) for n, each in ((self.q_norm, q), (self.k_norm, k)))
+            q, k = (each.unflatten(-1, (-1, c.head_dim)) if whole else each for each in (q, k))
+        if c.rope:
+            q, k = (kernels.rotate(each, *batch.rope_angles[c.rope], c.rope.interleaved) for each in (q, k))
+        parted = zip(batch.split_by_length(q), batch.split_by_length(k), batch.split_by_length(v), strict=True)
+        mixed = torch.cat([self.attend(*each) for each in parted])
+        return self.out(mixed, residual=residual)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q, k, v: [texts, length, their heads, head_dim] -> [texts * length, heads * head_dim]"""
+        c, length = self.config, q.shape[1]
+        windowed = c.window is not None and c.window < length
+        found = F.scaled_dot_product_attention(
+            *(each.transpose(1, 2) for each in (q, k, v)),
+            attn_mask=window_mask(length, c.window, q.device, causal=self.causal)
+            if windowed and c.window
+            else None,
+            is_causal=self.causal and not windowed,
+            scale=c.scale,
+            enable_gqa=c.heads != c.kv_heads,
+        )
+        return found.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def window_mask(length: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
+    """[length, length], true where a query sees a key: less than `window` before it, or around it."""
+    place = torch.arange(length, device=device)
+    before = place[:, None] - place
+    return (before < window) & ((before >= 0) if causal else (before > -window))
+
+
+class ShortConv:
+    def __init__(self, config: ShortConvConfig, model: ModelConfig, source: WeightSource):
+        hidden, bias = model.hidden_size, config.bias
+        self.in_proj = Linear.load(source, {"in_proj": 3 * hidden}, hidden, bias)
+        self.conv_weight = source.float32_tensor("conv.weight", hidden, 1, config.kernel_size)[:, 0].T.contiguous()
+        self.bias = source.tensor("conv.bias", hidden) if bias else None
+        self.out = Linear.load(source, {"out_proj": hidden}, hidden, bias)
+
+    def __call__(
+        self,
+        x: Tensor,
+        batch: Batch,
+        cache: RecurrentCache,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        before, after, x = self.in_proj(x, norm=norm).chunk(3, -1)
+        mixed = kernels.causal_conv(before * x, self.conv_weight, cache, batch)
+        return self.out(after * (mixed if self.bias is None else mixed + self.bias), residual=residual)
 
 
 def load_mixer(config: Mixer, model: ModelConfig, source: WeightSource) -> Callable[..., Tensor]:

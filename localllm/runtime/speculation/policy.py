@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_budget import (
@@ -12,9 +13,31 @@ from localllm.runtime.speculation.draft_budget import (
     choose_draft_counts,
     choose_width,
 )
-from localllm.runtime.speculation.drafter import Drafter
 from localllm.runtime.speculation.lookup import PromptLookup
 from localllm.runtime.speculation.step_cost import StepCost
+
+
+class Drafter(Protocol):
+    def may_draft(self, sequence: Sequence) -> bool:
+        """Might it draft behind a token that is being computed? Then that is read before the next step begins."""
+        ...
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        """Set the drafts of some: at most `room` tokens each. None has an unread token."""
+        ...
+
+    def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """A step has brought 1 + accepted tokens, of which one was computed for each of `drafted` guesses."""
+        ...
+
+    def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
+        """So long after the step before it a step was done in which each brought one token and its drafts."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended."""
+        ...
+
 
 MAX_DRAFTS = 15  # of a sequence: with the token before them they are the widest step that is captured
 

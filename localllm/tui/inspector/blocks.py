@@ -5,8 +5,7 @@ from typing import Protocol, runtime_checkable
 from textual.content import Content
 
 from localllm.formatting import format_bytes
-from localllm.inspection import StepReport
-from localllm.metrics import EngineStats
+from localllm.metrics import EngineStats, StepReport
 from localllm.protocol.model import Model
 from localllm.tui.inspector.drawn import LineWidget
 from localllm.tui.inspector.lanes import DIM_STYLE, Cell, paint_cells

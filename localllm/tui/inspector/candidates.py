@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 from textual.widget import Widget
 
-from localllm.inspection import Candidate
+from localllm.metrics import Candidate
 from localllm.tui.inspector.flow import printable
 from localllm.tui.inspector.record import AnswerToken, DraftStatus
 from localllm.tui.sparkline import bar

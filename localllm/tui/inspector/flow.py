@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, chop_cells
 
+from localllm.formatting import CONTROL_PICTURES
 from localllm.tui.inspector.record import AnswerToken, DraftStatus
-from localllm.visible import CONTROL_PICTURES
 
 WHITESPACE_SIGNS = {" ": "·", "\t": "⇥", "\n": "↵"}
 DRAFT_MARKS = {DraftStatus.ACCEPTED: "✓", DraftStatus.REJECTED: "✗", DraftStatus.NONE: ""}

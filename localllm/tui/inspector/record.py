@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from localllm.inspection import Candidate, StepReport
-from localllm.metrics import Metrics
+from localllm.metrics import Candidate, Metrics, StepReport
 from localllm.tui.answering import TimedEvent
 
 MAX_STEPS = 8192  # steps, and as many tokens with their candidates

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from localllm.inspection import StepReads, StepReport
-from localllm.metrics import Metrics, percentile
+from localllm.metrics import Metrics, StepReads, StepReport, percentile
 from localllm.tui.answering import TimedEvent
 
 RATE_WINDOW_S = 1.0  # what `now` is a mean over

@@ -12,12 +12,11 @@ from textual.content import Content
 from textual.widgets import Footer, Static
 
 from localllm.errors import LocalLLMError
-from localllm.formatting import format_rate
+from localllm.formatting import format_rate, one_line
 from localllm.tui.sparkline import round_up_scale, sparkline
 from localllm.tui.themes import use_ansi_colors
 from localllm.tui.top import board
 from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot, Throughput, throughput_between
-from localllm.visible import one_line
 
 MAX_HISTORY = 512  # looks
 MAX_SLOTS = 12

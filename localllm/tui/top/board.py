@@ -3,12 +3,10 @@
 import time
 from collections.abc import Sequence
 
-from localllm.columns import format_table
-from localllm.formatting import format_bytes, format_rate, format_seconds
-from localllm.inspection import Slot
+from localllm.formatting import format_bytes, format_rate, format_seconds, format_table, one_line
+from localllm.metrics import Slot
 from localllm.tui.sparkline import bar
 from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot, Throughput
-from localllm.visible import one_line
 
 BAR_CELLS = 20
 SLOT_COLUMNS = ("ID", "AGE", "PROMPT", "FOUND", "ANSWER", "TOKENS/S", "STATE")

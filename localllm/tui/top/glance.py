@@ -8,7 +8,7 @@ from typing import Any
 
 from localllm.client.model import version_mismatch
 from localllm.client.server import ServerClient, check_server_name
-from localllm.inspection import Slot
+from localllm.metrics import Slot
 
 PERCENTS = (50, 95, 99)
 

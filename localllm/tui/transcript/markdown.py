@@ -16,7 +16,7 @@ from markdown_it.token import Token
 from textual.content import Content, Span
 from textual.style import Style
 
-from localllm.visible import printable
+from localllm.formatting import printable
 
 PARSER: Final = MarkdownIt("gfm-like", {"html": False})
 BULLETS = "•◦▪"

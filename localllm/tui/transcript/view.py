@@ -18,10 +18,10 @@ from localllm.conversation.chat import Chat
 from localllm.conversation.limits import length_limit
 from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError
+from localllm.formatting import printable
 from localllm.request import FinishReason
 from localllm.tui.answering import AnswerEnd, TimedEvent
 from localllm.tui.transcript.turn_view import TurnView
-from localllm.visible import printable
 
 BATCH_CHARACTERS, BATCH_TURNS = 6_000, 12  # that become widgets together
 MAX_TURNS = 3 * BATCH_TURNS  # that are widgets

@@ -17,8 +17,7 @@ import pytest
 from localllm.benchmark.load import report
 from localllm.benchmark.load.drive import Load, LoadRound, generate_load, poisson_arrivals
 from localllm.benchmark.load.outcome import RequestOutcome
-from localllm.benchmark.load.prompts import generate_prompts
-from localllm.benchmark.load.run import LoadPlan, measure_servers
+from localllm.benchmark.load.run import LoadPlan, generate_prompts, measure_servers
 from localllm.benchmark.load.wire import LoadRequest
 from localllm.cli.app import main
 from localllm.errors import UsageError

@@ -18,10 +18,10 @@ from localllm.runtime.sampler import (
     apply_grammar,
     apply_penalties,
     filtered_probabilities,
+    rejection_weights,
     sample,
     sample_drafts,
 )
-from localllm.runtime.speculation.acceptance import rejection_weights
 
 VOCABULARY, COUNT = 12, 20_000
 SURE = 1e-4  # a right rule is refused once in 10,000 tests, and random numbers here are always the same

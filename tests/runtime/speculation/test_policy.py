@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from localllm.runtime.constraint import MaskProvider
 from localllm.runtime.engine import Engine
+from localllm.runtime.sampler import MaskProvider
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.policy import MAX_DRAFTS, SpeculativeDrafter
 from localllm.runtime.speculation.step_cost import StepCost

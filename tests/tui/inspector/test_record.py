@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from localllm.inspection import StepReport
+from localllm.metrics import StepReport
 from localllm.request import GenerationEvent
 from localllm.tui.inspector.record import MAX_STEPS, TRIM_STEPS, AnswerRecord, DraftStatus
 from tests.tui.told import story, text_of

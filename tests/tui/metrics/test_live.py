@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from localllm.conversation.chat import Chat
-from localllm.inspection import StepReads, StepReport
+from localllm.metrics import StepReads, StepReport
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.tui.answering import AnswerThread
 from localllm.tui.metrics.live import MAX_GAPS, AnswerPhase, LiveMetrics

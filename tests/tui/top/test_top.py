@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from localllm.client.server import ServerUnreachable
-from localllm.inspection import Slot
+from localllm.metrics import Slot
 from localllm.tui.top.app import ModelBoard, TopApp
 from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot
 

@@ -3,7 +3,7 @@
 import pytest
 
 from localllm.errors import UsageError
-from localllm.tui.transcript.saving import code_file_name, code_file_path
+from localllm.tui.turn_screen import code_file_name, code_file_path
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
+from localllm.runtime.kernels.cpu.attention_ir import exp, sigmoid, tanh
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
-from localllm.runtime.kernels.cpu.functions import exp, sigmoid, tanh
 from localllm.runtime.kernels.cpu.ir import LANES, Program, Value
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 

@@ -4,9 +4,13 @@ The parts run on torch's own threads, through the OpenMP runtime that it brings:
 fight with them for the cores.
 """
 
+import contextlib
 import ctypes
 import functools
+import hashlib
+import os
 import platform
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,9 +23,36 @@ import torch
 
 from localllm.hardware import processor
 from localllm.hardware.processor import features
-from localllm.runtime.kernels.cpu import kept
 from localllm.runtime.kernels.cpu.ir import Program
 from localllm.runtime.kernels.threads import run_in_parts
+from localllm.settings import Settings
+
+DIGEST_BYTES = 32
+
+
+def cache_path(key: tuple[str, ...]) -> Path:
+    name = hashlib.sha256("\0".join(key).encode()).hexdigest()
+    return Settings.from_environment().cache / "kernels" / f"{name}.o"
+
+
+def read_cached(key: tuple[str, ...]) -> bytes | None:
+    try:
+        content = cache_path(key).read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def write_cached(key: tuple[str, ...], code: bytes) -> None:
+    path = cache_path(key)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, draft = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(draft, path)
+
 
 P = TypeVarTuple("P")
 VNNI_FEATURES = ("avx512vnni", "avx512bw")
@@ -134,13 +165,13 @@ def compile_llvm(text: str) -> llvm.ExecutionEngine:
     module = llvm.parse_assembly(text)
     module.verify()
     made_of = (text, cpu, wanted, llvmlite.__version__, *map(str, llvm.llvm_version_info))
-    known = kept.read_cached(made_of)
+    known = read_cached(made_of)
     if known is None:
         passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
         passes.getModulePassManager().run(module, passes)
     engine = llvm.create_mcjit_compiler(module, machine)
     if known is None:
-        engine.set_object_cache(notify_func=lambda _, code: kept.write_cached(made_of, code))
+        engine.set_object_cache(notify_func=lambda _, code: write_cached(made_of, code))
     else:
         engine.set_object_cache(getbuffer_func=lambda _: known)
     engine.finalize_object()

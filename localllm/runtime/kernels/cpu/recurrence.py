@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
+from localllm.runtime.kernels.cpu.attention_ir import exp
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
-from localllm.runtime.kernels.cpu.functions import exp
 from localllm.runtime.kernels.cpu.ir import FLOAT, LANES, Element, Program, Value
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from localllm.runtime.kernels.cpu import compile, matmul_ir
 from localllm.runtime.kernels.cpu import compile as compiling
-from localllm.runtime.kernels.cpu import kept, matmul_ir
 from localllm.runtime.kernels.cpu.compile import CompiledKernel
 
 
@@ -58,6 +58,6 @@ def test_a_folder_that_cannot_be_written_is_done_without(home: Path) -> None:
 
 
 def test_other_processors_have_code_of_their_own(home: Path) -> None:
-    kept.write_cached(("text", "one"), b"code")
-    assert kept.read_cached(("text", "one")) == b"code"
-    assert kept.read_cached(("text", "other")) is None
+    compile.write_cached(("text", "one"), b"code")
+    assert compile.read_cached(("text", "one")) == b"code"
+    assert compile.read_cached(("text", "other")) is None

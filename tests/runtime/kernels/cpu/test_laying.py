@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from localllm.quant.formats.lanes import interleave
-from localllm.runtime.kernels.cpu import laying
+from localllm.runtime.kernels.cpu import layout
 from tests.quant.test_lanes import blocks, integers
 
 
 @pytest.mark.parametrize("form", ["q4_0", "q8_0"])
 def test_blocks_whose_bytes_are_in_order(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laying, "CHUNK_BYTES", 20_000)  # several pieces
+    monkeypatch.setattr(layout, "CHUNK_BYTES", 20_000)  # several pieces
     weights, read = [blocks(form, rows, 512) for rows in (64, 16, 128)], []
-    found, expected = laying.interleave_weights(*weights, on_read=lambda: read.append(1)), interleave(*weights)
+    found, expected = layout.interleave_weights(*weights, on_read=lambda: read.append(1)), interleave(*weights)
     assert found and expected and len(read) > len(weights)
     assert (found.format, found.shape, found.group) == (expected.format, expected.shape, expected.group)
     assert found.parts.keys() == expected.parts.keys()
@@ -23,10 +23,10 @@ def test_blocks_whose_bytes_are_in_order(form: str, monkeypatch: pytest.MonkeyPa
     "weights", [[blocks("q4_0", 37, 64)], [blocks("q4_k", 16, 256)], [integers("int4", 16, 64, 32)]]
 )
 def test_the_rest_is_laid_by_torch(weights) -> None:
-    found, expected = laying.interleave_weights(*weights), interleave(*weights)
+    found, expected = layout.interleave_weights(*weights), interleave(*weights)
     assert found and expected and torch.equal(found.parts["q"], expected.parts["q"])
 
 
 def test_what_differs_stays_apart() -> None:
-    assert laying.interleave_weights(blocks("q4_0", 16, 64), blocks("q4_0", 16, 128)) is None
-    assert laying.interleave_weights(blocks("q4_0", 16, 64), blocks("q8_0", 16, 64)) is None
+    assert layout.interleave_weights(blocks("q4_0", 16, 64), blocks("q4_0", 16, 128)) is None
+    assert layout.interleave_weights(blocks("q4_0", 16, 64), blocks("q8_0", 16, 64)) is None
