@@ -1,65 +1,100 @@
 """The program `localllm`: its commands, and what becomes of their errors. Imports no torch."""
 
+import inspect
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from importlib import import_module
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from localllm import __version__
-from localllm.cli.batch import batch
-from localllm.cli.bench import bench
-from localllm.cli.chats import chats
-from localllm.cli.completion import completion
-from localllm.cli.create import create
-from localllm.cli.diff import diff
-from localllm.cli.doctor import doctor
-from localllm.cli.embed import embed
-from localllm.cli.exits import run_with_exit_code
-from localllm.cli.flags import with_quiet_flag
-from localllm.cli.models import list_models, show
-from localllm.cli.plan import plan
-from localllm.cli.ps import ps, stop
-from localllm.cli.pull import pull
-from localllm.cli.quantize import quantize
-from localllm.cli.replay import replay
-from localllm.cli.run import run
-from localllm.cli.serve import serve
-from localllm.cli.store import cp, rm, verify
-from localllm.cli.template import template
-from localllm.cli.top import top
+from localllm.cli import options
+from localllm.cli.exits import invalid_hf_setting, run_with_exit_code
+from localllm.cli.io import silence_stderr
 from localllm.errors import UsageError
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
-# Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
-app = typer.Typer(name="localllm", add_completion=False, rich_markup_mode=None, context_settings=CONTEXT_SETTINGS)
+
 COMMANDS = {
-    "run": run,
-    "chats": chats,
-    "serve": serve,
-    "embed": embed,
-    "ps": ps,
-    "top": top,
-    "stop": stop,
-    "replay": replay,
-    "pull": pull,
-    "list": list_models,
-    "show": show,
-    "plan": plan,
-    "bench": bench,
-    "quantize": quantize,
-    "diff": diff,
-    "batch": batch,
-    "rm": rm,
-    "verify": verify,
-    "cp": cp,
-    "create": create,
-    "template": template,
-    "doctor": doctor,
-    "completion": completion,
+    "run": "run:run",
+    "chats": "chats:chats",
+    "serve": "serve:serve",
+    "embed": "embed:embed",
+    "ps": "ps:ps",
+    "top": "top:top",
+    "stop": "ps:stop",
+    "replay": "replay:replay",
+    "pull": "pull:pull",
+    "list": "models:list_models",
+    "show": "models:show",
+    "plan": "plan:plan",
+    "bench": "bench:bench",
+    "quantize": "quantize:quantize",
+    "diff": "diff:diff",
+    "batch": "batch:batch",
+    "rm": "store:rm",
+    "verify": "store:verify",
+    "cp": "store:cp",
+    "create": "create:create",
+    "template": "template:template",
+    "doctor": "doctor:doctor",
+    "completion": "completion:completion",
 }
-for name, command in COMMANDS.items():
-    app.command(name)(with_quiet_flag(command))
+"""Where the function of each command is, as module:function below `localllm.cli`."""
+
+
+Quiet = Annotated[bool, options.switch("--quiet", text="Nothing on stderr but errors.")]
+
+
+def with_quiet_flag(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with a flag more."""
+
+    @wraps(command)
+    def run(*arguments: Any, quiet: bool = False, **flags: Any) -> None:
+        with silence_stderr(flags | {"quiet": quiet}):
+            command(*arguments, **flags)
+
+    hints = get_type_hints(command, include_extras=True)
+    signature = inspect.signature(command)
+    flag = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]
+    run.__annotations__ = hints | {"quiet": Quiet}
+    return run
+
+
+class LazyCommands(Mapping[str, Any]):
+    """Typer command of each name, imported when it is looked up, so that one command does not load the others."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, function = COMMANDS[name].partition(":")
+        try:
+            command = getattr(import_module(f"localllm.cli.{module}"), function)
+        except ValueError as error:
+            raise invalid_hf_setting(error) from error
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT_SETTINGS)
+        single.command(name)(with_quiet_flag(command))
+        return typer.main.get_command(single)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class LazyGroup(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = cast(dict[str, Any], LazyCommands())
+
+
+# Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
+app = typer.Typer(
+    name="localllm", cls=LazyGroup, add_completion=False, rich_markup_mode=None, context_settings=CONTEXT_SETTINGS
+)
 
 
 def print_version(requested: bool) -> None:

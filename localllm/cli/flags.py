@@ -1,15 +1,12 @@
 """What becomes of flags: fields of SamplingParams and arguments of templates. Knows not how they are read."""
 
 import dataclasses
-import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from localllm.cli import io, options
-from localllm.cli.io import silence_stderr
+from localllm.cli import io
 from localllm.errors import UsageError
 from localllm.files import parse_strict_json
 from localllm.request import Grammar, GrammarKind, SamplingParams
@@ -62,25 +59,6 @@ def _grammar_from_text(text: str, file_name: str) -> Grammar:
 def _choices_json(text: str) -> str:
     """`a,b,c`, or a JSON array for texts with commas."""
     return text if text.lstrip().startswith("[") else json.dumps([part.strip() for part in text.split(",")])
-
-
-Quiet = Annotated[bool, options.switch("--quiet", text="Nothing on stderr but errors.")]
-
-
-def with_quiet_flag(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with a flag more."""
-
-    @wraps(command)
-    def run(*arguments: Any, quiet: bool = False, **flags: Any) -> None:
-        with silence_stderr(flags | {"quiet": quiet}):
-            command(*arguments, **flags)
-
-    hints = get_type_hints(command, include_extras=True)
-    signature = inspect.signature(command)
-    flag = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])  # type: ignore[attr-defined]
-    run.__annotations__ = hints | {"quiet": Quiet}
-    return run
 
 
 def parse_sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `localllm bench --json` prints, and the measurements of one answer, as types; see `printed.py`."""
+"""What `localllm bench --json` prints, and the measurements of one answer, as types; see `json_schemas.py`."""
 
 from typing import Annotated, Literal
 

@@ -1,5 +1,5 @@
 """What a device can do: how much a model may use of its memory, how fast it reads and how fast it computes. The
-catalogue of `hardware.toml` holds what makers publish; what this machine reaches is measured in `rates.py`.
+catalogue of `hardware.toml` holds what makers publish; what this machine reaches is measured in `measure.py`.
 
 Imports no torch, and knows nothing of what is here.
 """

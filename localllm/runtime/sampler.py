@@ -6,7 +6,7 @@ depend on the order in which a sort leaves them. The draw inverts the cumulative
 vocabulary at a point that is a function of the row's seed and position alone. Where a draft stands that was itself
 drawn, `speculation/acceptance.py` says what is drawn from instead.
 
-This is the reference of `draws.py`, which does the same on a GPU while the host goes on.
+This is the reference of `gpu_sampler.py`, which does the same on a GPU while the host goes on.
 """
 
 from collections import Counter

@@ -23,7 +23,7 @@ from localllm.benchmark.result import BenchmarkResult
 from localllm.benchmark.run import BenchmarkPlan, load_subject, make_prompt_source, run_benchmark
 from localllm.benchmark.scenario import Scenario, ScenarioGrid
 from localllm.benchmark.versus import compare_models
-from localllm.cli.bench import format_benchmark
+from localllm.cli.bench_page import format_benchmark
 from localllm.comparison import subject as subjects
 from localllm.comparison.subject import Subject
 from localllm.errors import DoesNotFit, UsageError

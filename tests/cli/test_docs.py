@@ -1,6 +1,6 @@
 import re
 
-from localllm.cli.app import app
+from localllm.cli.app import COMMANDS
 from tools.cli_docs import PAGE, SECTION, render
 
 
@@ -11,8 +11,7 @@ def test_the_help_on_the_page_is_what_the_program_prints():
 
 def test_every_command_has_its_help_on_the_page():
     shown = {match["command"] for match in SECTION.finditer(PAGE.read_text(encoding="utf-8"))}
-    names = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert shown == {"localllm", *(f"localllm {name}" for name in names)}
+    assert shown == {"localllm", *(f"localllm {name}" for name in COMMANDS)}
 
 
 def test_every_code_of_the_table_of_exit_codes_is_one_of_ours():

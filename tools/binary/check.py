@@ -89,7 +89,7 @@ def check_starts(place: Place) -> None:
     words = next(unpacked.glob("lib/python*/site-packages/localllm/cli/words.json"))
     content = words.read_bytes()
     words.write_bytes(b"{}")
-    missing = words.with_name("door.py")
+    missing = words.with_name("fast_start.py")
     missing.unlink()
     print(f"       {timed(place, '--version'):.2f} s: a start that finds files changed and missing")
     expect("what was changed or missing is mended", words.read_bytes() == content and missing.exists())

@@ -1,5 +1,5 @@
 """A block allocator with two tiers: blocks on the device, and a host tier in main memory that holds evicted
-blocks which a later prompt may ask for. Pure Python, as `places.py`.
+blocks which a later prompt may ask for. Pure Python, as `blocks.py`.
 
 Block ids from `count` on are in the host tier. No sequence uses one directly: its content is copied back to the
 device first. A content is in one tier at a time, so a copy between tiers moves it.
