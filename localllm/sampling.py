@@ -8,22 +8,22 @@ from localllm.errors import UsageError
 from localllm.request import SamplingParams
 
 PARAMETER_HELP = {
-    "temperature": "0 takes the likeliest token; more varies more.",
-    "top_k": "Keep the K likeliest tokens; 0 keeps all.",
-    "top_p": "Keep the likeliest tokens that add up to P.",
-    "min_p": "Keep tokens at least P times as likely as the likeliest.",
-    "repetition_penalty": "Make tokens seen before X times less likely; 1 is off.",
-    "repeat_last_n": "How many last tokens that looks at; -1 is all.",
-    "presence_penalty": "Subtract X from tokens already in the answer.",
-    "frequency_penalty": "Subtract X for each time a token is in the answer.",
-    "logit_bias": "Add BIAS to the logit of token ID; -inf forbids it. Repeatable.",
-    "seed": "Same seed, same text.",
-    "max_tokens": "Most tokens of the answer; else until the context is full.",
-    "stop": "End before this text. Repeatable.",
-    "stop_ids": "End at this token. Repeatable.",
-    "ignore_eos": "Go on past the model's end tokens.",
+    "temperature": "Sampling temperature; 0 is greedy.",
+    "top_k": "Sample from the K most likely tokens; 0 turns it off.",
+    "top_p": "Sample from the smallest set of tokens with total probability P.",
+    "min_p": "Drop tokens less than P times as likely as the most likely one.",
+    "repetition_penalty": "Penalty on tokens seen before; 1 turns it off.",
+    "repeat_last_n": "Number of last tokens that the repetition penalty covers; -1 is all.",
+    "presence_penalty": "Subtract X from the logit of tokens already in the answer.",
+    "frequency_penalty": "Subtract X from a token's logit for each time it is in the answer.",
+    "logit_bias": "Add BIAS to the logit of token ID; -inf bans it. Repeatable.",
+    "seed": "Random seed; the same seed gives the same answer.",
+    "max_tokens": "Maximum answer length in tokens; default: until the context is full.",
+    "stop": "Stop before this text. Repeatable.",
+    "stop_ids": "Stop at this token ID. Repeatable.",
+    "ignore_eos": "Continue past the model's end-of-sequence tokens.",
 }
-THINK_HELP = "Let the model think first, or not, if its template has a switch."
+THINK_HELP = "Turn reasoning on or off, if the chat template supports it."
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:

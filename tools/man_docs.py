@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from localllm import __version__  # noqa: E402 (this tree, installed or not)
 from localllm.cli.app import CONTEXT_SETTINGS, app  # noqa: E402
+from localllm.cli.help_page import Panel, group_options  # noqa: E402
 
 FOLDER = ROOT / "man"
 PAGE = ROOT / "docs" / "cli.md"
@@ -36,7 +37,7 @@ def whole(program: Any) -> str:
     others = ", ".join(rf".BR localllm\-{name} (1)" for name in program.commands).replace(", ", ",\n")
     return page(
         "localllm",
-        "run open-weight language models on the machine in front of you",
+        "run open-weight language models on your own machine",
         [
             ("SYNOPSIS", ".B localllm\n.RI [ options ]\n.I command\n.RI [ arguments ]"),
             ("DESCRIPTION", text(program.help)),
@@ -77,14 +78,17 @@ def argument(place: Any) -> str:
 
 
 def options(command: Any) -> str:
+    """Options with their help, with a subsection for each panel."""
     context = typer.Context(command, help_option_names=CONTEXT_SETTINGS["help_option_names"])
-    found = []
-    for option in command.get_params(context):
-        if option.param_type_name == "option":
+    paragraphs = []
+    for panel, group in group_options(command.get_params(context)).items():
+        if panel is not Panel.OPTIONS:
+            paragraphs.append(f".SS {panel}")
+        for option in group:
             value = "" if option.is_flag else rf" \fI{plain(option.metavar or 'VALUE')}\fR"
             names = ", ".join(bold(name) + value for name in names_of(option))
-            found.append(f".TP\n{names}\n{text(option.help)}")
-    return "\n".join(found)
+            paragraphs.append(f".TP\n{names}\n{text(option.help)}")
+    return "\n".join(paragraphs)
 
 
 def names_of(option: Any) -> list[str]:

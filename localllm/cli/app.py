@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from localllm import __version__
 from localllm.cli import options
 from localllm.cli.exits import invalid_hf_setting, run_with_exit_code
+from localllm.cli.help_page import PanelCommand
 from localllm.cli.io import silence_stderr
 from localllm.errors import UsageError
 
@@ -46,11 +47,11 @@ COMMANDS = {
 """Where the function of each command is, as module:function below `localllm.cli`."""
 
 
-Quiet = Annotated[bool, options.switch("--quiet", text="Nothing on stderr but errors.")]
+Quiet = Annotated[bool, options.switch("--quiet", text="Print only errors to stderr.", panel=options.Panel.OUTPUT)]
 
 
 def with_quiet_flag(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with a flag more."""
+    """Add `--quiet` to a command."""
 
     @wraps(command)
     def run(*arguments: Any, quiet: bool = False, **flags: Any) -> None:
@@ -75,7 +76,7 @@ class LazyCommands(Mapping[str, Any]):
         except ValueError as error:
             raise invalid_hf_setting(error) from error
         single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT_SETTINGS)
-        single.command(name)(with_quiet_flag(command))
+        single.command(name, cls=PanelCommand)(with_quiet_flag(command))
         return typer.main.get_command(single)
 
     def __iter__(self) -> Iterator[str]:
@@ -110,7 +111,7 @@ def localllm(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Run open-weight language models on the machine in front of you."""
+    """Run open-weight language models on your own machine."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 

@@ -85,14 +85,35 @@ STDIO = "-"
 
 def batch(
     source: Annotated[str, typer.Argument(metavar="IN", hidden=True)],
-    model: Annotated[str, options.option("--model", text="The model that answers.", metavar="MODEL")],
+    model: Annotated[
+        str,
+        options.option(
+            "--model", text="Model that answers the requests.", metavar="MODEL", panel=options.Panel.MODEL
+        ),
+    ],
     output: Annotated[
-        str, options.option("-o", "--output", text="Where the answers go; else stdout.", metavar="OUT")
+        str,
+        options.option(
+            "-o", "--output", text="Output file; default: stdout.", metavar="OUT", panel=options.Panel.OUTPUT
+        ),
     ] = STDIO,
-    seed: Annotated[int, typer.Option(help="Of the lines that name none, one each.", metavar="N", min=0)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Base random seed of requests without their own.",
+            metavar="N",
+            min=0,
+            rich_help_panel=options.Panel.SAMPLING,
+        ),
+    ] = 0,
     max_tokens: Annotated[
         int | None,
-        options.option("--max-tokens", text="Most tokens of an answer whose line is silent.", metavar="N"),
+        options.option(
+            "--max-tokens",
+            text="Maximum answer length in tokens, for requests that set none.",
+            metavar="N",
+            panel=options.Panel.SAMPLING,
+        ),
     ] = None,
     context: options.Context = None,
     device: options.Device = None,
@@ -100,19 +121,29 @@ def batch(
     kv_dtype: options.KVDType = None,
     quant: options.Quant = None,
     no_deterministic: Annotated[
-        bool, options.switch("--no-deterministic", text="Faster prompts; answers may depend on their company.")
+        bool,
+        options.switch(
+            "--no-deterministic",
+            text="Allow faster prefill; answers may depend on the rest of the batch.",
+            panel=options.Panel.ADVANCED,
+        ),
     ] = False,
     force: Annotated[
-        bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
+        bool,
+        options.switch(
+            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
+        ),
     ] = False,
-    as_json: Annotated[bool, options.switch("--json", text="Print the summary as one JSON object.")] = False,
+    as_json: Annotated[
+        bool, options.switch("--json", text="Print the summary as one JSON object.", panel=options.Panel.OUTPUT)
+    ] = False,
 ) -> None:
-    """Answer a file of requests, many at once.
+    """Answer a file of requests in batches.
 
-    IN has a request a line, as for OpenAI's batches: custom_id, method, url and body; - is stdin. OUT gets an
-    answer a line, in the same order; a line that fails gets its error. The same command goes on with a run
-    that was broken off and ends with the same bytes. Exits with 9 if a line has failed. docs/batch.md has the
-    details.
+    IN has one request per line in the format of the OpenAI Batch API: custom_id, method, url and body; - is stdin.
+    OUT gets one answer per line in the same order; a failed request gets its error. Running the same command again
+    resumes an interrupted run and produces the same bytes. Exits with code 9 if any request failed. docs/batch.md
+    has the details.
     """
     if as_json and output == STDIO:
         raise UsageError("the answers and the summary cannot both go to stdout", "name a file by -o")

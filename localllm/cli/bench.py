@@ -25,85 +25,159 @@ def bench(
     ctx: typer.Context,
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL...", hidden=True)] = None,
     compare: Annotated[
-        bool, options.switch("--compare", text="Two models, or two quantizations of one: which is faster.")
+        bool, options.switch("--compare", text="Compare the speed of two models, or of two quantizations of one.")
     ] = False,
     prompt: Annotated[
-        str | None, options.option("--prompt", text="Tokens of new prompts, else 512.", metavar="N,...")
+        str | None, options.option("--prompt", text="Prompt lengths in tokens; default: 512.", metavar="N,...")
     ] = None,
     depth: Annotated[
-        str | None, options.option("--depth", text="Tokens before them, in the cache, else 0.", metavar="N,...")
+        str | None, options.option("--depth", text="Cached tokens before the prompt; default: 0.", metavar="N,...")
     ] = None,
     batch: Annotated[
-        str | None, options.option("--batch", text="Streams that are answered at once, else 1.", metavar="N,...")
+        str | None, options.option("--batch", text="Batch sizes in sequences; default: 1.", metavar="N,...")
     ] = None,
     output: Annotated[
-        str | None, options.option("--output", text="Tokens of each answer, else 24.", metavar="N,...")
+        str | None, options.option("--output", text="Answer lengths in tokens; default: 24.", metavar="N,...")
     ] = None,
     quant: Annotated[
-        str | None, options.option("--quant", text="Editions: none, int8, int4.", metavar="QUANT,...")
+        str | None,
+        options.option(
+            "--quant",
+            text="Quantizations: none, int8 or int4; default: none.",
+            metavar="QUANT,...",
+            panel=options.Panel.MODEL,
+        ),
     ] = None,
     repeat: Annotated[
         int | None,
         options.option(
-            "--repeat", text=f"Rounds, else {DEFAULT_ROUNDS}; to compare, {COMPARE_ROUNDS}.", metavar="N"
+            "--repeat",
+            text=f"Rounds to measure; default: {DEFAULT_ROUNDS}, or {COMPARE_ROUNDS} with --compare.",
+            metavar="N",
         ),
     ] = None,
     text: Annotated[
-        str | None, options.option("--text", text="Cut prompts from this text, not random tokens.", metavar="FILE")
+        str | None,
+        options.option("--text", text="Take prompts from this text instead of random tokens.", metavar="FILE"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the prompts.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the prompts.", metavar="N")] = 0,
     draft: Annotated[
-        bool, options.switch("--draft", text="With the model's drafts, which are left out else.")
+        bool,
+        options.switch(
+            "--draft", text="Enable speculative decoding; default: off.", panel=options.Panel.SPECULATION
+        ),
     ] = False,
     plot: Annotated[
-        Path | None, options.option("--plot", text="Draw the results, too: a PNG or SVG file.", metavar="FILE")
+        Path | None,
+        options.option(
+            "--plot", text="Plot the results to a PNG or SVG file.", metavar="FILE", panel=options.Panel.OUTPUT
+        ),
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     as_json: options.Json = False,
-    as_csv: Annotated[bool, options.switch("--csv", text="Print comma-separated values.")] = False,
-    as_markdown: Annotated[bool, options.switch("--markdown", text="Print a Markdown table.")] = False,
+    as_csv: Annotated[
+        bool, options.switch("--csv", text="Print comma-separated values.", panel=options.Panel.OUTPUT)
+    ] = False,
+    as_markdown: Annotated[
+        bool, options.switch("--markdown", text="Print a Markdown table.", panel=options.Panel.OUTPUT)
+    ] = False,
     against: Annotated[
         list[str] | None,
-        options.option("--against", text="Put a load on this server. Repeatable.", metavar="URL"),
+        options.option(
+            "--against",
+            text="URL of a running server to benchmark. Repeatable.",
+            metavar="URL",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
     api: Annotated[
         str | None,
-        options.option("--api", text="completions, chat, ollama-generate, ollama-chat.", metavar="API"),
+        options.option(
+            "--api",
+            text="API to call: completions, chat, ollama-generate or ollama-chat.",
+            metavar="API",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
     concurrency: Annotated[
-        int | None, options.option("--concurrency", text="Users who wait for their answers, else 1.", metavar="N")
+        int | None,
+        options.option(
+            "--concurrency",
+            text="Maximum number of concurrent requests; default: 1.",
+            metavar="N",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
     rate: Annotated[
-        float | None, options.option("--rate", text="Requests a second that wait for nobody.", metavar="R")
+        float | None,
+        options.option(
+            "--rate",
+            text="Request rate per second, independent of completions.",
+            metavar="R",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
     requests: Annotated[
-        int | None, options.option("--requests", text="In each round, else 32.", metavar="N")
+        int | None,
+        options.option(
+            "--requests",
+            text="Maximum requests per round; default: 32, or no limit with --duration.",
+            metavar="N",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
     duration: Annotated[
-        float | None, options.option("--duration", text="Of the arrivals of each round.", metavar="SECONDS")
+        float | None,
+        options.option(
+            "--duration",
+            text="Stop sending requests after this time in each round, in seconds.",
+            metavar="SECONDS",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
     slo: Annotated[
-        str | None, options.option("--slo", text="Objectives, as ttft=500ms,tpot=50ms.", metavar="NAME=TIME,...")
+        str | None,
+        options.option(
+            "--slo",
+            text="Service level objectives for goodput: ttft=500ms,tpot=50ms.",
+            metavar="NAME=TIME,...",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
     shared_prefix: Annotated[
-        int | None, options.option("--shared-prefix", text="Tokens that all prompts begin with.", metavar="N")
+        int | None,
+        options.option(
+            "--shared-prefix",
+            text="Length of a prefix shared by all prompts, in tokens.",
+            metavar="N",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
     ignore_eos: Annotated[
-        bool, options.switch("--ignore-eos", text="Ask the server to go on past end tokens.")
+        bool,
+        options.switch(
+            "--ignore-eos", text="Ask the server to ignore end-of-sequence tokens.", panel=options.Panel.LOAD_TEST
+        ),
     ] = False,
     timeout: Annotated[
-        float | None, options.option("--timeout", text="Of a request, else 120.", metavar="SECONDS")
+        float | None,
+        options.option(
+            "--timeout",
+            text="Request timeout in seconds; default: 120.",
+            metavar="SECONDS",
+            panel=options.Panel.LOAD_TEST,
+        ),
     ] = None,
 ) -> None:
-    """Measure how fast a model is here, and what it waits for.
+    """Benchmark models on this machine, or running servers.
 
-    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Flags with N,...
-    take lists, 128,512 say, and each is measured with each. docs/bench.md explains every number.
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Flags marked N,...
+    take comma-separated lists such as 128,512; every combination is measured. docs/bench.md explains every number.
 
-    With --against, servers are measured that run already, and MODEL is the name that they know; all flags from
-    --against on are for them.
+    With --against, running servers are measured, and MODEL is the name that they use. The flags under "Load test"
+    apply only to servers.
     """
     out = StdoutWriter()
     if as_json + as_csv + as_markdown > 1:

@@ -16,16 +16,25 @@ from localllm.formatting import format_utc
 from localllm.settings import Settings
 
 SearchWords = Annotated[list[str] | None, typer.Argument(metavar="WORD", hidden=True)]
-Export = Annotated[str | None, options.option("--export", text="Print this conversation.", metavar="ID")]
+Export = Annotated[str | None, options.option("--export", text="Print a conversation.", metavar="ID")]
 ExportFormat = Annotated[
     str | None,
-    options.option("--format", text="Of --export: md or json; else as FILE ends.", metavar="FORMAT"),
+    options.option(
+        "--format",
+        text="With --export: md or json; default: the extension of FILE, otherwise md.",
+        metavar="FORMAT",
+    ),
 ]
 Output = Annotated[
-    str | None, options.option("--output", "-o", text="Of --export: write it to a file.", metavar="FILE")
+    str | None,
+    options.option("--output", "-o", text="With --export: write to this file instead of stdout.", metavar="FILE"),
 ]
-AllBranches = Annotated[bool, options.switch("--all", text="Of --export: every branch, not the last one alone.")]
-Remove = Annotated[list[str] | None, options.option("--rm", text="Delete this one. Repeatable.", metavar="ID")]
+AllBranches = Annotated[
+    bool, options.switch("--all", text="With --export: include every branch, not only the current one.")
+]
+Remove = Annotated[
+    list[str] | None, options.option("--rm", text="Delete a conversation. Repeatable.", metavar="ID")
+]
 
 
 def chats(
@@ -37,10 +46,11 @@ def chats(
     remove: Remove = None,
     as_json: options.JsonList = False,
 ) -> None:
-    """List kept conversations, or those in which every WORD was said.
+    """List, search, export or delete saved conversations.
 
-    The newest come first. ID is a name of the list, the begin of one, or `last` for the newest. `localllm run
-    MODEL --resume ID` goes on with one.
+    Without options, list conversations, newest first; with WORDs, only those that contain every WORD. ID is a name
+    from the list, the beginning of one, or `last` for the newest. Resume one with `localllm run MODEL --resume
+    ID`.
     """
     sessions = SessionStore(Settings.from_environment().home / "chats")
     if sum(map(bool, (word, export, remove))) > 1:

@@ -72,9 +72,9 @@ SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
 
 
 def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", hidden=True)]) -> None:
-    """Print what makes a shell complete commands, flags and models.
+    """Print a shell completion script.
 
-    SHELL is bash, zsh or fish. Put `eval "$(localllm completion bash)"` into ~/.bashrc, or the same with zsh into
-    ~/.zshrc. For fish: `localllm completion fish > ~/.config/fish/completions/localllm.fish`.
+    SHELL is bash, zsh or fish. For bash, add `eval "$(localllm completion bash)"` to ~/.bashrc; for zsh, add the
+    same with zsh to ~/.zshrc. For fish: `localllm completion fish > ~/.config/fish/completions/localllm.fish`.
     """
     StdoutWriter().write(SCRIPTS[shell])

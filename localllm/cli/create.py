@@ -18,7 +18,7 @@ from localllm.modelfile.parse import parse_modelfile
 from localllm.modelfile.plan import CreateRequest
 
 ModelfilePath = Annotated[
-    str, typer.Option("-f", "--file", help="What it is made of.", metavar="FILE", show_default="Modelfile")
+    str, typer.Option("-f", "--file", help="Modelfile to read.", metavar="FILE", show_default="Modelfile")
 ]
 
 Quant = Annotated[
@@ -32,11 +32,11 @@ def create(
     quant: Quant = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make an edition of a model: with a system prompt, parameters or a template of its own.
+    """Create a model from a Modelfile.
 
-    NAME is what every other command takes from then on, and what clients of a server ask for. The weights are not
-    copied. The file is a Modelfile, as Ollama has it: FROM, PARAMETER, SYSTEM, TEMPLATE (in Jinja), MESSAGE and
-    LICENSE. `localllm show NAME` shows it, `localllm rm NAME` takes the name away.
+    NAME is then accepted by every other command and by clients of a server. The weights are not copied. The file
+    is a Modelfile as in Ollama: FROM, PARAMETER, SYSTEM, TEMPLATE (in Jinja), MESSAGE and LICENSE. `localllm show
+    NAME` shows it, `localllm rm NAME` removes the name.
     """
     from localllm.llm.create import create as make
 

@@ -18,30 +18,45 @@ def diff(
     reference: Annotated[str, typer.Argument(metavar="REFERENCE", hidden=True)],
     other: Annotated[str, typer.Argument(metavar="OTHER", hidden=True)],
     text: Annotated[
-        str | None, options.option("--text", text="Measure on this text; - is stdin.", metavar="FILE")
+        str | None,
+        options.option("--text", text="Evaluation text; - is stdin; default: the bundled text.", metavar="FILE"),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Of the text, at most.", metavar="N", min=1)] = MAX_TOKENS,
+    tokens: Annotated[
+        int, typer.Option(help="Maximum number of tokens of the text to evaluate.", metavar="N", min=1)
+    ] = MAX_TOKENS,
     window: Annotated[
         int | None,
-        options.option("--window", text=f"Tokens that are seen at once, else {WINDOW_TOKENS}.", metavar="N"),
+        options.option("--window", text=f"Window length in tokens; default: {WINDOW_TOKENS}.", metavar="N"),
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
     dtype_b: Annotated[
-        str | None, options.option("--dtype-b", text="The same of OTHER, if it is another.", metavar="DTYPE")
+        str | None,
+        options.option(
+            "--dtype-b",
+            text="Data type of the weights of OTHER; default: --dtype.",
+            metavar="DTYPE",
+            panel=options.Panel.LOADING,
+        ),
     ] = None,
     kv_dtype: options.KVDType = None,
     kv_dtype_b: Annotated[
-        str | None, options.option("--kv-dtype-b", text="The same of OTHER, if it is another.", metavar="KV")
+        str | None,
+        options.option(
+            "--kv-dtype-b",
+            text="Data type of the KV cache of OTHER; default: --kv-dtype.",
+            metavar="KV",
+            panel=options.Panel.LOADING,
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure how far one model is from another.
+    """Measure how much two models differ.
 
-    REFERENCE and OTHER are models of one tokenizer, a model and what was quantized from it, say, each a name of
-    `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Both read a text, of the project's own
-    unless one is named: perplexity, KL divergence, how often their likeliest tokens agree, the layers' outputs,
-    greedy answers and the speed of one run are told. docs/quality.md explains each number.
+    REFERENCE and OTHER are models with the same tokenizer, such as a model and its quantization; each is a name of
+    `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Both are evaluated on the same text:
+    perplexity, KL divergence, top-token agreement, layer outputs, greedy answers and speed. docs/quality.md
+    explains each number.
     """
     out = StdoutWriter()
     settings = Settings.from_environment()

@@ -18,10 +18,10 @@ Rows = list[tuple[str, str]]
 
 
 def doctor(as_json: options.Json = False) -> None:
-    """Show what this machine has, can do and lacks.
+    """Check the hardware and installation of this machine.
 
-    Measures for a second and lets the boxed model say something. Touches no network. Exits with 1 if something is
-    broken that `localllm run` needs.
+    Runs a one-second benchmark and generates text with the bundled model. Uses no network. Exits with code 1 if a
+    problem prevents `localllm run` from working.
     """
     out = StdoutWriter()
     seen = examine_machine(Settings.from_environment())

@@ -24,32 +24,42 @@ def embed(
     model: options.ModelName,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", hidden=True)] = None,
     dimensions: Annotated[
-        int | None, options.option(text="Only the first N, of length one again.", metavar="N")
+        int | None, options.option(text="Truncate vectors to N dimensions and normalize them again.", metavar="N")
     ] = None,
     prompt: Annotated[
-        str | None, options.option(text="What the model puts before texts of this kind.", metavar="NAME")
+        str | None, options.option(text="Name of the model's own prompt to prepend to each text.", metavar="NAME")
     ] = None,
     truncate: Annotated[
-        bool, options.switch("--truncate", text="Cut texts that are too long, and say so.")
+        bool, options.switch("--truncate", text="Truncate texts that are too long, with a note on stderr.")
     ] = False,
     as_json: Annotated[
-        bool, options.switch("--json", text="Print an object a line, with counts of tokens.")
+        bool,
+        options.switch(
+            "--json", text="Print one JSON object per line, with token counts.", panel=options.Panel.OUTPUT
+        ),
     ] = False,
     context: Annotated[
         int | None,
-        options.option(text="The longest text, in tokens; else as the model was trained.", metavar="TOKENS"),
+        options.option(
+            text="Maximum text length in tokens; default: the trained length.",
+            metavar="TOKENS",
+            panel=options.Panel.LOADING,
+        ),
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
     force: Annotated[
-        bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
+        bool,
+        options.switch(
+            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
+        ),
     ] = False,
 ) -> None:
-    """Turn texts into vectors.
+    """Compute embedding vectors of texts.
 
-    MODEL is an embedder, or any model that runs: ORG/REPO, or the path of a folder or a GGUF file; one that is not
-    on this machine is pulled first. Each TEXT becomes a line of stdout, a JSON array of numbers whose squares add
-    up to one; without TEXT, each line of stdin does.
+    MODEL is an embedding model, or any model that runs: ORG/REPO, or the path of a folder or a GGUF file; a model
+    that is not on this machine is downloaded first. Each TEXT, or each line of stdin without TEXT, gives one line
+    on stdout: a JSON array of numbers, normalized to unit length.
     """
     if not texts and is_terminal(sys.stdin):
         raise UsageError("there is nothing to embed", "give texts after the model's name, or pipe lines in")

@@ -75,11 +75,11 @@ class ModelEntry:
 
 def list_models(
     everything: Annotated[
-        bool, options.switch("--all", text="Also models that are known by name and not here.")
+        bool, options.switch("--all", text="Include catalog models that are not downloaded.")
     ] = False,
     as_json: options.JsonList = False,
 ) -> None:
-    """List the models on this machine, or all that are known by name."""
+    """List the models on this machine, or the whole catalog."""
     out = StdoutWriter()
     found = sorted(list_entries(), key=lambda entry: not entry.is_here)
     own = {*read_aliases(), *edition_files()}
@@ -94,7 +94,7 @@ def list_models(
 
 
 def show(model: options.ModelName, quant: options.ArtefactQuant = None, as_json: options.Json = False) -> None:
-    """Show what is known of a model.
+    """Show the details of a model.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights
     and downloads nothing.

@@ -1,112 +1,204 @@
-"""The flags that several commands share. `flags.py` has what becomes of them."""
+"""Options shared by several commands. `flags.py` parses their values."""
 
 from typing import Annotated, Any
 
 import typer
 
+from localllm.cli.help_page import Panel
 from localllm.sampling import PARAMETER_HELP, THINK_HELP
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
 
 
-def option(*names: str, text: str, metavar: str) -> Any:
-    """A flag with a value, whose default is the model's own."""
-    return typer.Option(*names, help=text, metavar=metavar, show_default=False)
+def option(*names: str, text: str, metavar: str, panel: Panel | None = None) -> Any:
+    """Option with a value, whose default comes from the model or the settings."""
+    return typer.Option(*names, help=text, metavar=metavar, show_default=False, rich_help_panel=panel)
 
 
-def switch(name: str, *, text: str) -> Any:
-    """A flag that is given or not, without a `--no-` twin."""
-    return typer.Option(name, help=text, show_default=False)
+def switch(name: str, *, text: str, panel: Panel | None = None) -> Any:
+    """Boolean option without a `--no-` form."""
+    return typer.Option(name, help=text, show_default=False, rich_help_panel=panel)
 
 
-Json = Annotated[bool, switch("--json", text="Print one JSON object.")]
-JsonEvents = Annotated[bool, switch("--json", text="Print what happens as JSON lines.")]
-JsonList = Annotated[bool, switch("--json", text="Print a JSON array.")]
+Json = Annotated[bool, switch("--json", text="Print one JSON object.", panel=Panel.OUTPUT)]
+JsonEvents = Annotated[bool, switch("--json", text="Print progress events as JSON lines.", panel=Panel.OUTPUT)]
+JsonList = Annotated[bool, switch("--json", text="Print a JSON array.", panel=Panel.OUTPUT)]
 
-Device = Annotated[str | None, option(text="auto, cpu, cuda or cuda:N.", metavar="DEVICE")]
-DType = Annotated[str | None, option("--dtype", text="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
-KVDType = Annotated[str | None, option("--kv-dtype", text="Of keys and values: auto, int8 or fp8.", metavar="KV")]
-Context = Annotated[int | None, option(text="Room for prompt and answer, in tokens.", metavar="TOKENS")]
+Device = Annotated[
+    str | None, option(text="Device to run on: auto, cpu, cuda or cuda:N.", metavar="DEVICE", panel=Panel.LOADING)
+]
+DType = Annotated[
+    str | None,
+    option(
+        "--dtype",
+        text="Data type of the weights: auto, float32, bfloat16 or float16.",
+        metavar="DTYPE",
+        panel=Panel.LOADING,
+    ),
+]
+KVDType = Annotated[
+    str | None,
+    option("--kv-dtype", text="Data type of the KV cache: auto, int8 or fp8.", metavar="KV", panel=Panel.LOADING),
+]
+Context = Annotated[
+    int | None, option(text="Context length: prompt and answer, in tokens.", metavar="TOKENS", panel=Panel.LOADING)
+]
 
 Server = Annotated[
     str | None,
-    option(text="Ask this server, which loads the model if need be: HOST:PORT or a URL.", metavar="URL"),
+    option(
+        text="Use this server, which loads the model if needed: HOST:PORT or a URL.",
+        metavar="URL",
+        panel=Panel.MODEL,
+    ),
 ]
 
-RunningServer = Annotated[str | None, option("--server", text="The server: HOST:PORT or a URL.", metavar="URL")]
+RunningServer = Annotated[
+    str | None, option("--server", text="Server to connect to: HOST:PORT or a URL.", metavar="URL")
+]
 
 Quant = Annotated[
-    str | None, option("--quant", text="Run it in int8 or int4, quantized once and kept.", metavar="QUANT")
+    str | None,
+    option(
+        "--quant",
+        text="Quantize the weights to int8 or int4; cached after the first use.",
+        metavar="QUANT",
+        panel=Panel.MODEL,
+    ),
 ]
 DraftModel = Annotated[
     str | None,
-    option("--draft-model", text="A small model of the same family that guesses ahead.", metavar="MODEL"),
+    option(
+        "--draft-model",
+        text="Draft model for speculative decoding: a small one of the same family.",
+        metavar="MODEL",
+        panel=Panel.SPECULATION,
+    ),
 ]
 ArtefactQuant = Annotated[
-    str | None, option("--quant", text="What --quant int8 or int4 has made of it.", metavar="QUANT")
+    str | None,
+    option(
+        "--quant",
+        text="Select the cached int8 or int4 quantization of the model.",
+        metavar="QUANT",
+        panel=Panel.MODEL,
+    ),
 ]
 
 Draft = Annotated[
     bool | None,
     typer.Option(
         "--draft/--no-draft",
-        help="Show what guessed tokens save, on stderr; or guess none.",
+        help="Report on stderr what speculative decoding saves, or turn it off.",
         show_default=False,
+        rich_help_panel=Panel.SPECULATION,
     ),
 ]
 Deterministic = Annotated[
-    bool, switch("--deterministic", text="The same bytes whatever else runs, however prompts are cut.")
+    bool,
+    switch(
+        "--deterministic", text="Give the same output for any batching and prompt chunking.", panel=Panel.ADVANCED
+    ),
 ]
 
 Think = Annotated[
     bool | None,
-    typer.Option(
-        "--think/--no-think",
-        help=THINK_HELP,
-        show_default=False,
-    ),
+    typer.Option("--think/--no-think", help=THINK_HELP, show_default=False, rich_help_panel=Panel.PROMPT),
 ]
 Tools = Annotated[
-    str | None, option("--tools", text="Functions that the model may call, as JSON; - is stdin.", metavar="FILE")
+    str | None,
+    option(
+        "--tools",
+        text="JSON file of functions that the model may call; - is stdin.",
+        metavar="FILE",
+        panel=Panel.PROMPT,
+    ),
 ]
 TemplateArgs = Annotated[
     list[str] | None,
     option(
-        "--template-arg", text="Argument for the chat template, JSON or text. Repeatable.", metavar="NAME=VALUE"
+        "--template-arg",
+        text="Chat template variable; VALUE is JSON or text. Repeatable.",
+        metavar="NAME=VALUE",
+        panel=Panel.PROMPT,
     ),
 ]
 
-Schema = Annotated[str | None, option(text="Answer with JSON of this JSON schema; - is stdin.", metavar="FILE")]
-JsonObject = Annotated[bool, switch("--json-object", text="Answer with a JSON object.")]
-Regex = Annotated[str | None, option(text="Answer with a text that this matches as a whole.", metavar="REGEX")]
-GrammarFile = Annotated[
-    str | None, option("--grammar", text="Answer with a text of this Lark or GBNF grammar.", metavar="FILE")
+Schema = Annotated[
+    str | None,
+    option(text="Constrain the answer to a JSON schema; - is stdin.", metavar="FILE", panel=Panel.CONSTRAINED),
 ]
-Choice = Annotated[str | None, option(text="Answer with one of these; or a JSON array of texts.", metavar="A,B,C")]
+JsonObject = Annotated[
+    bool, switch("--json-object", text="Constrain the answer to a JSON object.", panel=Panel.CONSTRAINED)
+]
+Regex = Annotated[
+    str | None,
+    option(
+        text="Constrain the answer to a full match of this expression.", metavar="REGEX", panel=Panel.CONSTRAINED
+    ),
+]
+GrammarFile = Annotated[
+    str | None,
+    option(
+        "--grammar",
+        text="Constrain the answer to a Lark or GBNF grammar; - is stdin.",
+        metavar="FILE",
+        panel=Panel.CONSTRAINED,
+    ),
+]
+Choice = Annotated[
+    str | None,
+    option(
+        text="Constrain the answer to one of these; a JSON array works too.",
+        metavar="A,B,C",
+        panel=Panel.CONSTRAINED,
+    ),
+]
 
-Temperature = Annotated[float | None, option(text=PARAMETER_HELP["temperature"], metavar="X")]
-TopK = Annotated[int | None, option(text=PARAMETER_HELP["top_k"], metavar="K")]
-TopP = Annotated[float | None, option(text=PARAMETER_HELP["top_p"], metavar="P")]
-MinP = Annotated[float | None, option(text=PARAMETER_HELP["min_p"], metavar="P")]
-RepetitionPenalty = Annotated[float | None, option(text=PARAMETER_HELP["repetition_penalty"], metavar="X")]
-RepeatLastN = Annotated[int | None, option(text=PARAMETER_HELP["repeat_last_n"], metavar="N")]
-PresencePenalty = Annotated[float | None, option(text=PARAMETER_HELP["presence_penalty"], metavar="X")]
-FrequencyPenalty = Annotated[float | None, option(text=PARAMETER_HELP["frequency_penalty"], metavar="X")]
+Temperature = Annotated[
+    float | None, option(text=PARAMETER_HELP["temperature"], metavar="X", panel=Panel.SAMPLING)
+]
+TopK = Annotated[int | None, option(text=PARAMETER_HELP["top_k"], metavar="K", panel=Panel.SAMPLING)]
+TopP = Annotated[float | None, option(text=PARAMETER_HELP["top_p"], metavar="P", panel=Panel.SAMPLING)]
+MinP = Annotated[float | None, option(text=PARAMETER_HELP["min_p"], metavar="P", panel=Panel.SAMPLING)]
+RepetitionPenalty = Annotated[
+    float | None, option(text=PARAMETER_HELP["repetition_penalty"], metavar="X", panel=Panel.SAMPLING)
+]
+RepeatLastN = Annotated[
+    int | None, option(text=PARAMETER_HELP["repeat_last_n"], metavar="N", panel=Panel.SAMPLING)
+]
+PresencePenalty = Annotated[
+    float | None, option(text=PARAMETER_HELP["presence_penalty"], metavar="X", panel=Panel.SAMPLING)
+]
+FrequencyPenalty = Annotated[
+    float | None, option(text=PARAMETER_HELP["frequency_penalty"], metavar="X", panel=Panel.SAMPLING)
+]
 LogitBias = Annotated[
     list[str] | None,
-    option(text=PARAMETER_HELP["logit_bias"], metavar="ID=BIAS"),
+    option(text=PARAMETER_HELP["logit_bias"], metavar="ID=BIAS", panel=Panel.SAMPLING),
 ]
-Seed = Annotated[int | None, option(text=PARAMETER_HELP["seed"], metavar="N")]
+Seed = Annotated[int | None, option(text=PARAMETER_HELP["seed"], metavar="N", panel=Panel.SAMPLING)]
 
-MaxTokens = Annotated[int | None, option(text=PARAMETER_HELP["max_tokens"], metavar="N")]
-Stop = Annotated[list[str] | None, option(text=PARAMETER_HELP["stop"], metavar="TEXT")]
-StopIds = Annotated[list[int] | None, option("--stop-id", text=PARAMETER_HELP["stop_ids"], metavar="ID")]
-IgnoreEos = Annotated[bool | None, switch("--ignore-eos", text=PARAMETER_HELP["ignore_eos"])]
+MaxTokens = Annotated[int | None, option(text=PARAMETER_HELP["max_tokens"], metavar="N", panel=Panel.SAMPLING)]
+Stop = Annotated[list[str] | None, option(text=PARAMETER_HELP["stop"], metavar="TEXT", panel=Panel.SAMPLING)]
+StopIds = Annotated[
+    list[int] | None, option("--stop-id", text=PARAMETER_HELP["stop_ids"], metavar="ID", panel=Panel.SAMPLING)
+]
+IgnoreEos = Annotated[bool | None, switch("--ignore-eos", text=PARAMETER_HELP["ignore_eos"], panel=Panel.SAMPLING)]
 
 Logprobs = Annotated[
     int | None,
-    option(text="With --json: log probability of each token and of N alternatives.", metavar="N"),
+    option(
+        text="With --json: log probabilities of each token and its top N alternatives.",
+        metavar="N",
+        panel=Panel.ADVANCED,
+    ),
 ]
 PromptLogprobs = Annotated[
-    int | None, option(text="With --json: the same for the tokens of the prompt.", metavar="N")
+    int | None,
+    option(
+        text="With --json: log probabilities of prompt tokens and their top N alternatives.",
+        metavar="N",
+        panel=Panel.ADVANCED,
+    ),
 ]

@@ -171,30 +171,36 @@ def _wrapped(name: str, text: str) -> Rows:
 def plan(
     model: options.ModelName,
     gpu: Annotated[
-        str | None, options.option("--gpu", text="Plan for this GPU: h100, 4090, ...", metavar="NAME")
+        str | None, options.option("--gpu", text="GPU to plan for, such as h100 or 4090.", metavar="NAME")
     ] = None,
     context: Annotated[
-        int | None, options.option(text="Prompt and answer of each user, in tokens.", metavar="TOKENS")
+        int | None,
+        options.option(text="Context length of each user, in tokens: prompt and answer.", metavar="TOKENS"),
     ] = None,
-    users: Annotated[int, typer.Option(help="Who are answered at once.", metavar="N")] = 1,
+    users: Annotated[int, typer.Option(help="Number of concurrent users.", metavar="N")] = 1,
     prompt: Annotated[
         int | None,
-        options.option("--prompt", text="TTFT of a prompt of so many tokens, else of 512.", metavar="TOKENS"),
+        options.option("--prompt", text="Prompt length for TTFT, in tokens; default: 512.", metavar="TOKENS"),
     ] = None,
     quant: Annotated[
         str | None,
-        options.option("--quant", text="As if it were quantized: int8, int4, q8_0, q4_k_m.", metavar="QUANT"),
+        options.option(
+            "--quant",
+            text="Quantization to assume: int8, int4, q8_0 or q4_k_m.",
+            metavar="QUANT",
+            panel=options.Panel.MODEL,
+        ),
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tell whether a model fits, and how fast it would run.
+    """Estimate whether a model fits, and how fast it would run.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights,
-    also of a model that is still on the Hub: memory and speed follow from its description, for this machine or a
-    GPU that is named. Exits with 3 if the model does not fit.
+    and works for models that are still on the Hub: memory use and speed are computed from the model's metadata,
+    for this machine or for a named GPU. Exits with code 3 if the model does not fit.
     """
     out = StdoutWriter()
     settings = Settings.from_environment()

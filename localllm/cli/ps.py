@@ -13,9 +13,9 @@ from localllm.formatting import format_bytes, format_seconds, format_table
 
 
 def ps(server: options.RunningServer = None, as_json: options.Json = False) -> None:
-    """List the models that a running server has loaded.
+    """List the models loaded by a running server.
 
-    UNTIL is when one is unloaded if nobody asks it; KV is how much of its cache answers use.
+    UNTIL is when an idle model is unloaded; KV is the share of its KV cache in use.
     """
     out = StdoutWriter()
     with closing(ServerClient(server)) as asked:
@@ -33,9 +33,9 @@ def ps(server: options.RunningServer = None, as_json: options.Json = False) -> N
 
 
 def stop(model: options.ModelName, server: options.RunningServer = None, as_json: options.Json = False) -> None:
-    """Unload a model of a running server.
+    """Unload a model from a running server.
 
-    MODEL is a name of `localllm ps`. Answers under way end first.
+    MODEL is a name of `localllm ps`. Running answers finish first.
     """
     with closing(ServerClient(server)) as asked:
         found = asked.request_json("/localllm/stop", {"model": model})

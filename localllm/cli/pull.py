@@ -16,15 +16,15 @@ def pull(
     model: options.ModelName,
     as_json: options.JsonEvents = False,
     force: Annotated[
-        bool, options.switch("--force", text="Also a model that does not run on this machine.")
+        bool, options.switch("--force", text="Download the model even if it does not run on this machine.")
     ] = False,
 ) -> None:
-    """Download a model from the Hub, or bring it up to date.
+    """Download a model from the Hub, or update it.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
-    repository of GGUF files. It goes into the cache of Hugging Face, where other programs find it. What was broken
-    off goes on where it stopped. stdout gets the path of the model. Exits with 3 before the download if this
-    machine has not the memory for the model.
+    GGUF repository. The files go into the Hugging Face cache, which other programs share. An interrupted download
+    resumes. stdout gets the path of the model. Exits with code 3 before downloading if this machine has too little
+    memory for the model.
     """
     from localllm.cli import progress  # with the Hub's library 0.1 s that other commands need not wait for
     from localllm.llm.fetch import fetch

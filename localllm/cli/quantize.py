@@ -38,48 +38,53 @@ FOLDER_FLAGS = (
 def quantize(
     ctx: typer.Context,
     model: options.ModelName,
-    output: Annotated[str, typer.Option("-o", "--output", help="The folder or file to write.", metavar="PATH")],
+    output: Annotated[str, typer.Option("-o", "--output", help="Folder or file to write.", metavar="PATH")],
     method: Annotated[
-        str | None, options.option("--method", text=f"{', '.join(METHODS)}; else gptq.", metavar="METHOD")
+        str | None,
+        options.option(
+            "--method", text=f"Quantization method: {', '.join(METHODS)}; default: gptq.", metavar="METHOD"
+        ),
     ] = None,
     bits: Annotated[
-        int | None, options.option("--bits", text="4 or 8; else 4, or 8 with --activations.", metavar="N")
+        int | None,
+        options.option(
+            "--bits", text="Bits per weight: 4 or 8; default: 4, or 8 with --activations.", metavar="N"
+        ),
     ] = None,
     group: Annotated[
         int | None,
-        options.option(
-            "--group", text="Columns that share a scale: 128, 64, 32, or 0 for a whole row.", metavar="N"
-        ),
+        options.option("--group", text="Group size: 128, 64, 32, or 0 for one scale per row.", metavar="N"),
     ] = None,
-    asymmetric: Annotated[bool, options.switch("--asymmetric", text="Give each group a zero point.")] = False,
+    asymmetric: Annotated[
+        bool, options.switch("--asymmetric", text="Use asymmetric quantization, with a zero point per group.")
+    ] = False,
     activations: Annotated[
-        str | None, options.option("--activations", text="int8: round activations, too.", metavar="TYPE")
+        str | None, options.option("--activations", text="Quantize activations too: int8.", metavar="TYPE")
     ] = None,
     calib: Annotated[
         str | None,
-        options.option("--calib", text="Calibrate on this text, else on the project's own.", metavar="FILE"),
+        options.option("--calib", text="Calibration text; default: the bundled text.", metavar="FILE"),
     ] = None,
     evaluation: Annotated[
         str | None,
-        options.option("--eval", text="Measure on this text, else on the project's own.", metavar="FILE"),
+        options.option("--eval", text="Evaluation text; default: the bundled text.", metavar="FILE"),
     ] = None,
     to: Annotated[
-        str | None, options.option("--to", text="gguf: one file that llama.cpp runs.", metavar="FORMAT")
+        str | None,
+        options.option("--to", text="Output format: gguf, a single file for llama.cpp.", metavar="FORMAT"),
     ] = None,
     type: Annotated[
-        str | None, options.option("--type", text="With --to gguf: q4_0 or q8_0.", metavar="TYPE")
+        str | None,
+        options.option("--type", text="With --to gguf: quantization type, q4_0 or q8_0.", metavar="TYPE"),
     ] = None,
-    force: Annotated[
-        bool, options.switch("--force", text="Replace what an earlier run has written or begun.")
-    ] = False,
+    force: Annotated[bool, options.switch("--force", text="Overwrite existing or partial output.")] = False,
     as_json: options.JsonEvents = False,
 ) -> None:
-    """Quantize a model.
+    """Quantize a model and measure the loss of quality.
 
-    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder, in safetensors and not quantized. Writes
-    a folder in the layout of compressed-tensors, or a GGUF file, then measures what was lost and keeps that in the
-    folder. Works through the model layer by layer; a run that was broken off goes on where it stopped. stdout gets
-    the report and the path.
+    MODEL is a name of `localllm list`, ORG/REPO, or the path of a folder; it must be unquantized safetensors.
+    Writes a folder in the compressed-tensors format, or a GGUF file, then measures the loss and stores the report
+    in the folder. Works layer by layer; an interrupted run resumes. stdout gets the report and the path.
     """
     out = StdoutWriter()
     target = resolve_target(output)

@@ -74,18 +74,24 @@ def write_receipt(path: Path, paper: Receipt) -> None:
 def replay(
     receipt: Annotated[str, typer.Argument(metavar="RECEIPT", hidden=True)],
     model: Annotated[
-        str | None, options.option("--model", text="Where the model lies, if not where it was.", metavar="MODEL")
+        str | None,
+        options.option(
+            "--model",
+            text="Model to use if it has moved since the receipt.",
+            metavar="MODEL",
+            panel=options.Panel.MODEL,
+        ),
     ] = None,
     draft_model: options.DraftModel = None,
     context: options.Context = None,
     device: options.Device = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compute an answer again, and say whether it is the same.
+    """Recompute an answer from a receipt and compare the two.
 
-    RECEIPT is a file that `localllm run` wrote by --receipt, or its --json output; - is stdin. What has changed of
-    machine, versions and kernels is told on stderr; then the prompt's tokens are computed as they were, with the
-    same seed, dtypes and threads. Exits with 10 if the answer is another, and with 8 if the model is.
+    RECEIPT is a file written by `localllm run --receipt`, or the output of `localllm run --json`; - is stdin. The
+    prompt tokens are recomputed with the same seed, data types and threads. Changes of machine, versions and
+    kernels are reported on stderr. Exits with code 10 if the answer differs, and with 8 if the model differs.
     """
     out = io.StdoutWriter()
     paper = read(io.read_bytes(receipt), io.display_name(receipt))

@@ -14,15 +14,21 @@ def run(
     prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", hidden=True)] = None,
     system: Annotated[
         str | None,
-        options.option(text="System prompt: how the model should behave.", metavar="TEXT"),
+        options.option(text="System prompt.", metavar="TEXT", panel=options.Panel.PROMPT),
     ] = None,
     resume: Annotated[
         str | None,
-        options.option(text="Go on with a conversation of `localllm chats`; `last` is the newest.", metavar="ID"),
+        options.option(
+            text="Resume a saved conversation of `localllm chats`; `last` is the newest.",
+            metavar="ID",
+            panel=options.Panel.PROMPT,
+        ),
     ] = None,
     raw: Annotated[
         bool,
-        options.switch("--raw", text="Continue the prompt as it is, without chat template."),
+        options.switch(
+            "--raw", text="Complete the prompt verbatim, without a chat template.", panel=options.Panel.PROMPT
+        ),
     ] = False,
     think: options.Think = None,
     tools: options.Tools = None,
@@ -40,23 +46,50 @@ def run(
     deterministic: options.Deterministic = False,
     draft_model: options.DraftModel = None,
     force: Annotated[
-        bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
+        bool,
+        options.switch(
+            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
+        ),
     ] = False,
     server: options.Server = None,
     local: Annotated[
-        bool, options.switch("--local", text="Load the model here, also where a server has it.")
+        bool,
+        options.switch(
+            "--local",
+            text="Load the model in this process even if a server has it loaded.",
+            panel=options.Panel.MODEL,
+        ),
     ] = False,
-    plain: Annotated[bool, options.switch("--plain", text="Talk line by line, without the app.")] = False,
+    plain: Annotated[
+        bool,
+        options.switch(
+            "--plain", text="Chat line by line instead of in the full-screen app.", panel=options.Panel.OUTPUT
+        ),
+    ] = False,
     as_json: options.Json = False,
     receipt: Annotated[
         str | None,
-        options.option("--receipt", text="Write what `localllm replay` needs, prompt and all.", metavar="FILE"),
+        options.option(
+            "--receipt",
+            text="Write a receipt, including the prompt, for `localllm replay`.",
+            metavar="FILE",
+            panel=options.Panel.ADVANCED,
+        ),
     ] = None,
     draft: options.Draft = None,
-    verbose: Annotated[bool, options.switch("--verbose", text="Print all measurements to stderr.")] = False,
+    verbose: Annotated[
+        bool,
+        options.switch(
+            "--verbose", text="Print load and generation statistics to stderr.", panel=options.Panel.OUTPUT
+        ),
+    ] = False,
     fail_on_length: Annotated[
         bool,
-        options.switch("--fail-on-length", text="Exit with 6 if a limit cut the answer."),
+        options.switch(
+            "--fail-on-length",
+            text="Exit with code 6 if a length limit truncates the answer.",
+            panel=options.Panel.OUTPUT,
+        ),
     ] = False,
     logprobs: options.Logprobs = None,
     prompt_logprobs: options.PromptLogprobs = None,
@@ -75,15 +108,15 @@ def run(
     stop_ids: options.StopIds = None,
     ignore_eos: options.IgnoreEos = None,
 ) -> None:
-    """Answer a prompt, or start a conversation.
+    """Answer a prompt or start a conversation.
 
-    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; one that is not on
-    this machine is pulled first. The prompt is PROMPT, or what is piped in, or both, the piped text first. stdout
-    gets the model's answer and nothing else; what it thinks before goes to stderr. In a terminal and without a
-    prompt, a conversation begins; without MODEL one is chosen first.
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; a model that is not
+    on this machine is downloaded first. The prompt is PROMPT, the text piped to stdin, or both, with the piped
+    text first. stdout gets only the answer; reasoning goes to stderr. In a terminal and without a prompt, a
+    conversation starts; without MODEL, you choose one first.
 
-    A running server that has the model loaded answers instead (LOCALLLM_HOST, else port 11434 of this machine),
-    which spares the loading; --verbose tells. Flags that say how to load a model (--context, --device, --dtype,
-    --kv-dtype, --quant, --deterministic, --draft, --draft-model, --force) load it here.
+    If a running server (LOCALLLM_HOST, otherwise port 11434 of this machine) has the model loaded, it answers
+    instead and no loading is needed; --verbose shows this. Loading flags (--context, --device, --dtype,
+    --kv-dtype, --quant, --deterministic, --draft, --draft-model, --force) load the model in this process.
     """
     execute_run(ctx.params)

@@ -22,33 +22,81 @@ if TYPE_CHECKING:
 def serve(
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", hidden=True)] = None,
     host: Annotated[
-        str, typer.Option(help="Of this machine; 0.0.0.0 is all it has, for others too.", metavar="ADDRESS")
+        str,
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 accepts other machines.",
+            metavar="ADDRESS",
+            rich_help_panel=options.Panel.NETWORK,
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 is any that is free.", metavar="N", min=0, max=65535)] = 11434,
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port to listen on; 0 picks a free one.",
+            metavar="N",
+            min=0,
+            max=65535,
+            rich_help_panel=options.Panel.NETWORK,
+        ),
+    ] = 11434,
     api_key_file: Annotated[
-        str | None, options.option("--api-key-file", text="Ask for one of these keys, one a line.", metavar="FILE")
+        str | None,
+        options.option(
+            "--api-key-file",
+            text="File of accepted API keys, one per line.",
+            metavar="FILE",
+            panel=options.Panel.NETWORK,
+        ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        options.option("--api-key", text="Ask for this key, which `ps` shows to all. Repeatable.", metavar="KEY"),
+        options.option(
+            "--api-key",
+            text="Accepted API key; visible to other users in the process list. Repeatable.",
+            metavar="KEY",
+            panel=options.Panel.NETWORK,
+        ),
     ] = None,
     insecure: Annotated[
-        bool, options.switch("--insecure", text="Let anybody ask who reaches the address.")
+        bool,
+        options.switch(
+            "--insecure", text="Accept other machines without an API key.", panel=options.Panel.NETWORK
+        ),
     ] = False,
     tls_cert: Annotated[
-        str | None, options.option("--tls-cert", text="Certificates in PEM: speak HTTPS.", metavar="FILE")
+        str | None,
+        options.option(
+            "--tls-cert",
+            text="TLS certificate chain in PEM format; enables HTTPS.",
+            metavar="FILE",
+            panel=options.Panel.NETWORK,
+        ),
     ] = None,
     tls_key: Annotated[
-        str | None, options.option("--tls-key", text="Their key, if it is in another file.", metavar="FILE")
+        str | None,
+        options.option(
+            "--tls-key",
+            text="Private key of the certificate, if in a separate file.",
+            metavar="FILE",
+            panel=options.Panel.NETWORK,
+        ),
     ] = None,
     host_name: Annotated[
         list[str] | None,
-        options.option("--host-name", text="Answer under this name, too. Repeatable.", metavar="NAME"),
+        options.option(
+            "--host-name",
+            text="Additional host name to accept in the Host header. Repeatable.",
+            metavar="NAME",
+            panel=options.Panel.NETWORK,
+        ),
     ] = None,
     origin: Annotated[
         list[str] | None,
         options.option(
-            "--origin", text="Let web pages of this origin ask; * is any. Repeatable.", metavar="ORIGIN"
+            "--origin",
+            text="Allowed CORS origin of web pages; * allows any. Repeatable.",
+            metavar="ORIGIN",
+            panel=options.Panel.NETWORK,
         ),
     ] = None,
     context: options.Context = None,
@@ -58,28 +106,49 @@ def serve(
     quant: options.Quant = None,
     deterministic: options.Deterministic = False,
     force: Annotated[
-        bool, options.switch("--force", text="Also a model that does not fit into the free memory.")
+        bool,
+        options.switch(
+            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
+        ),
     ] = False,
     keep_alive: Annotated[
         str,
-        typer.Option(help="How long a model stays that nobody asks: 5m, 30s, 0; -1 is for ever.", metavar="TIME"),
+        typer.Option(
+            help="How long an idle model stays loaded: 5m, 30s or 0; -1 is forever.",
+            metavar="TIME",
+            rich_help_panel=options.Panel.LOADING,
+        ),
     ] = "5m",
     max_models: Annotated[
-        int | None, options.option(text="Most models loaded at a time; else as many as fit.", metavar="N")
+        int | None,
+        options.option(
+            text="Maximum number of loaded models; default: as many as fit.",
+            metavar="N",
+            panel=options.Panel.LOADING,
+        ),
     ] = None,
     log_format: Annotated[
-        str, typer.Option(help="Of the log on stderr, a line a request: text, json or off.", metavar="FORMAT")
+        str,
+        typer.Option(
+            help="Format of the request log on stderr: text, json or off.",
+            metavar="FORMAT",
+            rich_help_panel=options.Panel.OUTPUT,
+        ),
     ] = "text",
-    log_prompts: Annotated[bool, options.switch("--log-prompts", text="Log what is asked, too.")] = False,
-    verbose: Annotated[bool, options.switch("--verbose", text="Tell what loading takes.")] = False,
+    log_prompts: Annotated[
+        bool, options.switch("--log-prompts", text="Include prompts in the log.", panel=options.Panel.OUTPUT)
+    ] = False,
+    verbose: Annotated[
+        bool, options.switch("--verbose", text="Print load statistics to stderr.", panel=options.Panel.OUTPUT)
+    ] = False,
 ) -> None:
-    """Answer programs over HTTP, as OpenAI, Ollama and Anthropic do.
+    """Serve models over HTTP: OpenAI, Ollama and Anthropic APIs.
 
-    Each MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; one that is
-    not on this machine is pulled first. These are loaded before the server listens, and stay. All others that
-    `localllm list` shows are loaded when they are asked for, and go when nobody has asked for --keep-alive, or
-    where another needs the room. Only programs of this machine can ask, unless --host says otherwise, which takes
-    a key. The first Ctrl-C or SIGTERM lets answers end, the second does not.
+    Each MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; a model that
+    is not on this machine is downloaded first. These models are loaded before the server listens, and stay loaded.
+    All other models of `localllm list` are loaded on request, and unloaded after --keep-alive without requests or
+    when another model needs the memory. The server accepts only this machine unless --host says otherwise, which
+    requires an API key. The first Ctrl-C or SIGTERM lets running answers finish, the second aborts them.
     """
     from localllm.server.access_flags import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging

@@ -21,8 +21,10 @@ from localllm.settings import Settings
 
 ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)]
 OptionalModelName = Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)]
-DryRun = Annotated[bool, options.switch("--dry-run", text="Say what would be removed, and remove nothing.")]
-CheckOnly = Annotated[bool, options.switch("--check", text="Fetch nothing again.")]
+DryRun = Annotated[bool, options.switch("--dry-run", text="Print what would be removed without removing it.")]
+CheckOnly = Annotated[
+    bool, options.switch("--check", text="Only report; do not download damaged or missing files.")
+]
 
 
 def rm(
@@ -33,9 +35,9 @@ def rm(
 ) -> None:
     """Remove models from this machine.
 
-    MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
-    repository of GGUF files. What other revisions use stays. Of a name that you gave with `localllm cp`, the name
-    alone is removed. With --quant the model stays, and what was quantized from it goes.
+    MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a GGUF
+    repository. Files shared with other revisions remain. For a name created by `localllm cp`, only the name is
+    removed. With --quant, only the cached quantization is removed, not the model.
     """
     if quant:
         _remove_artefacts(model, quant, dry_run, as_json)
@@ -86,11 +88,10 @@ def cp(
     name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)],
     as_json: options.Json = False,
 ) -> None:
-    """Give a model another name.
+    """Create an alias of a model.
 
-    NAME becomes a name of MODEL, which is what `localllm run` takes: a name of `localllm list --all`, ORG/REPO
-    with @REVISION or :QUANT, or a path. Nothing is copied: the disk holds the model once. `localllm rm NAME` takes
-    the name away.
+    NAME becomes an alias of MODEL: a name of `localllm list --all`, ORG/REPO with optional @REVISION or :QUANT, or
+    a path. No files are copied. `localllm rm NAME` removes the alias.
     """
     out = StdoutWriter()
     meant = copy_name(name, model)
@@ -98,10 +99,11 @@ def cp(
 
 
 def verify(model: OptionalModelName = None, check: CheckOnly = False, as_json: options.JsonList = False) -> None:
-    """Look whether downloaded models are what the Hub gave.
+    """Check downloaded models against the checksums of the Hub.
 
     MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT; without it, all models in
-    the cache. Every file is read and compared with its digest. What is damaged or missing is fetched again.
+    the cache are checked. Every file is read and compared with its checksum. Damaged and missing files are
+    downloaded again.
     """
     # Loads the Hub's library, which other commands need not wait for.
     from localllm.cli.repair import verify_models

@@ -34,29 +34,41 @@ def template(
     model: options.ModelName,
     prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", hidden=True)] = None,
     messages: Annotated[
-        str | None, options.option("--messages", text="A conversation as JSON; - is stdin.", metavar="FILE")
+        str | None,
+        options.option(
+            "--messages", text="Conversation as JSON; - is stdin.", metavar="FILE", panel=options.Panel.PROMPT
+        ),
     ] = None,
     system: Annotated[
-        str | None, options.option(text="System prompt: how the model should behave.", metavar="TEXT")
+        str | None, options.option(text="System prompt.", metavar="TEXT", panel=options.Panel.PROMPT)
     ] = None,
     think: options.Think = None,
     tools: options.Tools = None,
     template_arg: options.TemplateArgs = None,
     no_generation_prompt: Annotated[
         bool,
-        options.switch("--no-generation-prompt", text="End after the last message, not where an answer begins."),
+        options.switch(
+            "--no-generation-prompt",
+            text="Leave out the header that begins the assistant's answer.",
+            panel=options.Panel.PROMPT,
+        ),
     ] = False,
     ids: Annotated[
         bool | None,
-        typer.Option("--ids/--no-ids", help="List the tokens after the prompt, or not.", show_default=False),
+        typer.Option(
+            "--ids/--no-ids",
+            help="List the tokens after the prompt; default: only in a terminal.",
+            show_default=False,
+            rich_help_panel=options.Panel.OUTPUT,
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print the prompt that a conversation becomes.
+    """Print the prompt that the chat template renders.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. The conversation is
-    PROMPT, as in `localllm run`, or that of --messages: a list of messages, or an object that holds `messages`
-    and maybe `tools`. In a terminal, the tokens follow. Reads no weights.
+    PROMPT, as in `localllm run`, or the file of --messages: a list of messages, or an object with `messages` and
+    optionally `tools`. In a terminal, the tokens follow. Reads no weights.
     """
     functions = io.read_tools(tools) if tools else None
     if messages is None:

@@ -19,14 +19,14 @@ MIN_INTERVAL_S = 0.1
 def top(
     server: options.RunningServer = None,
     every: Annotated[
-        str, options.option("--every", text="Between two looks, like 0.5s or 1m.", metavar="TIME")
+        str, options.option("--every", text="Refresh interval, such as 0.5s or 1m; default: 1s.", metavar="TIME")
     ] = "1s",
     as_json: options.Json = False,
 ) -> None:
-    """Watch a running server: models, requests, speeds, latencies, cache.
+    """Monitor a running server: models, requests, latency, cache.
 
-    Where stdout is no terminal, or with --json, it tells once what happened within the time of --every. decode and
-    prefill are tokens a second of all requests together; TTFT, ITL and queue are of answers that ended in the last
+    If stdout is not a terminal, or with --json, print the activity of one --every interval and exit. Decode and
+    prefill are tokens per second over all requests; TTFT, ITL and queue time cover answers that ended in the last
     minutes.
     """
     between = parse_duration(every)
