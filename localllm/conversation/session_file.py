@@ -1,7 +1,7 @@
 """A conversation as a file of JSON: every turn of its tree, and what it was held with. docs/cli.md has the fields.
 
-The first line says what a list shows, so that lists need not read the rest; each turn has a line of its own. Files
-of version 1 held one branch, and are still read. A file may have been written by anybody: all of it is checked.
+The first line says what a list shows, so that lists need not read the rest; each turn has a line of its own. A
+file may have been written by anybody: all of it is checked.
 """
 
 import json
@@ -159,16 +159,16 @@ def read(path: Path) -> SavedSession:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} is larger than any conversation")
-        content, changed = parse_strict_json(path.read_bytes()), path.stat().st_mtime
+        content = parse_strict_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"the conversation cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON ({error})") from error
     version = content.get("version") if isinstance(content, dict) else None
-    if version not in (1, VERSION) or isinstance(version, bool):
-        raise UsageError(f"{path} is no conversation of format 1 or {VERSION}")
+    if version != VERSION:
+        raise UsageError(f"{path} is not a conversation of format {VERSION}")
     try:
-        return _first_version(content, changed) if version == 1 else _session_from_json(content)
+        return _session_from_json(content)
     except UsageError as error:
         raise UsageError(f"{path} is a damaged conversation ({error.message})") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -194,31 +194,6 @@ def _session_from_json(content: Mapping[str, Any]) -> SavedSession:
     if any(turn.children and not turn.chosen_child for turn in (kept.root, *turns)):
         raise ValueError("no turn is chosen in one place")
     kept.current = _turn_by_index(content["at"], turns, kept.root)
-    return kept
-
-
-def _first_version(content: Mapping[str, Any], changed: float) -> SavedSession:
-    model = _require_text(content, "model")
-    kept = SavedSession(
-        "", model, changed, changed, params_from_json(content["params"]), _optional_text(content, "system")
-    )
-    messages = _require_type(list, content["messages"])
-    if [message["role"] for message in messages] != ["user", "assistant"] * (len(messages) // 2):
-        raise ValueError("question and answer do not take turns")
-    at = kept.root
-    for question, answer in zip(messages[::2], messages[1::2], strict=True):
-        thoughts = _require_text(answer, "reasoning_content") if "reasoning_content" in answer else ""
-        turn = Turn(
-            _require_text(question, "content"),
-            at,
-            _require_text(answer, "content"),
-            thoughts,
-            model,
-            FinishReason.STOP,
-        )
-        at.children.append(turn)
-        at.chosen_child = at = turn
-    kept.title, kept.current = default_title(kept.root), at
     return kept
 
 

@@ -22,7 +22,6 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, logging, set_client_factory
-from huggingface_hub.utils._http import default_client_factory
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -68,15 +67,15 @@ def _timeout() -> httpx2.Timeout:
 
 
 def _library_client() -> httpx2.Client:
-    """The library asks for a listing without a timeout, and would wait for a silent hub for ever."""
+    """The client of huggingface_hub, whose own has no timeout and would wait for a silent hub for ever."""
 
-    def limit(request: httpx2.Request) -> None:
+    def check(request: httpx2.Request) -> None:
+        if constants.is_offline_mode():
+            raise OfflineModeIsEnabled(f"Cannot reach {request.url}: HF_HUB_OFFLINE is set.")
         if not any(request.extensions["timeout"].values()):
             request.extensions["timeout"] = _timeout().as_dict()
 
-    made = default_client_factory()
-    made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limit]}
-    return made
+    return httpx2.Client(event_hooks={"request": [check]}, follow_redirects=True, timeout=_timeout())
 
 
 set_client_factory(_library_client)

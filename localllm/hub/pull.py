@@ -145,6 +145,7 @@ def _fetch_content(
         for name in names:
             name.parent.mkdir(parents=True, exist_ok=True)
             if not (name.exists() and name.samefile(content)) and not is_complete_copy(name, files[0]):
+                # Private, but the only rule for file systems without links that other programs share.
                 _create_symlink(str(content), str(name), new_blob=copy is None)
             if is_complete_copy(name, files[0]):  # there are no links here: the content has moved
                 copy = content = name

@@ -108,45 +108,26 @@ def test_what_could_not_be_measured_stays_so(tmp_path):
     assert math.isnan(session_file.read(tmp_path / "one.json").current.metrics.ttft_s)
 
 
-def test_a_file_of_the_first_version_is_read(tmp_path):
-    messages = [
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": "hi", "reasoning_content": "let me see"},
-        {"role": "user", "content": "more"},
-        {"role": "assistant", "content": "yes"},
-    ]
-    file = tmp_path / "old.json"
-    file.write_text(json.dumps(FIRST | {"messages": messages, "system": "be brief"}))
-    chat = Chat(FakeLLM())
-    session_file.read(file).restore_into(chat)
-    assert (chat.messages, chat.system) == (messages, "be brief")
-    assert session_file.read_header(file)[:2] == ("hello", "m")
-    assert session_file.read_header(file).questions == 2
-    session_file.write(file, SavedSession.from_chat(chat, "", 0, 0))
-    assert tree(session_file.read(file).root) == tree(chat.root)
-
-
-FIRST = {"version": 1, "model": "m", "system": None, "params": {"logit_bias": {}}, "messages": []}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 3}, "no conversation of format 1 or 2"),
-        ({"version": True}, "no conversation of format 1 or 2"),
+        ({"version": 1}, "not a conversation of format 2"),
+        ({"version": 3}, "not a conversation of format 2"),
+        ({"version": True}, "not a conversation of format 2"),
         ({"system": 3}, "system is no text"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "do not take turns"),
-        ({"messages": [{"role": "user"}]}, "damaged"),
-        ({"messages": None}, "damaged"),
+        ({"turns": None}, "damaged"),
         ({"params": {}}, "damaged"),
         ({"params": {"logit_bias": {}, "speed": 3}}, "damaged"),
         ({"params": {"logit_bias": {}, "temperature": -1}}, "temperature"),
         ({"params": {"logit_bias": {"x": 1}}}, "damaged"),
     ],
 )
-def test_a_damaged_file_of_the_first_version_is_refused(tmp_path, change, message):
+def test_a_damaged_file_is_refused(tmp_path, change, message):
     file = tmp_path / "chat.json"
-    file.write_text(json.dumps(FIRST | change))
+    chat = Chat(FakeLLM())
+    say(chat, "hello")
+    session_file.write(file, SavedSession.from_chat(chat, "", 0, 0))
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError, match=message):
         session_file.read(file)
 
