@@ -6,7 +6,6 @@ print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 
 import copy
 import secrets
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -205,8 +204,7 @@ class LLM:
     def prefer_throughput(self) -> None:
         """For work that nobody waits for token by token: any number of requests may wait, and steps are as large
         as is fastest for all together."""
-        self.worker.max_queue = sys.maxsize
-        self.worker.engine.chunk_policy.prefer_throughput()
+        self.worker.prefer_throughput()
 
     @property
     def prompt_encoder(self) -> PromptEncoder:

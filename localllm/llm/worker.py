@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import hashlib
 import queue
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -389,8 +390,12 @@ class Worker:
             reply.deliver(error)
         self.finished[FinishReason.ERROR] += len(self.outputs)
         self.outputs.clear()
-        self.engine.in_flight = None
-        self.engine.pool.reset_prefix_cache()
+        self.engine.reset()
+
+    def prefer_throughput(self) -> None:
+        """Let any number of requests wait, and make steps as large as is fastest for all together."""
+        self.max_queue = sys.maxsize
+        self.engine.chunk_policy.prefer_throughput()
 
     def translate_error(self, error: Exception) -> Exception:
         """What to tell of a step that broke off."""

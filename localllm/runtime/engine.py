@@ -148,6 +148,11 @@ class Engine:
         out what they bring, it is no part of the last."""
         self.last_timed_step = None
 
+    def reset(self) -> None:
+        """Forget the step in flight and the prefix cache, after a failed step whose sequences are cancelled."""
+        self.in_flight = None
+        self.pool.reset_prefix_cache()
+
     def must_commit_first(self) -> bool:
         """Does the next step depend on tokens that only the device knows?"""
         if self.in_flight is None:

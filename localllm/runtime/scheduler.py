@@ -1,4 +1,5 @@
-"""Who brings how many tokens to the next step. Pure Python over counts: knows no tensor and no model.
+"""Continuous batching: which sequences the next step takes, and how many tokens each brings. Chunked prefill: how
+much of a long prompt that is. Pure Python over counts, without tensors or models.
 
 Running sequences go before waiting ones and short work before long, so that a long prompt never holds up an
 answer that is already streaming; a share of the budget is the first sequence's own, so that it never starves.
@@ -29,6 +30,8 @@ CHUNK_TIMES_KEPT = 8  # times, whose median counts: some were disturbed
 
 
 class ChunkPolicy:
+    """Chunked prefill: how many tokens of prompts a step may compute beside answers that stream."""
+
     def __init__(self, max_tokens: int):
         """max_tokens: tokens of a step that nobody waits for."""
         self.max_tokens = max_tokens
@@ -92,9 +95,10 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=queue_key)
 
     def schedule(self, token_budget: int | None = None) -> ScheduledTokens:
-        """The sequences of the next step, each with room made for the tokens it brings. token_budget: of all
-        together,
-        None for the usual."""
+        """Return the sequences of the next step with the number of tokens each brings, blocks allocated.
+
+        token_budget: tokens of all sequences together; None for the engine's own limit.
+        """
         self.scheduled, self.remaining_budget = (
             {},
             self.token_budget if token_budget is None else min(token_budget, self.token_budget),

@@ -78,6 +78,8 @@ def router(models: ModelPool, sums: ServerMetrics) -> APIRouter:
         asked = validate(TokenizeBody, drop_nulls(await read_json_body(request)))
         if (asked.prompt is None) == (asked.messages is None):
             raise BadField("prompt", "give a prompt or messages, and one of them", "leave out the other")
+        if asked.prompt is not None and asked.tools is not None:
+            parse_tools(asked.tools)  # a prompt has no use for them, but what is wrong is refused
         with await models.lease(asked.model) as lease:
             if asked.prompt is None:
                 tokens = await asyncio.to_thread(lease.llm.encode, *encode_arguments(asked))

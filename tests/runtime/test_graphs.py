@@ -165,7 +165,7 @@ def test_several_drafts_whose_tokens_are_counted_are_drawn_on_the_host(folder: P
 
 def test_only_tokens_that_the_device_does_not_count_are_read_before_the_next_step(folder: Path) -> None:
     def must_read(graphs: bool, **others: object) -> bool:
-        engine = make_engine(folder, graphs=cuda_graphs)
+        engine = make_engine(folder, graphs=graphs)
         engine.runner.asynchronous = True
         engine.add_sequence(sequence([3, 4, 5], temperature=0, repetition_penalty=1.3))
         engine.step()

@@ -1,5 +1,5 @@
-"""Where a sequence's state lives: keys and values in blocks of a shared pool, counted, found again by their
-content; and of recurrent layers one row, which holds what the tokens so far have left.
+"""The state of a sequence: keys and values in reference-counted blocks of a shared pool, found again by their
+content (prefix caching); and for recurrent layers one row, which holds what the tokens so far have left.
 
 Pure Python over the numbers of blocks and rows: knows nothing of tensors, so that thousands of traces a second can
 be tested.
@@ -29,8 +29,8 @@ NO_COPIES = CacheCopies()
 
 
 class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
-    """The blocks, and the rows of models that have recurrent layers. Blocks that are evicted go aside, if there is
-    an aside, and so a conversation that pauses leaves the device and is not computed again; rows do not.
+    """The blocks of the prefix cache, and the state rows of recurrent layers. Evicted blocks move to the host tier
+    where there is one, so that a paused conversation leaves the device and is not computed again; rows do not.
 
     The key of a full block is its parent's serial and its tokens: exact, so no hash collision can show one user
     another's text. Serials are never reused; the key of a saved row is the serial of the block that ends there.
