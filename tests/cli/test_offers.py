@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -31,6 +32,7 @@ from localllm.plan.fit import FreeMemory, LoadOptions, fit_model
 from localllm.plan.measured import DECODE_SHARE
 from localllm.plan.memory import MemoryNeeds, allocate_minimum
 from localllm.settings import Settings
+from tests.hub.answers import Reply
 from tests.hub.faults import refused
 from tests.hub.models import Watcher
 from tests.hub.real_configs import REAL_CONFIGS
@@ -117,9 +119,17 @@ def test_a_download_is_offered_and_what_keeps_it_from_running_is_told(here, hub,
 def test_a_download_that_was_broken_off_is_not_here_and_offered_as_the_catalogue_has_it(here, hub, cache):
     repo, before = "HuggingFaceTB/SmolLM2-135M-Instruct", here()["smollm2:135m"]
     hub.add(repo, PACKAGE_FOLDER / "boxed" / "demo")
-    hub.disturb(refused(404), "model.safetensors", times=None)
+    plan = plan_pull(RepoName(repo), print)
+
+    def refused_once_small_files_are_here(reply: Reply) -> Reply | None:
+        end = time.monotonic() + 10
+        while not list(cache.rglob("config.json")) and time.monotonic() < end:
+            time.sleep(0.01)
+        return refused(404)(reply)
+
+    hub.disturb(refused_once_small_files_are_here, "model.safetensors", times=None)
     with pytest.raises(LocalLLMError):
-        pull(plan_pull(RepoName(repo), print), Watcher())
+        pull(plan, Watcher())
     assert cached_folder(repo, "main")
     assert here()["smollm2:135m"] == before
     hub.faults.clear()
