@@ -25,6 +25,7 @@ import difflib
 from collections.abc import Iterable
 
 
+# What was meant by a name that nobody knows. Knows no names itself.
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """The remedy: the name that is spelt alike, or none."""
     near = difflib.get_close_matches(name[:80], choices, n=1)

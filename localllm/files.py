@@ -14,6 +14,7 @@ from typing import Any
 from localllm.errors import DamagedModel, DiskFull, LocalLLMError, UsageError
 
 
+# Paths as people write them.
 def expand_path(path: str) -> Path:
     """With a home folder in place of its `~`. Raises UsageError where nobody knows which that is."""
     try:

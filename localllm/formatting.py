@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from localllm.errors import UsageError
 
+# The words of strangers on a terminal: shown as what they are, never obeyed.
 # They must not move the cursor or set the title: ESC is shown as ␛ and so on.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 CONTROL_PICTURES |= {code: 0xFFFD for code in range(0x80, 0xA0)}
@@ -22,6 +23,7 @@ def one_line(text: str) -> str:
     return text.translate(ONE_LINE_PICTURES)
 
 
+# Texts in columns, the same in a terminal and in a pipe.
 def format_columns(rows: Sequence[tuple[str, str]]) -> str:
     """Names and values, aligned."""
     return format_table([(f"{name} ", value) for name, value in rows])

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
+# What the engine did for one request, step by step, for whoever wants to watch: plain data.
 @dataclass(frozen=True)
 class Candidate:
     """A token that could have come next."""

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 from localllm.errors import UsageError
 from localllm.request import SamplingParams
 
+# What each field of SamplingParams does, in one line, for `--help` and for the settings of the app.
 PARAMETER_HELP = {
     "temperature": "Sampling temperature; 0 is greedy.",
     "top_k": "Sample from the K most likely tokens; 0 turns it off.",

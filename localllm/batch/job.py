@@ -17,6 +17,7 @@ from localllm.batch.state import JobState, check_output_empty, check_unchanged, 
 from localllm.batch.summary import BatchCounts, BatchSummary
 from localllm.errors import UsageError
 
+# The input of a batch, read line by line and never as a whole. Knows nothing of what a line says.
 BOM = b"\xef\xbb\xbf"
 
 
@@ -53,6 +54,7 @@ def iter_lines(file: BinaryIO, on_bytes: Callable[[bytes], object] = len) -> Ite
         begins = piece.endswith(b"\n")
 
 
+# Which of very many texts came before. Knows nothing of what they are.
 class SeenIds:
     """A set on the disk: a nameless database that goes with the process, however it ends, and whose part in memory
     does not grow."""

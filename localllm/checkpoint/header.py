@@ -27,6 +27,7 @@ from localllm.hub.gguf import is_gguf
 from localllm.hub.modules import CONFIG_FILE, SETTINGS_FILES, WEIGHTS_FILE, ModuleEntry, read_modules
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 
+# What the files beside config.json say of an embedder, in the form of sentence-transformers.
 # By the name of the field that is true for the one in use, and by what `pooling_mode` calls it.
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",

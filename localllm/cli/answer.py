@@ -32,6 +32,10 @@ from contextlib import suppress
 
 from localllm.cli.io import note, supports_redraw
 
+# What `--draft` shows of guesses: a line below the answer while it comes, gone at its end, and one line then.
+#
+# Terminals differ in where the cursor is kept behind a character in the last column, and some would write the
+# next one over it: so nothing is shown while an answer has just filled a line.
 # Down a line and up again, in the same column, so that there is one below; the cursor kept; that line, emptied.
 CLEAR_LINE_BELOW, RESTORE_CURSOR = "\x1bD\x1bM\x1b7\x1b[1E\x1b[2K", "\x1b8"
 

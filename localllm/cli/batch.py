@@ -33,6 +33,7 @@ from localllm.cli.io import supports_redraw
 from localllm.cli.progress import LINE_INTERVAL_S
 from localllm.formatting import format_rate
 
+# What a person sees of a batch while it runs: a bar on a terminal, else a line now and then. Writes to stderr.
 OnBatchProgress = Callable[[BatchCounts], object]
 
 

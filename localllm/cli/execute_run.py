@@ -73,14 +73,13 @@ def execute_run(flags: Mapping[str, Any]) -> None:
 def _start_conversation(flags: Mapping[str, Any], given: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """given: fields of SamplingParams; arguments: of the template."""
     # 0.1 s each, that one answer need not wait for.
-    from localllm.cli import in_app
-    from localllm.cli.in_app import open_session
+    from localllm.cli.in_app import open_session, run_app
 
     def begin(llm: "Model") -> "Session":
         return open_session(llm, flags, given, llm.template_arguments(arguments, think=flags["think"]))
 
     if not flags["plain"]:
-        in_app.run_app(flags, begin)
+        run_app(flags, begin)
         return
     from localllm.cli import repl
 

@@ -12,6 +12,7 @@ from localllm.files import parse_strict_json
 from localllm.request import Grammar, GrammarKind, SamplingParams
 from localllm.sampling import parse_logit_bias
 
+# The flags that say what an answer must be, and their way into a `Grammar`.
 GRAMMAR_FLAGS = {
     "schema": "--schema",
     "json_object": "--json-object",

@@ -17,6 +17,7 @@ from localllm.protocol.model import Model
 from localllm.settings import Settings
 
 
+# The conversation that `localllm run` holds: a new one, or a kept one that it goes on with.
 def open_session(
     llm: Model, flags: Mapping[str, Any], given: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> Session:

@@ -23,6 +23,7 @@ from localllm.server.sse import ModelEvent
 from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot, Throughput
 
 
+# What the commands print with `--json` that get, keep and describe models, as types; see `printed.py`.
 class File(TypedDict):
     path: str
     bytes: int

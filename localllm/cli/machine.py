@@ -22,6 +22,7 @@ from localllm.client.server import ServerClient, ServerUnreachable
 from localllm.errors import LocalLLMError, UsageError
 from localllm.settings import Settings
 
+# Whether a running server answers instead of a model of this process.
 LOADING_FLAGS = {  # what they say is settled when a model is loaded
     "context": "--context",
     "device": "--device",

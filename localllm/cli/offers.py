@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     import torch
 import math
 
+# Which model is recommended for a machine: the best that fits comfortably and would be fast enough.
+#
+# Best is the one of most parameters, as that says more of a model's answers than anything else that is known
+# before it is tried; a mixture counts as the geometric mean of all of them and those that one token meets, as is
+# usual. Comfortably: with a quarter of the free memory to spare, since other programs want some, and
+# conversations grow. Fast enough: as fast as people read, 250 words a minute, with something to spare. One whose
+# terms have to be accepted first, at the Hub, is not recommended before that is done.
 MAX_MEMORY_FRACTION = 3 / 4  # of the free memory
 MIN_TOKENS_PER_S = 8.0  # 250 words a minute are 5.5, at four tokens for three words
 # Bytes of weights a second that a processor reads whose rate was never measured: a third of what two channels of

@@ -29,6 +29,8 @@ from localllm.plan.speed import Speed
 from localllm.plan.weights import GGUF_BITS, check_quant
 from localllm.settings import Settings
 
+# What a person reads of a plan: facts in columns, speeds and quantizations as tables, no line over 80 characters
+# unless a word is that long.
 VALUE_WIDTH = 62  # characters beside the longest name
 BOUND_NAMES = {"memory": "reading memory", "compute": "computing"}
 PUBLISHED_NOTE = "of a published GGUF file, where there is one; --quant makes the others"

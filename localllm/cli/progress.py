@@ -40,6 +40,7 @@ from localllm.formatting import format_bytes, format_seconds, printable
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import PullPlan, PullProgress
 
+# What a person, a log or a program sees of a download. Writes to stderr, for `--json` to stdout.
 MAX_VISIBLE_BARS = 8  # of files that are done stay in sight
 LINE_INTERVAL_S = 10.0  # in a log
 EVENT_INTERVAL_S = 0.2  # for a program

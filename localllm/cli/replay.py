@@ -28,6 +28,7 @@ from localllm.request import EventType, GenerationEvent, Request
 from localllm.sampling import params_to_json
 
 
+# What `localllm run` makes of an answer for those who want it computed again.
 def collect_answer(events: Sequence[GenerationEvent]) -> receipt.Answer:
     """Of a whole answer."""
 

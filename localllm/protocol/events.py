@@ -16,6 +16,8 @@ from localllm.metrics import Candidate, Metrics, StepReads, StepReport
 from localllm.request import EventType, FinishReason, GenerationEvent, TokenLogprob, ToolCall
 
 
+# What the engine did for a request, and what its steps read, as JSON and back, without a loss: the part of an
+# answer that only those who watch it ask for.
 def step_to_json(step: StepReport) -> dict[str, Any]:
     """Without what is as it mostly is."""
     fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}

@@ -39,6 +39,8 @@ from localllm.quantize.recipe import Recipe
 from localllm.quantize.shards import save_tensors
 from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, check_source, hub_revision, source_identity
 
+# What a model folder holds beside weights and config.json: tokenizer, templates, licence, and a card that says
+# what became of the model. Copies no program of a stranger's. No torch.
 COMPANION_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 LEGAL_FILES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY", "COPYING")
 EXCLUDED_FILES = ("config.json", INDEX_FILE, "recipe.json", "quality.json")
@@ -79,6 +81,7 @@ def describe_recipe(recipe: Recipe) -> str:
     return ", ".join([recipe.method, f"INT{recipe.bits} {group}", kind, *activations, head])
 
 
+# Where an artefact may be written: what is there and must not be lost. No torch.
 LOCK_FILE = ".lock"
 
 

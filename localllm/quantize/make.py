@@ -16,6 +16,7 @@ from localllm.quantize.recipe import Recipe
 from localllm.quantize.states import QuantizationResult, digest_token_ids
 from localllm.text.tokenizer import Tokenizer
 
+# Calibration text to windows of token ids. Knows nothing of models but how long a context they have.
 WINDOW_TOKENS = 512  # tokens
 MIN_CALIBRATION_TOKENS = 2048
 MAX_WINDOWS = 64

@@ -14,6 +14,8 @@ from localllm.runtime.host_to_device import upload_values
 from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
 
 
+# Whole texts as flat tensors, one after another, those of one length side by side: nothing is padded, so that no
+# text can tell what it was computed with.
 @dataclass(frozen=True)
 class LengthGroup:
     """Texts of one length."""

@@ -14,6 +14,12 @@ from localllm.runtime.kernels.gpu.penalties import LogitBiases, TokenHistory
 from localllm.runtime.kernels.gpu.sampling import SamplingColumns, SamplingScratch, sample_tokens
 from localllm.runtime.sampler import SamplingSpec, sample
 
+# What a bucket of rows is drawn by, kept on the device: a step of the same rows uploads nothing.
+#
+# `set` says what the next step draws by and copies what has changed through pinned memory; `launch` starts
+# kernels and nothing else, so that it can be captured in a graph. Between two calls of `set` there is one step,
+# and with it each position is one further. The rules are those of `sampler.py`. Knows nothing of sequences,
+# graphs and the engine.
 MAX_BIASES = 1024  # tokens that one row's logit_bias may name; longer lists are left to `sampler.sample`
 ROW_ALIGNMENT = 4  # rows: columns begin at addresses that 16 divides, whatever the bucket
 DTYPE_WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}  # of 4 bytes

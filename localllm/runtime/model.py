@@ -25,6 +25,7 @@ from localllm.runtime.layers.rope import Rope
 from localllm.runtime.weight_source import WeightSource
 
 
+# The decoder: embed, layers, norm, logits. No family names here; everything comes from ModelConfig.
 class Layer:
     """x + mixer(norm(x)), then x + ffn(norm(x)); where the norms stand, its config says."""
 

@@ -25,6 +25,11 @@ from localllm.request import SamplingParams, TokenLogprob
 from localllm.runtime.host_to_device import upload_tensor, upload_values
 
 
+# Which drafts of a draft model stand: modified rejection sampling (Leviathan, Kalman and Matias 2023, algorithm
+# 1; Chen et al. 2023, theorem 1). Whatever the proposal was, what is drawn has the target's distribution.
+#
+# A draft d from q is accepted with probability min(1, p(d) / q(d)); else the token is drawn from max(p - q, 0).
+# That never gives d, as there q(d) > p(d), so a draft stands exactly where it equals what is drawn.
 def rejection_weights(target: Tensor, draft_probs: Tensor, draft_ids: Tensor, points: Tensor) -> Tensor:
     """What to draw from instead of the target where drafts stand: each draft alone, or the residual.
 
@@ -42,6 +47,7 @@ def rejection_weights(target: Tensor, draft_probs: Tensor, draft_ids: Tensor, po
     return torch.where(stands, torch.zeros_like(p).scatter(-1, at, 1), residual).to(target.dtype)
 
 
+# What a grammar is to the engine: which tokens may come next in one answer. Knows nothing of text.
 # Waits until they are known: of each position int32 [ceil(vocab / 32)], where bit t % 32 of word t // 32 is set if
 # the token t may come; None: any may.
 MaskProvider = Callable[[], ListLike[NDArray[np.int32] | None]]

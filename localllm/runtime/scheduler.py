@@ -22,6 +22,14 @@ from statistics import median
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.sequence import Sequence
 
+# Chunked prefill: how many prompt tokens a step takes, given how long steps have taken. Pure Python over counts
+# and seconds; it knows no sequence.
+#
+# A chunk delays every answer that streams beside it by the time it takes. So a step with a chunk takes at most
+# two and a half times as long as the decoding streams take alone, and never more than 0.4 s: gaps between tokens
+# stay even, and prompts still get up to three fifths of the time. Smaller chunks would even the gaps further and
+# cost throughput, because each step reads all weights however few tokens it computes. Measured with a 1B model
+# in bfloat16 on two cores: 1.15 s for 512 tokens, 0.53 s for 256, 0.36 s for 128, 0.27 s for 64, 0.11 s for one.
 MAX_TOKEN_GAP_S = 0.4  # between two tokens of an answer: most people read no faster
 MAX_SLOWDOWN = 2.5  # as long as those who stream take alone
 UNNOTICED_GAP_S = 0.01  # that nobody sees, however fast they stream

@@ -18,6 +18,8 @@ from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penaltie
 from localllm.runtime.scheduler import ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 
+# Which tokens could have come, and what kept the others out: the sampler's own rules, one after the other, for
+# people who watch. Knows nothing of steps and requests.
 NEUTRAL_FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # in the order in which they are applied
 
 

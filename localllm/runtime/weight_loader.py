@@ -24,6 +24,7 @@ from localllm.files import damaged_file
 from localllm.metrics import PhaseTimer
 
 
+# How bytes that were read get to a device: from pinned buffers by a GPU's stream, or copied at once on a CPU.
 class PendingCopy(Protocol):
     """A copy on its way to the device; torch.cuda.Event is one."""
 

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+# What became of models, and why: the newest entries, and a line of the log each.
 MAX_EVENTS = 200
 log = logging.getLogger("localllm.models")
 
@@ -45,6 +46,7 @@ class ModelEventLog:
         log.info(what, extra={"fields": {"event": what, "model": model, "why": why, **took}})
 
 
+# Answers on their way to a client that may leave: streams of events, and whole answers that are waited for.
 T = TypeVar("T")
 
 SSE_DONE = b"data: [DONE]\n\n"

@@ -21,6 +21,7 @@ from localllm.text.vocabulary import (
     set_bos_eos,
 )
 
+# The fields of a protocol buffer message, bounded by its bytes. Knows nothing of any schema.
 FieldValue = int | float | bytes
 
 

@@ -23,6 +23,9 @@ from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken
 from localllm.text.vocabulary import UNENCODABLE, TokenizerDescription
 
+# What each token of a vocabulary adds to a text, as bytes: a token may be half a character.
+#
+# Does token by token what a decoder of the Rust library does to all of them; knows nothing of who asks.
 SPACE_DECODERS = ("Replace", "Metaspace")  # write SPACE as a space
 TEXT_EDGE_DECODERS = ("Fuse", "Strip")  # change its two ends alone
 
@@ -61,6 +64,7 @@ def _of_alphabet(token: str) -> bytes:
     return written.encode("latin-1") if all(ord(letter) in _BYTES for letter in token) else token.encode()
 
 
+# A folder whose tokenizer is the `tokenizer.json` of Hugging Face's library, which reads it itself.
 CHARSMAP_KEY = "precompiled_charsmap"
 
 

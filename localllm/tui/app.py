@@ -24,6 +24,8 @@ from localllm.tui.machine import Machine
 from localllm.tui.themes import apply_theme, use_ansi_colors
 from localllm.tui.wishes import ModelChosen
 
+# Python's collector of garbage, kept from holding up keys: what there is when a conversation begins it need not
+# go through again and again, which takes a tenth of a second, and all of what came since only now and then.
 GC_THRESHOLDS: Final = (700, 10, 1000)  # the last is 10 as Python has it: all was gone through once a second
 
 

@@ -32,6 +32,7 @@ from localllm.tui.transcript.view import Transcript
 from localllm.tui.turn_screen import TurnScreen
 from localllm.tui.wishes import CommandChosen, SessionChosen
 
+# The numbers under a conversation: of the answer under way, and dimmed of the last one until the next.
 FRAME_S = 1 / 30
 
 

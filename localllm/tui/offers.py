@@ -17,6 +17,7 @@ from localllm.formatting import format_bytes, one_line
 from localllm.tui.machine import ModelOffer
 
 
+# What is said of an offered model in a line. Only what is known; knows no screen.
 def memory_and_speed(offer: ModelOffer) -> str:
     """`fits: 5.2 of 23.5 GB; about 118 tokens/s`, or what of it is known."""
     said = ""

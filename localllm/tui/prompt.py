@@ -23,6 +23,8 @@ from localllm.formatting import one_line
 from localllm.tui.editor import Editor
 from localllm.tui.offers import Suggestion, Suggestions, ends_in_file_reference, suggest_commands, suggest_files
 
+# What was written before, in the file of the plain line editor, whose format is that of prompt_toolkit: a
+# comment with the time, then each line of a message after a plus sign. That library would take 0.1 s to import.
 MAX_READ_BYTES = 2**20  # from the end of the file: thousands of messages
 
 

@@ -17,6 +17,7 @@ from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
 
+# Where a block of code is to be saved.
 TEXT_SUFFIX = ".txt"
 
 

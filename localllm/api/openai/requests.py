@@ -21,6 +21,7 @@ from localllm.api.openai.messages import parse_messages
 from localllm.request import Grammar, GrammarKind, ParameterOutOfRange, SamplingParams, ToolUse
 
 
+# What a chat body asks of the use of its functions.
 class FunctionName(StrictModel):
     name: str
 

@@ -22,6 +22,10 @@ from localllm.metrics import Metrics
 from localllm.request import EventType, GenerationEvent, Request, TokenLogprob
 
 
+# How an answer goes, told with each of its tokens: `timings` of llama.cpp's server (`timings_per_token`).
+#
+# Beside that server's fields the last one has `queue_ms`, `ttft_ms`, `itl_p50_ms` and `itl_p99_ms`, as
+# `metrics.py` defines them. Knows nothing of HTTP.
 class Timings:
     """Counts the tokens of one answer: `predicted_n` so far, `draft_n` of them guessed before, `draft_n_accepted`
     of these rightly."""

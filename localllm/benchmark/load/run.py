@@ -18,6 +18,9 @@ from localllm.benchmark.load.wire import SERVER_APIS, LoadRequest, ServerApi
 from localllm.benchmark.machine import Machine, Noise, NoiseMeter, describe_machine
 from localllm.errors import UsageError
 
+# Prompts of a given length that no cache knows: random words, or pieces of a text from random places.
+#
+# Lengths are in words; how many tokens a word makes is the server's to tell.
 COMMON = (
     "a able about after again all also and any back ball be because bed bird big blue boat book boy bread bring "
     "cat come day do dog door down each eat eye fall family far fast feel find fish five flower fly food friend "

@@ -9,6 +9,7 @@ from localllm.runtime.kernels.elementwise import layer_norm, rms_norm
 from localllm.runtime.kernels.registry import dispatch, kernel
 
 
+# A norm with its weight, as a layer holds it: what stands before a product can be done inside it.
 @dataclass(frozen=True, eq=False)
 class Norm:
     weight: Tensor | None  # [size] float32; None: one

@@ -10,6 +10,11 @@ from localllm.quant.vectors import DTYPE_MAX, SCALE_DTYPE, quantize_vectors
 from localllm.runtime.kv_cache.blocks import ZERO_SOURCE
 from localllm.runtime.kv_cache.tiers import CopyRun
 
+# The tensors behind `tiers.py`: a cache's rows on the device, and in pinned memory those of blocks put aside.
+#
+# Copies are asked of the device and not waited for. It does them in the order of its other work, so a block may
+# be written to by the step that follows its copy, and the host, which never reads what is aside, need not know
+# when.
 HOST_CHUNK_BLOCKS = (
     64  # blocks aside that are allocated together, when the first of them is needed: to pin memory takes time
 )

@@ -25,6 +25,7 @@ from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.weight_source import WeightSource
 
 
+# Multi-head latent attention over a cache of latents.
 class LatentAttention:
     def __init__(self, config: LatentConfig, model: ModelConfig, source: WeightSource):
         self.config = c = config
@@ -84,6 +85,7 @@ def load_kv_b(c: LatentConfig, source: WeightSource) -> tuple[Tensor, Tensor]:
     return k_b.contiguous(), v_b.contiguous()
 
 
+# Attention within whole texts: no cache, and each token sees what is around it, or before it.
 class EncoderAttention(Attention):
     """With the weights of the attention that has a cache."""
 
@@ -132,6 +134,7 @@ def window_mask(length: int, window: int, device: torch.device, *, causal: bool)
     return (before < window) & ((before >= 0) if causal else (before > -window))
 
 
+# A gated short convolution layer (LFM2): recurrent, and remembers no more than its last tokens.
 class ShortConv:
     def __init__(self, config: ShortConvConfig, model: ModelConfig, source: WeightSource):
         hidden, bias = model.hidden_size, config.bias

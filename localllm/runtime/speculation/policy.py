@@ -17,6 +17,8 @@ from localllm.runtime.speculation.lookup import PromptLookup
 from localllm.runtime.speculation.step_cost import StepCost
 
 
+# Who guesses tokens, so that one step can verify several of them. A guess changes how many tokens a step brings,
+# never which.
 class Drafter(Protocol):
     def may_draft(self, sequence: Sequence) -> bool:
         """Might it draft behind a token that is being computed? Then that is read before the next step begins."""

@@ -22,6 +22,7 @@ from localllm.text.output.formats import OutputFormat
 from localllm.text.tokenizer import Tokenizer
 
 
+# A model's vocabulary as llguidance wants it. Made once a model: it takes about a second of 150,000 tokens.
 class LLGuidanceVocabulary:
     """`llguidance.TokenizerWrapper`, which goes by these names; its own would try the tokenizer out."""
 

@@ -16,6 +16,7 @@ from localllm.tui.transcript.answer import Answer
 from localllm.tui.transcript.block import Block
 
 
+# Text whose first line has something before it that its other lines are indented by.
 class HangingIndent(Visual):
     def __init__(self, content: Content, first: str, rest: str):
         self.content, self.first, self.rest = content, first, rest

@@ -12,6 +12,8 @@ import torch
 from localllm.runtime.kernels.cpu.ir import FLOAT, INT, LANES, SHORT, Program, Value
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 
+# Functions of 16 numbers at a time, in float32: a number's value depends on nothing else, where torch's depends
+# on whether it stands in a whole vector or behind the last one.
 EXP_MAX, EXP_MIN = 88.0, -87.3  # what exp gives beyond them is what it gives there: 2^127, and nearly zero
 # exp(r) = 1 + r + r^2 * polynomial(r) for |r| <= ln(2) / 2 (Cephes, expf)
 EXP_POLYNOMIAL = (

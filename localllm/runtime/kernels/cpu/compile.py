@@ -27,6 +27,10 @@ from localllm.runtime.kernels.cpu.ir import Program
 from localllm.runtime.kernels.threads import run_in_parts
 from localllm.settings import Settings
 
+# Machine code that an earlier process compiled, in `localllm/kernels` of the user's folder for caches.
+#
+# A file holds the digest of the rest and the code. What cannot be read, or is not what was written, is compiled
+# again; what cannot be written, is compiled by the next process again.
 DIGEST_BYTES = 32
 
 

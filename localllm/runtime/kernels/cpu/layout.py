@@ -26,6 +26,9 @@ from localllm.runtime.kernels.cpu.ir import (
     vector_type,
 )
 
+# Rows of GGUF's Q4_0 and Q8_0 laid side by side: their bytes are in the order of lanes already, so that a
+# program can move them as fast as memory takes them. All other formats `quant/formats/lanes.py` lays, with
+# torch.
 SCALE_BYTES, WORD_BYTES = 2, 4
 CHUNK_BYTES = 2**24  # bytes of a file
 INTERLEAVED_FORMAT = {"q4_0": INT4_INTERLEAVED, "q8_0": INT8_INTERLEAVED}
