@@ -13,7 +13,7 @@ DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
 
 
 def run_with_exit_code(command: Callable[[], int | None]) -> int:
-    """Do it, and give the exit code of the program: its own, or that of its error. A signal is what it dies of."""
+    """Run a command and return its exit code, or that of its error. On a signal, die of that signal."""
     use_utf8()
     try:
         with signals_as_exceptions():

@@ -220,7 +220,7 @@ class CheckedFile(TypedDict):
 
 
 class Checked(TypedDict):
-    """A model of the cache, compared with its digests."""
+    """Result of verifying one cached model against its digests."""
 
     name: str
     repo: str
@@ -231,7 +231,7 @@ class Checked(TypedDict):
 
 
 class Named(TypedDict):
-    """A name that was given."""
+    """An alias and the model that it stands for."""
 
     name: str
     source: str  # what it stands for
@@ -361,7 +361,7 @@ class Watched(TypedDict):
 
 
 class Looked(TypedDict):
-    """A server, looked at."""
+    """One reading of a server's state, as `top` prints it."""
 
     glance: Annotated[ServerSnapshot, FLATTEN]
     models: list[Watched]

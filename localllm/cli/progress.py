@@ -216,7 +216,7 @@ class QuantizeProgress:
 
 @contextmanager
 def quantize_progress(*, as_json: bool = False, resumable: bool = True) -> Iterator[QuantizeProgress]:
-    """Told of each part of a model that is quantized. resumable: can a later run begin where one is broken off?"""
+    """Show progress while a model is quantized. resumable: whether an interrupted run can be continued."""
     try:
         if as_json:
             yield QuantizeProgress(events=JsonEvents())

@@ -1,4 +1,4 @@
-"""What the processor has, in LLVM's words, and how much of it LOCALLLM_CPU leaves to the compiled kernels."""
+"""Features of this processor, and which of them LOCALLLM_CPU lets the compiled kernels use."""
 
 import functools
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ NAMES = {"avx2": "x86-64-v3", "baseline": "x86-64"}  # of processors of such a l
 def forced_level() -> str | None:
     """Return the level that LOCALLLM_CPU names; None: it names none.
 
-    Raises UsageError where it is no level, or the processor lacks it.
+    Raises UsageError if the value is not a level or the processor does not reach it.
     """
     level = Settings.from_environment().cpu
     if level is not None and not reaches_level(host_features(), level):
@@ -46,7 +46,7 @@ def limit_features(features: Mapping[str, bool], level: str | None) -> dict[str,
 
 @functools.cache
 def host_features() -> dict[str, bool]:
-    """Return what the processor has; nothing where LLVM cannot tell."""
+    """Return the features of this processor by LLVM's names; empty where LLVM cannot detect them."""
     import llvmlite.binding as llvm  # here and below, so that a command that computes nothing does not wait for it
 
     try:
@@ -57,13 +57,13 @@ def host_features() -> dict[str, bool]:
 
 @functools.cache
 def features() -> dict[str, bool]:
-    """Return what kernels may use of it."""
+    """Return the features that kernels may use, after LOCALLLM_CPU."""
     return limit_features(host_features(), forced_level())
 
 
 @functools.cache
 def target_cpu() -> str:
-    """Return the processor that kernels are compiled for, in LLVM's words."""
+    """Return LLVM's name of the processor that kernels are compiled for."""
     import llvmlite.binding as llvm
 
     level = forced_level()

@@ -64,7 +64,7 @@ def finish_edition(name: str, edition: Edition, quant: str, on_status: OnStatus)
 
 
 def resolve_source(edition: Edition) -> Edition:
-    """On top of the model, or of the edition, that its source names."""
+    """Return the edition with its source resolved to a model, merged over the edition it was created from."""
     named = strip_latest(edition.source)
     if base := find_edition(named):
         return replace(edition.merged_over(base), parent=edition.parent or named)

@@ -49,7 +49,7 @@ class DraftModelPlan:
     def load(
         self, engine: Engine, cache_spec: CacheSpec, memory: MemoryPlan, step_cost: StepCost, phases: PhaseTimer
     ) -> DraftModel:
-        """Beside an engine that was made with the same memory; step_cost: of the engine's steps."""
+        """Load the draft model beside `engine`, which shares its memory plan. step_cost: of the engine's steps."""
         target, context = engine.runner, cache_spec.max_len(memory)
         decoder, _ = load_decoder(self.header, self.config, target.device, cache_spec.dtype, context, phases)
         return DraftModel(

@@ -185,7 +185,7 @@ class GpuSampler:
         self.buckets: dict[int, BucketSampler] = {}
 
     def supports(self, params: SamplingParams) -> bool:
-        """Does the device itself count the tokens that are drawn by these parameters?"""
+        """Return whether the token counts for these parameters are kept on the device."""
         return unsupported_reason(params, self.vocab_size) is None
 
     def bucket_sampler(self, rows: int) -> BucketSampler:

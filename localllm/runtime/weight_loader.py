@@ -214,7 +214,7 @@ class WeightLoader:
             self.readers.submit(self.copy_piece, entry, handle, piece, arriving)
 
     def copy_piece(self, entry: TensorHeader, handle: int, piece: range, pending: PendingTensor) -> None:
-        """One piece from the file to the device; by one of the readers."""
+        """Copy one piece of a tensor from the file to the device, on a reader thread."""
         if self.closed:
             return
         buffer, sent = self.free_buffers.get()

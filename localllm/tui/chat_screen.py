@@ -37,7 +37,7 @@ FRAME_S = 1 / 30
 
 
 class MetricsStrip(Widget):
-    """Two lines, drawn anew at most thirty times a second, and not at all while nothing changes."""
+    """Two lines of live metrics, redrawn at most thirty times a second and only when they change."""
 
     DEFAULT_CSS = """
     MetricsStrip {

@@ -101,7 +101,7 @@ def compile_delta_net(kind: torch.dtype, key_dim: int, value_dim: int) -> Compil
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor) -> str | None:
-    """Why it does not take them, if so."""
+    """Return why the kernel does not support these tensors, or None if it does."""
     if not all(each.is_cpu for each in (q, k, v, decay, beta, states)):
         return f"v is on {v.device}"
     if v.dtype not in ELEMENT_TYPES or any(each.dtype != torch.float32 for each in (q, k, decay, beta, states)):
