@@ -21,6 +21,8 @@ from bench.rounds import Sample, new_prompt, run, take_turns
 from localllm import LLM, SamplingParams
 from localllm.llm.worker import Stream
 from localllm.metrics import Metrics, percentile
+from localllm.request import ChatRequest
+from localllm.runtime.scheduler import MAX_TOKEN_GAP_S
 
 AT_ONCE = 8  # requests
 QUESTION, ADDED = 16, 16  # tokens
@@ -32,7 +34,7 @@ def answer(tokens: int) -> SamplingParams:
 
 
 def submit(llm: LLM, prompt: list[int], tokens: int) -> Stream:
-    return llm.submit(llm.prepare(prompt, answer(tokens)))
+    return llm.submit(llm.prepare(ChatRequest(prompt, answer(tokens))))
 
 
 def metrics(stream: Stream) -> Metrics:
@@ -120,8 +122,7 @@ def measure(folder: Path, prompt_tokens: int, answer_tokens: int, rounds: int) -
         )
         ratio = taken["at once"]["requests_per_s"] / taken["one after the other"]["requests_per_s"]
         sizes = {"prompt_tokens": prompt_tokens, "output_tokens": answer_tokens, "rounds": rounds}
-        patience_s = llm.worker.engine.chunk_policy.patience_s
-        return sizes | {"requests": AT_ONCE, "at_once_ratio": ratio, "patience_s": patience_s} | taken
+        return sizes | {"requests": AT_ONCE, "at_once_ratio": ratio, "patience_s": MAX_TOKEN_GAP_S} | taken
 
 
 if __name__ == "__main__":

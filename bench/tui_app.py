@@ -3,6 +3,7 @@
 `python bench/tui_app.py MODEL TURNS HOME`; how many tokens came in how many seconds is written into HOME/came.
 """
 
+import dataclasses
 import itertools
 import sys
 import time
@@ -78,8 +79,8 @@ class Counted:
 class Playing(ScriptedModel):
     context = 1 << 20
 
-    def stream(  # pyright: ignore[reportIncompatibleMethodOverride] - it is read and closed in the same way
-        self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None
+    def answer(  # pyright: ignore[reportIncompatibleMethodOverride] - it is read and closed in the same way
+        self, chat
     ):
         return Counted(lambda: Played(paced()))
 
@@ -93,9 +94,9 @@ class Endless:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def stream(self, prompt, *others, **wanted):
-        self.prompt = self.prompt or prompt
-        return Counted(lambda: self.model.stream(self.prompt, *others, **wanted))
+    def answer(self, chat):
+        self.prompt = self.prompt or chat.prompt
+        return Counted(lambda: self.model.answer(dataclasses.replace(chat, prompt=self.prompt)))
 
 
 def begin(model: Any) -> Session:

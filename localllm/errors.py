@@ -3,6 +3,7 @@
     LocalLLMError            exit 1   500   a fault of ours
     ├── UsageError           exit 2   400   an option or a request that makes no sense
     ├── PromptRefused        exit 2   400   the same of a prompt, some of whose words it may have
+    ├── ParameterOutOfRange  exit 2   400   a sampling parameter outside its range
     ├── DoesNotFit           exit 3   507   not enough memory for the weights or the context
     ├── DiskFull             exit 3   507   not enough room on the disk for a download
     ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
@@ -49,6 +50,14 @@ class UsageError(LocalLLMError):
 
     exit_code = 2
     http_status = 400
+
+
+class ParameterOutOfRange(UsageError):
+    """A value of SamplingParams outside its range; `name` is the field."""
+
+    def __init__(self, name: str, message: str, remedy: str):
+        super().__init__(message, remedy)
+        self.name = name
 
 
 class PromptRefused(UsageError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
-from localllm.errors import DamagedModel, UsageError
+from localllm.errors import DamagedModel, ParameterOutOfRange, UsageError
 from localllm.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -143,14 +143,6 @@ def nesting_depth(content: Any) -> int:
         objects = [tuple(part.values()) for part in level if isinstance(part, dict)]
         level = list(itertools.chain(*objects, *(part for part in level if isinstance(part, list))))
     return levels
-
-
-class ParameterOutOfRange(UsageError):
-    """A field of SamplingParams: `name`."""
-
-    def __init__(self, name: str, message: str, remedy: str):
-        super().__init__(message, remedy)
-        self.name = name
 
 
 @dataclass(frozen=True)
@@ -324,6 +316,49 @@ class TokenLogprob:
     token_id: int
     logprob: float  # natural logarithm
     top: tuple[tuple[int, float], ...]  # (token id, log probability), likeliest first
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One question to a model, as its user put it: every interface translates into it."""
+
+    prompt: Prompt
+    """Text and token ids are continued as they are; messages go through the model's chat template."""
+
+    params: SamplingParams | None = None
+    """None: what the model, or its edition, recommends."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Functions that the model may call, in OpenAI's form."""
+
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to the chat template, which must read them."""
+
+    think: bool | None = None
+    """Switch the model's reasoning on or off, in the words of its own template; None leaves it to the template."""
+
+    tool_use: ToolUse = ToolUse()
+
+    before: Sequence[int] = ()
+    """Token ids that precede the prompt."""
+
+    priority: int = 0
+    """As Request.priority."""
+
+    context: int | None = None
+    """As Request.context."""
+
+    inspect: int | None = None
+    """As Request.inspect."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is a list of messages."""
+        parts = self.prompt if isinstance(self.prompt, list | tuple) else ()
+        return bool(parts) and all(isinstance(part, Mapping) for part in parts)
 
 
 _request_ids = itertools.count(1)

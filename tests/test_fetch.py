@@ -25,7 +25,7 @@ def test_load_pulls_what_is_missing_and_says_so_in_the_log(hub, cache, caplog):
 
 
 def test_load_refuses_what_does_not_fit_before_it_comes(hub, cache, monkeypatch):
-    monkeypatch.setattr("localllm.llm.loader.free_bytes", lambda device: 1_000_000)
+    monkeypatch.setattr("localllm.llm.find.free_bytes", lambda device: 1_000_000)
     hub.add("org/tiny", DEMO)
     with pytest.raises(DoesNotFit, match=r"1\.00 MB are free"):
         localllm.load("org/tiny")
@@ -33,7 +33,7 @@ def test_load_refuses_what_does_not_fit_before_it_comes(hub, cache, monkeypatch)
 
 
 def test_a_forced_model_answers_with_the_least_memory(monkeypatch):
-    monkeypatch.setattr("localllm.llm.loader.free_bytes", lambda device: 1_000_000)
+    monkeypatch.setattr("localllm.llm.find.free_bytes", lambda device: 1_000_000)
     with pytest.raises(DoesNotFit):
         localllm.load("demo", context=64)
     with localllm.load("demo", context=64, force=True) as llm:

@@ -18,6 +18,7 @@ import torch
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, LocalLLMError, NoSuchDevice, UsageError
+from localllm.request import ChatRequest
 from tests.shared import shared
 
 GREEDY = SamplingParams(temperature=0, max_tokens=80)
@@ -229,7 +230,7 @@ def test_a_closed_model_says_so() -> None:
 
 
 def test_one_request_may_be_answered_twice_at_once(llm: LLM) -> None:
-    request = llm.prepare(PROMPT, GREEDY)
+    request = llm.prepare(ChatRequest(PROMPT, GREEDY))
     streams = [llm.submit(request), llm.submit(request)]
     texts = ["".join(e.text for e in stream) for stream in streams]
     assert texts == [STORY, STORY]
@@ -356,7 +357,7 @@ def test_options_that_make_no_sense(options: dict[str, str], kind: type[LocalLLM
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.llm.loader.free_bytes", lambda device: 1_000_000)
+    monkeypatch.setattr("localllm.llm.find.free_bytes", lambda device: 1_000_000)
     with pytest.raises(DoesNotFit, match=r"need 1\.04 MB in float32, 1\.00 MB are free") as caught:
         localllm.load(shared("stories260K"))
     assert caught.value.exit_code == 3

@@ -9,7 +9,7 @@ import pytest
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
 from localllm.errors import UsageError
-from localllm.request import EventType
+from localllm.request import ChatRequest, EventType
 from tests.scripted import CHATML, write_scripted
 from tests.shared import shared
 
@@ -121,7 +121,7 @@ def test_an_answer_with_its_parts_goes_back_as_it_came(load: Load) -> None:
         "tool_calls": [{"id": call.id, "type": "function", "function": function}],
     }
     messages = [*QUESTION, turn, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-    request = llm.prepare(messages, tools=TOOLS)
+    request = llm.prepare(ChatRequest(messages, tools=TOOLS))
     prompt = llm.tokenizer.decode(request.prompt_ids, skip_special=False)
     assert '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in prompt
 

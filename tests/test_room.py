@@ -11,6 +11,7 @@ import localllm
 from localllm import LLM, SamplingParams
 from localllm.errors import ContextOverflow, DoesNotFit, UsageError
 from localllm.modelfile.edition import Edition
+from localllm.request import ChatRequest
 from tests.models.families import FAMILIES
 from tests.shared import shared
 from tests.test_worker import held
@@ -36,7 +37,7 @@ def test_an_answer_goes_on_to_the_letter_where_the_context_changes_under_it() ->
 def test_the_new_context_is_the_one_that_holds() -> None:
     with localllm.load(shared("stories260K"), context=64) as llm:
         with pytest.raises(ContextOverflow):
-            llm.prepare([5] * 100)
+            llm.prepare(ChatRequest([5] * 100))
         llm.resize(256)
         done = llm.generate([5] * 100, SamplingParams(ignore_eos=True))
         assert len(done.token_ids) == 156
@@ -50,7 +51,7 @@ def test_what_has_no_place_any_more_ends_with_both_numbers() -> None:
         long, short = llm.stream([5] * 100, params), llm.stream([5] * 10, params)
         next(long)
         next(short)
-        unsubmitted = llm.prepare([5] * 100, params)
+        unsubmitted = llm.prepare(ChatRequest([5] * 100, params))
         llm.resize(64)
         with pytest.raises(ContextOverflow, match="the context holds 64"):
             list(long)
@@ -63,7 +64,7 @@ def test_what_has_no_place_any_more_ends_with_both_numbers() -> None:
 def test_a_request_that_came_just_before_is_held_to_the_new_context() -> None:
     with localllm.load(shared("stories260K")) as llm:
         with held(llm):
-            stream = llm.submit(llm.prepare([5] * 100, SamplingParams(ignore_eos=True)))
+            stream = llm.submit(llm.prepare(ChatRequest([5] * 100, SamplingParams(ignore_eos=True))))
             llm.worker.context = 64
         with pytest.raises(ContextOverflow, match="the context holds 64"):
             list(stream)
@@ -78,7 +79,7 @@ def test_what_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(UsageError, match="a context of 513 tokens"):
             llm.resize(513)
         with monkeypatch.context() as little:
-            little.setattr("localllm.llm.cache_allocation.free_bytes", lambda device: 0)
+            little.setattr("localllm.llm.parts.caches.free_bytes", lambda device: 0)
             with pytest.raises(DoesNotFit):
                 llm.resize(512)
         assert llm.context == 256
@@ -92,7 +93,7 @@ def test_caches_that_cannot_be_made_leave_the_old_size(monkeypatch: pytest.Monke
     made: list[int] = []
     with localllm.load(shared("stories260K"), context=256) as llm:
         expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=60)).text
-        room = type(llm.cache_allocation.target)
+        room = type(llm.parts.caches.target)
         caches = room.allocate
 
         def fail(self: object, decoder: object, memory: object) -> object:
@@ -117,8 +118,8 @@ def test_a_draft_model_follows() -> None:
         before = llm.stats()
         assert llm.generate(PROMPT, params).text == expected
         assert llm.stats().accepted_tokens > before.accepted_tokens
-        assert llm.cache_allocation.draft_model
-        assert llm.cache_allocation.draft_model.max_len == 512
+        assert llm.parts.caches.draft_model
+        assert llm.parts.caches.draft_model.max_len == 512
 
 
 @pytest.mark.parametrize("family", ["Qwen3.5", "Phi-4-mini", "LFM2"])

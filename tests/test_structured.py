@@ -10,7 +10,7 @@ import pytest
 import localllm
 from localllm.errors import OutputInvalid, UsageError
 from localllm.llm.llm import LLM, collect_completion
-from localllm.request import FinishReason, Grammar, GrammarKind, SamplingParams
+from localllm.request import ChatRequest, FinishReason, Grammar, GrammarKind, SamplingParams
 from localllm.text.grammar.result import check_content
 from tests.scripted import write_scripted
 from tests.text.grammar.conftest import DEMO
@@ -53,7 +53,7 @@ def finished(llm: LLM, schemas: list[Schema]) -> int:
         params = SamplingParams(
             grammar=of(schema), seed=seed, max_tokens=MOST, logit_bias=bias, frequency_penalty=0.5
         )
-        request = llm.prepare(HELLO, params)
+        request = llm.prepare(ChatRequest(HELLO, params))
         under_way.append((schema, request, llm.submit(request)))
     count = 0
     for schema, request, events in under_way:
@@ -100,8 +100,10 @@ def test_other_grammars(demo: LLM, temperature: float) -> None:
 def test_others_in_the_batch_say_what_they_say_alone(demo: LLM) -> None:
     plain = SamplingParams(seed=3, max_tokens=40)
     alone = demo.chat(HELLO, plain).text
-    constrained = demo.prepare(HELLO, SamplingParams(seed=4, max_tokens=40, grammar=of({"type": "object"})))
-    free = demo.prepare(HELLO, plain)
+    constrained = demo.prepare(
+        ChatRequest(HELLO, SamplingParams(seed=4, max_tokens=40, grammar=of({"type": "object"})))
+    )
+    free = demo.prepare(ChatRequest(HELLO, plain))
     streams = [(request, demo.submit(request)) for request in (constrained, free)]
     assert [collect_completion(*stream).text for stream in streams][1] == alone
 

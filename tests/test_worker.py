@@ -10,7 +10,7 @@ import pytest
 import localllm
 from localllm import LLM, SamplingParams
 from localllm.errors import Busy, ContextOverflow, UsageError
-from localllm.request import GenerationEvent
+from localllm.request import ChatRequest, GenerationEvent
 from tests.shared import shared
 
 PROMPT = "Once upon a time"
@@ -43,7 +43,7 @@ def held(llm: LLM) -> Iterator[None]:
 
 
 def test_one_more_than_may_wait_is_refused_at_once_and_the_others_are_answered(llm: LLM) -> None:
-    request = llm.prepare(PROMPT, SHORT)
+    request = llm.prepare(ChatRequest(PROMPT, SHORT))
     with held(llm):
         streams = [llm.submit(request) for _ in range(3)]
         assert llm.stats().waiting == 3
@@ -99,7 +99,10 @@ def test_more_priority_is_answered_first(llm: LLM) -> None:
     llm.worker.engine.scheduler.max_running, before = 1, llm.worker.engine.scheduler.max_running
     with held(llm):
         streams = [
-            llm.submit(llm.prepare(PROMPT, SHORT, priority=priority), lambda said, p=priority: order.append(p))
+            llm.submit(
+                llm.prepare(ChatRequest(PROMPT, SHORT, priority=priority)),
+                lambda said, p=priority: order.append(p),
+            )
             for priority in (0, 1, 2)
         ]
     while any(stream.output.sequence in llm.worker.outputs for stream in streams) or len(order) < 3:
@@ -109,16 +112,16 @@ def test_more_priority_is_answered_first(llm: LLM) -> None:
 
 
 def test_a_request_may_have_less_context_than_the_model(llm: LLM) -> None:
-    request = llm.prepare([5] * 20, SamplingParams(ignore_eos=True), context=24)
+    request = llm.prepare(ChatRequest([5] * 20, SamplingParams(ignore_eos=True), context=24))
     *_, last = llm.submit(request)
     assert last.metrics
     assert last.metrics.output_tokens == 4
     with pytest.raises(ContextOverflow, match="20 tokens and the context holds 20"):
-        llm.prepare([5] * 20, context=20)
+        llm.prepare(ChatRequest([5] * 20, context=20))
     with pytest.raises(UsageError, match="context is 0"):
-        llm.prepare([5], context=0)
+        llm.prepare(ChatRequest([5], context=0))
     with pytest.raises(UsageError, match=r"priority is 1\.5"):
-        llm.prepare([5], priority=1.5)  # pyright: ignore[reportArgumentType]
+        llm.prepare(ChatRequest([5], priority=1.5))  # pyright: ignore[reportArgumentType]
 
 
 def test_what_the_engine_has_done_is_counted() -> None:
@@ -154,7 +157,7 @@ def test_numbers_are_read_while_a_step_runs(llm: LLM) -> None:
 def test_who_is_in_no_hurry_may_let_any_number_wait() -> None:
     with localllm.load(shared("stories260K"), max_queue=1) as llm:
         llm.prefer_throughput()
-        request = llm.prepare(PROMPT, SHORT)
+        request = llm.prepare(ChatRequest(PROMPT, SHORT))
         with held(llm):
             streams = [llm.submit(request) for _ in range(600)]
         assert len({"".join(event.text for event in stream) for stream in streams}) == 1

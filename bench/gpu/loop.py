@@ -127,7 +127,7 @@ def step_seconds(model: Model, context: int, batch: int, steps: int, drafts: int
     """Decode of so many sequences that stand at `context` -> the median seconds of a step, and how far the windows
     of `steps` steps are apart as a share of it. Tokens are read as anybody reads them. drafts: of each sequence,
     that each step verifies."""
-    engine, device = model.engine, model.engine.runner.device
+    engine, device = model.engine, model.engine.device
     engine.drafter = Guesses(drafts) if drafts else None
     begun = min(steps, 8)
     assert begun + steps * WINDOWS < ANSWER

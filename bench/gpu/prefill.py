@@ -62,10 +62,10 @@ def first_token_seconds(model: Model, tokens: int, seeds: int) -> float:
     times = []
     for seed in range(ROUNDS + 1):
         prompt = prompt_of(model, tokens, 1000 * seeds + seed)
-        start = finished(model.engine.runner.device)
+        start = finished(model.engine.device)
         sequence = ask(model, prompt, 2)
         until(model.engine, [sequence], 1)
-        times.append(finished(model.engine.runner.device) - start)
+        times.append(finished(model.engine.device) - start)
         let_go(model.engine, [sequence])
     return statistics.median(times[1:])
 

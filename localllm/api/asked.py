@@ -1,43 +1,22 @@
 """What the body of a request asks of a model, in whichever API it was written. Knows nothing of HTTP."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from localllm.request import Request, SamplingParams, ToolUse
+from localllm.request import ChatRequest, Request, SamplingParams, ToolUse
 from localllm.text.infill import encode_infill, infill_end_ids
 from localllm.text.tokenizer import Tokenizer
 
-Prompt = str | list[int] | list[dict[str, Any]]
+PromptBody = str | list[int] | list[dict[str, Any]]
 
 
 class RequestPreparer(Protocol):
-    """What `Asked.prepare` needs of an LLM."""
+    """What `ParsedRequest.prepare` needs of an LLM."""
 
     tokenizer: Tokenizer
 
-    def prepare(
-        self,
-        prompt: Any,
-        params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        tool_use: ToolUse | None = None,
-        *,
-        priority: int = 0,
-        inspect: int | None = None,
-    ) -> Request: ...
-    def encode(
-        self,
-        prompt: Any,
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_arguments: Mapping[str, Any] | None,
-        *,
-        allow_ignored_tools: bool = False,
-    ) -> list[int]: ...
-    def template_arguments(
-        self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
-    ) -> dict[str, Any]: ...
+    def prepare(self, chat: ChatRequest) -> Request: ...
+    def encode(self, chat: ChatRequest) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +24,7 @@ class ParsedRequest:
     """What one body asks of a model."""
 
     model: str
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[PromptBody, ...]
     """One, or several of a text completion."""
 
     params: SamplingParams
@@ -91,13 +70,7 @@ class ParsedRequest:
         if self.suffix is not None:
             prompts = [encode_infill(llm.tokenizer, str(prompt), self.suffix) for prompt in prompts]
             params = replace(params, stop_ids=(*params.stop_ids, *infill_end_ids(llm.tokenizer)))
-        arguments = self._arguments(llm)
-        first = [
-            llm.prepare(
-                prompt, params, self.tools, arguments, self.tool_use, priority=self.priority, inspect=self.inspect
-            )
-            for prompt in prompts
-        ]
+        first = [llm.prepare(self.chat_request(prompt, params)) for prompt in prompts]
         return [
             request.with_choice_index(place) if place else request
             for request in first
@@ -106,13 +79,17 @@ class ParsedRequest:
 
     def count_prompt_tokens(self, llm: RequestPreparer) -> int:
         """How many tokens the prompts have, also where the context has no room for them. Raises UsageError."""
-        arguments, unread = self._arguments(llm), self.tool_use.must_call
-        return sum(
-            len(llm.encode(prompt, self.tools, arguments, allow_ignored_tools=unread)) for prompt in self.prompts
-        )
+        return sum(len(llm.encode(self.chat_request(prompt, self.params))) for prompt in self.prompts)
 
-    def _arguments(self, llm: RequestPreparer) -> dict[str, Any]:
-        if not self.is_chat:
-            return {}
-        with_tools = self.tools is not None and not self.tool_use.must_call
-        return llm.template_arguments(self.template_arguments, think=self.think, with_tools=with_tools)
+    def chat_request(self, prompt: PromptBody, params: SamplingParams) -> ChatRequest:
+        """One of the prompts as a question of its own."""
+        return ChatRequest(
+            prompt=prompt,
+            params=params,
+            tools=self.tools,
+            template_arguments=self.template_arguments,
+            think=self.think,
+            tool_use=self.tool_use,
+            priority=self.priority,
+            inspect=self.inspect,
+        )

@@ -37,6 +37,7 @@ class AnswerBody(StrictModel):
     params: dict[str, Any]
     tools: list[dict[str, Any]] | None
     template_arguments: dict[str, Any]
+    think: bool | None = None
     inspect: int | None = None
 
 
@@ -56,6 +57,7 @@ def parse_answer_request(body: Mapping[str, Any]) -> ParsedRequest:
         is_chat=is_chat,
         tools=asked.tools,
         template_arguments=asked.template_arguments,
+        think=asked.think,
         stream=True,
         inspect=asked.inspect,
     )

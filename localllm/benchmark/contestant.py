@@ -24,7 +24,7 @@ class BenchmarkedModel:
         self.subject = subject
         self.llm = llm
         self.runner = llm.worker.engine.runner
-        self.prefill_chunk = llm.worker.engine.scheduler.token_budget
+        self.prefill_chunk = llm.worker.engine.token_budget
         self.element_bytes = ELEMENT_BYTES[llm.dtype], kv_element_bytes(llm.kv_dtype)
         self.round_runner = RoundRunner(llm, prompts)
         self.rounds: dict[Scenario, list[Round]] = {scenario: [] for scenario in scenarios}

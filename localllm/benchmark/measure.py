@@ -13,7 +13,7 @@ from localllm.errors import LocalLLMError
 from localllm.llm.llm import LLM
 from localllm.llm.worker import Stream
 from localllm.metrics import Metrics
-from localllm.request import Request, SamplingParams
+from localllm.request import ChatRequest, Request, SamplingParams
 
 WARM_UP_TOKENS = 4  # of an answer that does not count
 
@@ -68,7 +68,7 @@ class RoundRunner:
             self.llm.generate(ids, SamplingParams(max_tokens=0))
         params = SamplingParams(temperature=0, max_tokens=scenario.output, ignore_eos=True)
         whole = [[*ids, *prompt] for ids, prompt in zip(before, prompts, strict=True)]
-        requests = [self.llm.prepare(ids, params) for ids in whole]
+        requests = [self.llm.prepare(ChatRequest(ids, params)) for ids in whole]
         streams = [self.llm.submit(request) for request in requests]
         done = tuple(read_stream(request, stream) for request, stream in zip(requests, streams, strict=True))
         short = next((one for one in done if one.metrics.output_tokens != scenario.output), None)

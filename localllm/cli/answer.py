@@ -15,6 +15,7 @@ from localllm.errors import StoppedByLength, UsageError
 from localllm.protocol.model import Model
 from localllm.request import (
     SEED_BITS,
+    ChatRequest,
     EventType,
     FinishReason,
     GenerationEvent,
@@ -112,34 +113,20 @@ class AnswerOptions:
     drafts: bool = False
 
 
-@dataclass(frozen=True)
-class AnswerRequest:
-    """What one answer is asked for."""
-
-    prompt: str
-    system: str | None
-    tools: list[dict[str, Any]] | None
-    template_arguments: dict[str, Any]
-
-
-def print_answer(
-    llm: Model, question: AnswerRequest, params: SamplingParams, options: AnswerOptions, out: io.StdoutWriter
-) -> None:
+def print_answer(llm: Model, chat: ChatRequest, options: AnswerOptions, out: io.StdoutWriter) -> None:
     """Write the answer to `out`, and what the model thinks to stderr.
 
-    Raises StoppedByLength where a limit cut it and `options` calls that a failure, OutputInvalid where it is not
-    what
-    its grammar asks for, LocalLLMError where the engine gave up, and UsageError for a system prompt that the model
-    has no template for.
+    Raises StoppedByLength where a limit cut it and `options` calls that a failure, OutputInvalid where it does not
+    match its grammar, and LocalLLMError where the engine gave up.
     """
     events = []
-    if options.as_json or options.receipt:
+    params = chat.params or llm.default_params
+    if params.seed is None and (options.as_json or options.receipt):
         import secrets
 
-        # So that it is known to who guesses: of an answer without one the receipt's gives another text.
-        params = replace(params, seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed)
-    prompt = _prompt_or_messages(llm, question, raw=options.raw)
-    request = llm.prepare(prompt, params, question.tools, question.template_arguments)
+        # Drawn here, so that drafts follow it, too: the receipt's seed would otherwise give another text.
+        params = replace(params, seed=secrets.randbits(SEED_BITS))
+    request = llm.prepare(replace(chat, params=params))
     with closing(llm.submit(request)) as stream:
         shown, drafts = AnswerPrinter(out), DraftStatusLine() if options.drafts else None
         try:
@@ -168,9 +155,7 @@ def print_answer(
             write_receipt,
         )
 
-        receipt = build_receipt(
-            llm, prompt, question.template_arguments, request, collect_answer(events), last.seed
-        )
+        receipt = build_receipt(llm, chat, request, collect_answer(events), last.seed)
         if options.as_json:
             content = _answer_json(llm, events, receipt, params)
             out.write(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
@@ -213,18 +198,22 @@ class AnswerPrinter:
         self.out.finish()
 
 
-def _prompt_or_messages(llm: Model, question: AnswerRequest, *, raw: bool) -> str | list[dict[str, str]]:
+def text_or_messages(
+    llm: Model, text: str, system: str | None, *, raw: bool, with_tools: bool
+) -> str | list[dict[str, str]]:
+    """The prompt for a model: messages where it has a chat template. Raises UsageError for a system prompt or
+    tools that a model without one cannot be given."""
     if raw:
-        return question.prompt
+        return text
     if llm.has_chat_template:
-        before = [{"role": "system", "content": question.system}] if question.system else []
-        return [*before, {"role": "user", "content": question.prompt}]
-    if question.system:
+        before = [{"role": "system", "content": system}] if system else []
+        return [*before, {"role": "user", "content": text}]
+    if system:
         raise UsageError(f"{llm.name} has no chat template for a system prompt", "write it into the prompt")
-    if question.tools is not None:
+    if with_tools:
         raise UsageError(f"{llm.name} has no chat template for tools", "leave out --tools")
     io.note(f"note: {llm.name} has no chat template, so the prompt is continued as it is (--raw says the same)")
-    return question.prompt
+    return text
 
 
 def _answer_json(

@@ -11,7 +11,7 @@ from localllm.benchmark.scenario import ScenarioGrid, parse_numbers
 from localllm.cli import against as servers
 from localllm.cli import io, options
 from localllm.cli.io import StdoutWriter
-from localllm.cli.loading import fetch_missing, quantize_missing
+from localllm.cli.loading import quantize_missing, resolve_or_fetch
 from localllm.cli.progress import status_line
 from localllm.errors import UsageError
 from localllm.plan.weights import QUANTS
@@ -201,9 +201,11 @@ def bench(
     settings = Settings.from_environment()
     content = None if text is None else io.read_text(text)
     for model, each in wanted:
-        fetch_missing(model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=each)
+        ref = resolve_or_fetch(
+            model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=each
+        )
         if each:
-            quantize_missing(model, each, settings)
+            quantize_missing(ref, each, settings)
     with status_line() as say:
         from localllm.benchmark import plot as plots
         from localllm.benchmark import report

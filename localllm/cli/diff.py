@@ -7,7 +7,7 @@ import typer
 
 from localllm.cli import io, options
 from localllm.cli.io import StdoutWriter, note, status
-from localllm.cli.loading import fetch_missing
+from localllm.cli.loading import resolve_or_fetch
 from localllm.cli.quality_page import format_quality
 from localllm.quality.report import as_dict
 from localllm.quality.text import EVALUATION_NAME, MAX_TOKENS, WINDOW_TOKENS
@@ -62,7 +62,7 @@ def diff(
     settings = Settings.from_environment()
     content, text_name = (None, EVALUATION_NAME) if text is None else (io.read_text(text), io.display_name(text))
     for name, kind, kept in ((reference, dtype, kv_dtype), (other, dtype_b or dtype, kv_dtype_b or kv_dtype)):
-        fetch_missing(name, settings, device=device, dtype=kind, kv_dtype=kept, context=window)
+        resolve_or_fetch(name, settings, device=device, dtype=kind, kv_dtype=kept, context=window)
     with status(f"comparing {other} with {reference}"):
         from localllm.comparison.compare import compare_models
         from localllm.comparison.subject import find_subject

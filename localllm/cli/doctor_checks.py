@@ -27,7 +27,7 @@ from localllm.hardware.measure import Rates, device_rates
 from localllm.hardware.versions import library_versions
 from localllm.hub.access import HubAccess, hub_access
 from localllm.hub.cache import CacheState, cache_state, is_writable
-from localllm.request import SamplingParams
+from localllm.request import ChatRequest, SamplingParams
 from localllm.settings import Settings
 
 LIBRARIES = ("torch", "triton", "huggingface_hub", "tokenizers", "gguf")
@@ -195,7 +195,7 @@ def _run_bundled_model() -> BoxedModel:
     params = SamplingParams(temperature=0, max_tokens=CHECK_TOKENS)
     try:
         with closing(load_model(BUNDLED_MODEL, device=None, dtype=None, context=None)) as llm:
-            events = list(llm.stream(CHECK_PROMPT, params))
+            events = list(llm.answer(ChatRequest(CHECK_PROMPT, params)))
             metrics = events[-1].metrics
             fault = None if "".join(event.text for event in events).strip() else "it says nothing"
             tokens, rate = (metrics.output_tokens, metrics.tokens_per_s) if metrics else (0, math.nan)

@@ -10,10 +10,11 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
-from localllm.cli.answer import AnswerOptions, AnswerRequest, print_answer
+from localllm.cli.answer import AnswerOptions, print_answer, text_or_messages
 from localllm.cli.flags import GRAMMAR_FLAGS, parse_grammar_flags, parse_sampling_fields, parse_template_args
 from localllm.cli.machine import connect_or_load
 from localllm.errors import UsageError
+from localllm.request import ChatRequest
 
 if TYPE_CHECKING:
     from localllm.conversation.session import Session
@@ -66,8 +67,9 @@ def execute_run(flags: Mapping[str, Any]) -> None:
     show = AnswerOptions(raw, flags["as_json"], verbose, flags["fail_on_length"], receipt, bool(flags["draft"]))
     with closing(connect_or_load(flags, given.get("grammar"))) as llm:
         arguments = llm.template_arguments(arguments, think=think, with_tools=functions is not None)
-        question = AnswerRequest(text, system, functions, arguments)
-        print_answer(llm, question, dataclasses.replace(llm.default_params, **given), show, out)
+        prompt = text_or_messages(llm, text, system, raw=raw, with_tools=functions is not None)
+        params = dataclasses.replace(llm.default_params, **given)
+        print_answer(llm, ChatRequest(prompt, params, functions, arguments), show, out)
 
 
 def _start_conversation(flags: Mapping[str, Any], given: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:

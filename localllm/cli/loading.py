@@ -10,7 +10,8 @@ from localllm.cli.io import note, status
 from localllm.cli.progress import StderrWatch
 from localllm.cli.report import load_block
 from localllm.hardware.device import free_bytes, resolve_device
-from localllm.hub.resolve import missing_repo, resolve_model
+from localllm.hub.names import RepoName
+from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.protocol.model import Model
 from localllm.quantize.source import INSTEAD, check_source
@@ -31,7 +32,7 @@ PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant")
 
 
 def load_model(
-    name: str,
+    name: str | ModelRef,
     *,
     device: str | None,
     dtype: str | None,
@@ -62,14 +63,12 @@ def load_model(
         compile_source(grammar)
     if quant:
         recipe_of(quant)  # a wrong name is told before a model is pulled
-    with nullcontext(watch) if watch else StderrWatch(name) as told:
-        missing = {"dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-        fetch_missing(name, settings, device=device, force=force, **missing, watch=told)
-        if draft_model:
-            own = {"dtype": dtype, "kv_dtype": kv_dtype, "context": None}
-            fetch_missing(draft_model, settings, device=device, force=force, **own, watch=told)
+    with nullcontext(watch) if watch else StderrWatch(name if isinstance(name, str) else name.name) as told:
+        place: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "force": force}
+        ref = resolve_or_fetch(name, settings, **place, quant=quant, context=context, watch=told)
+        draft_ref = draft_model and resolve_or_fetch(draft_model, settings, **place, context=None, watch=told)
         if quant:
-            quantize_missing(name, quant, settings, told)
+            quantize_missing(ref, quant, settings, told)
         told.phase("import")
         start = time.perf_counter()
         from localllm.llm.loader import load
@@ -77,9 +76,9 @@ def load_model(
         imported_s = time.perf_counter() - start
         where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}
         where |= {"kv_dtype": kv_dtype or "auto", "force": force, "deterministic": deterministic}
-        where |= {"quant": quant, "draft": draft or "auto", "draft_model": draft_model}
+        where |= {"quant": quant, "draft": draft or "auto", "draft_model": draft_ref or None}
         where |= {"on_phase": told.phase, "on_part": told.part}
-        llm = load(name, settings=settings, context=context, grammar=grammar, **where)
+        llm = load(ref, settings=settings, context=context, grammar=grammar, **where)
     if verbose:
         phases = {"import": imported_s, **llm.load_phases}
         say = watch.note if watch else note
@@ -97,38 +96,38 @@ class EmbeddingModel(Protocol):
 
 
 def load_embedding_model(
-    name: str, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
+    name: str | ModelRef, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
 ) -> EmbeddingModel:
     """Load an embedder, or any other model to embed by. Raises as `load_model`."""
     where: dict[str, Any] = {"device": device, "dtype": dtype, "context": context, "force": force}
-    fetch_missing(name, Settings.from_environment(), **where)
-    if not is_embedder(name):
-        return cast("LLM", load_model(name, **where))
-    with status(f"loading {name}"):
+    ref = resolve_or_fetch(name, Settings.from_environment(), **where)
+    if not is_embedder(ref):
+        return cast("LLM", load_model(ref, **where))
+    with status(f"loading {ref.name}"):
         from localllm.llm.embedder import load_embedder
 
         where |= {"device": device or "auto", "dtype": dtype or "auto"}
-        return load_embedder(name, settings=Settings.from_environment(), **where)
+        return load_embedder(ref, settings=Settings.from_environment(), **where)
 
 
-def load_for_server(name: str, **where: Any) -> Model | EmbeddingModel:
+def load_for_server(name: str | ModelRef, **where: Any) -> Model | EmbeddingModel:
     """Load what a server is asked for, by the flags of `serve`: an embedder takes those that it has a use for."""
-    fetch_missing(name, Settings.from_environment(), **{flag: where[flag] for flag in PULL_FLAGS})
-    if is_embedder(name):
-        return load_embedding_model(name, **{flag: where[flag] for flag in EMBEDDER_FLAGS})
-    return load_model(name, **where)
+    ref = resolve_or_fetch(name, Settings.from_environment(), **{flag: where[flag] for flag in PULL_FLAGS})
+    if is_embedder(ref):
+        return load_embedding_model(ref, **{flag: where[flag] for flag in EMBEDDER_FLAGS})
+    return load_model(ref, **where)
 
 
-def is_embedder(name: str) -> bool:
-    """Of a model that is here. Raises as `read_header` and `describe`."""
+def is_embedder(ref: ModelRef) -> bool:
+    """Whether the model gives vectors and no tokens. Raises as `read_header` and `parse_config`."""
     from localllm.arch.describe import parse_config
     from localllm.checkpoint.header import read_header
 
-    return parse_config(read_header(resolve_model(name).path).config).encoder is not None
+    return parse_config(read_header(ref.path).config).encoder is not None
 
 
-def fetch_missing(
-    name: str,
+def resolve_or_fetch(
+    name: str | ModelRef,
     settings: Settings,
     *,
     device: str | None,
@@ -138,9 +137,12 @@ def fetch_missing(
     quant: str | None = None,
     force: bool = False,
     watch: LoadObserver | None = None,
-) -> None:
-    """Pull a model that is not here. Raises what `fetch` and `resolve` raise."""
-    if repo := missing_repo(name):
+) -> ModelRef:
+    """Resolve the name, before torch takes its second to import, and pull the model where it is not here. Raises
+    what `fetch` and `resolve_model` raise."""
+    located = name if isinstance(name, ModelRef) else locate_model(name)
+    if isinstance(located, RepoName):
+        name = str(name)
         from localllm.cli.offers import TargetDevice, offer_from_header
         from localllm.llm.fetch import fetch
 
@@ -158,19 +160,20 @@ def fetch_missing(
                     )
                 )
 
-            fetch(repo, told.pull, lambda: free_space(where), wish, force=force, on_header=on_header)
-    resolve_model(name)  # a wrong name is told at once, before torch takes its second to import
+            fetch(located, told.pull, lambda: free_space(where), wish, force=force, on_header=on_header)
+        return resolve_model(name)
+    return located
 
 
-def quantize_missing(name: str, quant: str, settings: Settings, watch: LoadObserver | None = None) -> None:
+def quantize_missing(ref: ModelRef, quant: str, settings: Settings, watch: LoadObserver | None = None) -> None:
     """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
     from localllm.checkpoint.header import read_header
 
-    header = read_header(resolve_model(name).path)
+    header = read_header(ref.path)
     check_source(header, INSTEAD)
     if find_artefact(settings.home, header.path, quant) is None:
-        with nullcontext(watch) if watch else StderrWatch(name) as told:
-            told.note(f"quantizing {name} to {quant.upper()}; it is kept for the next time")
+        with nullcontext(watch) if watch else StderrWatch(ref.name) as told:
+            told.note(f"quantizing {ref.name} to {quant.upper()}; it is kept for the next time")
             told.phase("quantize")
             from localllm.quantize.keep import find_or_quantize
 

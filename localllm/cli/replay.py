@@ -16,7 +16,7 @@ from localllm.receipts.receipt import read
 if TYPE_CHECKING:  # they need torch
     from localllm.comparison.replay import Replayed, Said
     from localllm.llm.llm import LLM
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from localllm.files import explain_disk_errors, write_atomic
 from localllm.protocol.model import Model
 from localllm.receipts import receipt
 from localllm.receipts.receipt import Receipt
-from localllm.request import EventType, GenerationEvent, Request
+from localllm.request import ChatRequest, EventType, GenerationEvent, Request
 from localllm.sampling import params_to_json
 
 
@@ -45,17 +45,17 @@ def collect_answer(events: Sequence[GenerationEvent]) -> receipt.Answer:
 
 def build_receipt(
     llm: Model,
-    prompt: str | list[dict[str, str]],
-    template_arguments: Mapping[str, Any],
+    chat: ChatRequest,
     request: Request,
     answer: receipt.Answer,
     seed: int | None,
 ) -> Receipt:
     """seed: that was drawn where the request names none."""
+    prompt: Any = chat.prompt
     question = receipt.Question(
         prompt if isinstance(prompt, str) else tuple(prompt),
         tuple(dict(tool) for tool in request.tools) or None,
-        dict(template_arguments),
+        dict(chat.template_arguments),
         request.prompt_ids,
         params_to_json(replace(request.params, seed=seed)),
     )

@@ -15,6 +15,7 @@ from localllm.formatting import parse_duration
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
+    from localllm.hub.resolve import ModelRef
     from localllm.llm.embedder import Embedder
     from localllm.llm.llm import LLM  # torch, for which `--help` need not wait
 
@@ -171,9 +172,9 @@ def serve(
         from localllm.server.models import ModelPool
         from localllm.server.serve import Server
 
-        def load(source: str, context: int | None) -> "LLM | Embedder":
+        def load(model: "str | ModelRef", context: int | None) -> "LLM | Embedder":
             return cast(
-                "LLM | Embedder", load_for_server(source, **{**where, "context": context or where["context"]})
+                "LLM | Embedder", load_for_server(model, **{**where, "context": context or where["context"]})
             )
 
         served = ModelPool(load, keep_alive=kept, max_models=max_models)

@@ -1,6 +1,6 @@
 """A model in a server, shaped like an LLM in this process: what asks the one may ask the other. No torch."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from localllm.client.server import HANDSHAKE_TIMEOUT_S, JsonObject, ServerClient
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.protocol.events import event_from_json
-from localllm.request import GenerationEvent, Request, SamplingParams
+from localllm.request import ChatRequest, GenerationEvent, Request
 from localllm.sampling import params_from_json, params_to_json
 
 if TYPE_CHECKING:
@@ -65,26 +65,24 @@ class RemoteModel:
             raise version_mismatch(self.server.url)
         return arguments
 
-    def prepare(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        *,
-        inspect: int | None = None,
-    ) -> Request:
+    def prepare(self, chat: ChatRequest) -> Request:
         """As `LLM.prepare`. The server begins to answer, too, so that `submit` need not ask again."""
-        params = params or self.default_params
-        asked: JsonObject = {"model": self.name, "prompt": prompt, "params": params_to_json(params)}
-        asked |= {"tools": tools, "template_arguments": template_arguments or {}, "inspect": inspect}
-        lines = self.server.stream_json("/localllm/answer", asked)
+        params = chat.params or self.default_params
+        body: JsonObject = {
+            "model": self.name,
+            "prompt": chat.prompt,
+            "params": params_to_json(params),
+            "tools": chat.tools,
+            "template_arguments": dict(chat.template_arguments),
+            "think": chat.think,
+            "inspect": chat.inspect,
+        }
+        lines = self.server.stream_json("/localllm/answer", body)
         try:
             ids = tuple(map(int, next(lines)["prompt_ids"]))
         except (StopIteration, LookupError, TypeError, ValueError):
             raise version_mismatch(self.server.url) from None
-        is_chat = not isinstance(prompt, str) and any(isinstance(part, Mapping) for part in prompt)
-        request = Request(ids, params, 0.0, is_chat, tuple(tools or ()), inspect=inspect)
+        request = Request(ids, params, 0.0, chat.is_chat, tuple(chat.tools or ()), inspect=chat.inspect)
         self.prepared_stream = RemoteStream(self.server, lines, self.tokenizer)
         return request
 
@@ -94,16 +92,8 @@ class RemoteModel:
         stream, self.prepared_stream = self.prepared_stream, None
         return stream
 
-    def stream(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        *,
-        inspect: int | None = None,
-    ) -> "RemoteStream":
-        return self.submit(self.prepare(prompt, params, tools, template_arguments, inspect=inspect))
+    def answer(self, chat: ChatRequest) -> "RemoteStream":
+        return self.submit(self.prepare(chat))
 
     def provenance(self) -> "tuple[receipt.Model, receipt.Setup]":
         from localllm.receipts.receipt import provenance_from_json

@@ -9,7 +9,7 @@ from typing import Any
 from localllm.errors import LocalLLMError, ModelNotFound
 from localllm.llm.llm import LLM, collect_completion
 from localllm.receipts.receipt import Kernels, Model, Question, Receipt, Setup
-from localllm.request import MAX_LOGIT_BIAS, GenerationEvent, Request, SamplingParams
+from localllm.request import MAX_LOGIT_BIAS, ChatRequest, GenerationEvent, Request, SamplingParams
 
 SHOWN_CHARS = 40  # characters of a text that differs
 
@@ -95,7 +95,7 @@ def replay(llm: LLM, receipt: Receipt, on_change: Callable[[Change], object] = l
 
 def make_request(llm: LLM, question: Question) -> tuple[Request, list[Change]]:
     """The request, and whether its text would be another prompt today."""
-    request = llm.prepare(question.token_ids, question.sampling_params)
+    request = llm.prepare(ChatRequest(question.token_ids, question.sampling_params))
     if question.prompt is None:
         return request, []
     tools, arguments = question.tools, question.template_arguments
@@ -103,7 +103,8 @@ def make_request(llm: LLM, question: Question) -> tuple[Request, list[Change]]:
         request = replace(request, is_chat=True, tools=tools or ())
     count = f"{len(question.token_ids)} tokens"
     try:
-        ids = llm.prepare(question.prompt, question.sampling_params, tools, arguments).prompt_ids
+        chat = ChatRequest(question.prompt, question.sampling_params, tools, arguments or {})
+        ids = llm.prepare(chat).prompt_ids
     except LocalLLMError as error:
         return request, [Change("prompt", count, f"none ({error.message})")]
     if ids == request.prompt_ids:

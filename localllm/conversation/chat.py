@@ -14,7 +14,7 @@ from localllm.conversation.turn import Message, Turn
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
 from localllm.protocol.model import ChatModel, Stream
-from localllm.request import EventType, GenerationEvent, SamplingParams
+from localllm.request import ChatRequest, EventType, GenerationEvent, SamplingParams
 
 AnswerEvents = Generator[GenerationEvent, None, None]
 
@@ -72,8 +72,13 @@ class Chat:
         last, parent.chosen_child = parent.chosen_child, turn
         said, finished = dict.fromkeys(EventType, ""), False
         try:
-            stream = self.model.stream(
-                self._prompt(), self.params, template_arguments=self.template_arguments, inspect=self.inspect
+            stream = self.model.answer(
+                ChatRequest(
+                    self._prompt(),
+                    self.params,
+                    template_arguments=self.template_arguments,
+                    inspect=self.inspect,
+                )
             )
             with closing(stream) as events:
                 self.stream = stream

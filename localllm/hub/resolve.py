@@ -7,33 +7,51 @@ from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder
 from localllm.hub.folder import INDEX_FILE, SINGLE_FILE, missing_files
 from localllm.hub.gguf import choose_model, is_gguf, model_name, models_in_folder, models_in_snapshot
+from localllm.hub.made import find_edition
 from localllm.hub.names import RepoName, is_path, parse_name, strip_latest
 from localllm.hub.store import cached_folder
+from localllm.modelfile.edition import Edition
 
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A model on this machine: what to call it, and the folder with its config.json and weights, or a file of a
-    GGUF model."""
+    """A model on this machine. A name is resolved to one where it enters the program, and travels no further."""
 
     name: str
-    path: Path
+    path: Path  # the folder with its config.json and weights, or a file of a GGUF model
+    edition: Edition | None = None  # that the name stands for
+
+    @property
+    def key(self) -> str:
+        """The same for every name of the same files."""
+        return str(self.path.resolve())
 
 
 def resolve_model(name: str, *, paths: bool = True) -> ModelRef:
-    """Find the folder of a model, or its GGUF file. paths: as of `parse`.
+    """Find the folder of a model, or its GGUF file. paths: as of `parse_name`.
 
     Raises ModelNotFound where nothing of that name is here (with near names, or how to download it) and
     UnsupportedModel where the name is that of another single file.
     """
+    located = locate_model(name, paths=paths)
+    if isinstance(located, RepoName):
+        return ModelRef(strip_latest(name), downloaded_path(located, name), find_edition(strip_latest(name)))
+    return located
+
+
+def locate_model(name: str, *, paths: bool = True) -> ModelRef | RepoName:
+    """The model, or the repository to pull it from where it is not on this machine, or not completely. Raises as
+    `resolve_model`."""
+    plain = strip_latest(name)
     match parse_name(name, paths=paths):
         case RepoName() as repo:
-            return ModelRef(strip_latest(name), downloaded_path(repo, name))
+            path = model_in_cache(repo)
+            return repo if path is None or missing_files(path) else ModelRef(plain, path, find_edition(plain))
         case CatalogEntry() as entry:
-            return ModelRef(strip_latest(name), _bundled_folder(entry))
+            return ModelRef(plain, _bundled_folder(entry), find_edition(plain))
         case Path() as path:
-            found = _resolve_path(path, name)
-            return found if paths and is_path(name) else ModelRef(strip_latest(name), found.path)
+            ref = _resolve_path(path, name)
+            return ref if paths and is_path(name) else ModelRef(plain, ref.path, find_edition(plain))
 
 
 def downloaded_path(repo: RepoName, name: str) -> Path:

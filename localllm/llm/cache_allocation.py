@@ -62,20 +62,25 @@ class CacheSpec:
         return runner, self.make_block_pool(memory, memory.host_blocks)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CacheAllocation:
-    """Of a model and of the draft model beside it."""
+    """The caches of a model and of its draft model, and the plan that they were allocated by."""
 
+    memory: MemoryPlan  # as allocated now
     target: CacheSpec
-    weight_bytes: int  # bytes that are not free because of them; on a CPU mapped ones are
-    shortage: Callable[[MemoryPlan], LocalLLMError]  # what to tell where a device has less than was planned with
+    weight_bytes: int  # bytes that are not free because of the weights; on a CPU mapped ones are
+    shortage_of: Callable[[MemoryPlan], LocalLLMError]  # the error where a device has less than was planned with
     draft_spec: CacheSpec | None = None
     draft_model: DraftModel | None = None
 
-    def plan_resize(self, engine: Engine, memory: MemoryPlan, context: int | None) -> MemoryPlan:
-        """What another context takes of what would be free without this model. Raises DoesNotFit and UsageError,
-        as `allocate`."""
-        device, needs = self.target.device, self.target.needs
+    def shortage(self) -> LocalLLMError:
+        """The error to raise where a step finds less memory than was planned with."""
+        return self.shortage_of(self.memory)
+
+    def plan_resize(self, engine: Engine, context: int | None) -> MemoryPlan:
+        """Plan another context with what would be free without this model's caches. Raises DoesNotFit and
+        UsageError, as `allocate`."""
+        device, needs, memory = self.target.device, self.target.needs, self.memory
         if device.type == "cpu":  # where a cache takes memory as it is written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
@@ -83,18 +88,19 @@ class CacheAllocation:
         planned = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
         return replace(planned, host_blocks=host_blocks(planned, free_host_bytes() + memory.host_bytes))
 
-    def resize(self, engine: Engine, old: MemoryPlan, new: MemoryPlan, params: SamplingParams) -> None:
-        """Other caches for an engine in which nothing runs; params: what to capture a first step for. Where the
-        device breaks its word, it has the old ones again, and that is raised."""
+    def resize(self, engine: Engine, planned: MemoryPlan, params: SamplingParams) -> None:
+        """Give an engine in which nothing runs other caches; params: what to capture a first step for. Where the
+        device has less memory than it reported, the old ones are allocated again and the error is raised."""
         decoder = engine.runner.model
         beside = self.draft_model.runner.model if self.draft_model else None
         engine.runner.free()
         if self.draft_model:
             self.draft_model.free()
         try:
-            self.build_caches(engine, decoder, beside, new)
+            self.build_caches(engine, decoder, beside, planned)
+            self.memory = planned
         except Exception:
-            self.build_caches(engine, decoder, beside, old)
+            self.build_caches(engine, decoder, beside, self.memory)
             raise
         finally:
             engine.runner.capture_decode_step(params)

@@ -13,9 +13,9 @@ MAX_CACHED_FORMATS = 8  # templates beside the model's own
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What a chat template decides: how conversations are written, and how answers are read."""
+    """What a chat template decides: how conversations are rendered, and how answers are parsed and ended."""
 
-    template: ChatTemplate
+    template: ChatTemplate | None
     output: OutputFormat
     grammars: GrammarCompiler
     eos_ids: frozenset[int]

@@ -47,7 +47,7 @@ def embed_inputs(
         raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(PoolingType))}")
     read = input_encoder.encode(inputs, prompt_prefix({}, prompt, ""), truncate=truncate)
     lengths = [len(ids) for ids in read.token_ids]
-    pool, budget = Pooler(Pooling(pooling)), worker.engine.scheduler.token_budget
+    pool, budget = Pooler(Pooling(pooling)), worker.engine.token_budget
     pieces = [
         (places, embed_batch(worker, [read.token_ids[place] for place in places], pool, gone))
         for places in batch_by_length(lengths, budget)

@@ -9,7 +9,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UnsupportedModel
-from localllm.hub.resolve import resolve_model
+from localllm.hub.resolve import ModelRef
 from localllm.llm.cache_allocation import CacheSpec
 from localllm.metrics import PhaseTimer
 from localllm.plan.fit import LoadOptions, model_needs
@@ -30,16 +30,15 @@ class DraftModelPlan:
     needs: MemoryNeeds
 
     @classmethod
-    def find(cls, name: str, device_type: str, target_wish: LoadOptions) -> "DraftModelPlan":
-        """device_type: of the device; target_wish: of the model beside it. Raises as `resolve`, `read_header` and
-        `describe`."""
-        ref = resolve_model(name)
+    def find(cls, ref: ModelRef, device_type: str, target_options: LoadOptions) -> "DraftModelPlan":
+        """device_type: of the device; target_options: of the model that it drafts for. Raises as `read_header` and
+        `parse_config`."""
         header = read_header(ref.path)
         config = parse_config(header.config)
         if config.encoder:
             raise UnsupportedModel(f"{ref.name!r} gives vectors and guesses no tokens", "name another draft model")
         check_quantization(header.config)
-        own = replace(target_wish, context=None, quant=None)
+        own = replace(target_options, context=None, quant=None)
         return cls(ref.name, header, config, model_needs(header, config, device_type, own, name=ref.name))
 
     def cache_spec(self, device: torch.device, *, use_graphs: bool) -> CacheSpec:

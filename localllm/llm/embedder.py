@@ -26,7 +26,7 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import LocalLLMError, UnsupportedModel
 from localllm.hardware.device import device_context, dtype_name, free_bytes, release_cached, resolve_device
-from localllm.hub.resolve import ModelRef, missing_repo, resolve_model
+from localllm.hub.resolve import ModelRef
 from localllm.llm.embedding_inputs import (
     EmbeddingInput,
     Embeddings,
@@ -39,6 +39,7 @@ from localllm.llm.embedding_inputs import (
     restore_order,
     truncate_dimensions,
 )
+from localllm.llm.find import resolve_or_fetch
 from localllm.metrics import EngineStats, PhaseTimer
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.plan.memory import TOKEN_BUDGET, MemoryPlan, allocate_minimum
@@ -216,7 +217,7 @@ def set_threads(threads: int) -> None:
 
 
 def load_embedder(
-    model: str | Path,
+    model: str | Path | ModelRef,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -233,15 +234,8 @@ def load_embedder(
     settings = settings or Settings.from_environment()
     place = resolve_device(settings.device if device == "auto" else device)
     wish = LoadOptions(context, dtype=settings.dtype if dtype == "auto" else dtype)
-    if repo := missing_repo(str(model)):
-        from localllm.llm.fetch import (  # with the Hub's library 0.1 s that others need not wait for
-            LogProgress,
-            fetch,
-        )
-
-        fetch(repo, LogProgress(), lambda: FreeMemory(place.type, free_bytes(place)), wish, force=force)
+    ref = model if isinstance(model, ModelRef) else resolve_or_fetch(str(model), place, wish, force=force)
     start = time.perf_counter()
-    ref = resolve_model(str(model))
     header = read_header(ref.path)
     config = parse_config(header.config)
     if config.encoder is None:

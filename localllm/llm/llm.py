@@ -4,14 +4,13 @@ llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
 """
 
-import copy
 import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,11 +23,11 @@ from localllm.hardware.device import dtype_name
 from localllm.hardware.measure import stored_rates
 from localllm.hub.resolve import ModelRef
 from localllm.llm.cache_allocation import CacheAllocation
-from localllm.llm.chat_format import ChatFormats
+from localllm.llm.chat_format import ChatFormat, ChatFormats
 from localllm.llm.decoder_embeddings import PoolingType, embed_inputs
 from localllm.llm.embedding_inputs import EmbeddingInput, Embeddings, never_gone
 from localllm.llm.embedding_inputs import InputEncoder as TextReads
-from localllm.llm.prompt import Prompt, PromptEncoder, is_messages
+from localllm.llm.prompt import PromptEncoder
 from localllm.llm.worker import Deliver, Stream, Worker
 from localllm.metrics import EngineStats, Metrics, Slot, StepReads, Stopwatch
 from localllm.modelfile.edition import Edition
@@ -40,9 +39,11 @@ from localllm.plan.runs import Run
 from localllm.receipts import provenance, receipt
 from localllm.request import (
     SEED_BITS,
+    ChatRequest,
     Completion,
     EventType,
     GenerationEvent,
+    Prompt,
     Request,
     SamplingParams,
     ToolUse,
@@ -53,7 +54,6 @@ from localllm.runtime.kv_cache.sequence_state import OutOfBlocks
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.settings import Settings
-from localllm.text.grammar.compiled import GrammarCompiler
 from localllm.text.grammar.functions import build_tool_constraint, request_tool_constraint
 from localllm.text.messages import Message
 from localllm.text.output.delta import OutputParser, PlainParser
@@ -80,54 +80,64 @@ class ModelOrigin:
     settings: Settings
 
 
-class LLM:
-    """A model that is ready to answer. Safe to use from several threads; `with` closes it."""
+@dataclass(eq=False)
+class ModelParts:
+    """What `load` makes once, and every edition of the model shares."""
 
-    def __init__(
-        self,
-        origin: ModelOrigin,
-        config: ModelConfig,
-        default_params: SamplingParams,
-        eos_ids: frozenset[int],
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        output: OutputFormat,
-        grammars: GrammarCompiler,
-        worker: Worker,
-        memory_plan: MemoryPlan,
-        kv_dtype: str,
-        cache_allocation: CacheAllocation,
-    ):
-        self.origin = origin
-        self.name = origin.ref.name
-        self.path = origin.ref.path
-        self.config = config
-        self.tokenizer = tokenizer
-        self.template = template
-        self.output = output
-        self.grammars = grammars
-        self.worker = worker
-        self.memory_plan = memory_plan
-        self.cache_allocation = cache_allocation
-        self.weight_bytes = memory_plan.weights.total
-        self.device = str(worker.engine.runner.device)
-        self.dtype = dtype_name(worker.engine.runner.model.dtype)
-        self.kv_dtype = kv_dtype
-        self.deterministic = worker.engine.runner.deterministic
-        self.default_params = self.recommended = default_params  # recommended: by the model, whatever the edition
-        self.eos_ids = eos_ids
-        self.edition: Edition | None = None
-        self.renderer = template or ChatTemplate.from_tokenizer(
-            tokenizer
-        )  # of no template, it can render those of editions
-        self.chat_formats = ChatFormats(tokenizer, config.vocab_size, eos_ids, self.renderer)
-        self.original: LLM | None = None
-        self.load_s = origin.load_s
-        self.load_phases = origin.load_phases
-        self.read_bytes_per_s = origin.read_bytes_per_s
-        self.pending_load_s = origin.load_s  # the first request waited for it, later ones did not
+    origin: ModelOrigin
+    config: ModelConfig
+    recommended: SamplingParams  # by the model itself, whatever its edition
+    tokenizer: Tokenizer
+    chat_format: ChatFormat  # of the model's own template
+    chat_formats: ChatFormats  # of other templates
+    worker: Worker
+    caches: CacheAllocation
+    kv_dtype: str
+    pending_load_s: float = 0.0  # the first request waited for it, later ones did not
+
+    def __post_init__(self) -> None:
+        self.pending_load_s = self.origin.load_s
         # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
-        self.close = weakref.finalize(self, close_all, worker, self.renderer, cache_allocation.draft_model)
+        self.close = weakref.finalize(
+            self, close_all, self.worker, self.chat_formats.renderer, self.caches.draft_model
+        )
+
+
+class LLM:
+    """A model that is ready to answer. Safe to use from several threads; `with` closes it.
+
+    Editions of one model are several of these over the same parts: closing one closes all of them.
+    """
+
+    def __init__(self, parts: ModelParts, edition: Edition | None = None):
+        """edition: its messages, template and parameters precede those of a request. Raises UsageError for
+        parameters that make no sense together, DamagedModel for a template that cannot be compiled."""
+        self.parts = parts
+        self.edition = edition
+        self.origin = parts.origin
+        self.name = parts.origin.ref.name
+        self.path = parts.origin.ref.path
+        self.config = parts.config
+        self.tokenizer = parts.tokenizer
+        self.worker = parts.worker
+        self.weight_bytes = parts.caches.memory.weights.total
+        self.device = str(parts.worker.engine.device)
+        self.dtype = dtype_name(parts.worker.engine.dtype)
+        self.kv_dtype = parts.kv_dtype
+        self.deterministic = parts.worker.engine.deterministic
+        self.recommended = self.default_params = parts.recommended
+        self.chat_format = parts.chat_format
+        if edition:
+            self.default_params = to_sampling_params(edition.parameters, parts.recommended)
+        if edition and edition.template:
+            self.chat_format = parts.chat_formats.get(edition.template)
+        self.prompt_encoder = PromptEncoder(
+            self.name, parts.tokenizer, self.chat_format.template, parts.config.vocab_size, edition
+        )
+        self.load_s = parts.origin.load_s
+        self.load_phases = parts.origin.load_phases
+        self.read_bytes_per_s = parts.origin.read_bytes_per_s
+        self.close = parts.close
         """End the engine and free its memory. Answers under way end with an error."""
 
     def __repr__(self) -> str:
@@ -140,22 +150,23 @@ class LLM:
 
     @property
     def memory(self) -> MemoryPlan:
-        """As it is shared out now, whichever edition was asked to resize."""
-        return (self.original or self).memory_plan
+        """As it is allocated now."""
+        return self.parts.caches.memory
 
     @property
     def without_graphs(self) -> str:
-        """Why no step is captured as a graph, where that could be."""
-        return "" if self.device == "cpu" else self.worker.engine.runner.no_graphs_reason
+        """As `Engine.no_graphs_reason`."""
+        return self.worker.engine.no_graphs_reason
 
     @property
     def blocks(self) -> int:
-        """Of the cache."""
-        return self.worker.engine.pool.count
+        """Blocks of the KV cache."""
+        return self.worker.engine.block_count
 
     @property
     def block_tokens(self) -> int:
-        return self.worker.engine.pool.block_size
+        """Tokens of a block."""
+        return self.worker.engine.block_size
 
     @property
     def reads(self) -> StepReads:
@@ -164,13 +175,13 @@ class LLM:
 
     @cached_property
     def _reads(self) -> StepReads:
-        runner, settings = self.worker.engine.runner, self.origin.settings
-        measured = stored_rates(runner.device, runner.model.dtype, settings)
+        engine, settings = self.worker.engine, self.origin.settings
+        measured = stored_rates(engine.device, engine.dtype, settings)
         known = runs.median_rates(runs.read(settings.home / "runs.jsonl", lambda text: None), self.origin.setup)
         # As a plan has it: what answers have reached can be reached.
         bandwidth = max(measured.read, known.bandwidth if known else 0) if measured else None
-        kept = self.memory.block_bytes / self.block_tokens
-        return step_reads(self.config, self.memory.weights, self.dtype, self.kv_dtype, kept, bandwidth)
+        token_bytes = self.memory.block_bytes / self.block_tokens
+        return step_reads(self.config, self.memory.weights, self.dtype, self.kv_dtype, token_bytes, bandwidth)
 
     def resize(self, context: int | None) -> None:
         """Another most length of prompt and answer, None for as many tokens as fit, without reading weights again.
@@ -179,19 +190,15 @@ class LLM:
         long end with ContextOverflow; the prefix cache is empty. Raises DoesNotFit and UsageError, with nothing
         changed.
         """
-        if self.original:
-            return self.original.resize(context)
+        worker, caches = self.worker, self.parts.caches
 
-        def anew() -> None:
-            engine, old = self.worker.engine, self.memory
-            new = self.cache_allocation.plan_resize(engine, old, context)
-            self.worker.reconfigure(
-                new.context, lambda: self.cache_allocation.resize(engine, old, new, self.default_params)
+        def replan() -> None:
+            planned = caches.plan_resize(worker.engine, context)
+            worker.reconfigure(
+                planned.context, lambda: caches.resize(worker.engine, planned, self.parts.recommended)
             )
-            self.worker.shortage = partial(self.cache_allocation.shortage, new)
-            self.memory_plan = new
 
-        self.worker.call(anew)
+        worker.call(replan)
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and what it has done so far: from any thread, and for nothing."""
@@ -207,118 +214,83 @@ class LLM:
         self.worker.prefer_throughput()
 
     @property
-    def prompt_encoder(self) -> PromptEncoder:
-        return PromptEncoder(self.name, self.tokenizer, self.template, self.config.vocab_size, self.edition)
+    def eos_ids(self) -> frozenset[int]:
+        """Token ids that end an answer."""
+        return self.chat_format.eos_ids
 
     @property
     def has_chat_template(self) -> bool:
-        return self.template is not None
+        return self.chat_format.template is not None
 
     @property
     def thinks(self) -> bool:
-        """Does its chat template know of thoughts before an answer?"""
-        return self.template is not None and OutputFormat.detect(self.template.sources, ()).can_reason
+        """Whether its chat template has a place for reasoning before the answer."""
+        template = self.chat_format.template
+        return template is not None and OutputFormat.detect(template.sources, ()).can_reason
 
-    def edited(self, edition: Edition) -> "LLM":
-        """The same engine, with the edition's words, template and parameters before it. To close one is to close
-        the other. Raises UsageError for parameters that make no sense together."""
-        other = copy.copy(self)
-        other.original = self.original or self  # which must not end before it
-        other.edition = edition
-        other.default_params = to_sampling_params(edition.parameters, self.recommended)
-        if edition.template:
-            voice = self.chat_formats.get(edition.template)
-            other.template, other.output = voice.template, voice.output
-            other.grammars, other.eos_ids = voice.grammars, voice.eos_ids
-        return other
+    def edited(self, edition: Edition | None) -> "LLM":
+        """The same engine with an edition's messages, template and parameters, or with none. Raises as `LLM`."""
+        return LLM(self.parts, edition)
 
-    def prepare(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        tools: ListLike[Message] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        tool_use: ToolUse | None = None,
-        *,
-        before: ListLike[int] = (),
-        priority: int = 0,
-        context: int | None = None,
-        inspect: int | None = None,
-    ) -> Request:
-        """Text as it is, token ids as they are, or messages through the chat template.
+    def prepare(self, chat: ChatRequest) -> Request:
+        """Turn a question into token ids and limits for the engine.
 
-        before: token ids that stand before the prompt; priority: who has more goes first where requests wait;
-        context: most tokens of this prompt and its answer, where that is to be less than the model is loaded for;
-        inspect: as Request.inspect.
-        Raises ContextOverflow where the prompt leaves no room, UsageError where it is empty or not for this model,
-        or a grammar, a required call or a strict function cannot be kept to.
+        Raises ContextOverflow where the prompt leaves no room for an answer; UsageError where it is empty or does
+        not suit this model, or where a grammar, a required call or a strict function cannot be kept to.
         """
         arrival = time.perf_counter()
-        params = params or self.default_params
-        if (tools or template_arguments) and not is_messages(prompt):
+        params = chat.params or self.default_params
+        if (chat.tools or chat.template_arguments or chat.think is not None) and not chat.is_chat:
             raise UsageError("tools and template arguments are for a chat", "give the prompt as messages")
-        if tools and params.grammar:
+        if chat.tools and params.grammar:
             raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
-        if not all(isinstance(tool, Mapping) for tool in tools or ()):
+        if not all(isinstance(tool, Mapping) for tool in chat.tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
-        called = build_tool_constraint(tools or (), tool_use or ToolUse())
-        if called and params.ignore_eos:
+        tool_constraint = build_tool_constraint(chat.tools or (), chat.tool_use)
+        if tool_constraint and params.ignore_eos:
             raise UsageError("ignore_eos goes on where a call ends", "leave it out")
-        unread = bool(tool_use and tool_use.must_call)
+        context = chat.context
         if context is None and self.edition:
             context = self.edition.context
         context = None if context is None else require_int("context", context, minimum=1)
 
         def check(text: str) -> None:
             if fewest := self.tokenizer.min_token_count(text, self.context):
-                self.check_context(len(before) + fewest, params.max_tokens, context, at_least=True)
+                self.check_context(len(chat.before) + fewest, params.max_tokens, context, at_least=True)
 
-        ids = self.prompt_encoder.token_ids(
-            prompt, tools, template_arguments, before, allow_ignored_tools=unread, check=check
-        )
+        ids = self.prompt_encoder.token_ids(chat, check)
         forbidden = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
         if forbidden is not None:
             raise UsageError(f"logit_bias names the token {forbidden}", f"ids end at {self.config.vocab_size - 1}")
         request = Request(
-            tuple(ids),
-            params,
-            arrival,
-            is_messages(prompt),
-            tuple(tools or ()),
-            require_int("priority", priority),
-            context,
-            tool_use or ToolUse(),
-            inspect,
+            prompt_ids=tuple(ids),
+            params=params,
+            arrival=arrival,
+            is_chat=chat.is_chat,
+            tools=tuple(chat.tools or ()),
+            priority=require_int("priority", chat.priority),
+            context=context,
+            tool_use=chat.tool_use,
+            inspect=chat.inspect,
         )
         self.max_len(request)
-        if found := called or params.grammar:
-            self.grammars.compile(found, self.prompt_tail(request))
+        if constraint := tool_constraint or params.grammar:
+            self.chat_format.grammars.compile(constraint, self.prompt_tail(request))
         return request
 
-    def encode(
-        self,
-        prompt: Prompt,
-        tools: ListLike[Message] | None,
-        template_arguments: Mapping[str, Any] | None,
-        *,
-        allow_ignored_tools: bool = False,
-    ) -> list[int]:
-        """Token ids as `prepare` has them. allow_ignored_tools: also where the template tells the model of no
-        tools, as a
-        call can be required anyway."""
-        return self.prompt_encoder.encode(
-            prompt, tools, template_arguments, allow_ignored_tools=allow_ignored_tools
-        )
+    def encode(self, chat: ChatRequest) -> list[int]:
+        """Token ids of the prompt as `prepare` reads it, whatever room the context has for it."""
+        return self.prompt_encoder.encode(chat)
 
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]:
-        """What to give the chat template; `think` says it in the template's own words.
+        """Arguments for the chat template, `think` translated into the template's own words.
 
         Raises UsageError for an argument that the template does not read, or a switch that it does not have.
         """
-        if self.template is not None:
-            return self.template.template_arguments(given, think=think, with_tools=with_tools)
+        if self.chat_format.template is not None:
+            return self.chat_format.template.template_arguments(given, think=think, with_tools=with_tools)
         if given or think is not None:
             raise UsageError(f"{self.name} has no chat template to give arguments to", "leave them out")
         return {}
@@ -332,15 +304,15 @@ class LLM:
         """
         self.worker.check_queue()  # before anything is done for it
         params, limit = request.params, self.max_len(request)
-        held_to = request_tool_constraint(request) or params.grammar
-        load_s, self.pending_load_s = self.pending_load_s, 0.0
+        constraint, grammars = request_tool_constraint(request) or params.grammar, self.chat_format.grammars
+        load_s, self.parts.pending_load_s = self.parts.pending_load_s, 0.0
         sequence = Sequence(
             request,
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
-            eos_ids=self.eos_ids,
+            eos_ids=self.chat_format.eos_ids,
             max_len=limit,
             stopwatch=Stopwatch(request.arrival, load_s),
-            constraint=self.grammars.follow(held_to, self.prompt_tail(request)) if held_to else None,
+            constraint=grammars.follow(constraint, self.prompt_tail(request)) if constraint else None,
         )
         router, shown = self.output_parser(request)
         return self.worker.submit(sequence, self, router, shown, deliver)
@@ -373,7 +345,8 @@ class LLM:
         """What tells the parts of the answer apart, and the special tokens that it must see for that."""
         if not request.is_chat:
             return PlainParser(), frozenset()
-        output = self.output.for_required_call() if request.tool_use.must_call else self.output
+        output = self.chat_format.output
+        output = output.for_required_call() if request.tool_use.must_call else output
         special, markup = self.tokenizer.special_ids, output.markup(with_tools=bool(request.tools))
         shown = frozenset(token for token, literal in special.items() if literal in markup)
         return output.make_parser(self.prompt_tail(request) or "", request.tools), shown
@@ -393,12 +366,20 @@ class LLM:
         *,
         inspect: int | None = None,
     ) -> Stream:
+        """Answer text, token ids or messages piece by piece. The arguments are those of ChatRequest."""
+        return self.answer(
+            ChatRequest(
+                prompt, params, tools, template_arguments or {}, tool_use=tool_use or ToolUse(), inspect=inspect
+            )
+        )
+
+    def answer(self, chat: ChatRequest) -> Stream:
         """`prepare` and `submit`."""
-        return self.submit(self.prepare(prompt, params, tools, template_arguments, tool_use, inspect=inspect))
+        return self.submit(self.prepare(chat))
 
     def generate(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Completion:
         """Continue text or token ids, without a chat template."""
-        request = self.prepare(prompt, params)
+        request = self.prepare(ChatRequest(prompt, params))
         return collect_completion(request, self.submit(request))
 
     def chat(
@@ -417,12 +398,14 @@ class LLM:
         """
         if isinstance(messages, str):
             raise UsageError("chat takes a list of messages", "generate and stream continue a text")
-        request = self.prepare(messages, params, tools, template_arguments, tool_use)
+        request = self.prepare(
+            ChatRequest(messages, params, tools, template_arguments or {}, tool_use=tool_use or ToolUse())
+        )
         return collect_completion(request, self.submit(request))
 
     def logits(self, token_ids: ListLike[int]) -> Tensor:
         """[T, vocab] float32 logits of one forward pass over the ids. Raises as `prepare` does."""
-        ids = list(self.prepare(token_ids, SamplingParams(max_tokens=0)).prompt_ids)
+        ids = list(self.prepare(ChatRequest(token_ids, SamplingParams(max_tokens=0))).prompt_ids)
         engine = self.worker.engine
         try:
             return self.worker.call(lambda: engine.logits(ids)).clone()
@@ -461,13 +444,13 @@ class LLM:
         """Which model this is, and what it runs on, with and in, for receipts. Reads megabytes of its files."""
         engine = self.worker.engine
         setup = provenance.setup(
-            engine.runner.device,
+            engine.device,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             threads=self.worker.threads,
             context=self.context,
-            token_budget=engine.scheduler.token_budget,
-            block_size=engine.pool.block_size,
+            token_budget=engine.token_budget,
+            block_size=engine.block_size,
             draft=self.origin.draft,
             draft_model=self.origin.draft_model,
             deterministic=self.deterministic,

@@ -1,21 +1,16 @@
-"""What a model is asked, as token ids: of a text, of token ids, or of messages through its chat template.
+"""The token ids of a prompt: of a text, of token ids, or of messages through the model's chat template."""
 
-Knows nothing of the engine.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from localllm.errors import DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
-from localllm.request import to_token_ids
+from localllm.request import ChatRequest, to_token_ids
 from localllm.text.grammar.functions import without_strict
 from localllm.text.messages import Message, normalize_message
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def accept_any_length(text: str) -> None:
@@ -32,30 +27,17 @@ class PromptEncoder:
     vocab_size: int
     edition: Edition | None
 
-    def token_ids(
-        self,
-        prompt: Prompt,
-        tools: Sequence[Message] | None,
-        template_arguments: Mapping[str, Any] | None,
-        before: Sequence[int] = (),
-        *,
-        allow_ignored_tools: bool = False,
-        check: Callable[[str], None] = accept_any_length,
-    ) -> list[int]:
-        """As `encode`, behind `before`. Raises UsageError for none, or one that the model lacks."""
-        said = self.encode(
-            prompt,
-            tools,
-            template_arguments,
-            is_first=not before,
-            allow_ignored_tools=allow_ignored_tools,
-            check=check,
-        )
-        ids = self.append_to(before, said)
+    def token_ids(self, chat: ChatRequest, check: Callable[[str], None]) -> list[int]:
+        """Token ids of the whole prompt, `chat.before` included. check: as in `encode`.
+
+        Raises UsageError for an empty prompt or token ids outside the vocabulary, DamagedModel where the tokenizer
+        itself gives such ids.
+        """
+        ids = self.append_to(chat.before, self.encode(chat, check))
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
         beyond = self.first_unknown_id(ids)
-        if beyond is not None and (isinstance(prompt, str) or is_messages(prompt)):
+        if beyond is not None and (isinstance(chat.prompt, str) or chat.is_chat):
             raise DamagedModel(
                 f"the tokenizer knows a token {beyond} and the model only {self.vocab_size}",
                 "they are of two models, fetch this one again",
@@ -64,34 +46,28 @@ class PromptEncoder:
             raise self.unknown_id_error(beyond)
         return ids
 
-    def encode(
-        self,
-        prompt: Prompt,
-        tools: Sequence[Message] | None,
-        template_arguments: Mapping[str, Any] | None,
-        *,
-        is_first: bool = True,
-        allow_ignored_tools: bool = False,
-        check: Callable[[str], None] = accept_any_length,
-    ) -> list[int]:
-        """As `LLM.encode`. check: is given the text before it is tokenized, and raises where it is too long.
-        Raises UsageError for messages that are none, or where there is no template."""
-        if isinstance(prompt, str):
-            check(prompt)
-            return self.tokenizer.encode(prompt)
-        if not is_messages(prompt):
-            return to_token_ids(prompt)
+    def encode(self, chat: ChatRequest, check: Callable[[str], None] = accept_any_length) -> list[int]:
+        """Token ids of the prompt alone. check: called with the text before it is tokenized, to raise where it is
+        too long. Raises UsageError for invalid messages or template arguments, or a model without a template."""
+        if isinstance(chat.prompt, str):
+            check(chat.prompt)
+            return self.tokenizer.encode(chat.prompt)
+        if not chat.is_chat:
+            return to_token_ids(chat.prompt)
         if self.template is None:
             raise UsageError(
                 f"{self.name} has no chat template", "give the prompt as text: --raw, or /v1/completions"
             )
-        said = list(cast(Sequence[Message], prompt))
-        said = self.edition.prepend_to(said) if self.edition and is_first else said
-        messages = [normalize_message(message) for message in said]
-        with_tools = bool(tools) and not allow_ignored_tools
-        arguments = self.template.template_arguments(template_arguments or {}, with_tools=with_tools)
-        told = [without_strict(tool) for tool in tools] if tools else tools
-        rendered = self.template.render(messages, tools=told, arguments=arguments)
+        turns = list(cast(Sequence[Message], chat.prompt))
+        turns = self.edition.prepend_to(turns) if self.edition and not chat.before else turns
+        messages = [normalize_message(message) for message in turns]
+        # A required call is held to by a grammar, so the template need not mention the tools.
+        with_tools = bool(chat.tools) and not chat.tool_use.must_call
+        arguments = self.template.template_arguments(
+            chat.template_arguments, think=chat.think, with_tools=with_tools
+        )
+        tools = [without_strict(tool) for tool in chat.tools] if chat.tools else chat.tools
+        rendered = self.template.render(messages, tools=tools, arguments=arguments)
         check(rendered.text)
         return self.tokenizer.encode_chat(rendered)
 
@@ -109,8 +85,3 @@ class PromptEncoder:
 
     def unknown_id_error(self, token_id: int) -> UsageError:
         return UsageError(f"{token_id} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
-
-
-def is_messages(prompt: object) -> bool:
-    parts = prompt if isinstance(prompt, list | tuple) else ()
-    return bool(parts) and all(isinstance(part, Mapping) for part in parts)

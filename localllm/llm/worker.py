@@ -298,7 +298,7 @@ class Worker:
     def run(self) -> None:
         torch.get_num_threads()  # else the first operation would take over what another thread has set
         torch.set_num_threads(self.threads)
-        device, going_on = self.engine.runner.device, True
+        device, going_on = self.engine.device, True
         with torch.inference_mode(), device_context(device):
             while going_on:
                 try:
@@ -343,7 +343,7 @@ class Worker:
         try:
             if event.error:
                 raise event.error
-            if reply.process(event, self.engine.runner.device):
+            if reply.process(event, self.engine.device):
                 ended = FinishReason.STOP
         except Exception as error:
             reply.deliver(error)
@@ -395,7 +395,7 @@ class Worker:
     def prefer_throughput(self) -> None:
         """Let any number of requests wait, and make steps as large as is fastest for all together."""
         self.max_queue = sys.maxsize
-        self.engine.chunk_policy.prefer_throughput()
+        self.engine.prefer_throughput()
 
     def translate_error(self, error: Exception) -> Exception:
         """What to tell of a step that broke off."""

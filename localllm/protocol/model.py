@@ -1,11 +1,11 @@
 """What a conversation and the command line need of a model, whether it runs in this process or in a server."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from localllm.metrics import Metrics
-from localllm.request import GenerationEvent, Request, SamplingParams
+from localllm.request import ChatRequest, GenerationEvent, Request, SamplingParams
 
 if TYPE_CHECKING:
     from localllm.metrics import StepReads
@@ -32,15 +32,7 @@ class ChatModel(Protocol):
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]: ...
-    def stream(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        *,
-        inspect: int | None = None,
-    ) -> Stream: ...
+    def answer(self, chat: ChatRequest) -> Stream: ...
 
 
 class Tokenizer(Protocol):
@@ -68,15 +60,7 @@ class Model(ChatModel, Protocol):
     def reads(self) -> "StepReads": ...
     @property
     def tokenizer(self) -> Tokenizer: ...
-    def prepare(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        *,
-        inspect: int | None = None,
-    ) -> Request: ...
+    def prepare(self, chat: ChatRequest) -> Request: ...
     def submit(self, request: Request) -> Stream: ...
     def provenance(self) -> "tuple[receipt.Model, receipt.Setup]": ...
     def kernels(self) -> "receipt.Kernels": ...

@@ -24,7 +24,7 @@ from localllm.runtime.batch import Batch
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, compute_logprobs
-from localllm.runtime.scheduler import MIN_CHUNK_TOKENS, ChunkPolicy, ScheduledTokens, Scheduler
+from localllm.runtime.scheduler import ChunkPolicy, ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.policy import Drafter
 from localllm.runtime.step import Step, StepOutput
@@ -75,18 +75,47 @@ class Engine:
         self.runner = runner
         self.pool = pool
         self.drafter = drafter
-        self.scheduler = Scheduler(pool, token_budget, max_running)
+        chunk_policy = None if runner.asynchronous else ChunkPolicy(token_budget)
+        self.scheduler = Scheduler(pool, token_budget, max_running, chunk_policy)
         self.step_reporter = StepReporter(self.scheduler)
-        self.chunk_policy = ChunkPolicy(
-            token_budget
-        )  # where the host waits for each step, and so can tell how long it takes
         self.free_token_slots = list(range(max_running))  # preempted sequences keep theirs and are admitted first
-        self.last_timed_step: tuple[int, float] | None = (
-            None  # tokens of prompts in the last step, and when it began
-        )
         self.in_flight: StepInFlight | None = None
         self.last_read_at = time.perf_counter()  # when the last step was
         self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # so far
+
+    @property
+    def device(self) -> torch.device:
+        return self.runner.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, and of weights that are not quantized."""
+        return self.runner.model.dtype
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a sequence's tokens are the same whatever else is in the batch."""
+        return self.runner.deterministic
+
+    @property
+    def no_graphs_reason(self) -> str:
+        """Why decode steps are not captured as CUDA graphs; empty where they are, and on a CPU."""
+        return "" if self.device.type == "cpu" else self.runner.no_graphs_reason
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens of a step."""
+        return self.scheduler.token_budget
+
+    @property
+    def block_count(self) -> int:
+        """Blocks of the KV cache."""
+        return self.pool.count
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.pool.block_size
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -119,38 +148,27 @@ class Engine:
         self.pool = self.scheduler.pool = pool
 
     def step(self) -> list[TokenEvent]:
-        start = time.perf_counter()
-        if self.last_timed_step:
-            prompts, before = self.last_timed_step
-            self.chunk_policy.record_step(prompts, start - before)
-        self.last_timed_step = None
+        """Schedule, launch, commit: return what the steps that were read brought."""
         events = self.commit() if self.must_commit_first() else []
         if self.drafter:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread_count and s.max_drafts > 0])
-        streaming = self.scheduler.streaming_tokens
-        hurried = not self.runner.asynchronous and self.scheduler.has_short_work(MIN_CHUNK_TOKENS)
-        budget = streaming + self.chunk_policy.chunk_len(streaming=streaming > 0) if hurried else None
-        work = self.scheduler.schedule(budget)
+        work = self.scheduler.schedule()
         events += self.queue_events()
         launched = self.launch(work) if work else None  # the device starts on n + 1 ...
         self.steps += launched is not None
         events += self.commit()  # ... before the host reads n and waits for it
         self.in_flight = launched
-        if launched and not self.runner.asynchronous:
-            events += self.commit()
-            self.last_timed_step = (
-                (max(0, launched.token_count - streaming), start) if self.has_unfinished_requests else None
-            )
-        return events
+        return events if self.runner.asynchronous else events + self.commit()
 
-    def discard_timing(self) -> None:
-        """Something else has come between two steps: for what is known of the time that steps take, with handing
-        out what they bring, it is no part of the last."""
-        self.last_timed_step = None
+    def prefer_throughput(self) -> None:
+        """Make steps as large as is fastest for all sequences together: nobody waits token by token."""
+        if self.scheduler.chunk_policy:
+            self.scheduler.chunk_policy.prefer_throughput()
 
     def reset(self) -> None:
         """Forget the step in flight and the prefix cache, after a failed step whose sequences are cancelled."""
         self.in_flight = None
+        self.scheduler.discard_timing()
         self.pool.reset_prefix_cache()
 
     def must_commit_first(self) -> bool:

@@ -99,6 +99,6 @@ def set_triton_cache_dir(cache: Path) -> None:
 
 def warm_up(engine: Engine) -> None:
     """A step of some tokens and one of one, so that their kernels are compiled before anybody waits for them."""
-    for count in (min(WARM_UP_TOKENS, engine.pool.count * engine.pool.block_size), 1):
+    for count in (min(WARM_UP_TOKENS, engine.block_count * engine.block_size), 1):
         engine.logits([0] * count)
-    torch.cuda.synchronize(engine.runner.device)
+    torch.cuda.synchronize(engine.device)

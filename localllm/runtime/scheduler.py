@@ -16,6 +16,7 @@ is computed again.
 
 import bisect
 import math
+import time
 from collections import deque
 from statistics import median
 
@@ -44,6 +45,7 @@ class ChunkPolicy:
         """max_tokens: tokens of a step that nobody waits for."""
         self.max_tokens = max_tokens
         self.max_gap_s, self.max_slowdown = MAX_TOKEN_GAP_S, MAX_SLOWDOWN
+        self.timed_step: tuple[int, float] | None = None  # prompt tokens of the last step, and when it began
         self.decode_step_s: deque[float] = deque(maxlen=CHUNK_TIMES_KEPT)  # seconds of steps without prompts
         self.prompt_token_s: deque[float] = deque(
             maxlen=CHUNK_TIMES_KEPT
@@ -52,6 +54,21 @@ class ChunkPolicy:
     def prefer_throughput(self) -> None:
         """Nobody waits token by token."""
         self.max_gap_s = self.max_slowdown = math.inf
+
+    def begin_step(self) -> None:
+        """Record how long the last step took, as the next begins."""
+        if self.timed_step:
+            prompt_tokens, began = self.timed_step
+            self.record_step(prompt_tokens, time.perf_counter() - began)
+        self.timed_step = None
+
+    def time_step(self, prompt_tokens: int, began: float) -> None:
+        """Take the time of the step that has just been scheduled."""
+        self.timed_step = prompt_tokens, began
+
+    def discard_timing(self) -> None:
+        """Forget when the last step began: something other than steps has taken time since."""
+        self.timed_step = None
 
     @property
     def typical_decode_step_s(self) -> float:
@@ -85,8 +102,13 @@ ScheduledTokens = list[tuple[Sequence, int]]
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, token_budget: int, max_running: int):
+    def __init__(
+        self, pool: BlockPool, token_budget: int, max_running: int, chunk_policy: ChunkPolicy | None = None
+    ):
+        """token_budget: most tokens of a step; chunk_policy: how many of them may be of prompts while answers
+        stream, None where steps are launched ahead and so cannot be timed."""
         self.pool = pool
+        self.chunk_policy = chunk_policy
         self.token_budget = token_budget
         self.max_running = max_running
         self.waiting: list[Sequence] = []  # in the order of `turn`
@@ -100,17 +122,37 @@ class Scheduler:
         self.prompt_tokens = self.cached_tokens = 0  # theirs, and those that were found
 
     def add(self, sequence: Sequence) -> None:
+        if not self.running and not self.waiting:
+            self.discard_timing()
         bisect.insort(self.waiting, sequence, key=queue_key)
 
-    def schedule(self, token_budget: int | None = None) -> ScheduledTokens:
-        """Return the sequences of the next step with the number of tokens each brings, blocks allocated.
+    def discard_timing(self) -> None:
+        """As `ChunkPolicy.discard_timing`."""
+        if self.chunk_policy:
+            self.chunk_policy.discard_timing()
 
-        token_budget: tokens of all sequences together; None for the engine's own limit.
-        """
-        self.scheduled, self.remaining_budget = (
-            {},
-            self.token_budget if token_budget is None else min(token_budget, self.token_budget),
-        )
+    def schedule(self) -> ScheduledTokens:
+        """Return the sequences of the next step with the number of tokens each brings, blocks allocated."""
+        began, streaming, self.scheduled = time.perf_counter(), self.streaming_tokens, {}
+        self.remaining_budget = self.token_budget
+        if self.chunk_policy:
+            self.chunk_policy.begin_step()
+            if self.has_short_work(MIN_CHUNK_TOKENS):
+                self.remaining_budget = min(self.token_budget, streaming + self.prompt_budget)
+        self.fill_step()
+        if self.chunk_policy and self.scheduled:
+            self.chunk_policy.time_step(max(0, sum(self.scheduled.values()) - streaming), began)
+        return list(self.scheduled.items())
+
+    @property
+    def prompt_budget(self) -> int:
+        """Most prompt tokens of a step beside the answers that stream now."""
+        if self.chunk_policy is None or not self.running:
+            return self.token_budget
+        return self.chunk_policy.chunk_len(streaming=self.streaming_tokens > 0)
+
+    def fill_step(self) -> None:
+        """Share the step's budget among running sequences, and admit waiting ones between short work and long."""
         fair = -(-self.remaining_budget // FIRST_BUDGET_SHARE)
         if self.running:
             self.schedule_tokens(min(self.running, key=priority_key), fair)
@@ -121,7 +163,6 @@ class Scheduler:
         self.admit()
         for sequence in ordered:
             self.schedule_tokens(sequence, self.token_budget)
-        return list(self.scheduled.items())
 
     def schedule_tokens(self, sequence: Sequence, limit: int) -> None:
         """Let a running sequence bring more tokens, as far as the budget and its pending ones go."""

@@ -23,13 +23,13 @@ def embed_in_chunks(engine: Engine, texts: Sequence[TokenIds], pooler: Pooler) -
     """
     held, states, kept = engine.pool, *new_states(engine, texts)
     try:
-        while work := next_chunk(texts, states, chunk_budget(engine)):
+        while work := next_chunk(texts, states, engine.scheduler.prompt_budget):
             for place, part in work:
                 states[place].extend(len(part))
             running, parts = [states[place] for place, _ in work], [list(part) for _, part in work]
-            batch = Batch.from_states(running, parts, [], engine.runner.device, engine.pool.drain_copies())
+            batch = Batch.from_states(running, parts, [], engine.device, engine.pool.drain_copies())
             rows = engine.runner.hidden_states(batch).split([len(part) for part in parts])
-            engine.discard_timing()
+            engine.scheduler.discard_timing()
             for (place, _), x in zip(work, rows, strict=True):
                 kept[place] = pooler.accumulate(kept[place], x)
             if any(state.length < len(text) for state, text in zip(states, texts, strict=True)):
@@ -53,13 +53,6 @@ def embed_in_chunks(engine: Engine, texts: Sequence[TokenIds], pooler: Pooler) -
 def new_states(engine: Engine, texts: Sequence[TokenIds]) -> tuple[list[SequenceState], list[Tensor | None]]:
     """Of each text nothing computed yet."""
     return [SequenceState(engine.pool) for _ in texts], [None] * len(texts)
-
-
-def chunk_budget(engine: Engine) -> int:
-    """Tokens of a piece: as few as those who wait for an answer meanwhile have patience for."""
-    if engine.runner.asynchronous or not engine.scheduler.running:
-        return engine.scheduler.token_budget
-    return engine.chunk_policy.chunk_len(streaming=engine.scheduler.streaming_tokens > 0)
 
 
 def next_chunk(

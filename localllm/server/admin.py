@@ -15,6 +15,7 @@ from localllm.api.body import BadField, StrictModel, validate
 from localllm.api.openai.functions import ToolList, parse_tools
 from localllm.api.openai.messages import MessageList, parse_messages
 from localllm.errors import LocalLLMError
+from localllm.request import ChatRequest
 from localllm.server.body import read_json_body
 from localllm.server.guard import UNAUTHENTICATED
 from localllm.server.models import ModelPool
@@ -82,7 +83,7 @@ def router(models: ModelPool, sums: ServerMetrics) -> APIRouter:
             parse_tools(asked.tools)  # a prompt has no use for them, but what is wrong is refused
         with await models.lease(asked.model) as lease:
             if asked.prompt is None:
-                tokens = await asyncio.to_thread(lease.llm.encode, *encode_arguments(asked))
+                tokens = await asyncio.to_thread(lease.llm.encode, to_chat_request(asked))
             else:
                 special, encode = asked.add_special_tokens is not False, lease.loaded.llm.tokenizer.encode
                 tokens = await asyncio.to_thread(encode, asked.prompt, special=special)
@@ -106,17 +107,18 @@ def router(models: ModelPool, sums: ServerMetrics) -> APIRouter:
         asked = validate(TemplateBody, drop_nulls(await read_json_body(request)))
         with await models.lease(asked.model) as lease:
             llm = lease.llm
-            tokens = await asyncio.to_thread(llm.encode, *encode_arguments(asked))
+            tokens = await asyncio.to_thread(llm.encode, to_chat_request(asked))
             text = await asyncio.to_thread(llm.tokenizer.decode, tokens, skip_special=False)
             return {"prompt": text, "tokens": tokens}
 
     return routes
 
 
-def encode_arguments(body: TokenizeBody | TemplateBody) -> tuple[Any, Any, Mapping[str, Any]]:
-    """What `LLM.encode` takes."""
+def to_chat_request(body: TokenizeBody | TemplateBody) -> ChatRequest:
     tools = None if body.tools is None else parse_tools(body.tools)
-    return parse_messages(body.messages), tools, body.chat_template_kwargs or {}
+    return ChatRequest(
+        parse_messages(body.messages), tools=tools, template_arguments=body.chat_template_kwargs or {}
+    )
 
 
 def drop_nulls(body: Mapping[str, Any]) -> JsonObject:

@@ -14,7 +14,7 @@ from localllm.errors import LocalLLMError, ModelNotFound
 from localllm.hub.installed import installed_models
 from localllm.hub.made import edition_files, find_edition
 from localllm.hub.names import strip_latest
-from localllm.hub.resolve import resolve_model
+from localllm.hub.resolve import ModelRef
 from localllm.modelfile.edition import Edition
 from localllm.server.names import resolve_client_name
 from localllm.text.infill import find_infill_tokens
@@ -68,19 +68,16 @@ class Inventory:
             self.details_of(name, path), edition, can_insert=self.supports_infill(path), verbose=verbose
         )
 
-    def context_for(self, client_name: str, wanted: int | None) -> int | None:
+    def context_for(self, ref: ModelRef, wanted: int | None) -> int | None:
         """Tokens of prompt and answer that a model is to be loaded for: what is wanted, by the request or else by
-        the edition, as far as the model knows so many. Raises as `shown`."""
-        name = client_name if client_name in self.aliases else strip_latest(client_name)
-        path = self.path_of(name, client_name)
-        edition = None if name in self.aliases else find_edition(name)
-        wanted = wanted or (edition.context if edition else None)
-        return min(wanted, self.details_of(name, path).context) if wanted else None
+        the edition, as far as the model knows so many. What reading its files raises."""
+        wanted = wanted or (ref.edition.context if ref.edition else None)
+        return min(wanted, self.details_of(ref.name, ref.path).context) if wanted else None
 
     def path_of(self, name: str, client_name: str) -> Path:
         """Paths are for whoever starts the server, never for clients."""
         try:
-            return resolve_model(resolve_client_name(name, self.aliases)).path
+            return resolve_client_name(name, self.aliases).path
         except ModelNotFound as error:
             raise ModelNotFound(f"model '{client_name}' not found", error.remedy) from error
 

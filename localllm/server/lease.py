@@ -13,6 +13,7 @@ from localllm.errors import UnsupportedModel
 from localllm.llm.embedder import Embedder
 from localllm.llm.embedding_inputs import EmbeddingModel
 from localllm.llm.llm import LLM
+from localllm.modelfile.edition import Edition
 
 
 @dataclass(eq=False)
@@ -58,25 +59,26 @@ class LoadedModel:
 class LeaseHolder(Protocol):
     """Whoever lends models."""
 
-    def llm_for(self, loaded: LoadedModel, name: str) -> LLM: ...
     def release(self, loaded: LoadedModel) -> None: ...
 
 
 class Lease:
     """A model that stays loaded until the end of `with`, or `release`, which may be called again."""
 
-    def __init__(self, models: LeaseHolder, loaded: LoadedModel, name: str):
-        """Takes over one of the model's users. name: as it was asked for."""
+    def __init__(self, models: LeaseHolder, loaded: LoadedModel, name: str, edition: Edition | None = None):
+        """Takes over one of the model's users. name: as the client sent it, which stands for the edition."""
         self.models = models
         self.loaded = loaded
         self.name = name
+        self.edition = edition
         self.token_texts = loaded.token_texts
         self.is_released = False
 
     @cached_property
     def llm(self) -> LLM:
-        """What answers to the name. Raises as `Loaded.chatting`."""
-        return self.models.llm_for(self.loaded, self.name)
+        """The model, or its edition. Raises as `LoadedModel.chat_model`."""
+        model = self.loaded.chat_model
+        return model.edited(self.edition) if self.edition else model
 
     @property
     def embedder(self) -> EmbeddingModel:
@@ -85,7 +87,7 @@ class Lease:
     def renew(self) -> "Lease":
         """One more of the same, for what goes on after this one's end."""
         self.loaded.add_users()
-        return Lease(self.models, self.loaded, self.name)
+        return Lease(self.models, self.loaded, self.name, self.edition)
 
     def release(self) -> None:
         if not self.is_released:

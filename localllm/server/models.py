@@ -13,17 +13,14 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from localllm.errors import Busy, DoesNotFit, LocalLLMError, ModelNotFound, UsageError
-from localllm.hub.made import find_edition
-from localllm.hub.names import strip_latest
-from localllm.hub.resolve import resolve_model
+from localllm.hub.resolve import ModelRef, resolve_model
 from localllm.llm.embedder import Embedder
 from localllm.llm.llm import LLM
-from localllm.modelfile.edition import Edition
 from localllm.server.lease import Lease, LoadedModel
 from localllm.server.names import resolve_client_name
 from localllm.server.sse import ModelEventLog
@@ -33,8 +30,8 @@ T = TypeVar("T")
 
 DEFAULT_KEEP_ALIVE_S = 300.0  # seconds
 
-LoadModel = Callable[[str, int | None], LLM | Embedder]
-"""By name, with a context or as much as fits. Raises LocalLLMError."""
+LoadModel = Callable[[ModelRef, int | None], LLM | Embedder]
+"""With a context or as much as fits. Raises LocalLLMError."""
 
 
 @dataclass(eq=False)
@@ -69,57 +66,49 @@ class ModelPool:
         self.events = ModelEventLog()
         self.has_unfinished_load = False  # at the end, a load that cannot be broken off
 
-    def source_of(self, name: str) -> str:
-        """What to load for a name that a client sent. Raises ModelNotFound as `names.source_of`."""
+    def resolve(self, name: str) -> ModelRef:
+        """The model on this machine that a client means. Raises ModelNotFound as `resolve_client_name`."""
         return resolve_client_name(name, self.aliases)
 
-    def key_of(self, name: str) -> str:
-        """Raises as `source_of`."""
-        return str(resolve_model(self.source_of(name)).path.resolve())
-
-    def edition_of(self, name: str) -> Edition | None:
-        """What stands before the model that a name means."""
-        return None if name in self.aliases else find_edition(strip_latest(name))
-
     def is_unedited_name_of(self, name: str, loaded: LoadedModel) -> bool:
-        """Does the name still stand for this model, with nothing before it?"""
+        """Whether the name still stands for this model, and for no edition of it."""
         with suppress(LocalLLMError):
-            return self.find(name) is loaded and self.edition_of(name) is None
+            ref = self.resolve(name)
+            return self.loaded.get(ref.key) is loaded and ref.edition is None
         return False
 
-    def llm_for(self, loaded: LoadedModel, name: str) -> LLM:
-        """What answers to a name of a loaded model. Raises as `Loaded.chatting`."""
-        edition = self.edition_of(name)
-        return loaded.chat_model.edited(edition) if edition else loaded.chat_model
-
     def find(self, name: str) -> LoadedModel | None:
-        """The model, if it is loaded. Raises as `source_of`."""
-        return self.loaded.get(self.key_of(name))
+        """The model, if it is loaded. Raises as `resolve`."""
+        return self.loaded.get(self.resolve(name).key)
 
-    def is_loaded(self, name: str) -> bool:
-        """Is it loaded? Raises as `source_of`."""
-        return self.find(name) is not None
-
-    async def lease(self, name: str, keep_alive: float | None = None, context: int | None = None) -> Lease:
+    async def lease(
+        self,
+        name: str,
+        keep_alive: float | None = None,
+        context: int | None = None,
+        *,
+        ref: ModelRef | None = None,
+    ) -> Lease:
         """The model, loaded if it was not. Raises ModelNotFound, Busy, and what loading raises.
 
         keep_alive: from now on, None for no change, 0 for none after this use; context: tokens that it must have
-        room for.
+        room for; ref: what the name stands for, where that is known.
         """
-        loaded = await self.acquire(name, context)
+        ref = ref or self.resolve(name)
+        loaded = await self.acquire(name, ref, context)
         try:
             if keep_alive is not None:
                 loaded.keep_alive = keep_alive
             if context is not None and context > loaded.llm.context:
                 await self.resize(loaded, context)
-            return Lease(self, loaded, name)
+            return Lease(self, loaded, name, ref.edition)
         except BaseException:
             self.release(loaded)
             raise
 
-    async def acquire(self, name: str, context: int | None) -> LoadedModel:
+    async def acquire(self, name: str, ref: ModelRef, context: int | None) -> LoadedModel:
         """The model with one user more. A load goes on without those who leave: it will soon be asked for."""
-        key = self.key_of(name)
+        key = ref.key
         if loaded := self.loaded.get(key):
             loaded.add_users()
             return loaded
@@ -128,7 +117,7 @@ class ModelPool:
             raise Busy("the server is ending")
         loading = self.pending_loads.get(key)
         if loading is None:
-            task = asyncio.create_task(self.load_model(key, name, self.source_of(name), context))
+            task = asyncio.create_task(self.load_model(name, replace(ref, edition=None), context))
             loading = self.pending_loads[key] = PendingLoad(name, task)
             # Nobody may be left to be told; the log has it.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -144,19 +133,19 @@ class ModelPool:
                 self.release(loading.task.result())
             raise
 
-    async def load_model(self, key: str, name: str, source: str, context: int | None) -> LoadedModel:
+    async def load_model(self, name: str, ref: ModelRef, context: int | None) -> LoadedModel:
         try:
             async with self.load_lock:
                 await self.evict_for_limit(name)
                 start = time.perf_counter()
-                llm = await self.run_evicting(partial(self.loader, source, context), name)
+                llm = await self.run_evicting(partial(self.loader, ref, context), name)
         except Exception as error:
             self.events.add("failed", name, str(error))
             raise
         finally:
-            loading = self.pending_loads.pop(key)
+            loading = self.pending_loads.pop(ref.key)
         self.events.add("loaded", name, "asked for", time.perf_counter() - start)
-        return self.register(LoadedModel(key, name, llm, self.keep_alive), loading.waiter_count)
+        return self.register(LoadedModel(ref.key, name, llm, self.keep_alive), loading.waiter_count)
 
     async def evict_for_limit(self, name: str) -> None:
         """For one model more than are here. Raises Busy."""
@@ -196,19 +185,22 @@ class ModelPool:
         """A model that was loaded at the start, and stays: under its name, whatever it was loaded as. Raises
         UsageError where another has that name, or it is here under another."""
         edition = None if isinstance(llm, Embedder) else llm.edition
-        base = llm if isinstance(llm, Embedder) else llm.original or llm
-        if twice := self.loaded.get(str(resolve_model(source).path.resolve())):
+        base = llm if isinstance(llm, Embedder) else llm.edited(None)
+        key = resolve_model(source).key
+        if twice := self.loaded.get(key):
             raise UsageError(f"{source} is the model {twice.name}", "name it once")
         if llm.name in self.aliases or any(base.name == loaded.name for loaded in self.loaded.values()):
             raise UsageError(f"two models are called {llm.name}", "give one another name: `localllm cp`")
         if not edition:  # that of an edition goes before each lease
             self.aliases[llm.name] = source
-        self.add(llm.name, base)
+        self.add(llm.name, base, key=key)
 
-    def add(self, name: str, llm: LLM | Embedder, keep_alive: float = math.inf) -> LoadedModel:
-        """One that was loaded elsewhere, under a name that is given or known."""
+    def add(
+        self, name: str, llm: LLM | Embedder, keep_alive: float = math.inf, *, key: str | None = None
+    ) -> LoadedModel:
+        """Take over a model that was loaded elsewhere. key: as of its ModelRef, where that is known."""
         self.events.add("loaded", name, "named at the start", llm.load_s)
-        return self.register(LoadedModel(self.key_of(name), name, llm, keep_alive), 0)
+        return self.register(LoadedModel(key or self.resolve(name).key, name, llm, keep_alive), 0)
 
     def register(self, loaded: LoadedModel, users: int) -> LoadedModel:
         self.loaded[loaded.path_key] = loaded
@@ -249,9 +241,10 @@ class ModelPool:
 
     async def unload_for_removal(self, name: str) -> None:
         """Let go of a model that is about to be removed. Raises Busy where somebody uses it, or waits for it."""
-        if self.key_of(name) in self.pending_loads:
+        key = self.resolve(name).key
+        if key in self.pending_loads:
             raise Busy(f"{name} is being loaded")
-        if loaded := self.find(name):
+        if loaded := self.loaded.get(key):
             if loaded.users:
                 raise Busy(f"{name} is answering")
             await self.unload(loaded, "removed")

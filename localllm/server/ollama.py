@@ -122,8 +122,9 @@ async def lease_model(
     """With the room that is asked for, as far as the model knows so many tokens. Raises ModelNotFound in Ollama's
     words, which its clients look for."""
     try:
-        room = await asyncio.to_thread(inventory.context_for, name, wanted)
-        return await models.lease(name, keep_alive, room)
+        ref = models.resolve(name)
+        context = await asyncio.to_thread(inventory.context_for, ref, wanted)
+        return await models.lease(name, keep_alive, context, ref=ref)
     except ModelNotFound as error:
         raise model_not_found(name, error) from error
 
@@ -131,11 +132,11 @@ async def lease_model(
 async def unload_model(models: ModelPool, name: str) -> None:
     """Of a model that nobody uses; of one that somebody does once they have ended."""
     try:
-        held = models.is_loaded(name)
+        ref = models.resolve(name)
     except ModelNotFound as error:
         raise model_not_found(name, error) from error
-    if held:
-        with await models.lease(name, 0):
+    if ref.key in models.loaded:
+        with await models.lease(name, 0, ref=ref):
             pass
 
 

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -67,7 +66,6 @@ def router(models: ModelPool) -> APIRouter:
 
     @routes.get("/models/{name:path}", **route_docs())
     async def model(name: str) -> JsonObject:
-        models.source_of(name)
         return model_object(models, name)
 
     return routes
@@ -84,7 +82,8 @@ def all_models(models: ModelPool) -> list[JsonObject]:
 
 def model_object(models: ModelPool, name: str) -> JsonObject:
     """Raises ModelNotFound where it is not here."""
-    loaded, created = models.find(name), Path(models.key_of(name)).stat().st_mtime
+    ref = models.resolve(name)
+    loaded, created = models.loaded.get(ref.key), ref.path.stat().st_mtime
     head = {"id": name, "object": "model", "created": int(created), "owned_by": "localllm"}
     return {**head, "loaded": loaded is not None, "context_length": loaded.llm.context if loaded else None}
 

@@ -12,6 +12,7 @@ import localllm
 from localllm import LLM, FinishReason, SamplingParams
 from localllm.errors import UsageError
 from localllm.quant.tensor import QuantizedTensor
+from localllm.request import ChatRequest
 from tests.boxed.test_demo_model import model  # noqa: F401 (a fixture: the dequantized weights in transformers)
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,10 @@ def test_a_message_that_is_no_text_is_refused(llm: LLM, messages: Any, words: st
 
 def test_parts_of_text_are_joined(llm: LLM) -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
-    assert llm.prepare([{"role": "user", "content": parts}]).prompt_ids == llm.prepare([user("Hello")]).prompt_ids
+    assert (
+        llm.prepare(ChatRequest([{"role": "user", "content": parts}])).prompt_ids
+        == llm.prepare(ChatRequest([user("Hello")])).prompt_ids
+    )
 
 
 def test_a_model_says_what_it_is(llm: LLM) -> None:

@@ -98,14 +98,15 @@ class FakeLLM:
             raise UsageError(f"the chat template does not read {', '.join(unknown)}")
         return given | ({} if think is None else {"enable_thinking": think})
 
-    def prepare(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
-        ids = tuple(map(ord, str(prompt)))
-        request = Request(ids, params or self.default_params, time.perf_counter(), tools=tuple(tools or ()))
-        self.prepared[request.id] = (prompt, params, tools, template_arguments)
+    def prepare(self, chat):
+        ids = tuple(map(ord, str(chat.prompt)))
+        params, tools = chat.params or self.default_params, tuple(chat.tools or ())
+        request = Request(ids, params, time.perf_counter(), tools=tools)
+        self.prepared[request.id] = chat
         return request
 
     def submit(self, request):
-        return self.stream(*self.prepared[request.id])
+        return self.answer(self.prepared[request.id])
 
     def provenance(self):
         return MODEL, SETUP
@@ -113,8 +114,8 @@ class FakeLLM:
     def kernels(self):
         return {"linear": ("fake",)}
 
-    def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None):
-        return Told(self.events(prompt, params, tools, template_arguments))
+    def answer(self, chat):
+        return Told(self.events(chat.prompt, chat.params, chat.tools, chat.template_arguments))
 
     def events(self, prompt, params, tools, template_arguments):
         params = params or self.default_params
@@ -209,7 +210,7 @@ def install():
         on_phase=None,
         on_part=None,
     ):
-        llm = FakeLLM(Path(model).name, context or 4096, has_chat_template=not str(model).endswith("base"))
+        llm = FakeLLM(model.name, context or 4096, has_chat_template=not model.name.endswith("base"))
         module.loaded.append((llm, {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}))
         return llm
 

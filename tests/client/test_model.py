@@ -12,7 +12,7 @@ from localllm import LLM, SamplingParams
 from localllm.client.model import RemoteModel, open_model
 from localllm.client.server import NotLocalLLMServer, ServerClient, ServerUnreachable, parse_address
 from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound, UsageError
-from localllm.request import Grammar, GrammarKind
+from localllm.request import ChatRequest, Grammar, GrammarKind
 from localllm.sampling import params_to_json
 
 MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is a cat?"}]
@@ -59,7 +59,7 @@ def test_it_says_what_it_is(served: RemoteModel, demo: LLM):
     ],
 )
 def test_every_piece_comes_through(served: RemoteModel, demo: LLM, prompt, params):
-    request, expected = served.prepare(prompt, params), demo.prepare(prompt, params)
+    request, expected = served.prepare(ChatRequest(prompt, params)), demo.prepare(ChatRequest(prompt, params))
     assert (request.prompt_ids, request.is_chat, request.params) == (
         expected.prompt_ids,
         expected.is_chat,
@@ -74,7 +74,7 @@ def test_every_piece_comes_through(served: RemoteModel, demo: LLM, prompt, param
 
 
 def test_measurements_have_every_field(served: RemoteModel, demo: LLM):
-    *_, last = served.stream("Once", SamplingParams(max_tokens=1, ignore_eos=True))
+    *_, last = served.answer(ChatRequest("Once", SamplingParams(max_tokens=1, ignore_eos=True)))
     *_, own = demo.stream("Once", SamplingParams(max_tokens=1, ignore_eos=True))
     found, expected = last.metrics.as_dict(), own.metrics.as_dict()
     assert found.keys() == expected.keys()
@@ -93,11 +93,11 @@ def test_measurements_have_every_field(served: RemoteModel, demo: LLM):
 )
 def test_errors_are_those_of_the_model(served: RemoteModel, demo: LLM, prompt, params, kind):
     with pytest.raises(kind) as told:
-        served.prepare(prompt, params)
+        served.prepare(ChatRequest(prompt, params))
     with pytest.raises(kind) as own:
-        demo.prepare(prompt, params)
+        demo.prepare(ChatRequest(prompt, params))
     assert (str(told.value), told.value.exit_code) == (str(own.value), own.value.exit_code)
-    assert served.stream("Once", GREEDY), "the connection goes on"
+    assert served.answer(ChatRequest("Once", GREEDY)), "the connection goes on"
 
 
 def test_template_arguments_are_checked_there(served: RemoteModel, demo: LLM):
@@ -110,7 +110,7 @@ def test_template_arguments_are_checked_there(served: RemoteModel, demo: LLM):
 
 
 def test_closing_an_answer_ends_it_there_and_the_next_one_is_answered(served: RemoteModel, demo: LLM):
-    stream = served.stream("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
+    stream = served.answer(ChatRequest("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)))
     next(stream)
     assert demo.stats().running == 1
     stream.close()
@@ -118,13 +118,13 @@ def test_closing_an_answer_ends_it_there_and_the_next_one_is_answered(served: Re
     while demo.stats().running:
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert joined(served.stream("Once", GREEDY)) == joined(demo.stream("Once", GREEDY))
+    assert joined(served.answer(ChatRequest("Once", GREEDY))) == joined(demo.stream("Once", GREEDY))
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=3, max_tokens=16, top_k=3)])
 def test_each_step_is_told_through_the_server(served: RemoteModel, demo: LLM, params):
-    events = list(served.stream(MESSAGES, params, inspect=3))
-    assert joined(events)["ids"] == joined(served.stream(MESSAGES, params))["ids"]
+    events = list(served.answer(ChatRequest(MESSAGES, params, inspect=3)))
+    assert joined(events)["ids"] == joined(served.answer(ChatRequest(MESSAGES, params)))["ids"]
     steps = [event.step for event in events if event.step]
     assert (steps[0].tokens, steps[0].place) == (0, 1)
     assert {step.prompt for step in steps} == {events[-1].metrics.prompt_tokens}
@@ -138,14 +138,14 @@ def test_each_step_is_told_through_the_server(served: RemoteModel, demo: LLM, pa
 
 
 def test_who_does_not_ask_is_told_nothing(served: RemoteModel):
-    assert not any(event.step for event in served.stream(MESSAGES, GREEDY))
+    assert not any(event.step for event in served.answer(ChatRequest(MESSAGES, GREEDY)))
 
 
 @pytest.mark.parametrize("inspect", [-1, 65, 10**9])
 def test_more_candidates_than_there_may_be_are_refused(served: RemoteModel, demo: LLM, inspect):
     for model in (served, demo):
         with pytest.raises(UsageError, match=f"inspect is {inspect}; give a whole number up to 64"):
-            model.prepare("Once", GREEDY, inspect=inspect)
+            model.prepare(ChatRequest("Once", GREEDY, inspect=inspect))
 
 
 def test_a_client_from_before_steps_were_told_is_answered(demo_url):
@@ -178,7 +178,7 @@ def reading(stream):
 @pytest.mark.parametrize("said", [0, 3])
 def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel, demo: LLM, said):
     """Also while the engine does nothing for it."""
-    stream = served.stream("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True))
+    stream = served.answer(ChatRequest("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)))
     for _ in range(said):
         next(stream)
     begun, go_on = threading.Event(), threading.Event()
@@ -194,7 +194,7 @@ def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel,
     go_on.set()
     holding.join()
     assert took < 1
-    assert joined(served.stream("Once", GREEDY)) == joined(demo.stream("Once", GREEDY))
+    assert joined(served.answer(ChatRequest("Once", GREEDY))) == joined(demo.stream("Once", GREEDY))
     end = time.monotonic() + 10
     while demo.stats().running:
         assert time.monotonic() < end

@@ -124,7 +124,7 @@ def test_a_plan_fits_exactly_where_load_does_not_refuse(
     taken, step = fit.weights.total, fit.needs.workspace(16)
     verdicts = []
     for spare in (-1000, 0, step, *(step + more for more in (1000, 20_000, 50_000, 200_000, 400_000, 2_000_000))):
-        monkeypatch.setattr("localllm.llm.loader.free_bytes", lambda _, spare=spare: taken + spare)
+        monkeypatch.setattr("localllm.llm.find.free_bytes", lambda _, spare=spare: taken + spare)
         for context in (None, 16, 100, 256):
             found = plan_model(
                 header, small(taken + spare), LoadOptions(context, dtype="float32"), name=folder.name

@@ -198,7 +198,8 @@ def test_who_was_put_back_finds_what_it_had_computed(folder: Path) -> None:
         engine.step()
     engine.scheduler.preempt(s)
     assert s.computed == 0
-    engine.scheduler.schedule(1)
+    engine.scheduler.token_budget = 1
+    engine.scheduler.schedule()
     assert s.computed == 41
     engine.cancel(s)
     engine.pool.drain_copies()
@@ -209,8 +210,10 @@ def test_while_an_answer_streams_a_long_prompt_comes_in_chunks_that_do_not_hold_
     def play() -> tuple[list[int], list[list[int]]]:
         """Tokens of the prompt in each step, and what both said."""
         engine = make_engine(folder, token_budget=128)
-        engine.chunk_policy.max_gap_s = 0
-        engine.chunk_policy.record_step(128, 1.0)
+        policy = engine.scheduler.chunk_policy
+        assert policy
+        policy.max_gap_s = 0
+        policy.record_step(128, 1.0)
         talks, long = (sequence(p, temperature=0, max_tokens=9) for p in ([3, 4, 5], list(range(4, 204))))
         engine.add_sequence(talks)
         engine.step()

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import localllm
 from localllm import LLM
+from localllm.request import ChatRequest
 from tests.server.conftest import serving
 
 MESSAGES = [{"role": "user", "content": "What is a cat?"}]
@@ -72,7 +73,9 @@ def test_an_answer_that_is_left_counts_with_what_it_had(url, demo):
         time.sleep(0.02)
     assert left == 1
     assert 3 <= samples(url)["output_tokens_total", ("model", "demo")] < 900
-    assert samples(url)["prompt_tokens_total", ("model", "demo")] == len(demo.prepare(ASKED["prompt"]).prompt_ids)
+    assert samples(url)["prompt_tokens_total", ("model", "demo")] == len(
+        demo.prepare(ChatRequest(ASKED["prompt"])).prompt_ids
+    )
 
 
 def test_strangers_make_no_new_labels(url):
@@ -93,12 +96,12 @@ def test_strangers_make_no_new_labels(url):
 
 
 def test_tokens_of_a_prompt_and_of_messages_are_those_that_the_model_reads(demo_url: str, demo: LLM):
-    ids = list(demo.prepare("Once upon a time").prompt_ids)
+    ids = list(demo.prepare(ChatRequest("Once upon a time")).prompt_ids)
     assert ask(demo_url, "/v1/tokenize", model="demo", prompt="Once upon a time") == (
         200,
         {"count": len(ids), "max_model_len": demo.context, "tokens": ids, "token_strs": None},
     )
-    chat = list(demo.prepare(MESSAGES).prompt_ids)
+    chat = list(demo.prepare(ChatRequest(MESSAGES)).prompt_ids)
     _, said = ask(demo_url, "/v1/tokenize", model="demo", messages=MESSAGES, return_token_strs=True)
     assert said["tokens"] == chat and len(said["token_strs"]) == len(chat)
     _, rendered = ask(demo_url, "/v1/apply-template", model="demo", messages=MESSAGES)

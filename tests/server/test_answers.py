@@ -6,7 +6,7 @@ import pytest
 
 from localllm import LLM, SamplingParams
 from localllm.api.asked import ParsedRequest
-from localllm.request import GenerationEvent, Request
+from localllm.request import ChatRequest, GenerationEvent, Request
 from localllm.server.answers import EVENT_WEIGHT, AnswerReader, ReaderTooSlow
 
 BLOCK = 16  # tokens
@@ -67,7 +67,7 @@ def test_what_has_come_meanwhile_is_known(stories: LLM) -> None:
 
 def test_what_nobody_reads_is_ended_and_told_so(demo: LLM) -> None:
     """What came before is still told."""
-    request = demo.prepare("Once", SamplingParams(temperature=0, max_tokens=500, ignore_eos=True))
+    request = demo.prepare(ChatRequest("Once", SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)))
 
     async def read_late() -> int:
         told = 0

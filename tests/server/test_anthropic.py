@@ -11,6 +11,7 @@ import pytest
 
 import localllm
 from localllm import LLM, SamplingParams
+from localllm.request import ChatRequest
 from tests.scripted import write_scripted
 from tests.server.conftest import serving
 from tests.server.test_tools import SCHEMAS, ignorant  # noqa: F401 - a fixture
@@ -116,7 +117,7 @@ def test_tokens_are_counted_also_beyond_the_context(client: "anthropic.Anthropic
     import anthropic
 
     count = client.messages.count_tokens(model="demo", system=SYSTEM, messages=HELLO)
-    assert count.input_tokens == len(demo.prepare(CHAT).prompt_ids)
+    assert count.input_tokens == len(demo.prepare(ChatRequest(CHAT)).prompt_ids)
     long: list[Any] = [{"role": "user", "content": "word " * 3000}]
     assert client.messages.count_tokens(model="demo", messages=long).input_tokens > demo.context
     with pytest.raises(anthropic.BadRequestError, match=str(demo.context)):

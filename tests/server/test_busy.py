@@ -10,6 +10,7 @@ import pytest
 
 import localllm
 from localllm import LLM, SamplingParams
+from localllm.request import ChatRequest
 from localllm.sampling import params_to_json
 from tests.server.conftest import serving
 
@@ -59,7 +60,7 @@ def waiting(llm: LLM, count: int) -> Iterator[None]:
     assert begun.wait(10)
     with ExitStack() as streams:
         for _ in range(count):
-            streams.callback(llm.submit(llm.prepare("Once", SHORT)).close)
+            streams.callback(llm.submit(llm.prepare(ChatRequest("Once", SHORT))).close)
         try:
             yield
         finally:

@@ -8,7 +8,7 @@ import pytest
 import localllm
 from localllm import LLM
 from localllm.errors import ContextOverflow
-from localllm.request import SamplingParams
+from localllm.request import ChatRequest, SamplingParams
 
 TEXT = "the quick brown fox jumps over the lazy dog " * 20_000  # 880 KB, which takes seconds to tokenize
 AT_LEAST = r"the prompt has at least \d{5} tokens and the context holds \d+; "
@@ -18,10 +18,10 @@ CHAT = [{"role": "user", "content": TEXT}]
 @pytest.mark.parametrize("prompt", [TEXT, CHAT], ids=["text", "chat"])
 def test_a_model_refuses_it_at_once(demo: LLM, prompt) -> None:
     with pytest.raises(ContextOverflow):  # the longest token is looked for once
-        demo.prepare(prompt)
+        demo.prepare(ChatRequest(prompt))
     start = time.perf_counter()
     with pytest.raises(ContextOverflow, match=AT_LEAST + "this model was made for") as caught:
-        demo.prepare(prompt)
+        demo.prepare(ChatRequest(prompt))
     took = time.perf_counter() - start
     tokens = len(demo.encode(prompt, None, None))
     assert took < 0.5 * (time.perf_counter() - start - took)
@@ -31,9 +31,9 @@ def test_a_model_refuses_it_at_once(demo: LLM, prompt) -> None:
 def test_one_that_would_fit_with_more_context_is_told_so() -> None:
     with localllm.load("demo", context=64) as llm:
         with pytest.raises(ContextOverflow, match=r"at least \d+ tokens.*give --context more or a shorter prompt"):
-            llm.prepare("abcdefgh " * 300)
+            llm.prepare(ChatRequest("abcdefgh " * 300))
         with pytest.raises(ContextOverflow, match=r"has \d+ tokens and the context holds 64; give --context \d+"):
-            llm.prepare("abcdefgh " * 10 + "!" * 100)
+            llm.prepare(ChatRequest("abcdefgh " * 10 + "!" * 100))
 
 
 def test_vectors_of_it_are_refused_unless_it_may_be_cut(demo: LLM) -> None:

@@ -33,13 +33,13 @@ class Loads:
         self.gates[source] = threading.Event()
         return self.gates[source]
 
-    def __call__(self, source, context):
-        self.begun.append(source)
-        if gate := self.gates.get(source):
+    def __call__(self, ref, context):
+        self.begun.append(ref.name)
+        if gate := self.gates.get(ref.name):
             assert gate.wait(20)
         if self.faults:
             raise self.faults.pop(0)
-        return localllm.load(source, context=context or 256)
+        return localllm.load(ref, context=context or 256)
 
 
 def models_of(loads, **options):

@@ -10,7 +10,7 @@ import ollama
 import pytest
 
 from localllm import LLM, SamplingParams
-from localllm.request import Grammar, GrammarKind
+from localllm.request import ChatRequest, Grammar, GrammarKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 OPTIONS = {"temperature": 0, "num_predict": 24}
@@ -84,7 +84,7 @@ def test_a_prompt_goes_through_the_template_and_its_context_leads_on(client: oll
     expected = demo.chat(asked, GREEDY)
     assert first.response == expected.text
     second = client.generate("demo", "And you?", context=first.context, options=OPTIONS)
-    turn = demo.prepare([{"role": "user", "content": "And you?"}]).prompt_ids
+    turn = demo.prepare(ChatRequest([{"role": "user", "content": "And you?"}])).prompt_ids
     begin = demo.tokenizer.encode("")
     turn = turn[1:] if begin and turn[0] == begin[0] else turn
     whole = demo.generate([*expected.prompt_ids, *expected.token_ids, *turn], GREEDY)
@@ -152,7 +152,7 @@ def test_empty_requests_load_and_unload(client: ollama.Client) -> None:
 
 def test_num_ctx_is_a_limit_that_is_told(client: ollama.Client, demo: LLM) -> None:
     long = [{"role": "user", "content": "word " * 60}]
-    count = len(demo.prepare(long).prompt_ids)
+    count = len(demo.prepare(ChatRequest(long)).prompt_ids)
     with pytest.raises(ollama.ResponseError, match=f"{count} tokens and the context holds 32") as error:
         client.chat("demo", long, options={"num_ctx": 32})
     assert error.value.status_code == 400

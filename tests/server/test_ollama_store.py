@@ -20,6 +20,7 @@ from localllm.errors import ModelNotFound
 from localllm.hub.aliases import set_alias
 from localllm.hub.catalog import PACKAGE_FOLDER
 from localllm.hub.made import find_edition
+from localllm.request import ChatRequest
 from tests.server.conftest import running
 from tests.shared import shared
 
@@ -78,7 +79,7 @@ def test_localllms_own_client_may_ask_for_an_edition_too(client: ollama.Client, 
     with closing(ServerClient(demo_url)) as server:
         model = open_model(server, "mycat", path=None, load=False)
         assert model.default_params == replace(demo.default_params, temperature=0, max_tokens=24)
-        request = model.prepare(HI, model.default_params)
+        request = model.prepare(ChatRequest(HI, model.default_params))
         said = "".join(piece.text for piece in model.submit(request))
     assert said == demo.chat([CAT, *HI], GREEDY).text
 

@@ -10,7 +10,7 @@ from typing import Any
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from localllm.metrics import Metrics, StepReads
-from localllm.request import EventType, FinishReason, GenerationEvent, Request, SamplingParams
+from localllm.request import ChatRequest, EventType, FinishReason, GenerationEvent, Request, SamplingParams
 from localllm.tui.app import ChatApp
 
 Step = GenerationEvent | threading.Event | Exception  # an Event is waited for, an Exception raised
@@ -97,16 +97,16 @@ class ScriptedModel:
         self.params: list[SamplingParams | None] = []
         self.closed = False
 
-    def stream(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None) -> "Played":
+    def answer(self, chat: ChatRequest) -> "Played":
         steps = self.answers[min(len(self.asked), len(self.answers) - 1)]
-        self.asked.append(prompt)
-        self.params.append(params)
+        self.asked.append(chat.prompt)
+        self.params.append(chat.params)
         return Played(steps)
 
     def template_arguments(self, given, *, think=None, with_tools=False) -> dict[str, Any]:
         return dict(given) | ({} if think is None else {"enable_thinking": think})
 
-    def prepare(self, prompt, params=None, tools=None, template_arguments=None, *, inspect=None) -> Request:
+    def prepare(self, chat: ChatRequest) -> Request:
         raise NotImplementedError
 
     def submit(self, request):

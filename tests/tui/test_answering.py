@@ -21,10 +21,10 @@ class Slow(ScriptedModel):
         super().__init__(*answers)
         self.go_on, self.asking = threading.Event(), threading.Event()
 
-    def stream(self, *given, **named):
+    def answer(self, chat):
         self.asking.set()
         assert self.go_on.wait(10)
-        return super().stream(*given, **named)
+        return super().answer(chat)
 
 
 def ended(answering: AnswerThread):

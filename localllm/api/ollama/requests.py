@@ -17,7 +17,7 @@ from localllm.api.ollama.messages import TEXT_ONLY_REMEDY, parse_messages, parse
 from localllm.errors import DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import check_options, to_sampling_params
-from localllm.request import Grammar, GrammarKind, Request, SamplingParams
+from localllm.request import ChatRequest, Grammar, GrammarKind, Prompt, Request, SamplingParams
 from localllm.text.infill import encode_infill, find_infill_tokens, infill_end_ids
 
 OLLAMA_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
@@ -35,16 +35,7 @@ class OllamaModel(Protocol):
     @property
     def thinks(self) -> bool: ...
     def edited(self, edition: Edition) -> Any: ...
-    def prepare(
-        self,
-        prompt: Any,
-        params: SamplingParams | None = None,
-        tools: Any = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        *,
-        before: Any = (),
-        context: int | None = None,
-    ) -> Request: ...
+    def prepare(self, chat: ChatRequest) -> Request: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]: ...
@@ -93,9 +84,8 @@ class OllamaChat(OllamaRequest):
                 f'"{self.model}" does not support chat', "it has no chat template: create an edition with one"
             )
         arguments = thinking_arguments(llm, self, with_tools=self.tools is not None)
-        return llm, llm.prepare(
-            self.messages, self.sampling_params(llm), self.tools, arguments, context=self.num_ctx
-        )
+        chat = ChatRequest(self.messages, self.sampling_params(llm), self.tools, arguments, context=self.num_ctx)
+        return llm, llm.prepare(chat)
 
 
 @dataclass(frozen=True)
@@ -127,7 +117,7 @@ class OllamaGenerate(OllamaRequest):
                 raise UsageError(f'"{self.model}" does not support insert', "leave the suffix out")
             ids = encode_infill(llm.tokenizer, self.prompt, self.suffix)
             params = replace(params, stop_ids=(*params.stop_ids, *infill_end_ids(llm.tokenizer)))
-            return llm, llm.prepare(ids, params, before=self.context_ids, context=self.num_ctx)
+            return llm, self._prepare_prompt(llm, ids, params, {})
         if self.raw or not llm.has_chat_template:
             if self.system:
                 raise UsageError(
@@ -135,11 +125,24 @@ class OllamaGenerate(OllamaRequest):
                 )
             if isinstance(self.think, str) or self.think:
                 raise UsageError(f'"{self.model}" does not support thinking', "leave think out")
-            return llm, llm.prepare(self.prompt, params, before=self.context_ids, context=self.num_ctx)
+            return llm, self._prepare_prompt(llm, self.prompt, params, {})
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
         arguments = thinking_arguments(llm, self, with_tools=False)
-        return llm, llm.prepare(messages, params, None, arguments, before=self.context_ids, context=self.num_ctx)
+        return llm, self._prepare_prompt(llm, messages, params, arguments)
+
+    def _prepare_prompt(
+        self, llm: OllamaModel, prompt: Prompt, params: SamplingParams, arguments: Mapping[str, Any]
+    ) -> Request:
+        return llm.prepare(
+            ChatRequest(
+                prompt,
+                params,
+                template_arguments=arguments,
+                before=self.context_ids,
+                context=self.num_ctx,
+            )
+        )
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> OllamaChat:

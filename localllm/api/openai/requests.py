@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from localllm.api import limits
-from localllm.api.asked import ParsedRequest, Prompt
+from localllm.api.asked import ParsedRequest, PromptBody
 from localllm.api.body import BadField, StrictModel, validate
 from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, SamplingBody, drop_ignored_fields
 from localllm.api.openai.functions import parse_tools
 from localllm.api.openai.messages import parse_messages
-from localllm.request import Grammar, GrammarKind, ParameterOutOfRange, SamplingParams, ToolUse
+from localllm.errors import ParameterOutOfRange
+from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
 
 # What a chat body asks of the use of its functions.
@@ -179,7 +180,7 @@ def _logprobs(name: str, count: int | None) -> int | None:
     return count
 
 
-def _suffix(asked: CompletionBody, prompts: Sequence[Prompt]) -> str | None:
+def _suffix(asked: CompletionBody, prompts: Sequence[PromptBody]) -> str | None:
     """An empty one is none, as clients send it to models that fill no gaps."""
     if not asked.suffix:
         return None
@@ -244,7 +245,7 @@ def _timings(asked: ChatBody) -> bool:
     return bool(asked.timings_per_token)
 
 
-def _prompts(prompt: Any) -> tuple[Prompt, ...]:
+def _prompts(prompt: Any) -> tuple[PromptBody, ...]:
     """A text, token ids, or a list of either."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return (prompt,)

@@ -20,7 +20,7 @@ from localllm.api.ollama.responses import ChunkWriter, RequestTimes, format_rfc3
 from localllm.api.tokens import TokenTexts
 from localllm.errors import UsageError
 from localllm.modelfile.edition import Edition
-from localllm.request import SamplingParams
+from localllm.request import ChatRequest, SamplingParams
 from tests.scripted import CHATML, write_scripted
 from tests.shared import shared
 
@@ -65,7 +65,7 @@ def test_thoughts_have_a_field_of_their_own(thinker: LLM) -> None:
 def test_thinking_is_said_in_the_templates_words(thinker: LLM, think: Any) -> None:
     _, request = parse_chat_request({"model": "m", "messages": WELL, "think": think}).prepare(thinker)
     arguments = thinker.template_arguments({}, think=bool(think))
-    assert request.prompt_ids == thinker.prepare(WELL, template_arguments=arguments).prompt_ids
+    assert request.prompt_ids == thinker.prepare(ChatRequest(WELL, template_arguments=arguments)).prompt_ids
 
 
 def test_a_level_goes_to_a_template_that_knows_levels(tmp_path: Path) -> None:
