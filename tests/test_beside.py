@@ -7,6 +7,7 @@ import pytest
 import localllm
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit
+from localllm.hub.resolve import resolve_model
 from localllm.llm.draft_model import DraftModelPlan
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.request import SamplingParams
@@ -32,7 +33,7 @@ def test_a_draft_model_leaves_greedy_and_seeded_texts(params: dict[str, float]) 
 
 def test_what_does_not_fit_with_a_draft_model_is_refused_with_numbers() -> None:
     header = read_header(shared("stories260K"))
-    beside = DraftModelPlan.find(str(shared("stories260K")), "cpu", LoadOptions())
+    beside = DraftModelPlan.find(resolve_model(str(shared("stories260K"))), "cpu", LoadOptions())
     alone = check_fit(header, FreeMemory("cpu", 2**40), LoadOptions(), name="large")
     weights = alone.weights.total
     with pytest.raises(DoesNotFit, match=r"large and its draft model .* need 2") as refused:

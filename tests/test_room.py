@@ -79,7 +79,7 @@ def test_what_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(UsageError, match="a context of 513 tokens"):
             llm.resize(513)
         with monkeypatch.context() as little:
-            little.setattr("localllm.llm.parts.caches.free_bytes", lambda device: 0)
+            little.setattr("localllm.llm.cache_allocation.free_bytes", lambda device: 0)
             with pytest.raises(DoesNotFit):
                 llm.resize(512)
         assert llm.context == 256

@@ -1,4 +1,4 @@
-"""Schemas of what each command prints with `--json`, made of the types in localllm/cli/json_schemas.py.
+"""Schemas of what each command prints with `--json`, made of the types in tools/json_output.py.
 
 The comment behind a field is its description. `tools/cli_docs.py` writes the schemas into docs/schemas."""
 
@@ -20,8 +20,7 @@ from typing_extensions import is_typeddict
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from localllm.cli.json_schemas import JSON_OUTPUTS, JsonOutput  # noqa: E402 (this tree, installed or not)
-from localllm.cli.printed_bench import FLATTEN  # noqa: E402
+from tools.json_output import FLATTEN, JSON_OUTPUTS, JsonOutput  # noqa: E402 (this tree, installed or not)
 
 FOLDER = ROOT / "docs" / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -7,7 +7,6 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from localllm.cli.app import COMMANDS
-from localllm.cli.json_schemas import JSON_OUTPUTS
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from localllm.request import SamplingParams
@@ -17,6 +16,7 @@ from tests.hub.folders import write_model
 from tests.hub.models import model_files
 from tests.server.conftest import demo, serving  # noqa: F401 (a fixture)
 from tools.json_docs import FOLDER, comments, schemas
+from tools.json_output import JSON_OUTPUTS
 
 WITHOUT = {"serve", "completion"}  # a log, which has --log-format json, and a script
 

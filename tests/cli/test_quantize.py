@@ -263,7 +263,7 @@ def test_quant_is_kept_listed_shown_and_removed(
 ) -> None:
     source, home = str(tiny.resolve()), tmp_path / "home"
     command = ["run", source, "Once", "--raw", "--max-tokens", "2", "--seed", "1", "--quant", "int4"]
-    for told in (f"quantizing {source} to INT4; it is kept for the next time\n", ""):
+    for told in (f"quantizing {Path(source).name} to INT4; it is kept for the next time\n", ""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
         assert (main(command), capsys.readouterr().err) == (0, told)
     assert main(["list", "--json"]) == 0

@@ -23,7 +23,7 @@ def test_a_model_refuses_it_at_once(demo: LLM, prompt) -> None:
     with pytest.raises(ContextOverflow, match=AT_LEAST + "this model was made for") as caught:
         demo.prepare(ChatRequest(prompt))
     took = time.perf_counter() - start
-    tokens = len(demo.encode(prompt, None, None))
+    tokens = len(demo.encode(ChatRequest(prompt)))
     assert took < 0.5 * (time.perf_counter() - start - took)
     assert demo.context < caught.value.prompt_tokens <= tokens
 
